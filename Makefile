@@ -1,0 +1,55 @@
+# Every target prepares what it needs: from a fresh clone, `make demo` or `make test` is the only command.
+# The environment is .venv; it is made again only when pyproject.toml or this file changes.
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+UV := uv==0.13.7
+RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
+
+.PHONY: help demo test check bench format clean
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/base ## write, kill -9 mid-way, reopen, verify
+	@$(RUN) python examples/demo.py $(ARGS)
+
+test: .venv/tools ## run the tests against real servers (ARGS="-k lists" narrows them)
+	@$(RUN) HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+check: .venv/tools ## formatting, lint, types, layers, generated files
+	@$(RUN) ruff format --check --quiet
+	@$(RUN) ruff check --quiet
+	@$(RUN) pyright
+	@$(RUN) lint-imports --no-logo
+	@if [ -f scripts/generate.py ]; then $(RUN) python scripts/generate.py --check; fi
+
+bench: .venv/tools ## measure the claims of benchmarks/RESULTS.md
+	@$(RUN) python -m benchmarks $(ARGS)
+
+format: .venv/tools ## format and apply the safe fixes
+	@$(RUN) ruff check --fix --quiet --exit-zero
+	@$(RUN) ruff format --quiet
+
+clean: ## remove what make made
+	@rm -rf .venv build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The demo needs the package alone; the tests and checks need the servers and tools as well.
+.venv/base: pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "treering needs Python 3.11 or newer; '$(PYTHON)' is older or does not run. Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
+	  exit 1; }
+	@echo "Preparing .venv (once) ..."
+	@$(PYTHON) -m venv .venv
+	@$(RUN) python -m pip install --quiet --disable-pip-version-check "$(UV)"
+	@$(RUN) uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable .
+	@touch $@
+
+.venv/tools: .venv/base
+	@echo "Fetching test servers and tools (once) ..."
+	@$(RUN) uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[all]' --group test --group check
+	@touch $@

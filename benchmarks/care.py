@@ -1,0 +1,120 @@
+"""`verify` and `gc` at one size and at ten times that: linear time, flat memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from benchmarks.report import Measurement, Section, at_most
+from benchmarks.work import open_store
+from treering.core.address import list_address
+from treering.core.batch import Event
+from treering.core.content import Content
+from treering.core.draft import Draft
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = int(os.environ.get("TREERING_BENCH_OBJECTS", "100000"))
+"""Contents in the small store; the large one has ten times as many (a million)."""
+
+PER_BATCH = 1000
+SPACE = "default"
+
+
+def run(scratch: Path) -> Section:
+    """Fill two stores and look after each in a process of its own."""
+    small = _measured(scratch / "small", SMALL)
+    large = _measured(scratch / "large", SMALL * 10)
+    rows = [_row(f"{verb}: ten times the size", small[verb], large[verb]) for verb in ("verify", "gc")]
+    growth = large["peak_mb"] / small["peak_mb"]
+    target, met = at_most(growth, 1.5)
+    rows.append(
+        Measurement(
+            claim="peak memory of both, at ten times the size",
+            ours=f"{large['peak_mb']:.0f} MB",
+            peer=f"{small['peak_mb']:.0f} MB",
+            ratio=growth,
+            target=target,
+            met=met,
+        )
+    )
+    return Section(
+        title="Looking after a store",
+        about=f"{SMALL:,} contents against {SMALL * 10:,} (slots and list items; every tenth an object).",
+        measurements=rows,
+    )
+
+
+def _row(claim: str, small: float, large: float) -> Measurement:
+    ratio = large / small / 10
+    target, met = at_most(ratio, 1.3)
+    return Measurement(
+        claim=f"{claim}, per content",
+        ours=f"{large:.2f} s",
+        peer=f"{small:.2f} s",
+        ratio=ratio,
+        target=target,
+        met=met,
+    )
+
+
+def _measured(folder: Path, count: int) -> dict[str, float]:
+    _fill(folder, count)
+    answer = subprocess.run(
+        [sys.executable, "-m", "benchmarks.care", str(folder)], check=True, capture_output=True, text=True
+    )
+    return json.loads(answer.stdout)
+
+
+def _fill(folder: Path, count: int) -> None:
+    engine = open_store(folder, "fast")
+    for start in range(0, count, PER_BATCH):
+        draft = Draft(SPACE)
+        scope = f"/thread/{start // (PER_BATCH * 10)}"
+        list_id = f"list-{start}"
+        items = [Content("text", b"item %d" % number) for number in range(start, start + PER_BATCH // 2)]
+        draft.append(list_id, *items, scope=scope, at=0)
+        for number in range(start, start + PER_BATCH // 2):
+            size = 5000 if number % 5 == 0 else 60
+            body = draft.put(Content("text", (b"%d " % number) * (size // 8)), scope=scope)
+            draft.event(
+                Event(
+                    id=f"e{number}",
+                    kind="step",
+                    ts_us=1_700_000_000_000_000 + number,
+                    scope=scope,
+                    body=body,
+                    links=(list_address(list_id),) if number == start else (),
+                )
+            )
+        engine.commit(draft.batch())
+    engine.close()
+
+
+def _look_after(folder: Path) -> None:
+    import resource
+    import time
+
+    from treering.core.records import Problem
+
+    engine = open_store(folder, "fast")
+    start = time.perf_counter()
+    problems = [each for each in engine.check(SPACE) if isinstance(each, Problem)]
+    verified = time.perf_counter()
+    engine.sweep(SPACE, grace_seconds=0)
+    swept = time.perf_counter()
+    engine.close()
+    if problems:
+        raise SystemExit(f"the benchmark's own store is damaged: {problems[:3]}")
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"verify": verified - start, "gc": swept - verified, "peak_mb": peak_mb}))
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    _look_after(Path(sys.argv[1]))

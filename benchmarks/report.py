@@ -1,0 +1,118 @@
+"""What a benchmark reports, and how `RESULTS.md` shows it.
+
+Only ratios of one run mean anything on a shared machine, so a measurement is always a pair: ours and the
+peer's on the same work, taken in turns. The best of several turns is compared, because noise only adds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One row of the table. ``met`` says whether the ratio reaches the target."""
+
+    claim: str
+    ours: str
+    peer: str
+    ratio: float
+    target: str
+    met: bool
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What one benchmark file found."""
+
+    title: str
+    about: str
+    measurements: Sequence[Measurement]
+
+
+def at_most(ratio: float, limit: float) -> tuple[str, bool]:
+    """A target that the ratio must not pass."""
+    return f"<= {limit:g}x", ratio <= limit
+
+
+def at_least(ratio: float, limit: float) -> tuple[str, bool]:
+    """A target that the ratio must reach."""
+    return f">= {limit:g}x", ratio >= limit
+
+
+def in_turns(turns: int, *jobs: Callable[[], float]) -> list[float]:
+    """Run the jobs one after the other, ``turns`` times; the best result (seconds) of each."""
+    best = [float("inf")] * len(jobs)
+    for _ in range(turns):
+        for index, job in enumerate(jobs):
+            best[index] = min(best[index], job())
+    return best
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long something takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def write_results(sections: Sequence[Section]) -> None:
+    """Replace the sections of this run in RESULTS.md, and keep the others."""
+    kept = _sections_of(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    kept.update({section.title: _render(section) for section in sections})
+    head = (
+        "# Results\n\n"
+        "Written by `make bench`. Ratios of one run on one machine, ours against the peer on the same work; "
+        "differences under 20 % are ties.\n"
+    )
+    RESULTS.write_text(head + "".join(f"\n{text}" for _, text in sorted(kept.items())), encoding="utf-8")
+
+
+def _render(section: Section) -> str:
+    lines = [
+        f"## {section.title}",
+        "",
+        section.about,
+        "",
+        "| claim | ours | peer | ratio | target | met |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in section.measurements:
+        met = "yes" if each.met else "**no**"
+        lines.append(
+            f"| {each.claim} | {each.ours} | {each.peer} | {each.ratio:.2f}x | {each.target} | {met} |"
+        )
+    notes = [f"- {each.claim}: {each.note}" for each in section.measurements if each.note]
+    if notes:
+        lines += ["", *notes]
+    lines += ["", f"*{_machine()}*", ""]
+    return "\n".join(lines)
+
+
+def _machine() -> str:
+    versions = [f"Python {platform.python_version()}", f"SQLite {sqlite3.sqlite_version}"]
+    for package in ("treering", "psycopg", "obstore"):
+        try:
+            versions.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    return f"{day}; {os.cpu_count()} cores, {platform.system()} {platform.machine()}; {', '.join(versions)}"
+
+
+def _sections_of(text: str) -> dict[str, str]:
+    parts = text.split("\n## ")[1:]
+    return {part.splitlines()[0]: "## " + part.rstrip("\n") + "\n" for part in parts}

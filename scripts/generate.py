@@ -1,0 +1,58 @@
+"""Write the files that are generated from others, or check that they are current.
+
+    python scripts/generate.py            write what is stale
+    python scripts/generate.py --check    write nothing; exit 1 and name what is stale
+
+A new generated file is one line in `GENERATED`: its path, and ``module:function`` of a function without
+arguments that gives its text. The module lies beside this one and is imported only when its turn comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+GENERATED: Final = (
+    ("src/treering/engines/sql/sqlite.sql", "generate_schema:sqlite"),
+    ("src/treering/engines/sql/postgres.sql", "generate_schema:postgres"),
+    ("src/treering/aio.py", "generate_aio:aio"),
+)
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+COMMAND: Final = "python scripts/generate.py"
+
+sys.path.insert(0, str(ROOT / "src"))  # this checkout's package, whichever is installed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write the generated files, or check that they are current.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is stale")
+    check = parser.parse_args(arguments).check
+
+    stale = [(path, text) for path, text in rendered() if not is_current(path, text)]
+    for path, text in stale:
+        shown = path.relative_to(ROOT)
+        if check:
+            print(f"{shown} is stale; run: {COMMAND}", file=sys.stderr)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode())
+            print(f"wrote {shown}")
+    return 1 if check and stale else 0
+
+
+def rendered():
+    for path, source in GENERATED:
+        module, function = source.split(":")
+        yield ROOT / path, getattr(import_module(module), function)()
+
+
+def is_current(path: Path, text: str) -> bool:
+    return path.exists() and path.read_bytes() == text.encode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

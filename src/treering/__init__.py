@@ -1,0 +1,48 @@
+"""treering: the persistence layer for AI agents. Every step kept; grow again from any ring.
+
+Names are looked up on first use, so that ``import treering`` costs next to nothing: no engine, no ORM and
+no web framework is loaded before something asks for it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # as type checkers know it; importing typing would cost more than all the rest
+if TYPE_CHECKING:
+    from typing import Any, Final
+
+    from treering import errors
+    from treering.aio import AsyncStore
+    from treering.api import open, open_async
+    from treering.core.retention import Keep
+    from treering.store import Store
+
+    __version__: str
+
+__all__ = ["AsyncStore", "Keep", "Store", "__version__", "errors", "open", "open_async"]
+
+_HOMES: Final = {
+    "AsyncStore": "treering.aio",
+    "Keep": "treering.core.retention",
+    "Store": "treering.store",
+    "open": "treering.api",
+    "open_async": "treering.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif name == "errors":
+        value = import_module("treering.errors")
+    elif name == "__version__":
+        value = import_module("importlib.metadata").version("treering")
+    else:
+        raise AttributeError(f"module 'treering' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

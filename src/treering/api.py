@@ -1,0 +1,251 @@
+"""Opening a store: the one place that wires a URL to an engine and a blob store.
+
+Every kind of store is one row in `_ENGINES`: the scheme that it answers to and a function that opens it. The
+engine's module is imported by that function, so a store that is not used costs nothing, and one whose driver
+is not installed says which extra to install. **Invariant:** no message shows a secret; URLs are shown as
+`redacted` gives them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, get_args
+
+import msgspec
+
+from treering.care.spaces import RESERVED
+from treering.core.clock import Clock, SystemClock
+from treering.core.engine import Engine
+from treering.core.ids import check_space
+from treering.core.storage import Blobs
+from treering.errors import InvalidInput, MissingExtra, NotFound, Unreachable, Unsupported
+from treering.presence import Presence, in_folder, in_postgres
+from treering.store import Store
+
+if TYPE_CHECKING:
+    from treering.opening import Opening
+
+Durability = Literal["full", "fast"]
+"""``full`` survives power loss; ``fast`` survives SIGKILL and may lose the last moments on power loss."""
+
+DEFAULT_FOLDER: Final = ".treering"
+BLOBS_FOLDER: Final = "blobs"
+"""Where a local store keeps its packs, unless it is told otherwise."""
+ENVIRONMENT: Final = "TREERING_URL"
+
+
+def open(
+    url: str | Path | None = None,
+    *,
+    durability: Durability = "full",
+    blobs: str | Blobs | None = None,
+    namespace: str | None = None,
+    api_key: str | None = None,
+) -> Store:
+    """Open a store, and make it if it is not there yet.
+
+    ``url`` is a folder, ``sqlite:///folder``, ``postgresql://...`` or ``memory:``; without it, the
+    environment's TREERING_URL or ``./.treering``. ``namespace`` names the space (the tenant). ``blobs`` is
+    where packs of large objects go instead of beside the database; give it every time.
+    """
+    place = locate(url)
+    if durability not in get_args(Durability):
+        raise InvalidInput(f"durability={durability!r} is not acceptable; use 'full' or 'fast'")
+    if api_key is not None and place.scheme not in _REMOTE:
+        raise InvalidInput(f"api_key goes with an https:// store, not with {place.shown}; leave it out")
+    space = check_space("default" if namespace is None else namespace)
+    if space.startswith(RESERVED):
+        raise InvalidInput(f"namespaces that begin with {RESERVED!r} are treering's own; choose another one")
+    engine = _ENGINES[place.scheme](
+        place, _Wanted(durability=durability, blobs=blobs, clock=SystemClock(), api_key=api_key)
+    )
+    return Store(engine, space=space, folder=place.folder, opener=open)
+
+
+def open_existing(
+    url: str | Path | None = None, *, blobs: str | Blobs | None = None, namespace: str | None = None
+) -> Store:
+    """Open a store that is there; `NotFound` instead of a new one."""
+    place = locate(url)
+    if not look(place).there:
+        raise NotFound(f"there is no store in {place.shown}; name yours with --store or {ENVIRONMENT}")
+    return open(url, blobs=blobs, namespace=namespace)
+
+
+def migrate(url: str | Path | None = None, *, blobs: str | Blobs | None = None) -> Migrated:
+    """Bring the tables of a store to this version. Opening does it; this also says what changed."""
+    place = locate(url)
+    if place.scheme == "memory":
+        raise Unsupported("a memory: store has no tables to migrate; name another one with --store")
+    before = look(place).version
+    with open_existing(url, blobs=blobs) as store:
+        from treering.engines.schema import SCHEMA_VERSION
+
+        return Migrated(url=store.url, before=before or SCHEMA_VERSION, after=SCHEMA_VERSION)
+
+
+def open_async(
+    url: str | Path | None = None,
+    *,
+    durability: Durability = "full",
+    blobs: str | Blobs | None = None,
+    namespace: str | None = None,
+    api_key: str | None = None,
+) -> Opening:
+    """Open a store for asyncio: use it as an async context manager, or await it and `close` the store.
+
+    The arguments are those of `open`.
+    """
+    from treering.opening import Opening  # brings asyncio, which a sync store does not need
+
+    return Opening(
+        lambda: open(url, durability=durability, blobs=blobs, namespace=namespace, api_key=api_key)
+    )
+
+
+class Migrated(msgspec.Struct, frozen=True, kw_only=True):
+    """Which version the tables of a store had, and which one they have now."""
+
+    url: str
+    before: str
+    after: str
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What a URL means: which engine, and for a local store which folder."""
+
+    scheme: str
+    url: str
+    folder: Path | None = None
+
+    @property
+    def shown(self) -> str:
+        """The place in words that may stand in a message."""
+        return str(self.folder) if self.folder is not None else redacted(self.url)
+
+
+def locate(url: str | Path | None) -> Place:
+    """Read a URL (``None``: the environment's, or the default folder)."""
+    if url is None:
+        url = os.environ.get(ENVIRONMENT) or DEFAULT_FOLDER
+    if isinstance(url, Path):
+        return _folder(url)
+    if type(url) is not str or not url.strip() or "\0" in url:
+        raise InvalidInput(f"{ascii(url)[:80]} is not a store; {_FORMS}")
+    found = _SCHEME.match(url)
+    if found is None:
+        return _folder(Path(url))
+    scheme = found["scheme"].lower()
+    if scheme == "sqlite" and found["slashes"] and len(url) > found.end() + 1 and url[found.end()] == "/":
+        return _folder(Path(url[found.end() + 1 :]))
+    if scheme == "sqlite" or scheme not in _ENGINES or not (found["slashes"] or scheme == "memory"):
+        raise InvalidInput(f"{redacted(url)[:200]!r} is not a store; {_FORMS}")
+    return Place(scheme=scheme, url=url)
+
+
+def look(place: Place) -> Presence:
+    """Whether a store is there and of which version, without opening it."""
+    if place.folder is not None:
+        return in_folder(place.folder)
+    if place.scheme in _POSTGRES:
+        return in_postgres(place.url)
+    return Presence(there=True)
+
+
+def redacted(url: str) -> str:
+    """A URL without its password and without query values that look like secrets."""
+    scheme, slashes, rest = url.partition("://")
+    if not slashes:
+        return url
+    place, question, query = rest.partition("?")
+    user, at, host = place.rpartition("@")
+    name, colon, _ = user.partition(":")
+    return "".join(
+        (scheme, slashes, name, ":***" if colon else "", at, host, question, _SECRET.sub(r"\1***", query))
+    )
+
+
+class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """How to open, apart from where."""
+
+    durability: Durability
+    blobs: str | Blobs | None
+    clock: Clock
+    api_key: str | None
+
+
+def _open_memory(_: Place, wanted: _Wanted) -> Engine:
+    from treering.engines.memory import MemoryEngine
+
+    if wanted.blobs is not None:
+        raise InvalidInput("a memory: store keeps its objects in memory; leave blobs out, or open a folder")
+    return MemoryEngine(clock=wanted.clock)
+
+
+def _open_folder(place: Place, wanted: _Wanted) -> Engine:
+    from treering.blobs.folder import FolderBlobs
+    from treering.engines.sqlite.engine import open_sqlite
+
+    folder = place.folder or Path(DEFAULT_FOLDER)
+    blobs = _open_blobs(wanted.blobs) or FolderBlobs(folder / BLOBS_FOLDER, clock=wanted.clock)
+    return open_sqlite(folder, durability=wanted.durability, blobs=blobs, clock=wanted.clock)
+
+
+def _open_postgres(place: Place, wanted: _Wanted) -> Engine:
+    try:
+        from treering.engines.postgres import open_postgres
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in {"psycopg", "psycopg_pool"}:
+            raise MissingExtra("a postgresql:// store", "postgres") from error
+        raise
+    return open_postgres(place.url, blobs=_open_blobs(wanted.blobs), clock=wanted.clock)
+
+
+def _open_remote(place: Place, _: _Wanted) -> Engine:
+    raise Unsupported(
+        f"{place.shown} is a treering server, which this version cannot open yet; "
+        "use a folder, sqlite:/// or postgresql://"
+    )
+
+
+_ENGINES: Final[dict[str, Callable[[Place, _Wanted], Engine]]] = {
+    "memory": _open_memory,
+    "sqlite": _open_folder,
+    "postgresql": _open_postgres,
+    "postgres": _open_postgres,
+    "https": _open_remote,
+    "http": _open_remote,
+}
+_POSTGRES: Final = frozenset({"postgresql", "postgres"})
+_REMOTE: Final = frozenset({"https", "http"})
+_FORMS: Final = (
+    "accepted are a folder (./.treering), sqlite:///folder, sqlite:////absolute/folder, "
+    "postgresql://user@host/database and memory: (write ./a:b for a folder with a colon)"
+)
+_SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>//)?")
+_SECRET: Final = re.compile(r"((?:^|&)[^=&]*(?:pass|secret|token|key|sig)[^=&]*=)[^&]*", re.IGNORECASE)
+
+
+def _folder(path: Path) -> Place:
+    if "\0" in str(path):
+        raise InvalidInput(f"{ascii(str(path))[:80]} cannot be a store: no path has a NUL in it")
+    try:
+        folder = path.expanduser().absolute()
+        if folder.exists() and not folder.is_dir():
+            raise InvalidInput(f"{folder} is a file; a store is a folder, choose another path")
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~user of nobody
+        kind = Unreachable if isinstance(error, PermissionError) else InvalidInput
+        reason = getattr(error, "strerror", None) or error
+        raise kind(f"{str(path)[:200]} cannot be a store: {reason}; choose another folder") from error
+    return Place(scheme="sqlite", url=f"sqlite:///{folder}", folder=folder)
+
+
+def _open_blobs(blobs: str | Blobs | None) -> Blobs | None:
+    if not isinstance(blobs, str):
+        return blobs
+    from treering.blobs.location import open_blobs
+
+    return open_blobs(blobs)

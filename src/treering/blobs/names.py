@@ -1,0 +1,62 @@
+"""Names of blobs: relative paths that mean the same in a folder and in every bucket.
+
+Servers differ over what they do to odd names (one turns a backslash into a slash, another drops a trailing
+slash, clients refuse control characters), so a name that any of them would change is refused before the
+first byte is sent. **Invariant:** whatever `check_name` accepts is listed back exactly as it was put.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from treering.errors import InvalidInput
+
+MAX_NAME_BYTES: Final = 800
+"""A bucket allows 1,024 for its own prefix and the name together."""
+
+MAX_PART_BYTES: Final = 255
+
+RESERVED: Final = ".drafts"
+"""The folder at the root of every store where unfinished things live; no blob has a name in it."""
+
+_FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
+
+
+def check_name(name: str) -> tuple[str, ...]:
+    """The components of a name that every store can hold; any other name raises `InvalidInput`."""
+    parts = tuple(name.split("/"))
+    problem = _problem(name, parts)
+    if problem:
+        raise InvalidInput(f"blob name {name[:100]!a} {problem}")
+    return parts
+
+
+def check_folder(folder: str) -> tuple[str, ...]:
+    """The components of a folder to list, given with or without a slash at its end; '' is all."""
+    return check_name(folder.removesuffix("/")) if folder else ()
+
+
+def check_range(name: str, start: int, stop: int | None) -> None:
+    """Refuse a range that counts from the end."""
+    if start < 0 or (stop is not None and stop < 0):
+        raise InvalidInput(f"range {start}:{stop} of blob {name!r} is not acceptable; count from 0")
+
+
+def is_name(name: str) -> bool:
+    """Whether a blob can have this name."""
+    return not _problem(name, tuple(name.split("/")))
+
+
+def _problem(name: str, parts: tuple[str, ...]) -> str:
+    if "" in parts:
+        return "has an empty component; write it as 'packs/ab/name', without a slash at either end"
+    if "." in parts or ".." in parts:
+        return "has '.' or '..' as a component; give the path from the root of the store"
+    if found := _FORBIDDEN.search(name):
+        return f"contains U+{ord(found[0]):04X}; leave out control characters, surrogates and backslashes"
+    if len(name.encode()) > MAX_NAME_BYTES or any(len(part.encode()) > MAX_PART_BYTES for part in parts):
+        return f"is too long; the limit is {MAX_NAME_BYTES} bytes, and {MAX_PART_BYTES} between two slashes"
+    if parts[0] == RESERVED:
+        return f"lies in {RESERVED}, which the store keeps for itself; choose another folder"
+    return ""

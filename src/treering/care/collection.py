@@ -1,0 +1,211 @@
+"""Collection: drop what a policy no longer wants, then sweep what nothing can reach.
+
+Retention works on journal events of the *retained kinds* (checkpoints, snapshots, versions of a memory),
+group by group: a `Keep` never compares the moments of one thread with those of another. What a ref names
+(``{"checkpoint": <event id>}`` or ``{"event": ...}``) is pinned, and pins are read again whenever the store
+moved on between the decision and the removal. **Invariant:** before anything is dropped, the journal holds
+a ``retention`` event that says what; a dry run decides in the same way and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, cast
+
+import msgspec
+
+from treering.care.ledger import record
+from treering.care.spaces import last_seq
+from treering.core import failpoints
+from treering.core.batch import Event
+from treering.core.clock import Clock
+from treering.core.encoding import encode
+from treering.core.engine import Engine
+from treering.core.query import Erasure, EventQuery
+from treering.core.records import Swept
+from treering.core.retention import Entry, Keep, select
+from treering.errors import NotFound
+
+_BATCH: Final = 1000
+_PINS: Final = ("checkpoint", "event")
+
+_RECORDED: Final = failpoints.declare(
+    "gc.recorded", "the journal says what retention drops, nothing is dropped yet"
+)
+_DROPPED: Final = failpoints.declare("gc.dropped", "a batch of events was dropped by retention")
+
+
+def by_thread(event: Event) -> str:
+    """The moments of one thread are decided together."""
+    return event.thread or event.scope
+
+
+def by_scope(event: Event) -> str:
+    """What can be forgotten together is decided together."""
+    return event.scope
+
+
+class RetainedKind(msgspec.Struct, frozen=True):
+    """Events of this kind are subject to retention, each group by itself.
+
+    Tags and the size are taken from the event's data: ``{"tags": [...], "size_bytes": ...}``.
+    """
+
+    kind: str
+    group: Callable[[Event], str] = by_thread
+
+
+class Collection(msgspec.Struct, frozen=True, kw_only=True):
+    """What `gc` removed, or would remove in a dry run.
+
+    ``dropped`` and ``kept`` count the events that retention decided on, by kind; ``event`` is the id of the
+    journal event that lists the dropped ones.
+    """
+
+    dropped: dict[str, int]
+    kept: dict[str, int]
+    swept: Swept
+    dry_run: bool
+    event: str | None = None
+
+
+def retain(kind: RetainedKind) -> None:
+    """Let retention decide on one more kind of event."""
+    _retained[kind.kind] = kind
+
+
+def collect(
+    engine: Engine, space: str, *, keep: Keep | None, dry_run: bool, grace_seconds: float, clock: Clock
+) -> Collection:
+    """Drop by policy (only with ``keep``), then sweep."""
+    dropped: dict[str, list[_Moment]] = {}
+    kept: dict[str, int] = {}
+    event = None
+    if keep is not None:
+        dropped, kept = _decide(engine, space, keep, now_us=clock.now_us())
+        if dropped and not dry_run:
+            event = _drop(engine, space, dropped, keep, clock)
+    return Collection(
+        dropped={kind: len(moments) for kind, moments in dropped.items()},
+        kept=kept,
+        swept=_sweep(engine, space, dry_run=dry_run, grace_seconds=grace_seconds),
+        dry_run=dry_run,
+        event=event,
+    )
+
+
+def _sweep(engine: Engine, space: str, *, dry_run: bool, grace_seconds: float) -> Swept:
+    """Sweep also where nothing was committed yet: something may have been staged."""
+    try:
+        return engine.sweep(space, dry_run=dry_run, grace_seconds=grace_seconds)
+    except NotFound:
+        return Swept(dry_run=dry_run)
+
+
+class _Moment(msgspec.Struct, frozen=True):
+    """An event that retention decides on."""
+
+    seq: int
+    id: str
+
+
+def _decide(
+    engine: Engine, space: str, keep: Keep, *, now_us: int
+) -> tuple[dict[str, list[_Moment]], dict[str, int]]:
+    pins = _pins(engine, space)
+    groups: dict[tuple[str, str], tuple[list[Entry], list[_Moment]]] = {}
+    for seq, committed_at_us, event in _events(engine, space):
+        entries, moments = groups.setdefault((event.kind, _retained[event.kind].group(event)), ([], []))
+        tags, size = _described(event)
+        # An event's id is unique only within its day; its sequence number is unique, and sorts like time.
+        entries.append(
+            Entry(id=f"{seq:020}", ts_us=committed_at_us, tags=tags, size_bytes=size, pinned=event.id in pins)
+        )
+        moments.append(_Moment(seq, event.id))
+    dropped: dict[str, list[_Moment]] = {}
+    kept: dict[str, int] = {}
+    for (kind, _), (entries, moments) in sorted(groups.items()):
+        decision = select(entries, keep, now_us=now_us)
+        kept[kind] = kept.get(kind, 0) + len(decision.kept)
+        gone = {int(entry.id) for entry in decision.dropped}
+        if gone:
+            dropped.setdefault(kind, []).extend(moment for moment in moments if moment.seq in gone)
+    return dropped, kept
+
+
+def _drop(engine: Engine, space: str, dropped: dict[str, list[_Moment]], keep: Keep, clock: Clock) -> str:
+    event = record(
+        engine,
+        space,
+        kind="retention",
+        data={"keep": _rules(keep), "dropped": {kind: len(moments) for kind, moments in dropped.items()}},
+        body=encode({kind: [moment.id for moment in moments] for kind, moments in dropped.items()}),
+        clock=clock,
+    )
+    failpoints.hit(_RECORDED)
+    moments = [moment for each in dropped.values() for moment in each]
+    pins: set[str] = set()
+    read_at = -1
+    for start in range(0, len(moments), _BATCH):
+        now_at = last_seq(engine, space)
+        if now_at != read_at:
+            pins, read_at = _pins(engine, space), now_at
+        seqs = tuple(moment.seq for moment in moments[start : start + _BATCH] if moment.id not in pins)
+        if seqs:
+            engine.erase(space, Erasure(event_seqs=seqs))
+        failpoints.hit(_DROPPED)
+    return event
+
+
+def _events(engine: Engine, space: str) -> Iterator[tuple[int, int, Event]]:
+    query, cursor = EventQuery(kinds=tuple(_retained)), None
+    while True:
+        page = engine.scan(space, query, after=cursor, limit=_BATCH)
+        yield from ((each.seq, each.committed_at_us, each.event) for each in page.records)
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def _pins(engine: Engine, space: str) -> set[str]:
+    """The ids of events that a ref names."""
+    pins: set[str] = set()
+    after: str | None = None
+    while page := engine.scan_refs(space, "", after=after):
+        for ref in page:
+            named = _fields(ref.value)
+            pins.update(named[key] for key in _PINS if isinstance(named.get(key), str))
+        after = page[-1].name
+    return pins
+
+
+def _described(event: Event) -> tuple[frozenset[str], int]:
+    data = event.data or b""
+    fields = _fields(data)
+    tags: Any = fields.get("tags")
+    size: Any = fields.get("size_bytes")
+    return (
+        frozenset(map(str, cast("list[object]", tags))) if isinstance(tags, list) else frozenset(),
+        size if isinstance(size, int) else len(data),
+    )
+
+
+def _fields(value: bytes) -> dict[str, Any]:
+    """A JSON object, or an empty one for anything else that a ref or an event may hold."""
+    if not value.startswith(b"{"):
+        return {}
+    try:
+        return msgspec.json.decode(value, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
+def _rules(keep: Keep) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.to_builtins(keep).items() if value}
+
+
+_retained: Final[dict[str, RetainedKind]] = {
+    "checkpoint": RetainedKind("checkpoint"),
+    "snapshot": RetainedKind("snapshot", by_scope),
+    "memory.version": RetainedKind("memory.version", by_scope),
+}

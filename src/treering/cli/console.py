@@ -1,0 +1,66 @@
+"""How commands speak: data on stdout, as text or JSON; progress on stderr, and only to a person."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+
+def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a result: ``value`` for programs, ``lines`` for people."""
+    if as_json:
+        import msgspec
+
+        typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    else:
+        for line in lines:
+            typer.echo(line)
+
+
+def say(text: str) -> None:
+    """Tell a person something that is not data."""
+    typer.echo(text, err=True)
+
+
+@contextmanager
+def progress(title: str) -> Generator[Callable[[int, int | None], None] | None]:
+    """A bar on a terminal, fed with (done, total); without a terminal there is nothing to feed."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+
+        def update(done: int, total: int | None) -> None:
+            bar.update(task, completed=done, total=None if total is None else max(done, total))
+
+        yield update
+
+
+def size(count: int) -> str:
+    """Bytes as a person reads them."""
+    value = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000:  # noqa: PLR2004 - decimal units
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def counts(numbers: dict[str, int]) -> str:
+    """Several counts in one line, without those that are zero."""
+    told = [f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number]
+    return ", ".join(told) or "nothing"

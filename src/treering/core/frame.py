@@ -1,0 +1,96 @@
+"""A frame: the envelope around every run of stored bytes.
+
+Eight bytes of header say how to read what follows: format version, compression codec, key id (0: not
+encrypted; reserved so that encryption can come without a new format), and a CRC-32 over header and
+payload. A frame that was cut, or in which one bit flipped, raises `Corrupt` and names the place; it is
+never returned as data. Compression is used only where it pays, so tiny payloads stay cheap to read.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final, cast
+from zlib import crc32
+
+from treering.errors import Corrupt
+
+if sys.version_info >= (3, 14) and not TYPE_CHECKING:
+    from compression import zstd
+else:
+    from backports import zstd
+
+VERSION: Final = 1
+RAW: Final = 0
+ZSTD: Final = 1
+
+COMPRESS_FROM: Final = 2048
+"""Payloads below this many bytes stay raw: compressing one costs as much as the rest of its commit."""
+
+MAX_PAYLOAD: Final = 1 << 30
+"""No frame unfolds to more than this; a hostile one is refused before memory is taken."""
+
+_HEAD: Final = struct.Struct(">BBH")
+_CRC: Final = struct.Struct(">I")
+HEADER_SIZE: Final = _HEAD.size + _CRC.size
+
+_RAW_HEAD: Final = _HEAD.pack(VERSION, RAW, 0)
+_ZSTD_HEAD: Final = _HEAD.pack(VERSION, ZSTD, 0)
+_RAW_HEAD_CRC: Final = crc32(_RAW_HEAD)
+_ZSTD_HEAD_CRC: Final = crc32(_ZSTD_HEAD)
+
+
+class _Compressors(threading.local):
+    """One compressor a thread: building a context costs more than compressing a kilobyte."""
+
+    def __init__(self) -> None:
+        self.zstd = zstd.ZstdCompressor(level=3)
+
+
+_compressors = _Compressors()
+
+
+def seal(data: bytes | memoryview, *, compress_from: int = COMPRESS_FROM) -> bytes:
+    """Put ``data`` into a frame, compressed when it is long enough and shrinks."""
+    if len(data) >= compress_from:
+        packed = _compressors.zstd.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
+        if len(packed) < len(data):
+            return b"".join((_ZSTD_HEAD, _CRC.pack(crc32(packed, _ZSTD_HEAD_CRC)), packed))
+    return b"".join((_RAW_HEAD, _CRC.pack(crc32(data, _RAW_HEAD_CRC)), data))
+
+
+def unseal(frame: bytes, where: str, *, limit: int = MAX_PAYLOAD) -> bytes:
+    """Take the data out of a frame; ``where`` names the place in the error of a damaged one."""
+    if len(frame) < HEADER_SIZE:
+        raise Corrupt(f"{where}: frame is cut short ({len(frame)} bytes); restore it from a backup or a copy")
+    head = frame[:4]
+    payload = frame[HEADER_SIZE:]
+    if crc32(payload, crc32(head)) != _CRC.unpack_from(frame, 4)[0]:
+        raise Corrupt(f"{where}: checksum does not match; restore it from a backup or a copy")
+    if head == _RAW_HEAD:
+        return payload
+    if head != _ZSTD_HEAD:
+        version, codec, key_id = _HEAD.unpack(head)
+        raise Corrupt(
+            f"{where}: frame has version {version}, codec {codec}, key {key_id}, "
+            "which this treering cannot read; upgrade it"
+        )
+    return _inflate(payload, where, limit)
+
+
+def _inflate(payload: bytes, where: str, limit: int) -> bytes:
+    # Not zstd.decompress: it goes on into frames behind the first, whose sizes nobody has looked at.
+    decompressor = zstd.ZstdDecompressor()
+    try:
+        size: int | None = cast("Any", zstd.get_frame_info(payload)).decompressed_size
+        if size is not None and size > limit:
+            raise Corrupt(f"{where}: frame would unfold to {size} bytes, more than the {limit} allowed")
+        data = decompressor.decompress(payload, (limit if size is None else size) + 1)
+    except zstd.ZstdError as error:
+        raise Corrupt(f"{where}: compressed data is damaged ({error}); restore it from a backup") from error
+    if len(data) > limit:
+        raise Corrupt(f"{where}: frame would unfold to more than the {limit} bytes allowed")
+    if not decompressor.eof or decompressor.unused_data:
+        raise Corrupt(f"{where}: compressed data is cut or has something behind it; restore it from a backup")
+    return data

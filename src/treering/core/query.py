@@ -1,0 +1,113 @@
+"""Questions to the journal, the roll-ups and the search index, as plain frozen values.
+
+Cursors are opaque to callers: a cursor holds the sort key of the last record seen, so the next page is
+one index range and paging under inserts neither repeats nor skips what was there before.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from treering.core.clock import DAY_US
+from treering.errors import InvalidInput
+
+Grain = Literal["run", "thread", "day"]
+"""What roll-ups are kept for: every run, every thread, and every day as a whole."""
+
+Dimension = Literal["key", "day", "agent", "model", "kind", "currency"]
+"""What sums can be grouped by; ``key`` is the run or the thread itself."""
+
+MAX_PAGE: Final = 10_000
+
+
+class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events, and in which order.
+
+    ``order="seq"`` is commit order (transcripts, followers); ``order="time"`` is (ts, seq), what a
+    timeline shows. Filters that are left empty do not filter; those given must all hold.
+    """
+
+    kinds: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    scope: str | None = None
+    run: str | None = None
+    thread: str | None = None
+    span: str | None = None
+    agent: str | None = None
+    status: str | None = None
+    since_us: int | None = None
+    until_us: int | None = None
+    order: Literal["seq", "time"] = "seq"
+    newest_first: bool = False
+
+
+class SumQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals from the roll-ups of one grain, grouped by any of its dimensions (none: one total)."""
+
+    grain: Grain
+    by: tuple[Dimension, ...] = ()
+    key: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    kind: str | None = None
+    since_day: int | None = None
+    until_day: int | None = None
+    top: int | None = None
+    """Only this many groups, the most expensive first."""
+
+
+class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts of a collection that hold the words, in one namespace or (``None``) in all."""
+
+    collection: str
+    text: str
+    namespace: str | None = None
+    limit: int = 10
+
+
+class Erasure(msgspec.Struct, frozen=True, kw_only=True):
+    """What to remove: whole scopes, or single events, refs and lists.
+
+    A scope takes its events, refs, lists, bodies and texts with it. ``cascade`` also removes the scopes
+    whose lists grow out of an erased one; without it such a fork makes the erasure a `Conflict`.
+    ``secure`` also wipes what the storage would otherwise keep of deleted bytes.
+    """
+
+    scopes: tuple[str, ...] = ()
+    event_seqs: tuple[int, ...] = ()
+    refs: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    cascade: bool = False
+    secure: bool = False
+
+
+def encode_cursor(query: EventQuery, ts_us: int, seq: int) -> str:
+    """The cursor behind a record."""
+    return f"{seq}" if query.order == "seq" else f"{ts_us}.{seq}"
+
+
+def decode_cursor(query: EventQuery, cursor: str) -> tuple[int, int]:
+    """``(ts_us, seq)`` of a cursor that `encode_cursor` made for the same order."""
+    try:
+        if query.order == "seq":
+            return 0, int(cursor)
+        ts_us, _, seq = cursor.partition(".")
+        return int(ts_us), int(seq)
+    except ValueError:
+        raise InvalidInput(
+            f"not a cursor for order={query.order!r}: {cursor[:80]!r}; pass the cursor of the page before"
+        ) from None
+
+
+def check_limit(limit: int) -> int:
+    """A page size that any engine accepts."""
+    if not 1 <= limit <= MAX_PAGE:
+        raise InvalidInput(f"limit is {limit}; use 1 to {MAX_PAGE} and continue with the cursor")
+    return limit
+
+
+def day_start_us(day: int) -> int:
+    """The first microsecond of a UTC day."""
+    return day * DAY_US

@@ -1,0 +1,157 @@
+"""What an engine gives back: frozen records of what is stored."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from treering.core.address import Address
+from treering.core.batch import Event, Usage
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A journal event as it was committed."""
+
+    seq: int
+    batch: str
+    committed_at_us: int
+    event: Event
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Some records, and the cursor that continues behind the last one (``None``: nothing more now)."""
+
+    records: tuple[Record, ...]
+    cursor: str | None
+
+
+class Ref(msgspec.Struct, frozen=True, kw_only=True):
+    """A ref as it is now. ``seq`` is the commit that moved it last."""
+
+    name: str
+    scope: str
+    version: int
+    value: bytes
+    links: tuple[Address, ...]
+    seq: int
+    changed_at_us: int
+
+
+class ListInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A list: its whole length, and the first ``start`` items that it shares with ``parent``."""
+
+    list: str
+    scope: str
+    parent: str | None
+    start: int
+    length: int
+    depth: int
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim that is held until ``expires_at_us`` on the store's clock.
+
+    ``token`` grows with every change of holder; a batch that fences on it commits only while it holds.
+    """
+
+    space: str
+    name: str
+    holder: str
+    token: int
+    expires_at_us: int
+
+
+class Sum(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals of the events in one group; ``group`` follows the order of `SumQuery.by`.
+
+    ``unpriced_events`` and ``unpriced_tokens`` count usage that has no cost, which is left out of
+    ``cost_nanos`` instead of being taken for free.
+    """
+
+    group: tuple[str | int, ...]
+    events: int = 0
+    errors: int = 0
+    usage: Usage = Usage()
+    cost_nanos: int = 0
+    duration_us: int = 0
+    unpriced_events: int = 0
+    unpriced_tokens: int = 0
+
+
+class Hit(msgspec.Struct, frozen=True, kw_only=True):
+    """A text that matches; a higher score is a better match."""
+
+    collection: str
+    name: str
+    namespace: str
+    source: Address
+    score: float
+
+
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Hits, best first. Everything up to ``indexed_through`` was searched."""
+
+    hits: tuple[Hit, ...]
+    indexed_through: int
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that `check` found wrong."""
+
+    kind: Literal["corrupt", "dangling", "derived", "list", "counter"]
+    where: str
+    detail: str
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """How much `check` has read so far (it reports as it goes)."""
+
+    objects: int = 0
+    bodies: int = 0
+    items: int = 0
+    events: int = 0
+    refs: int = 0
+    bytes: int = 0
+
+
+class Erased(msgspec.Struct, frozen=True, kw_only=True):
+    """What `erase` removed, and what had to stay: shared objects by name, and why."""
+
+    events: int = 0
+    refs: int = 0
+    lists: int = 0
+    bodies: int = 0
+    texts: int = 0
+    objects: int = 0
+    bytes: int = 0
+    kept: dict[str, str] = {}
+    proof: Literal["bytes", "query"] = "query"
+
+
+class Swept(msgspec.Struct, frozen=True, kw_only=True):
+    """What a garbage collection removed (or would remove, in a dry run)."""
+
+    objects: int = 0
+    bodies: int = 0
+    lists: int = 0
+    packs: int = 0
+    bytes: int = 0
+    kept_objects: int = 0
+    dry_run: bool = False
+
+
+class SpaceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What one space holds, in rows and in stored bytes by kind."""
+
+    space: str
+    commits: int
+    events: int
+    refs: int
+    lists: int
+    items: int
+    objects: int
+    texts: int
+    bytes: dict[str, int]
+    growth_bytes: dict[int, int]
+    """Stored bytes by the UTC day (since 1970) on which they were committed."""

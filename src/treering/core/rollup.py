@@ -1,0 +1,167 @@
+"""Roll-ups: running totals of the journal, kept in the commit that changes them.
+
+An event that says what an agent did (it has a run, an agent, usage or a cost) counts once for its run,
+once for its thread and once for its day; bookkeeping, such as a checkpoint outside of any run, counts
+nowhere and costs nothing. What an event adds is decided here, for all engines and for the recount that
+`check` and `reindex` make, so that a total and a recount can only differ when something is broken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from treering.core.batch import Usage
+from treering.core.clock import day_of
+from treering.core.records import Sum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from treering.core.batch import Event
+    from treering.core.query import Dimension, Grain, SumQuery
+
+ERROR: Final = "error"
+"""The ``status`` of an event that counts as an error."""
+
+
+class Cell(NamedTuple):
+    """Which total: all dimensions of a roll-up, ``""`` where an event has none."""
+
+    grain: Grain
+    key: str
+    day: int
+    agent: str
+    model: str
+    kind: str
+    currency: str
+
+
+MEASURES: Final = (
+    "events",
+    "errors",
+    "input_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+    "cache_write_1h_tokens",
+    "output_tokens",
+    "reasoning_tokens",
+    "cost_nanos",
+    "duration_us",
+    "unpriced_events",
+    "unpriced_tokens",
+)
+"""What a cell sums up, in the order of its columns."""
+
+Measures = list[int]
+
+_NO_USAGE: Final = Usage()
+
+
+def deltas(events: Iterable[Event]) -> dict[Cell, Measures]:
+    """What these events add to the totals."""
+    cells: dict[Cell, Measures] = {}
+    for event in events:
+        if event.run is None and event.agent is None and event.usage is None and event.cost_nanos is None:
+            continue
+        added = _measures(event)
+        day = day_of(event.ts_us)
+        rest = (day, event.agent or "", event.model or "", event.kind, event.currency or "")
+        _add(cells, Cell("day", "", *rest), added)
+        if event.run is not None:
+            _add(cells, Cell("run", event.run, *rest), added)
+        if event.thread is not None:
+            _add(cells, Cell("thread", event.thread, *rest), added)
+    return cells
+
+
+def merge(cells: dict[Cell, Measures], more: Mapping[Cell, Measures]) -> None:
+    """Add ``more`` to ``cells``."""
+    for cell, measures in more.items():
+        _add(cells, cell, measures)
+
+
+def summarise(cells: Mapping[Cell, Measures], query: SumQuery) -> list[Sum]:
+    """Answer a query from cells: the reference that SQL engines must agree with."""
+    groups: dict[tuple[str | int, ...], Measures] = {}
+    for cell, measures in cells.items():
+        if _matches(cell, query):
+            group: tuple[str | int, ...] = tuple(_dimension(cell, name) for name in query.by)
+            total = groups.setdefault(group, [0] * len(MEASURES))
+            for index, value in enumerate(measures):
+                total[index] += value
+    sums = [as_sum(group, measures) for group, measures in groups.items()]
+    return order(sums, query)
+
+
+def order(sums: list[Sum], query: SumQuery) -> list[Sum]:
+    """Groups in their own order, or the ``top`` most expensive ones."""
+    sums.sort(key=lambda each: each.group)
+    if query.top is not None:
+        sums.sort(key=lambda each: each.cost_nanos, reverse=True)
+        return sums[: query.top]
+    return sums
+
+
+def as_sum(group: tuple[str | int, ...], measures: Measures) -> Sum:
+    """A `Sum` out of the values of `MEASURES`."""
+    return Sum(
+        group=group,
+        events=measures[0],
+        errors=measures[1],
+        usage=Usage(
+            input=measures[2],
+            cache_read=measures[3],
+            cache_write=measures[4],
+            cache_write_1h=measures[5],
+            output=measures[6],
+            reasoning=measures[7],
+        ),
+        cost_nanos=measures[8],
+        duration_us=measures[9],
+        unpriced_events=measures[10],
+        unpriced_tokens=measures[11],
+    )
+
+
+def _measures(event: Event) -> Measures:
+    usage = event.usage or _NO_USAGE
+    unpriced = event.cost_nanos is None and event.usage is not None
+    return [
+        1,
+        1 if event.status == ERROR else 0,
+        usage.input,
+        usage.cache_read,
+        usage.cache_write,
+        usage.cache_write_1h,
+        usage.output,
+        usage.reasoning,
+        event.cost_nanos or 0,
+        event.duration_us or 0,
+        1 if unpriced else 0,
+        usage.total if unpriced else 0,
+    ]
+
+
+def _add(cells: dict[Cell, Measures], cell: Cell, added: Measures) -> None:
+    total = cells.get(cell)
+    if total is None:
+        cells[cell] = added.copy()
+    else:
+        for index, value in enumerate(added):
+            total[index] += value
+
+
+def _dimension(cell: Cell, name: Dimension) -> str | int:
+    return getattr(cell, name)
+
+
+def _matches(cell: Cell, query: SumQuery) -> bool:
+    return (
+        cell.grain == query.grain
+        and (query.key is None or cell.key == query.key)
+        and (query.agent is None or cell.agent == query.agent)
+        and (query.model is None or cell.model == query.model)
+        and (query.kind is None or cell.kind == query.kind)
+        and (query.since_day is None or cell.day >= query.since_day)
+        and (query.until_day is None or cell.day <= query.until_day)
+    )

@@ -1,0 +1,1 @@
+"""Alembic's environment: how a store of an older version comes to this one."""

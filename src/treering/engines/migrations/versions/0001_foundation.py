@@ -1,0 +1,278 @@
+"""The first tables of a store.
+
+Revision 0001.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects.postgresql import TSVECTOR
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+NAME = sa.Text(collation="C").with_variant(sa.Text(), "sqlite")
+
+
+def upgrade() -> None:
+    op.create_table(
+        "meta",
+        sa.Column("key", NAME, nullable=False),
+        sa.Column("value", NAME, nullable=False),
+        sa.PrimaryKeyConstraint("key"),
+    )
+    op.create_table(
+        "space",
+        sa.Column("no", NUMBER, sa.Identity(), nullable=False),
+        sa.Column("name", NAME, nullable=False),
+        sa.Column("seq", NUMBER, nullable=False),
+        sa.Column("committed_at_us", NUMBER, nullable=False),
+        sa.Column("created_at_us", NUMBER, nullable=False),
+        sa.Column("scopes_dropped", NUMBER, server_default=sa.text("0"), nullable=False),
+        sa.PrimaryKeyConstraint("no"),
+        sa.UniqueConstraint("name", name="space_name_key"),
+        sqlite_autoincrement=True,
+    )
+    op.create_table(
+        "scope",
+        sa.Column("no", NUMBER, sa.Identity(), nullable=False),
+        sa.Column("space", NUMBER, nullable=False),
+        sa.Column("name", NAME, nullable=False),
+        sa.PrimaryKeyConstraint("no"),
+        sa.UniqueConstraint("space", "name", name="scope_space_name_key"),
+        sqlite_autoincrement=True,
+    )
+    op.create_table(
+        "commits",
+        sa.Column("no", NUMBER, sa.Identity(), nullable=False),
+        sa.Column("space", NUMBER, nullable=False),
+        sa.Column("batch", NAME, nullable=False),
+        sa.Column("first_seq", NUMBER, nullable=False),
+        sa.Column("last_seq", NUMBER, nullable=False),
+        sa.Column("committed_at_us", NUMBER, nullable=False),
+        sa.Column("receipt", sa.LargeBinary(), nullable=True),
+        sa.Column("links", NAME, nullable=True),
+        sa.PrimaryKeyConstraint("no"),
+        sa.UniqueConstraint("space", "batch", name="commits_space_batch_key"),
+    )
+    op.create_table(
+        "body",
+        sa.Column("key", NUMBER, autoincrement=False, nullable=False),
+        sa.Column("scope", NUMBER, nullable=False),
+        sa.Column("frame", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("key"),
+    )
+    op.create_index("body_scope", "body", ["scope"])
+    op.create_table(
+        "event",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
+        sa.Column("seq", NUMBER, autoincrement=False, nullable=False),
+        sa.Column("day", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("id", NAME, nullable=False),
+        sa.Column("commit_no", NUMBER, nullable=False),
+        sa.Column("kind", NAME, nullable=False),
+        sa.Column("ts_us", NUMBER, nullable=False),
+        sa.Column("scope", NUMBER, nullable=False),
+        sa.Column("run", NAME, nullable=True),
+        sa.Column("span", NAME, nullable=True),
+        sa.Column("parent", NAME, nullable=True),
+        sa.Column("thread", NAME, nullable=True),
+        sa.Column("agent", NAME, nullable=True),
+        sa.Column("name", NAME, nullable=True),
+        sa.Column("model", NAME, nullable=True),
+        sa.Column("role", NAME, nullable=True),
+        sa.Column("status", NAME, nullable=True),
+        sa.Column("input_tokens", NUMBER, nullable=True),
+        sa.Column("cache_read_tokens", NUMBER, nullable=True),
+        sa.Column("cache_write_tokens", NUMBER, nullable=True),
+        sa.Column("cache_write_1h_tokens", NUMBER, nullable=True),
+        sa.Column("output_tokens", NUMBER, nullable=True),
+        sa.Column("reasoning_tokens", NUMBER, nullable=True),
+        sa.Column("cost_nanos", NUMBER, nullable=True),
+        sa.Column("currency", NAME, nullable=True),
+        sa.Column("duration_us", NUMBER, nullable=True),
+        sa.Column("data", sa.LargeBinary(), nullable=True),
+        sa.Column("body", NAME, nullable=True),
+        sa.Column("links", NAME, nullable=True),
+        sa.PrimaryKeyConstraint("space", "seq", "day"),
+        sa.UniqueConstraint("space", "day", "id", name="event_space_day_id_key"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index(
+        "event_run",
+        "event",
+        ["space", "run", "ts_us", "seq"],
+        sqlite_where=sa.text("run IS NOT NULL"),
+        postgresql_where=sa.text("run IS NOT NULL"),
+    )
+    op.create_index("event_scope", "event", ["scope", "kind", "seq"])
+    op.create_index(
+        "event_thread",
+        "event",
+        ["space", "thread", "kind", "seq"],
+        sqlite_where=sa.text("thread IS NOT NULL"),
+        postgresql_where=sa.text("thread IS NOT NULL"),
+    )
+    op.create_table(
+        "object",
+        sa.Column("no", NUMBER, sa.Identity(), nullable=False),
+        sa.Column("space", NUMBER, nullable=False),
+        sa.Column("name", sa.LargeBinary(), nullable=False),
+        sa.Column("kind", sa.SmallInteger(), nullable=False),
+        sa.Column("size", NUMBER, nullable=False),
+        sa.Column("stored_at_us", NUMBER, nullable=False),
+        sa.Column("staged_until_us", NUMBER, nullable=False),
+        sa.Column("frame", sa.LargeBinary(), nullable=True),
+        sa.Column("pack", NUMBER, nullable=True),
+        sa.Column("offset", NUMBER, nullable=True),
+        sa.Column("length", NUMBER, nullable=True),
+        sa.Column("inner_offset", NUMBER, nullable=True),
+        sa.PrimaryKeyConstraint("no"),
+        sa.UniqueConstraint("space", "name", name="object_space_name_key"),
+    )
+    op.create_index(
+        "object_pack",
+        "object",
+        ["pack"],
+        sqlite_where=sa.text("pack IS NOT NULL"),
+        postgresql_where=sa.text("pack IS NOT NULL"),
+    )
+    op.create_table(
+        "pack",
+        sa.Column("no", NUMBER, sa.Identity(), nullable=False),
+        sa.Column("space", NUMBER, nullable=False),
+        sa.Column("name", NAME, nullable=False),
+        sa.Column("size", NUMBER, nullable=False),
+        sa.Column("created_at_us", NUMBER, nullable=False),
+        sa.PrimaryKeyConstraint("no"),
+        sa.UniqueConstraint("name", name="pack_name_key"),
+        sqlite_autoincrement=True,
+    )
+    op.create_table(
+        "list",
+        sa.Column("no", NUMBER, sa.Identity(), nullable=False),
+        sa.Column("space", NUMBER, nullable=False),
+        sa.Column("id", NAME, nullable=False),
+        sa.Column("scope", NUMBER, nullable=False),
+        sa.Column("parent", NUMBER, nullable=True),
+        sa.Column("start", NUMBER, nullable=False),
+        sa.Column("length", NUMBER, nullable=False),
+        sa.Column("depth", sa.Integer(), nullable=False),
+        sa.Column("seq", NUMBER, nullable=False),
+        sa.PrimaryKeyConstraint("no"),
+        sa.UniqueConstraint("space", "id", name="list_space_id_key"),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(
+        "list_parent",
+        "list",
+        ["parent"],
+        sqlite_where=sa.text("parent IS NOT NULL"),
+        postgresql_where=sa.text("parent IS NOT NULL"),
+    )
+    op.create_index("list_scope", "list", ["scope"])
+    op.create_table(
+        "item",
+        sa.Column("key", NUMBER, autoincrement=False, nullable=False),
+        sa.Column("kind", sa.SmallInteger(), nullable=True),
+        sa.Column("frame", sa.LargeBinary(), nullable=True),
+        sa.Column("address", NAME, nullable=True),
+        sa.PrimaryKeyConstraint("key"),
+    )
+    op.create_table(
+        "ref",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
+        sa.Column("name", NAME, nullable=False),
+        sa.Column("scope", NUMBER, nullable=False),
+        sa.Column("version", NUMBER, nullable=False),
+        sa.Column("value", sa.LargeBinary(), nullable=True),
+        sa.Column("links", NAME, nullable=True),
+        sa.Column("seq", NUMBER, nullable=False),
+        sa.Column("changed_at_us", NUMBER, nullable=False),
+        sa.PrimaryKeyConstraint("space", "name"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ref_scope", "ref", ["scope"])
+    op.create_index(
+        "ref_seq",
+        "ref",
+        ["space", "seq"],
+        sqlite_where=sa.text("links IS NOT NULL"),
+        postgresql_where=sa.text("links IS NOT NULL"),
+    )
+    op.create_table(
+        "lease",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
+        sa.Column("name", NAME, nullable=False),
+        sa.Column("holder", NAME, nullable=True),
+        sa.Column("token", NUMBER, nullable=False),
+        sa.Column("expires_at_us", NUMBER, nullable=False),
+        sa.PrimaryKeyConstraint("space", "name"),
+    )
+    op.create_table(
+        "rollup",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
+        sa.Column("grain", NAME, nullable=False),
+        sa.Column("key", NAME, nullable=False),
+        sa.Column("day", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("agent", NAME, nullable=False),
+        sa.Column("model", NAME, nullable=False),
+        sa.Column("kind", NAME, nullable=False),
+        sa.Column("currency", NAME, nullable=False),
+        sa.Column("events", NUMBER, nullable=False),
+        sa.Column("errors", NUMBER, nullable=False),
+        sa.Column("input_tokens", NUMBER, nullable=False),
+        sa.Column("cache_read_tokens", NUMBER, nullable=False),
+        sa.Column("cache_write_tokens", NUMBER, nullable=False),
+        sa.Column("cache_write_1h_tokens", NUMBER, nullable=False),
+        sa.Column("output_tokens", NUMBER, nullable=False),
+        sa.Column("reasoning_tokens", NUMBER, nullable=False),
+        sa.Column("cost_nanos", NUMBER, nullable=False),
+        sa.Column("duration_us", NUMBER, nullable=False),
+        sa.Column("unpriced_events", NUMBER, nullable=False),
+        sa.Column("unpriced_tokens", NUMBER, nullable=False),
+        sa.PrimaryKeyConstraint("space", "grain", "key", "day", "agent", "model", "kind", "currency"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "collection",
+        sa.Column("no", NUMBER, sa.Identity(), nullable=False),
+        sa.Column("space", NUMBER, nullable=False),
+        sa.Column("name", NAME, nullable=False),
+        sa.Column("tokens", NAME, nullable=False),
+        sa.PrimaryKeyConstraint("no"),
+        sa.UniqueConstraint("space", "name", name="collection_space_name_key"),
+        sqlite_autoincrement=True,
+    )
+    op.create_table(
+        "text",
+        sa.Column("no", NUMBER, sa.Identity(), nullable=False),
+        sa.Column("collection", NUMBER, nullable=False),
+        sa.Column("name", NAME, nullable=False),
+        sa.Column("namespace", NAME, nullable=False),
+        sa.Column("scope", NUMBER, nullable=False),
+        sa.Column("source", NAME, nullable=False),
+        sa.PrimaryKeyConstraint("no"),
+        sa.UniqueConstraint("collection", "name", name="text_collection_name_key"),
+    )
+    op.create_index("text_scope", "text", ["scope"])
+    if op.get_context().dialect.name == "postgresql":
+        op.create_table(
+            "fts",
+            sa.Column("no", sa.BigInteger(), autoincrement=False, nullable=False),
+            sa.Column("collection", NUMBER, nullable=False),
+            sa.Column("namespace", NAME, nullable=False),
+            sa.Column("terms", TSVECTOR(), nullable=False),
+            sa.PrimaryKeyConstraint("no"),
+        )
+        op.create_index("fts_namespace", "fts", ["collection", "namespace"])
+        op.create_index("fts_terms", "fts", ["terms"], postgresql_using="gin")
+    op.execute("INSERT INTO meta (key, value) VALUES ('format', '1')")
+
+
+def downgrade() -> None:
+    raise NotImplementedError("a store only goes forward; to go back, restore a backup")

@@ -1,0 +1,358 @@
+"""Transactions on a PostgreSQL database: many that read, and one at a time that writes to a space.
+
+**Writes** run at READ COMMITTED and lock the row of their space before anything else (``FOR UPDATE``).
+That row is the mutex of the space: a transaction that comes after has waited for the one before to end,
+and every statement behind the lock sees what it committed. So sequence numbers, which are counted in that
+row, become visible in their own order and followers miss nothing; and since every write takes this one
+lock first and touches only rows of its space, no two of them can wait for each other in a circle.
+
+**Reads** run at REPEATABLE READ, READ ONLY: several questions see one moment. Their ``COMMIT`` is sent but
+not waited for; whoever takes the connection next takes in the answer.
+
+**Durability** is the server's: nothing is acknowledged before its COMMIT was, and what that means is its
+``fsync`` and ``synchronous_commit``, which are left as they are.
+
+A connection that died while it was idle is noticed at the first exchange of a transaction; at that point
+nothing has been decided, so the same questions go out again over a new one. After the first answers a
+loss is an error (`Lost`), and the engine repeats commits by their ids. A forked child drops inherited
+connections without closing them (a goodbye would end the parent's session) and opens its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Final
+
+import psycopg
+
+from treering.core.clock import Clock
+from treering.engines.postgres.clock import NOW_SQL, ServerClock, steady_us
+from treering.engines.postgres.failures import Lost, refused, translated
+from treering.engines.postgres.pipeline import Answer, Pipeline
+from treering.engines.postgres.place import Place
+from treering.engines.postgres.pool import Pool
+from treering.engines.postgres.statements import MAX_PARAMETERS, for_rows
+from treering.engines.relational.session import Dialect, Row
+from treering.errors import TreeringError, Unreachable
+
+RECONNECT_SECONDS: Final = 5.0
+"""How long a server that was there before may be away (a restart, a failover) without anyone noticing."""
+
+LOCK_SECONDS: Final = 30.0
+"""How long a writer waits for its turn."""
+
+STUCK_SECONDS: Final = 120.0
+"""After how long the server ends a transaction whose client went silent with the lock in its hand."""
+
+_SETTINGS: Final = (
+    "SELECT set_config('lock_timeout', %s, false), "
+    "set_config('idle_in_transaction_session_timeout', %s, false)"
+)
+_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_WRITE: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_LOCK: Final = "SELECT seq, committed_at_us, scopes_dropped FROM space WHERE no = ? FOR UPDATE"
+_AT_ONCE: Final = 2000
+"""How many statements may be under way before their answers are taken in."""
+
+_VACUUM: Final = "VACUUM body, item, object, event, ref, list, commits, text, fts, rollup, scope"
+
+_abandoned: Final[list[Pipeline]] = []
+"""Connections that a forked child inherited; kept so that nothing closes them."""
+
+
+class PostgresSession:
+    """An open transaction on a connection."""
+
+    __slots__ = ("_answered", "_pool", "pipeline")
+
+    def __init__(self, pool: Pool, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self._pool = pool
+        self._answered = False
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """All rows of a query; also of a statement with RETURNING."""
+        answer = self.pipeline.ask(sql, parameters)
+        self.exchange()
+        return self.pipeline.rows(answer)
+
+    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
+        """The rows of a query, which goes out with the next exchange."""
+        return _Later(self, self.pipeline.ask(sql, parameters))
+
+    def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement; how many rows it changed."""
+        answer = self.pipeline.ask(sql, parameters)
+        self.exchange()
+        return answer.count
+
+    def tell(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement with the next exchange."""
+        self.pipeline.ask(sql, parameters)
+
+    def many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Run a statement once for each row; how many rows were changed in all."""
+        count = 0
+        for start in range(0, len(rows), _AT_ONCE):
+            answers = self._ask_many(sql, rows[start : start + _AT_ONCE], distinct=False)
+            self.exchange()
+            count += sum(answer.count for answer in answers)
+        return count
+
+    def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement once for each row, with the next exchange."""
+        if len(rows) > _AT_ONCE:
+            self.many(sql, rows)
+        else:
+            self._ask_many(sql, rows, distinct=True)
+
+    def numbers(self, table: str, count: int) -> list[int]:
+        """Fresh numbers from the table's sequence: never given twice, in no order that means anything."""
+        if not count:
+            return []
+        sql = f"SELECT nextval('{table}_no_seq') FROM generate_series(1, ?)"
+        return [number for (number,) in self.rows(sql, (count,))]
+
+    def lock(self, space: int) -> Iterable[Row]:
+        """Lock the row of a space; its counters."""
+        return _Later(self, self.pipeline.ask(_LOCK, (space,)))
+
+    def exchange(self) -> None:
+        """Send what is queued and wait for the answers."""
+        try:
+            self.pipeline.collect()
+        except Lost:
+            if self._answered:
+                raise
+            # The connection died while it was idle. Nobody has seen an answer yet, so it does not matter.
+            dead = self.pipeline
+            self.pipeline = self._pool.exchange(dead)
+            self.pipeline.ask_again(dead)
+            self.pipeline.collect()
+        self._answered = True
+
+    def _ask_many(self, sql: str, rows: Sequence[Sequence[Any]], *, distinct: bool) -> list[Answer]:
+        ask = self.pipeline.ask
+        start = 0
+        answers: list[Answer] = []
+        for size in _sizes(len(rows), len(rows[0]) if rows else 1):
+            together = for_rows(sql, size, distinct=distinct) if size > 1 else sql
+            if together is None:
+                answers += [ask(sql, row) for row in rows[start:]]
+                break
+            chunk = rows[start : start + size]
+            answers.append(ask(together, [value for row in chunk for value in row] if size > 1 else chunk[0]))
+            start += size
+        return answers
+
+
+class _Later:
+    """Rows that are awaited when someone looks at them."""
+
+    __slots__ = ("_answer", "_session")
+
+    def __init__(self, session: PostgresSession, answer: Answer) -> None:
+        self._session = session
+        self._answer = answer
+
+    def __iter__(self) -> Iterator[Row]:
+        if self._answer.result is None:
+            self._session.exchange()
+        return iter(self._session.pipeline.rows(self._answer))
+
+
+class PostgresDatabase:
+    """A database and this process's connections to it."""
+
+    def __init__(self, place: Place, *, clock: Clock | None) -> None:
+        self.where = place.words
+        self._conninfo = place.conninfo
+        self._server_clock = ServerClock()
+        self._clock: Clock = clock or self._server_clock
+        self._pool = Pool(self._connect_patiently, place.words)
+        _open_databases.add(self)
+
+    @property
+    def dialect(self) -> Dialect:
+        """PostgreSQL."""
+        return "postgresql"
+
+    def now_us(self) -> int:
+        """The clock of the server, which all machines share."""
+        return self._clock.now_us()
+
+    def reading(self) -> AbstractContextManager[PostgresSession]:
+        """A short read transaction."""
+        return _Reading(self._pool)
+
+    def writing(self, space: int | None = None) -> AbstractContextManager[PostgresSession]:
+        """A write transaction; with a space, entered when its row is locked."""
+        return _Writing(self, self._pool, space)
+
+    def tidy(self, *, secure: bool) -> None:
+        """When ``secure``, let the server clear away dead rows; otherwise its autovacuum does in time.
+
+        This frees the space for new rows. It does not overwrite bytes, and the server's log and backups
+        keep what they have: that something is gone is proven by query here, not by a scan of bytes.
+        """
+        if secure:
+            with self.connected() as connection:
+                connection.execute(_VACUUM)
+
+    @contextmanager
+    def connected(self) -> Generator[psycopg.Connection[Any]]:
+        """A connection of one's own, outside of any transaction, with errors translated."""
+        connection = self.connect()
+        try:
+            yield connection
+        except psycopg.Error as error:
+            raise translated(error, self.where) from error
+        finally:
+            connection.close()
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """A new connection."""
+        try:
+            connection = psycopg.connect(self._conninfo, autocommit=True, client_encoding="UTF8")
+        except psycopg.Error as error:
+            raise refused(error, self.where) from None
+        try:
+            connection.execute(
+                _SETTINGS, [f"{seconds * 1000:.0f}ms" for seconds in (LOCK_SECONDS, STUCK_SECONDS)]
+            )
+            if self._server_clock.is_stale:
+                asked_at_us = steady_us()
+                for (server_us,) in connection.execute(NOW_SQL):
+                    self._server_clock.set(server_us, asked_at_us=asked_at_us)
+        except psycopg.Error as error:
+            connection.close()
+            raise translated(error, self.where) from error
+        return connection
+
+    def refresh_clock(self, session: PostgresSession) -> None:
+        """Read the server's clock when it is time to."""
+        if self._server_clock.is_stale:
+            asked_at_us = steady_us()
+            ((server_us,),) = session.rows(NOW_SQL)
+            self._server_clock.set(server_us, asked_at_us=asked_at_us)
+
+    def _connect_patiently(self) -> Pipeline:
+        deadline = time.monotonic() + RECONNECT_SECONDS
+        while True:
+            try:
+                return Pipeline(self.connect(), self.where)
+            except Unreachable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._pool.close()
+
+    def abandon(self) -> None:
+        """In a forked child: forget the parent's connections without touching them."""
+        _abandoned.extend(self._pool.abandon())
+
+
+class _Reading:
+    __slots__ = ("_pool", "_session")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def __enter__(self) -> PostgresSession:
+        self._session = PostgresSession(self._pool, self._pool.take())
+        self._session.tell(_READ)
+        return self._session
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pipeline = self._session.pipeline
+        if kind is None:
+            try:
+                pipeline.ask("COMMIT")
+                pipeline.send(sync=True)
+            except TreeringError:
+                pipeline.dead = True  # what was read was read; the next one gets another connection
+        else:
+            _give_up(pipeline, error)
+        self._pool.give_back(pipeline)
+
+
+class _Writing:
+    __slots__ = ("_database", "_pool", "_session", "_space")
+
+    def __init__(self, database: PostgresDatabase, pool: Pool, space: int | None) -> None:
+        self._database = database
+        self._pool = pool
+        self._space = space
+
+    def __enter__(self) -> PostgresSession:
+        self._session = session = PostgresSession(self._pool, self._pool.take())
+        try:
+            session.tell(_WRITE)
+            self._database.refresh_clock(session)
+            if self._space is not None:
+                session.lock(self._space)
+                session.exchange()
+        except BaseException as error:
+            self._leave(error)
+            raise
+        return session
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                self._session.tell("COMMIT")
+                self._session.pipeline.collect(sync=True)
+            except BaseException as failure:
+                self._leave(failure)
+                raise
+        self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        pipeline = self._session.pipeline
+        if error is not None:
+            _give_up(pipeline, error)
+        self._pool.give_back(pipeline)
+
+
+def _give_up(pipeline: Pipeline, error: BaseException | None) -> None:
+    """Roll back; after an interrupt nobody knows what is under way, so the connection is not kept."""
+    if not isinstance(error, Exception):
+        pipeline.dead = True
+    elif not pipeline.dead:
+        pipeline.roll_back()
+
+
+def _sizes(rows: int, columns: int) -> Iterable[int]:
+    """How many rows go into each statement: few distinct sizes, so few statements to prepare."""
+    size = 64
+    while size * columns > MAX_PARAMETERS:
+        size //= 2
+    while rows:
+        while size > rows:
+            size //= 4
+        size = max(size, 1)
+        yield size
+        rows -= size
+
+
+_open_databases: Final[weakref.WeakSet[PostgresDatabase]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for database in list(_open_databases):
+        database.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,121 @@
+"""The PostgreSQL engine: a store that many machines share.
+
+All rows are in one database (or one schema of it, by ``?options=-csearch_path%3D<schema>`` in the URL).
+Large staged objects go into packs of the blob store when one is given, and into rows otherwise. A commit
+is two exchanges with the server: one that locks the space and reads what the batch touches, one that
+writes and commits. A pooler in between works as long as it knows prepared statements (PgBouncer from 1.21);
+where it swallows messages, followers hear of commits by looking once a second.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from treering.core.clock import Clock, SystemClock
+from treering.core.engine import Caps
+from treering.core.ids import new_id
+from treering.core.storage import Blobs
+from treering.engines import schema
+from treering.engines.postgres.database import PostgresDatabase
+from treering.engines.postgres.failures import Lost, Repeated
+from treering.engines.postgres.follow import Announcer, Follower
+from treering.engines.postgres.place import Place
+from treering.engines.postgres.texts import PostgresTextIndex
+from treering.engines.relational.engine import RelationalEngine
+from treering.engines.relational.objects import Objects
+from treering.errors import InvalidInput, Unsupported
+
+if TYPE_CHECKING:
+    from treering.engines.relational.group import Outcome
+    from treering.engines.relational.prepared import Prepared
+
+OLDEST_SERVER: Final = 12
+"""PostgreSQL 12 is the oldest that the SQL is written for; the tests run on 18."""
+
+
+class PostgresEngine(RelationalEngine):
+    """A store in a PostgreSQL database."""
+
+    def __init__(self, database: PostgresDatabase, blobs: Blobs | None, url: str) -> None:
+        objects = Objects(blobs)
+        super().__init__(database, objects, PostgresTextIndex(objects))
+        self._postgres = database
+        self._url = url
+        self._announcer = Announcer(database)
+        self._follower = Follower(database)
+
+    @property
+    def caps(self) -> Caps:
+        """Everything but a backup of its own: that is a copy into a folder, or the server's business."""
+        return Caps(durable=True, shared_writers=True)
+
+    @property
+    def url(self) -> str:
+        """Where the database is, without the password."""
+        return self._url
+
+    def _write_space(self, space: int, group: list[Prepared], *, all_new: bool = True) -> list[Outcome]:
+        """Commit a group, in two exchanges if all goes well.
+
+        When an event turned out to be a repeat, or the connection was lost on the way, it is done again
+        with care: what the first attempt did commit is recognised by the ids of the batches.
+        """
+        try:
+            return super()._write_space(space, group, all_new=all_new)
+        except (Lost, Repeated):
+            return super()._write_space(space, group)
+
+    def _committed(self, space: str) -> None:
+        self._follower.hint()
+        self._announcer.say(space)
+
+    def wait(self, space: str, after_seq: int, *, seconds: float) -> int:
+        """Block until the space's last sequence number is past ``after_seq``, or time is up."""
+        last_seq = 0
+
+        def is_ready() -> bool:
+            nonlocal last_seq
+            last_seq = self._last_seq(space)
+            return last_seq > after_seq
+
+        self._follower.wait(is_ready, seconds)
+        return last_seq
+
+    def _last_seq(self, space: str) -> int:
+        with self._database.reading() as session:
+            rows = session.rows("SELECT seq FROM space WHERE name = ?", (space,))
+        return rows[0][0] if rows else 0
+
+    def snapshot_to(self, folder: Path) -> None:
+        """Not offered: see `caps`."""
+        raise Unsupported(
+            f"{self._postgres.where} cannot write a snapshot to {folder}; copy the store to a folder "
+            "(store.backup does), or use pg_dump"
+        )
+
+    def close(self) -> None:
+        """Finish what was submitted, then let go of everything."""
+        self._group.close()
+        self._follower.close()
+        self._announcer.close()
+        self._postgres.close()
+
+
+def open_postgres(url: str, *, blobs: Blobs | None = None, clock: Clock | None = None) -> PostgresEngine:
+    """Open the store in a database, whose tables are made on first use.
+
+    Time is the server's, unless a clock is given that is not simply this machine's.
+    """
+    place = Place(url)
+    where = place.words
+    database = PostgresDatabase(place, clock=None if isinstance(clock, SystemClock) else clock)
+    with database.connected() as connection:
+        version = connection.info.server_version // 10000
+        if version < OLDEST_SERVER:
+            raise Unsupported(f"{where} is version {version}; treering needs {OLDEST_SERVER} or newer")
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            raise InvalidInput(f"{where} is encoded in {encoding}; create the database with ENCODING 'UTF8'")
+        schema.prepare(cast("schema.Connection", connection), "postgresql", location=url, store_id=new_id())
+    return PostgresEngine(database, blobs, place.url)

@@ -1,0 +1,233 @@
+"""A connection that talks in exchanges: many statements go out, then all their answers come in.
+
+The time of a commit is mostly the way to the server and back, so statements are not sent one by one.
+`Pipeline.ask` only queues a statement and gives an `Answer`; `Pipeline.collect` sends all that is queued and
+takes in all that is due. psycopg's own pipeline offers the same for several times the
+processor time, so this speaks to libpq through `psycopg.pq`, and leaves values to psycopg's converters.
+
+Every statement is prepared under a name when it is first seen. Numbers travel as text and are declared as
+``bigint``, the rest is left to the server to infer, so one text is one prepared statement, whatever the
+values. **Invariant:** after an error nothing that was queued behind it has run, and the connection is
+used again only after `roll_back` said that it may be.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from psycopg import Connection, Error, OperationalError
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq.abc import PGresult
+from psycopg.types.numeric import Int8Dumper
+
+from treering.engines.postgres.failures import Lost, of_result, translated
+from treering.engines.postgres.statements import numbered
+from treering.errors import InvalidInput, TreeringError
+
+Row = tuple[Any, ...]
+
+_STATEMENTS_LIMIT: Final = 2000
+"""How many prepared statements a connection keeps before it starts anew."""
+
+_GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK})
+_INT8: Final = 20
+_AUTO: Final = [[PyFormat.AUTO] * count for count in range(64)]
+
+
+class Answer:
+    """A statement under way; ``result`` is there after the next `Pipeline.collect`."""
+
+    __slots__ = ("parameters", "result", "sql")
+
+    def __init__(self, sql: str, parameters: Sequence[Any]) -> None:
+        self.sql = sql
+        self.parameters = parameters
+        self.result: PGresult | None = None
+
+    @property
+    def count(self) -> int:
+        """How many rows were changed (or selected)."""
+        return (self.result.command_tuples or 0) if self.result is not None else 0
+
+
+class Pipeline:
+    """One connection, used by one thread at a time. ``where`` names the database in errors."""
+
+    def __init__(self, connection: Connection[Any], where: str) -> None:
+        connection.adapters.register_dumper(int, Int8Dumper)
+        self.where = where
+        self.dead = False
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._converter = Transformer(connection)
+        self._names: dict[str, bytes] = {}
+        self._unproven: list[str] = []
+        self._given_names = 0
+        self._due: list[Answer | Literal["prepare", "sync"]] = []
+        self._poll = select.poll()
+        self._poll.register(self._pgconn.socket, select.POLLIN)
+        self._pgconn.enter_pipeline_mode()
+
+    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Answer:
+        """Queue a statement."""
+        try:
+            values, formats = self._dumped(parameters) if parameters else ((), ())
+            name = self._names.get(sql) or self._prepare(sql, parameters)
+            self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
+        except Error as error:
+            raise self._failed(error) from None
+        answer = Answer(sql, parameters)
+        self._due.append(answer)
+        return answer
+
+    def ask_again(self, other: Pipeline) -> None:
+        """Queue what another connection was asked and did not live to answer."""
+        for due in other._due:
+            if isinstance(due, Answer):
+                self.ask(due.sql, due.parameters)
+                self._due[-1] = due
+                due.result = None
+
+    def collect(self, *, sync: bool = False) -> None:
+        """Send what is queued and take in every answer; with ``sync``, also end an exchange.
+
+        Raises the first error among the answers.
+        """
+        self.send(sync=sync)
+        failure: PGresult | None = None
+        try:
+            for due in self._due:
+                result = self._receive()
+                status = result.status
+                if status in _GOOD:
+                    if isinstance(due, Answer):
+                        due.result = result
+                elif status == ExecStatus.FATAL_ERROR and failure is None:
+                    failure = result
+                if due != "sync":
+                    self._receive_end()
+        except Error as error:
+            raise self._failed(error) from None
+        if failure is None:
+            self._due.clear()
+            self._unproven.clear()
+            return
+        refusal = self._refused(failure)
+        if not self.dead:
+            self._due.clear()
+            self._forget_unproven()
+        raise refusal
+
+    def send(self, *, sync: bool = False) -> None:
+        """Send what is queued without waiting for answers; the next `collect` takes them in."""
+        try:
+            if sync:
+                self._pgconn.pipeline_sync()
+                self._due.append("sync")
+            else:
+                self._pgconn.send_flush_request()
+            while self._pgconn.flush():
+                # The server does not read on while its own answers wait to be read.
+                self._poll.modify(self._pgconn.socket, select.POLLIN | select.POLLOUT)
+                self._poll.poll()
+                self._pgconn.consume_input()
+                self._poll.modify(self._pgconn.socket, select.POLLIN)
+        except Error as error:
+            raise self._failed(error) from None
+
+    def roll_back(self) -> None:
+        """Undo the open transaction, whatever state it is in. The connection is fresh afterwards, or dead."""
+        try:
+            self._take_in_leftovers()
+            self.ask("ROLLBACK")
+            self.collect(sync=True)
+        except TreeringError:
+            self.dead = True
+
+    def rows(self, answer: Answer) -> list[Row]:
+        """The rows of an answer that was collected."""
+        count = answer.result.ntuples if answer.result is not None else 0
+        if not count:
+            return []
+        self._converter.set_pgresult(answer.result)
+        return self._converter.load_rows(0, count, tuple)
+
+    def tidy(self) -> None:
+        """Between two transactions: take in what is still due, and drop statements when they are too many."""
+        if self._due:
+            self.collect()
+        if len(self._names) > _STATEMENTS_LIMIT:
+            self._names.clear()
+            self.ask("DEALLOCATE ALL")
+            self.collect(sync=True)
+            self._names.clear()
+
+    def close(self) -> None:
+        """End the connection."""
+        self.dead = True
+        self._connection.close()
+
+    def _dumped(self, parameters: Sequence[Any]) -> tuple[Any, Any]:
+        count = len(parameters)
+        formats = _AUTO[count] if count < len(_AUTO) else [PyFormat.AUTO] * count
+        try:
+            values = self._converter.dump_sequence(parameters, formats)
+        except UnicodeEncodeError as error:
+            raise InvalidInput(f"{self.where} cannot store this text: {error}; nothing was written") from None
+        return values, self._converter.formats
+
+    def _prepare(self, sql: str, parameters: Sequence[Any]) -> bytes:
+        self._given_names += 1
+        name = b"t%d" % self._given_names
+        types = [_INT8 if type(value) is int else 0 for value in parameters]
+        self._pgconn.send_prepare(name, numbered(sql), types)
+        self._due.append("prepare")
+        self._names[sql] = name
+        self._unproven.append(sql)
+        return name
+
+    def _receive(self) -> PGresult:
+        result = self._next_result()
+        if result is None:
+            raise OperationalError("the server closed the connection")
+        return result
+
+    def _receive_end(self) -> None:
+        while self._next_result() is not None:
+            pass
+
+    def _next_result(self) -> PGresult | None:
+        pgconn = self._pgconn
+        while pgconn.is_busy():
+            self._poll.poll()
+            pgconn.consume_input()
+        return pgconn.get_result()
+
+    def _take_in_leftovers(self) -> None:
+        """After an error or an interrupt: read up to a sync, behind which the server listens again."""
+        try:
+            self.collect(sync=True)
+        except TreeringError:
+            if self.dead:
+                raise
+
+    def _forget_unproven(self) -> None:
+        # Some of these were prepared, some not. Their names are not used again, so none can clash.
+        for sql in self._unproven:
+            self._names.pop(sql, None)
+        self._unproven.clear()
+
+    def _refused(self, result: PGresult) -> TreeringError:
+        failure = of_result(result, self.where)
+        if isinstance(failure, Lost) or self._pgconn.status == ConnStatus.BAD:
+            self.dead = True
+        return failure
+
+    def _failed(self, error: Error) -> TreeringError:
+        failure = translated(error, self.where)
+        if isinstance(failure, Lost) or self._pgconn.status == ConnStatus.BAD:
+            self.dead = True
+        return failure

@@ -1,0 +1,183 @@
+"""The decision: may this batch commit, and what will it have done?
+
+Pure. Batches of a group are decided one after the other against `Current`, each seeing what the ones
+before it did. A batch is checked completely before it changes anything, so a rejected one leaves no
+trace and does not touch its neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treering.core.batch import ABSENT, ANY, Add, Delete, Receipt, Set
+from treering.core.lists import MAX_DEPTH
+from treering.engines.relational.current import ListState, RefState
+from treering.engines.relational.prepared import missing_from
+from treering.errors import Conflict, Fenced, InvalidInput, ListMoved, MissingObjects, NotFound, RefMoved
+
+if TYPE_CHECKING:
+    from treering.core.batch import Append, Batch, RefChange
+    from treering.engines.relational.current import Current
+    from treering.engines.relational.prepared import Prepared
+
+
+class Accepted:
+    """A batch that will be written, with the places that were found for it."""
+
+    __slots__ = ("appends", "prepared", "receipt", "refs")
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        receipt: Receipt,
+        refs: list[tuple[RefChange, RefState]],
+        appends: list[tuple[Append, ListState]],
+    ) -> None:
+        self.prepared = prepared
+        self.receipt = receipt
+        self.refs = refs
+        self.appends = appends
+
+
+def decide(current: Current, prepared: Prepared) -> Accepted | Receipt:
+    """Accept a batch and count it into ``current``, or give back the receipt of its first commit.
+
+    Raises what the batch has to be rejected with.
+    """
+    batch = prepared.batch
+    replay = current.receipts.get(batch.id)
+    if replay is not None:
+        return replay
+    if batch.fences:
+        _check_fences(current, batch)
+    if prepared.needs.names_content:
+        _check_addresses(current, batch)
+    refs = [(change, _moved(current, change)) for change in batch.refs]
+    appends = _appended(current, batch) if batch.lists else []
+    return _count_in(current, prepared, refs, appends)
+
+
+def _check_fences(current: Current, batch: Batch) -> None:
+    for fence in batch.fences:
+        if current.tokens.get(fence.lease) != fence.token:
+            raise Fenced(
+                f"lease {fence.lease!r} is not held under token {fence.token} any more; "
+                "nothing was written: claim it again"
+            )
+
+
+def _check_addresses(current: Current, batch: Batch) -> None:
+    objects, others = missing_from(batch, current.objects, current.bodies, current.lists)
+    if objects:
+        raise MissingObjects(tuple(dict.fromkeys(objects)))
+    if others:
+        raise NotFound(
+            f"batch {batch.id!r} points at {others[0]!r}, which is not stored; nothing was written"
+        )
+
+
+def _moved(current: Current, change: RefChange) -> RefState:
+    now = current.refs.get(change.name)
+    version = now.version if now is not None else 0
+    value = now.value if now is not None else None
+    scope = now.scope if now is not None else None
+    expect = change.expect
+    if expect == ABSENT:
+        if value is not None:
+            raise RefMoved(f"ref {change.name!r} exists at version {version} where none was expected")
+    elif expect != ANY and (value is None or expect != version):
+        there = f"is at version {version}" if value is not None else "does not exist"
+        raise RefMoved(f"ref {change.name!r} {there}, expected version {expect}; read it again and retry")
+    match change.change:
+        case Set(value=new):
+            return RefState(version + 1, new, scope)
+        case Delete():
+            return RefState(version + 1 if value is not None else version, None, scope)
+        case Add(delta=delta, ceiling=ceiling):
+            return RefState(version + 1, b"%d" % _total(change.name, value, delta, ceiling), scope)
+
+
+def _total(name: str, value: bytes | None, delta: int, ceiling: int | None) -> int:
+    try:
+        total = (int(value) if value is not None else 0) + delta
+    except ValueError:
+        raise Conflict(f"ref {name!r} does not hold an integer, so nothing can be added to it") from None
+    if ceiling is not None and total > ceiling:
+        raise Conflict(f"ref {name!r} would become {total}, past its ceiling {ceiling}")
+    return total
+
+
+def _appended(current: Current, batch: Batch) -> list[tuple[Append, ListState]]:
+    appends: list[tuple[Append, ListState]] = []
+    fresh: dict[str, ListState] = {}
+    for append in batch.lists:
+        parent = None
+        if append.parent is not None:
+            parent = fresh.get(append.parent) or current.lists.get(append.parent)
+        state = fresh.get(append.list) or current.lists.get(append.list)
+        if state is None:
+            state = _created(current, append, parent)
+        elif state.length != append.at:
+            raise ListMoved(
+                f"list {append.list!r} has {state.length} items where {append.at} were expected; "
+                "start a child list from the position you know"
+            )
+        elif append.parent is not None and (parent is None or parent.no != state.parent):
+            raise Conflict(f"list {append.list!r} exists with another parent than {append.parent!r}")
+        elif state.scope != _scope_number(current, append.scope):
+            raise Conflict(f"list {append.list!r} belongs to another scope than {append.scope!r}")
+        state = state.with_length(append.at + len(append.items))
+        fresh[append.list] = state
+        appends.append((append, state))
+    return appends
+
+
+def _created(current: Current, append: Append, parent: ListState | None) -> ListState:
+    no = current.list_numbers[append.list]
+    scope = _scope_number(current, append.scope)
+    if append.parent is None:
+        if append.at:
+            raise Conflict(f"list {append.list!r} does not exist, so it has no position {append.at}")
+        return ListState(no, scope, None, 0, 0, 0)
+    if parent is None:
+        raise NotFound(f"list {append.list!r} names the parent {append.parent!r}, which does not exist")
+    if parent.length < append.at:
+        raise Conflict(f"list {append.parent!r} has {parent.length} items; cannot branch off at {append.at}")
+    if parent.depth >= MAX_DEPTH:
+        raise InvalidInput(f"list {append.parent!r} is {parent.depth} parents deep; flatten it first")
+    return ListState(no, scope, parent.no, append.at, append.at, parent.depth + 1)
+
+
+def _scope_number(current: Current, scope: str) -> int:
+    number = current.scopes.get(scope)
+    return current.scope_numbers[scope] if number is None else number
+
+
+def _count_in(
+    current: Current,
+    prepared: Prepared,
+    refs: list[tuple[RefChange, RefState]],
+    appends: list[tuple[Append, ListState]],
+) -> Accepted:
+    batch = prepared.batch
+    first_seq = current.seq + 1
+    current.seq += len(batch.events) or 1
+    current.committed_at_us = max(current.now_us, current.committed_at_us + 1)
+    sums = {change.name: int(state.value or b"0") for change, state in refs if isinstance(change.change, Add)}
+    receipt = Receipt(
+        batch=batch.id,
+        first_seq=first_seq,
+        last_seq=current.seq,
+        committed_at_us=current.committed_at_us,
+        versions={change.name: state.version for change, state in refs},
+        sums=sums,
+        new_events=len(batch.events),
+    )
+    current.receipts[batch.id] = receipt
+    current.objects.update(batch.objects)
+    current.bodies.update((batch.id, part) for part in range(len(batch.parts)))
+    for change, state in refs:
+        current.refs[change.name] = state
+    for append, state in appends:
+        current.lists[append.list] = state
+    return Accepted(prepared, receipt, refs, appends)

@@ -1,0 +1,322 @@
+"""A space as slices: the reading half of a copy (`loading` is the other).
+
+The tables are walked one behind the other, each along an index that begins with the space, so a slice
+costs what it holds and not what the store holds. Joins repeat the position as a lower bound of the inner
+table, for the same reason: a list of a million items is not read from its start for each slice.
+
+A position names the table and the last key in it: it means the same in another process and after rows
+were added or removed. Each slice is its own short read transaction; bytes in packs are read after it has
+ended. Rows that are committed behind the position of a running export are not in it, and rows that point
+at them may be: whoever wants a copy of a space that is being written to exports again until nothing was
+committed in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.address import Address
+from treering.core.body import unpack_body
+from treering.core.content import KINDS, Content
+from treering.core.dump import BodyRow, CommitRow, ItemRow, ListRow, RefRow, Slice, TextRow
+from treering.core.frame import unseal
+from treering.core.lists import MAX_DEPTH
+from treering.core.records import ListInfo
+from treering.engines.keys import ITEM_POSITION_MASK
+from treering.engines.relational.current import unpack_receipt
+from treering.engines.relational.loading import load
+from treering.engines.relational.objects import PackGone
+from treering.engines.relational.reading import body_part
+from treering.engines.relational.rows import RECORD_SELECT, REF_SELECT, record_of, ref_of
+from treering.engines.relational.session import in_chunks
+from treering.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from treering.engines.relational.objects import Located, Objects
+    from treering.engines.relational.session import Database, Row, Session
+
+__all__ = ["export", "load"]
+
+SLICE_ROWS: Final = 1000
+SLICE_BYTES: Final = 8 * 1024 * 1024
+"""A slice ends before the row that would exceed this (frames count as they are stored)."""
+
+Key = list[Any]
+_Found = tuple[dict[str, Any], Key | None]
+"""Fields of a slice, and the key behind them; no key: the section has no more."""
+
+
+def export(
+    database: Database, objects: Objects, space: int, space_name: str, after: str | None = None
+) -> Iterator[Slice]:
+    """Everything in a space, in a loadable order, behind a position."""
+    del space_name  # slices hold no name: they are loaded under any
+    return _Export(database, objects, space).slices(*_parse(after))
+
+
+class _Export:
+    def __init__(self, database: Database, objects: Objects, space: int) -> None:
+        self._database = database
+        self._objects = objects
+        self._space = space
+
+    def slices(self, section: str, key: Key) -> Iterator[Slice]:
+        names = [*_SECTIONS, _END]
+        for name in names[names.index(section) : -1]:
+            at: Key | None = key if name == section else []
+            while at is not None:
+                part, at = self._slice(name, at)
+                if part is not None:
+                    yield part
+
+    def _slice(self, section: str, key: Key) -> tuple[Slice | None, Key | None]:
+        try:
+            return self._read_slice(section, key)
+        except PackGone:  # objects were moved into another pack since they were located
+            return self._read_slice(section, key)
+
+    def _read_slice(self, section: str, key: Key) -> tuple[Slice | None, Key | None]:
+        with self._database.reading() as session:
+            ((seq, committed_at_us),) = session.rows(
+                "SELECT seq, committed_at_us FROM space WHERE no = ?", (self._space,)
+            )
+            fields, behind = _SECTIONS[section](self, session, key)
+        located: Located | None = fields.pop("located", None)
+        if located is not None:
+            found = self._objects.read(located)
+            fields["objects"] = tuple(found[name] for name in sorted(found))
+        if not any(fields.values()):
+            return None, behind
+        position = (section, behind) if behind is not None else (_following(section), _FIRST)
+        part = Slice(
+            position=msgspec.json.encode(position).decode(),
+            last_seq=seq,
+            committed_at_us=committed_at_us,
+            **fields,
+        )
+        return part, behind
+
+    def inline_objects(self, session: Session, key: Key) -> _Found:
+        rows = session.rows(
+            "SELECT name, size FROM object WHERE space = ? AND name > ? AND frame IS NOT NULL "
+            "ORDER BY name LIMIT ?",
+            (self._space, bytes.fromhex(key[0]) if key else b"", SLICE_ROWS),
+        )
+        page = _cut(rows, size=1)
+        names = [bytes(name).hex() for name, _ in page]
+        fields = {"located": self._objects.locate(session, self._space, names)} if names else {}
+        return fields, _behind(rows, page, lambda row: [bytes(row[0]).hex()])
+
+    def packed_objects(self, session: Session, key: Key) -> _Found:
+        """Pack by pack in the order of the file, so that each frame is unfolded for one slice only."""
+        pack, *place, name = key or (0, 0, 0, "")
+        rows = session.rows(
+            'SELECT name, size, "offset", inner_offset FROM object WHERE pack = ? '
+            'AND ("offset", inner_offset, name) > (?, ?, ?) ORDER BY "offset", inner_offset, name LIMIT ?',
+            (pack, *place, bytes.fromhex(name), SLICE_ROWS),
+        )
+        if not rows:
+            following = session.rows(
+                "SELECT no FROM pack WHERE space = ? AND no > ? ORDER BY no LIMIT 1", (self._space, pack)
+            )
+            return {}, [following[0][0], 0, 0, ""] if following else None
+        page = _cut(rows, size=1)
+        names = [bytes(row[0]).hex() for row in page]
+        located = self._objects.locate(session, self._space, names)
+        return {"located": located}, [pack, *page[-1][2:], names[-1]]
+
+    def commits(self, session: Session, key: Key) -> _Found:
+        rows = session.rows(
+            "SELECT batch, first_seq, last_seq, committed_at_us, receipt FROM commits "
+            "WHERE space = ? AND batch > ? ORDER BY batch LIMIT ?",
+            (self._space, key[0] if key else "", SLICE_ROWS),
+        )
+        commits = tuple(CommitRow(receipt=unpack_receipt(*row)) for row in rows)
+        return {"commits": commits}, _behind(rows, rows, lambda row: [row[0]])
+
+    def bodies(self, session: Session, key: Key) -> _Found:
+        batch, part = key or ("", -1)
+        rows = session.rows(
+            "SELECT c.batch, b.key, length(b.frame) FROM commits c "
+            "JOIN body b ON b.key > c.no * 65536 + CASE WHEN c.batch = ? THEN ? ELSE -1 END "
+            "AND b.key < (c.no + 1) * 65536 WHERE c.space = ? AND c.batch >= ? "
+            "ORDER BY c.batch, b.key LIMIT ?",
+            (batch, part, self._space, batch, SLICE_ROWS),
+        )
+        page = _cut(rows, size=2)
+        frames = {
+            at: (scope, bytes(frame))
+            for at, scope, frame in in_chunks(
+                session,
+                "SELECT b.key, s.name, b.frame FROM body b JOIN scope s ON s.no = b.scope WHERE b.key IN (@)",
+                (),
+                [row[1] for row in page],
+            )
+        }
+        bodies: list[BodyRow] = []
+        for name, at, _ in page:
+            scope, frame = frames[at]
+            number = body_part(at)[1]
+            where = f"body {number} of commit {name!r}"
+            slots = tuple(unpack_body(unseal(frame, where), where))
+            bodies.append(BodyRow(batch=name, part=number, scope=scope, slots=slots))
+        return {"bodies": tuple(bodies)}, _behind(rows, page, lambda row: [row[0], body_part(row[1])[1]])
+
+    def records(self, session: Session, key: Key) -> _Found:
+        after = key[0] if key else 0
+        sizes = session.rows(
+            "SELECT seq, length(data) FROM event WHERE space = ? AND seq > ? ORDER BY seq LIMIT ?",
+            (self._space, after, SLICE_ROWS),
+        )
+        page = _cut(sizes, size=1)
+        rows = (
+            session.rows(
+                f"{RECORD_SELECT} WHERE e.space = ? AND e.seq > ? AND e.seq <= ? ORDER BY e.seq",
+                (self._space, after, page[-1][0]),
+            )
+            if page
+            else []
+        )
+        return {"records": tuple(map(record_of, rows))}, _behind(sizes, page, lambda row: [row[0]])
+
+    def lists(self, session: Session, key: Key) -> _Found:
+        """By depth, so that parents come before their children."""
+        depth, after = key or (0, "")
+        rows = session.rows(
+            "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.seq FROM list l "
+            "JOIN scope s ON s.no = l.scope LEFT JOIN list p ON p.no = l.parent "
+            "WHERE l.space = ? AND l.depth = ? AND l.id > ? ORDER BY l.id LIMIT ?",
+            (self._space, depth, after, SLICE_ROWS),
+        )
+        found = tuple(
+            ListRow(
+                info=ListInfo(
+                    list=row[0], scope=row[1], parent=row[2], start=row[3], length=row[4], depth=row[5]
+                ),
+                seq=row[6],
+            )
+            for row in rows
+        )
+        behind = _behind(rows, rows, lambda row: [depth, row[0]])
+        if behind is None and depth <= MAX_DEPTH:
+            behind = [depth + 1, ""]
+        return {"lists": found}, behind
+
+    def items(self, session: Session, key: Key) -> _Found:
+        list_id, position = key or ("", -1)
+        rows = session.rows(
+            "SELECT l.id, i.key, i.kind, i.address, length(i.frame) FROM list l "
+            "JOIN item i ON i.key > l.no * 4294967296 + CASE WHEN l.id = ? THEN ? ELSE -1 END "
+            "AND i.key < (l.no + 1) * 4294967296 WHERE l.space = ? AND l.id >= ? "
+            "ORDER BY l.id, i.key LIMIT ?",
+            (list_id, position, self._space, list_id, SLICE_ROWS),
+        )
+        page = _cut(rows, size=4)
+        frames = {
+            at: bytes(frame)
+            for at, frame in in_chunks(
+                session,
+                "SELECT key, frame FROM item WHERE key IN (@)",
+                (),
+                [row[1] for row in page if row[3] is None],
+            )
+        }
+        items: list[ItemRow] = []
+        for name, at, kind, address, _ in page:
+            here = at & ITEM_POSITION_MASK
+            item: Content | Address = Address(address or "")
+            if address is None:
+                item = Content(KINDS[int(kind)], unseal(frames[at], f"item {here} of list {name!r}"))
+            items.append(ItemRow(list=name, position=here, item=item))
+        return {"items": tuple(items)}, _behind(rows, page, lambda row: [row[0], row[1] & ITEM_POSITION_MASK])
+
+    def texts(self, session: Session, key: Key) -> _Found:
+        collection, after = key or ("", "")
+        rows = session.rows(
+            "SELECT c.name, c.tokens, t.name, t.namespace, s.name, t.source FROM collection c "
+            "JOIN text t ON t.collection = c.no AND t.name > CASE WHEN c.name = ? THEN ? ELSE '' END "
+            "JOIN scope s ON s.no = t.scope WHERE c.space = ? AND c.name >= ? "
+            "ORDER BY c.name, t.name LIMIT ?",
+            (collection, after, self._space, collection, SLICE_ROWS),
+        )
+        found = tuple(
+            TextRow(
+                collection=row[0],
+                tokens=row[1],
+                name=row[2],
+                namespace=row[3],
+                scope=row[4],
+                source=Address(row[5]),
+            )
+            for row in rows
+        )
+        return {"texts": found}, _behind(rows, rows, lambda row: [row[0], row[2]])
+
+    def refs(self, session: Session, key: Key) -> _Found:
+        after = key[0] if key else ""
+        sizes = session.rows(
+            "SELECT name, length(value) FROM ref WHERE space = ? AND name > ? ORDER BY name LIMIT ?",
+            (self._space, after, SLICE_ROWS),
+        )
+        page = _cut(sizes, size=1)
+        rows = (
+            session.rows(
+                f"{REF_SELECT} WHERE r.space = ? AND r.name > ? AND r.name <= ? ORDER BY r.name",
+                (self._space, after, page[-1][0]),
+            )
+            if page
+            else []
+        )
+        found = tuple(RefRow(ref=ref_of(row), deleted=row[3] is None) for row in rows)
+        return {"refs": found}, _behind(sizes, page, lambda row: [row[0]])
+
+
+_SECTIONS: Final[dict[str, Callable[[_Export, Session, Key], _Found]]] = {
+    "objects": _Export.inline_objects,
+    "packs": _Export.packed_objects,
+    "commits": _Export.commits,
+    "bodies": _Export.bodies,
+    "records": _Export.records,
+    "lists": _Export.lists,
+    "items": _Export.items,
+    "texts": _Export.texts,
+    "refs": _Export.refs,
+}
+_END: Final = "end"
+_FIRST: Final[Key] = []
+
+
+def _following(section: str) -> str:
+    names = [*_SECTIONS, _END]
+    return names[names.index(section) + 1]
+
+
+def _parse(position: str | None) -> tuple[str, Key]:
+    if position is None:
+        return next(iter(_SECTIONS)), []
+    try:
+        section, key = msgspec.json.decode(position, type=tuple[str, Key])
+    except msgspec.DecodeError:
+        section, key = "", []
+    if section != _END and section not in _SECTIONS:
+        raise InvalidInput(f"not a position of an export: {position[:80]!r}; pass that of the slice before")
+    return section, key
+
+
+def _cut(rows: Sequence[Row], *, size: int) -> list[Row]:
+    """As many rows as a slice takes; ``size`` is the column with their bytes."""
+    total = 0
+    for count, row in enumerate(rows):
+        total += row[size] or 0
+        if count and total > SLICE_BYTES:
+            return list(rows[:count])
+    return list(rows)
+
+
+def _behind(rows: Sequence[Row], page: Sequence[Row], key: Callable[[Row], Key]) -> Key | None:
+    """The key behind a page; ``None`` when these were the last rows."""
+    return key(page[-1]) if len(rows) == SLICE_ROWS or len(page) < len(rows) else None

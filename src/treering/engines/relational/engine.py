@@ -1,0 +1,333 @@
+"""The engine contract over any SQL database: thin calls into the nouns beside this file.
+
+A driver (`engines.sqlite`, `engines.postgres`) brings a `Database` and its index of texts; everything
+that the two have in common, which is nearly everything, is here once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, overload
+
+from treering.core.failpoints import declare, hit
+from treering.core.ids import check_space
+from treering.core.query import check_limit
+from treering.core.records import ListInfo, Page, SearchResult
+from treering.engines.relational import (
+    checking,
+    dumping,
+    erasing,
+    leases,
+    reading,
+    statistics,
+    sweeping,
+    totals,
+)
+from treering.engines.relational.current import ScopeNumbers, read_current, together
+from treering.engines.relational.decision import Accepted, decide
+from treering.engines.relational.group import GroupCommit
+from treering.engines.relational.objects import PackGone
+from treering.engines.relational.prepared import prepare
+from treering.engines.relational.writing import write_group
+from treering.errors import NotFound, TreeringError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from treering.core.address import Address
+    from treering.core.batch import Batch, Receipt
+    from treering.core.content import Content
+    from treering.core.dump import Slice
+    from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
+    from treering.core.records import Checked, Erased, Lease, Problem, Ref, SpaceStats, Sum, Swept
+    from treering.engines.relational.group import Outcome
+    from treering.engines.relational.objects import Objects
+    from treering.engines.relational.prepared import Prepared
+    from treering.engines.relational.session import Database, Session
+    from treering.engines.relational.texts import TextIndex
+
+BEGIN: Final = declare("commit.begin", "a batch was accepted for commit; nothing is written")
+BEFORE_COMMIT: Final = declare("commit.before_commit", "all rows of a group are written, not committed")
+AFTER_COMMIT: Final = declare("commit.after_commit", "a group is durable, nobody has heard of it")
+
+
+class RelationalEngine:
+    """Everything of the `Engine` contract that SQL databases share."""
+
+    def __init__(self, database: Database, objects: Objects, texts: TextIndex) -> None:
+        self._database = database
+        self._objects = objects
+        self._texts = texts
+        self._spaces: dict[str, int] = {}
+        self._scopes = ScopeNumbers()
+        self._group = GroupCommit(self._write)
+
+    # Writing
+    def commit(self, batch: Batch) -> Receipt:
+        """Commit a batch: atomic, idempotent, durable when it returns."""
+        return self._group.commit(prepare(batch))
+
+    def submit(self, batch: Batch) -> Future[Receipt]:
+        """Commit a batch in the background; the future resolves when it is durable."""
+        return self._group.submit(prepare(batch))
+
+    def _write(self, group: Sequence[Prepared]) -> list[Outcome]:
+        """Commit a group in one transaction a space; how each batch fared, in order."""
+        outcomes: dict[int, Outcome] = {}
+        by_space: dict[str, list[int]] = {}
+        for index, prepared in enumerate(group):
+            by_space.setdefault(prepared.batch.space, []).append(index)
+        for name, indexes in by_space.items():
+            hit(BEGIN)
+            space = self._space_number(name, create=True)
+            written = self._write_space(space, [group[index] for index in indexes])
+            hit(AFTER_COMMIT)
+            outcomes.update(zip(indexes, written, strict=True))
+            self._committed(name)
+        return [outcomes[index] for index in range(len(group))]
+
+    def _write_space(self, space: int, group: list[Prepared], *, all_new: bool = False) -> list[Outcome]:
+        with self._database.writing() as session:  # the space is locked with the first question
+            outcomes = self._decide_and_write(session, space, group, all_new=all_new)
+            hit(BEFORE_COMMIT)
+            return outcomes
+
+    def _decide_and_write(
+        self, session: Session, space: int, group: list[Prepared], *, all_new: bool
+    ) -> list[Outcome]:
+        needs = together([prepared.needs for prepared in group])
+        current = read_current(session, space, needs, self._database.now_us(), self._scopes)
+        accepted: list[Accepted] = []
+        decisions: list[Accepted | Receipt | TreeringError] = []
+        for prepared in group:
+            try:
+                decision = decide(current, prepared)
+            except TreeringError as rejection:
+                decision = rejection
+            if isinstance(decision, Accepted):
+                accepted.append(decision)
+            decisions.append(decision)
+        receipts: dict[str, Receipt] = {}
+        if accepted:
+            written = write_group(session, current, accepted, self._texts, all_new=all_new)
+            receipts = {receipt.batch: receipt for receipt in written}
+        return [
+            decision if isinstance(decision, TreeringError) else receipts.get(_batch_id(decision), decision)
+            for decision in decisions
+        ]  # pyright: ignore[reportReturnType] - every accepted batch has its receipt
+
+    def _committed(self, space: str) -> None:
+        """Called after each commit to a space, for followers."""
+
+    def stage(self, space: str, contents: Iterable[Content]) -> list[str]:
+        """Store objects ahead of the commit that will require them."""
+        return self._objects.stage(self._database, self._space_number(space, create=True), contents)
+
+    def claim(self, space: str, name: str, *, holder: str, seconds: float) -> Lease | None:
+        """Take a lease, or ``None`` while someone else holds it."""
+        number = self._space_number(space, create=True)
+        with self._database.writing(number) as session:
+            now_us = self._database.now_us()
+            return leases.claim(
+                session,
+                number,
+                space,
+                name,
+                holder=holder,
+                now_us=now_us,
+                until_us=now_us + round(seconds * 1e6),
+            )
+
+    def heartbeat(self, lease: Lease, *, seconds: float) -> Lease | None:
+        """Prolong a lease; ``None`` when it was lost."""
+        number = self._space_number(lease.space, create=True)
+        with self._database.writing(number) as session:
+            now_us = self._database.now_us()
+            return leases.heartbeat(
+                session, number, lease, now_us=now_us, until_us=now_us + round(seconds * 1e6)
+            )
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back, if it is still held."""
+        number = self._space_number(lease.space, create=True)
+        with self._database.writing(number) as session:
+            leases.release(session, number, lease)
+
+    # Reading
+    def missing(self, space: str, names: Sequence[str]) -> set[str]:
+        """Which of these objects are not stored."""
+        number = self._space_number(space)
+        if number is None:
+            return set(names)
+        with self._database.reading() as session:
+            return self._objects.missing(session, number, names)
+
+    def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:
+        """Verified content, in the order asked for."""
+        number = self._space_number(space)
+        if number is None and addresses:
+            raise NotFound(f"nothing is stored at {addresses[0]!r}: there is no space {space!r}")
+        return self._read(lambda session: reading.get(session, number or 0, self._objects, addresses))
+
+    def list_info(self, space: str, list_id: str) -> ListInfo | None:
+        """A list's length and parent."""
+        line = self.lineage(space, list_id)
+        return line[0] if line else None
+
+    def lineage(self, space: str, list_id: str) -> list[ListInfo]:
+        """A list and its ancestors, itself first."""
+        number = self._space_number(space)
+        if number is None:
+            return []
+        with self._database.reading() as session:
+            return [info for info, _ in reading.lineage(session, number, list_id)]
+
+    def read_list(self, space: str, list_id: str, start: int, stop: int) -> list[Content]:
+        """The items from ``start`` up to ``stop`` (or the end), through all parents."""
+        number = self._space_number(space)
+        if number is None:
+            raise NotFound(f"there is no list {list_id!r} in space {space!r}")
+        return self._read(
+            lambda session: reading.read_list(session, number, self._objects, list_id, start, stop)
+        )
+
+    def _read(self, question: Callable[[Session], list[Content]]) -> list[Content]:
+        """Read content; once more from the start when a pack was rewritten under it."""
+        try:
+            with self._database.reading() as session:
+                return question(session)
+        except PackGone:
+            with self._database.reading() as session:
+                return question(session)
+
+    def refs(self, space: str, names: Sequence[str]) -> dict[str, Ref]:
+        """The refs among these names that exist."""
+        number = self._space_number(space)
+        if number is None or not names:
+            return {}
+        with self._database.reading() as session:
+            return reading.refs(session, number, names)
+
+    def scan_refs(self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000) -> list[Ref]:
+        """Refs under a prefix, by name."""
+        number = self._space_number(space)
+        if number is None:
+            return []
+        with self._database.reading() as session:
+            return reading.scan_refs(session, number, prefix, after, limit)
+
+    def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
+        """Events in order, a page at a time."""
+        number = self._space_number(space)
+        if number is None:
+            check_limit(limit)
+            return Page(records=(), cursor=None)
+        with self._database.reading() as session:
+            return reading.scan(session, number, query, after, limit)
+
+    def sums(self, space: str, query: SumQuery) -> list[Sum]:
+        """Totals from the roll-ups."""
+        number = self._space_number(space)
+        if number is None:
+            return []
+        with self._database.reading() as session:
+            return totals.sums(session, number, query)
+
+    def search(self, space: str, query: SearchQuery) -> SearchResult:
+        """Texts that match, best first."""
+        number = self._space_number(space)
+        if number is None:
+            return SearchResult(hits=(), indexed_through=0)
+        with self._database.reading() as session:
+            return self._texts.search(session, number, query)
+
+    def scan_scopes(
+        self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000
+    ) -> list[str]:
+        """Erasure scopes that anything is stored under."""
+        number = self._space_number(space)
+        if number is None:
+            return []
+        with self._database.reading() as session:
+            return reading.scan_scopes(session, number, prefix, after, limit)
+
+    def spaces(self) -> list[str]:
+        """All spaces that were ever written to, by name."""
+        with self._database.reading() as session:
+            return [name for (name,) in session.rows("SELECT name FROM space WHERE seq > 0 ORDER BY name")]
+
+    # Looking after itself
+    def erase(self, space: str, plan: Erasure) -> Erased:
+        """Remove what the plan names, and the unshared content behind it."""
+        number = self._number_or_not_found(space)
+        return erasing.erase(self._database, self._objects, self._texts, number, plan)
+
+    def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
+        """Mark what refs and events can reach, and remove the rest."""
+        number = self._number_or_not_found(space)
+        return sweeping.sweep(
+            self._database, self._objects, number, dry_run=dry_run, grace_seconds=grace_seconds
+        )
+
+    def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
+        """Verify everything."""
+        number = self._number_or_not_found(space)
+        return checking.check(self._database, self._objects, self._texts, number, read_content=read_content)
+
+    def reindex(self, space: str) -> None:
+        """Rebuild all that is derived: roll-ups and search index."""
+        number = self._number_or_not_found(space)
+        totals.rebuild(self._database, number)
+        self._texts.rebuild(self._database, number)
+
+    def stats(self, space: str) -> SpaceStats:
+        """What the space holds."""
+        return statistics.stats(self._database, self._number_or_not_found(space), space)
+
+    def export(self, space: str, *, after: str | None = None) -> Iterator[Slice]:
+        """Everything in the space as slices in a loadable order."""
+        number = self._number_or_not_found(space)
+        return dumping.export(self._database, self._objects, number, space, after)
+
+    def load(self, space: str, part: Slice) -> None:
+        """Take a slice of another engine's `export`."""
+        number = self._space_number(space, create=True)
+        dumping.load(self._database, self._objects, self._texts, number, part)
+
+    # Spaces
+    def _number_or_not_found(self, space: str) -> int:
+        number = self._space_number(space)
+        if number is None:
+            raise NotFound(f"there is no space {space!r} in this store; nothing was ever written to it")
+        return number
+
+    @overload
+    def _space_number(self, name: str, *, create: Literal[True]) -> int: ...
+    @overload
+    def _space_number(self, name: str) -> int | None: ...
+    def _space_number(self, name: str, *, create: bool = False) -> int | None:
+        number = self._spaces.get(name)
+        if number is None:
+            check_space(name)
+            with self._database.reading() as session:
+                rows = session.rows("SELECT no FROM space WHERE name = ?", (name,))
+            if not rows and create:
+                rows = [(self._create_space(name),)]
+            if rows:
+                number = self._spaces[name] = rows[0][0]
+        return number
+
+    def _create_space(self, name: str) -> int:
+        now_us = self._database.now_us()
+        with self._database.writing() as session:
+            session.run(
+                "INSERT INTO space (name, seq, committed_at_us, created_at_us) VALUES (?, 0, ?, ?) "
+                "ON CONFLICT (name) DO NOTHING",
+                (name, 0, now_us),
+            )
+            ((number,),) = session.rows("SELECT no FROM space WHERE name = ?", (name,))
+        return number
+
+
+def _batch_id(decision: Accepted | Receipt) -> str:
+    return decision.prepared.batch.id if isinstance(decision, Accepted) else decision.batch

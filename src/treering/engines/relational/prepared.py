@@ -1,0 +1,118 @@
+"""A batch made ready to be written, outside the lock.
+
+Compressing, checksumming and taking words out of content are the expensive part of a commit and need no
+database; they happen in the caller's thread, so that writers hold the store's one lock only for the
+inserts themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from treering.core.address import ObjectAt, SlotAt, parse_address
+from treering.core.body import pack_body
+from treering.core.content import KIND_NUMBERS
+from treering.core.frame import seal
+from treering.core.intake import check_batch
+from treering.core.rollup import deltas
+from treering.core.terms import text_of
+from treering.engines.relational.current import named_addresses, needs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from treering.core.address import Address
+    from treering.core.batch import Batch
+    from treering.core.content import Content
+    from treering.core.rollup import Cell, Measures
+    from treering.engines.relational.current import Needs
+
+
+class Sealed(NamedTuple):
+    """An item as it will lie in its row: content in a frame, or an address."""
+
+    kind: int | None
+    frame: bytes | None
+    address: str | None
+
+
+class Prepared(NamedTuple):
+    """A checked batch and everything that could be computed from it alone."""
+
+    batch: Batch
+    needs: Needs
+    bodies: list[bytes]
+    items: list[list[Sealed]]
+    objects: list[tuple[bytes, int, int, bytes]]
+    """name, kind, size, frame"""
+    words: list[str | None]
+    """The text behind each of the batch's texts, where the batch itself brings its source."""
+    deltas: dict[Cell, Measures]
+    item_links: str | None
+
+
+def prepare(batch: Batch) -> Prepared:
+    """Check a batch and seal its content."""
+    check_batch(batch)
+    foreign = [item for append in batch.lists for item in append.items if isinstance(item, str)]
+    return Prepared(
+        batch=batch,
+        needs=needs_of(batch),
+        bodies=[seal(pack_body(part.slots)) for part in batch.parts],
+        items=[[_sealed(item) for item in append.items] for append in batch.lists],
+        objects=[
+            (bytes.fromhex(name), KIND_NUMBERS[content.kind], len(content.data), seal(content.data))
+            for name, content in batch.objects.items()
+        ],
+        words=[_words(batch, text.source) for text in batch.texts],
+        deltas=deltas(batch.events),
+        item_links="\n".join(foreign) or None,
+    )
+
+
+def own_content(batch: Batch, address: Address) -> Content | None:
+    """The content at an address, when the batch itself brings it."""
+    match parse_address(address):
+        case ObjectAt(name):
+            return batch.objects.get(name)
+        case SlotAt(batch.id, part, index):
+            return batch.parts[part].slots[index]
+        case _:
+            return None
+
+
+def missing_from(
+    batch: Batch, objects: set[str], bodies: set[tuple[str, int]], lists: Container[str]
+) -> tuple[list[str], list[str]]:
+    """What a batch names but neither brings nor finds: object names, and other addresses."""
+    names = [name for name in batch.requires if name not in objects and name not in batch.objects]
+    others: list[str] = []
+    own = f"s:{batch.id}:"
+    created = {append.list for append in batch.lists}
+    for address in named_addresses(batch):
+        if address.startswith(own):
+            continue
+        form = address[:2]
+        if form == "o:":
+            name = address[2:]
+            if name not in objects and name not in batch.objects:
+                names.append(name)
+        elif form == "l:":
+            if address[2:] not in lists and address[2:] not in created:
+                others.append(address)
+        else:
+            place = parse_address(address)
+            if isinstance(place, SlotAt) and (place.batch, place.part) not in bodies:
+                others.append(address)
+    return names, others
+
+
+def _sealed(item: Content | Address) -> Sealed:
+    if isinstance(item, str):
+        return Sealed(None, None, item)
+    return Sealed(KIND_NUMBERS[item.kind], seal(item.data), None)
+
+
+def _words(batch: Batch, source: Address | None) -> str | None:
+    content = own_content(batch, source) if source is not None else None
+    return text_of(content) if content is not None else None

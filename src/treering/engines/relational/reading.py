@@ -1,0 +1,254 @@
+"""Reading: content by address, lists, refs and pages of the journal.
+
+Every function takes a session, asks a bounded question and returns plain records; nothing here holds
+anything open. Content is verified before it is given back.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from treering.core.address import Address, ListAt, ObjectAt, SlotAt, parse_address
+from treering.core.body import unpack_body
+from treering.core.clock import day_of
+from treering.core.content import Content
+from treering.core.frame import unseal
+from treering.core.lists import locate
+from treering.core.query import check_limit, decode_cursor, encode_cursor
+from treering.core.records import ListInfo, Page
+from treering.engines.keys import BODY_PART_BITS, body_key, item_key
+from treering.engines.relational.rows import (
+    RECORD_SELECT,
+    REF_SELECT,
+    frame_of,
+    kind_of,
+    record_of,
+    ref_of,
+)
+from treering.engines.relational.session import in_chunks
+from treering.errors import Corrupt, InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from treering.core.query import EventQuery
+    from treering.core.records import Ref
+    from treering.engines.relational.objects import Objects
+    from treering.engines.relational.session import Session
+
+_LIST_COLUMNS: Final = (
+    "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.no, l.parent FROM list l "
+    "JOIN scope s ON s.no = l.scope LEFT JOIN list p ON p.no = l.parent"
+)
+_FIRST_SURROGATE: Final = 0xD800
+_AFTER_SURROGATES: Final = 0xE000
+"""Code points in between stand for no character, so no text is compared with one."""
+
+
+def get(session: Session, space: int, objects: Objects, addresses: Sequence[Address]) -> list[Content]:
+    """Verified content, in the order asked for."""
+    names: list[str] = []
+    batches: dict[str, set[int]] = {}
+    places = [parse_address(address) for address in addresses]
+    for place in places:
+        match place:
+            case ObjectAt(name):
+                names.append(name)
+            case SlotAt(batch, part, _):
+                batches.setdefault(batch, set()).add(part)
+            case ListAt(list_id):
+                raise InvalidInput(f"{list_id!r} is a list; read it with read_list")
+    found = objects.fetch(session, space, names) if names else {}
+    slots = _slots(session, space, batches) if batches else {}
+    contents: list[Content] = []
+    for address, place in zip(addresses, places, strict=True):
+        match place:
+            case ObjectAt(name):
+                content = found.get(name)
+            case SlotAt(batch, part, index):
+                body = slots.get((batch, part), ())
+                content = body[index] if index < len(body) else None
+            case _:
+                content = None
+        if content is None:
+            raise NotFound(f"nothing is stored at {address!r} in this space")
+        contents.append(content)
+    return contents
+
+
+def _slots(
+    session: Session, space: int, batches: dict[str, set[int]]
+) -> dict[tuple[str, int], Sequence[Content]]:
+    numbers = dict(
+        in_chunks(
+            session, "SELECT batch, no FROM commits WHERE space = ? AND batch IN (@)", (space,), list(batches)
+        )
+    )
+    keys = {
+        body_key(numbers[batch], part): (batch, part)
+        for batch, parts in batches.items()
+        if batch in numbers
+        for part in parts
+    }
+    slots: dict[tuple[str, int], Sequence[Content]] = {}
+    for key, frame in in_chunks(session, "SELECT key, frame FROM body WHERE key IN (@)", (), list(keys)):
+        batch, part = keys[key]
+        where = f"body {part} of commit {batch!r}"
+        slots[batch, part] = unpack_body(unseal(frame_of(frame, where), where), where)
+    return slots
+
+
+def lineage(session: Session, space: int, list_id: str) -> list[tuple[ListInfo, int]]:
+    """A list and its ancestors with their row numbers, itself first."""
+    found: list[tuple[ListInfo, int]] = []
+    rows = session.rows(f"{_LIST_COLUMNS} WHERE l.space = ? AND l.id = ?", (space, list_id))
+    while rows:
+        row = rows[0]
+        info = ListInfo(list=row[0], scope=row[1], parent=row[2], start=row[3], length=row[4], depth=row[5])
+        found.append((info, row[6]))
+        if len(found) > found[0][0].depth + 1:
+            raise Corrupt(
+                f"list {list_id!r} has more ancestors than its depth says; run verify, then restore it from a "
+                "backup"
+            )
+        rows = session.rows(f"{_LIST_COLUMNS} WHERE l.no = ?", (row[7],)) if row[7] is not None else []
+    return found
+
+
+def read_list(
+    session: Session, space: int, objects: Objects, list_id: str, start: int, stop: int
+) -> list[Content]:
+    """The items of a range, through all parents."""
+    line = lineage(session, space, list_id)
+    if not line:
+        raise NotFound(f"there is no list {list_id!r} in this space")
+    numbers = {info.list: no for info, no in line}
+    contents: list[Content | None] = []
+    elsewhere: list[tuple[int, Address]] = []
+    for run in locate([info for info, _ in line], max(start, 0), stop):
+        no = numbers[run.list]
+        rows = session.rows(
+            "SELECT kind, frame, address FROM item WHERE key >= ? AND key < ? ORDER BY key",
+            (item_key(no, run.start), item_key(no, run.stop)),
+        )
+        if len(rows) != run.stop - run.start:
+            raise Corrupt(
+                f"list {run.list!r} lacks {run.stop - run.start - len(rows)} of its items "
+                f"{run.start} to {run.stop}; run verify, then restore it from a backup"
+            )
+        for kind, frame, address in rows:
+            if frame is None:
+                elsewhere.append((len(contents), Address(address)))
+                contents.append(None)
+            else:
+                where = f"list {run.list!r}"
+                contents.append(Content(kind_of(kind, where), unseal(frame_of(frame, where), where)))
+    fetched = get(session, space, objects, [address for _, address in elsewhere]) if elsewhere else []
+    for (position, _), content in zip(elsewhere, fetched, strict=True):
+        contents[position] = content
+    return contents  # pyright: ignore[reportReturnType] - every None was filled above
+
+
+def refs(session: Session, space: int, names: Sequence[str]) -> dict[str, Ref]:
+    """The refs among these names that exist."""
+    sql = f"{REF_SELECT} WHERE r.space = ? AND r.value IS NOT NULL AND r.name IN (@)"
+    return {row[0]: ref_of(row) for row in in_chunks(session, sql, (space,), names)}
+
+
+def scan_refs(session: Session, space: int, prefix: str, after: str | None, limit: int) -> list[Ref]:
+    """Existing refs under a prefix, by name."""
+    where, bounds = name_range("r.name", prefix, after)
+    sql = f"{REF_SELECT} WHERE r.space = ? AND r.value IS NOT NULL{where} ORDER BY r.name LIMIT ?"
+    return [ref_of(row) for row in session.rows(sql, (space, *bounds, check_limit(limit)))]
+
+
+def scan_scopes(session: Session, space: int, prefix: str, after: str | None, limit: int) -> list[str]:
+    """Scopes under a prefix, by name."""
+    where, bounds = name_range("name", prefix, after)
+    sql = f"SELECT name FROM scope WHERE space = ?{where} ORDER BY name LIMIT ?"
+    return [name for (name,) in session.rows(sql, (space, *bounds, check_limit(limit)))]
+
+
+def name_range(column: str, prefix: str, after: str | None) -> tuple[str, list[Any]]:
+    """The condition for names that start with ``prefix`` and come behind ``after``, as one index range."""
+    where = ""
+    bounds: list[Any] = []
+    if prefix:
+        where += f" AND {column} >= ?"
+        bounds.append(prefix)
+        end = _after_prefix(prefix)
+        if end is not None:
+            where += f" AND {column} < ?"
+            bounds.append(end)
+    if after is not None:
+        where += f" AND {column} > ?"
+        bounds.append(after)
+    return where, bounds
+
+
+def _after_prefix(prefix: str) -> str | None:
+    """The smallest text behind all that start with ``prefix``, in code point order."""
+    for length in range(len(prefix), 0, -1):
+        point = ord(prefix[length - 1]) + 1
+        if point == _FIRST_SURROGATE:
+            point = _AFTER_SURROGATES
+        if point <= sys.maxunicode:
+            return prefix[: length - 1] + chr(point)
+    return None
+
+
+def scan(session: Session, space: int, query: EventQuery, after: str | None, limit: int) -> Page:
+    """One page of the journal."""
+    check_limit(limit)
+    conditions, values = _conditions(space, query)
+    direction, compare = ("DESC", "<") if query.newest_first else ("ASC", ">")
+    if after is not None:
+        ts_us, seq = decode_cursor(query, after)
+        if query.order == "seq":
+            conditions.append(f"e.seq {compare} ?")
+            values.append(seq)
+        else:
+            conditions.append(f"(e.ts_us, e.seq) {compare} (?, ?)")
+            values += [ts_us, seq]
+    keys = f"e.seq {direction}" if query.order == "seq" else f"e.ts_us {direction}, e.seq {direction}"
+    where = " AND ".join(["e.space = ?", *conditions])
+    rows = session.rows(f"{RECORD_SELECT} WHERE {where} ORDER BY {keys} LIMIT ?", (space, *values, limit))
+    records = tuple(map(record_of, rows))
+    cursor = None
+    if len(records) == limit:
+        cursor = encode_cursor(query, records[-1].event.ts_us, records[-1].seq)
+    return Page(records=records, cursor=cursor)
+
+
+def _conditions(space: int, query: EventQuery) -> tuple[list[str], list[Any]]:
+    conditions: list[str] = []
+    values: list[Any] = []
+    for name in ("run", "thread", "span", "agent", "status"):
+        value = getattr(query, name)
+        if value is not None:
+            conditions.append(f"e.{name} = ?")
+            values.append(value)
+    if query.scope is not None:
+        conditions.append("e.scope = (SELECT no FROM scope WHERE space = ? AND name = ?)")
+        values += [space, query.scope]
+    for name, wanted in (("kind", query.kinds), ("id", query.ids)):
+        if wanted:
+            conditions.append(f"e.{name} IN ({', '.join('?' * len(wanted))})")
+            values += wanted
+    if query.ids and query.since_us is not None and query.until_us is not None:
+        first, last = day_of(query.since_us), day_of(query.until_us - 1)
+        conditions.append("e.day = ?" if first == last else "e.day BETWEEN ? AND ?")
+        values += [first] if first == last else [first, last]
+    if query.since_us is not None:
+        conditions.append("e.ts_us >= ?")
+        values.append(query.since_us)
+    if query.until_us is not None:
+        conditions.append("e.ts_us < ?")
+        values.append(query.until_us)
+    return conditions, values
+
+
+def body_part(key: int) -> tuple[int, int]:
+    """The commit number and part of a body's key."""
+    return key >> BODY_PART_BITS, key & ((1 << BODY_PART_BITS) - 1)

@@ -1,0 +1,139 @@
+"""The recount: do the kept totals equal what the journal says?
+
+Events are counted page by page into cells of a scratch, because a space may have as many cells as events.
+Writers go on meanwhile: each page of kept totals is compared in a transaction that first counts what came
+since, so both sides are of the same moment. A difference may still come from an erasure in between; it is
+reported only when the one cell, counted again in a transaction of its own, differs too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from treering.core.records import Problem
+from treering.core.rollup import MEASURES, Cell, deltas, merge
+from treering.engines.relational.rows import RECORD_SELECT, record_of
+from treering.engines.relational.walking import PAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from treering.core.rollup import Measures
+    from treering.engines.relational.scratch import Scratch
+    from treering.engines.relational.session import Database, Row, Session
+
+_KEY: Final = Cell._fields
+_COLUMNS: Final = (*_KEY, *MEASURES)
+_SAME: Final = " AND ".join(f"{name} = ?" for name in _KEY)
+_NONE: Final = [0] * len(MEASURES)
+_COUNT_IN: Final = (
+    f"INSERT INTO cell ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "
+    f"ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET "
+    + ", ".join(f"{name} = {name} + excluded.{name}" for name in MEASURES)
+)
+
+
+class Recount:
+    """The totals of a space, counted anew and compared with those that are kept."""
+
+    def __init__(self, database: Database, space: int, scratch: Scratch) -> None:
+        self._database = database
+        self._space = space
+        self._scratch = scratch
+        self._seq = 0
+        self.events = 0
+        scratch.rows(
+            f"CREATE TABLE cell ({', '.join(_COLUMNS)}, compared DEFAULT 0, PRIMARY KEY ({', '.join(_KEY)})) "
+            "WITHOUT ROWID"
+        )
+
+    def count(self) -> Iterator[None]:
+        """Count all events, a page at a time."""
+        page = PAGE
+        while page == PAGE:
+            with self._database.reading() as session:
+                page = self._count_page(session)
+            yield
+
+    def problems(self) -> Iterator[list[Problem]]:
+        """Compare with the totals that are kept, a page at a time."""
+        after: Row = ("",) * 2 + (-1,) + ("",) * 4
+        while True:
+            with self._database.reading() as session:
+                while self._count_page(session) == PAGE:
+                    pass
+                rows = session.rows(
+                    f"SELECT {', '.join(_COLUMNS)} FROM rollup WHERE space = ? "
+                    f"AND ({', '.join(_KEY)}) > (?, ?, ?, ?, ?, ?, ?) ORDER BY {', '.join(_KEY)} LIMIT ?",
+                    (self._space, *after, PAGE),
+                )
+            differing = [Cell(*row[:7]) for row in rows if self._counted(row[:7]) != _as_measures(row[7:])]
+            self._scratch.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", [row[:7] for row in rows])
+            yield self._confirmed(differing)
+            if len(rows) < PAGE:
+                break
+            after = rows[-1][:7]
+        while lacking := self._scratch.rows(
+            f"SELECT {', '.join(_KEY)} FROM cell WHERE compared = 0 LIMIT ?", (PAGE,)
+        ):
+            self._scratch.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", lacking)
+            yield self._confirmed([Cell(*row) for row in lacking])
+
+    def _count_page(self, session: Session) -> int:
+        rows = session.rows(
+            f"{RECORD_SELECT} WHERE e.space = ? AND e.seq > ? ORDER BY e.seq LIMIT ?",
+            (self._space, self._seq, PAGE),
+        )
+        if rows:
+            cells = deltas(record_of(row).event for row in rows)
+            self._scratch.many(_COUNT_IN, [(*cell, *measures) for cell, measures in cells.items()])
+            self._seq = rows[-1][0]
+            self.events += len(rows)
+        return len(rows)
+
+    def _counted(self, cell: Row) -> Measures:
+        rows = self._scratch.rows(f"SELECT {', '.join(MEASURES)} FROM cell WHERE {_SAME}", cell)
+        return list(rows[0]) if rows else _NONE
+
+    def _confirmed(self, cells: list[Cell]) -> list[Problem]:
+        found: list[Problem] = []
+        for cell in cells:
+            with self._database.reading() as session:
+                counted = self._count_cell(session, cell)
+                rows = session.rows(
+                    f"SELECT {', '.join(MEASURES)} FROM rollup WHERE space = ? AND {_SAME}",
+                    (self._space, *cell),
+                )
+            kept = _as_measures(rows[0]) if rows else _NONE
+            if kept != counted:
+                detail = f"kept are {_shown(kept)}, a recount gives {_shown(counted)}; run reindex"
+                found.append(
+                    Problem(kind="derived", where=f"roll-up {'/'.join(map(str, cell))}", detail=detail)
+                )
+        return found
+
+    def _count_cell(self, session: Session, cell: Cell) -> Measures:
+        """One total, counted from the events that it is about."""
+        condition, values = ("", []) if cell.grain == "day" else (f" AND e.{cell.grain} = ?", [cell.key])
+        total: dict[Cell, Measures] = {}
+        after = 0
+        while rows := session.rows(
+            f"{RECORD_SELECT} WHERE e.space = ? AND e.day = ? AND e.kind = ? AND e.seq > ?{condition} "
+            "ORDER BY e.seq LIMIT ?",
+            (self._space, cell.day, cell.kind, after, *values, PAGE),
+        ):
+            after = rows[-1][0]
+            counted = deltas(record_of(row).event for row in rows)
+            merge(total, {cell: counted[cell]} if cell in counted else {})
+        return total.get(cell, _NONE)
+
+
+def _as_measures(values: tuple[Any, ...]) -> Measures:
+    return [int(value) for value in values]
+
+
+def _shown(measures: Measures) -> str:
+    return (
+        ", ".join(f"{name} {value}" for name, value in zip(MEASURES, measures, strict=True) if value)
+        or "nothing"
+    )

@@ -1,0 +1,155 @@
+"""How records lie in rows: the columns of the journal, and links as one text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.address import Address, slot_address
+from treering.core.batch import Event, Usage
+from treering.core.clock import day_of
+from treering.core.content import KINDS, Kind
+from treering.core.records import Record, Ref
+from treering.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EVENT_COLUMNS: Final = (
+    "space", "seq", "day", "id", "commit_no", "kind", "ts_us", "scope", "run", "span", "parent", "thread",
+    "agent", "name", "model", "role", "status", "input_tokens", "cache_read_tokens", "cache_write_tokens",
+    "cache_write_1h_tokens", "output_tokens", "reasoning_tokens", "cost_nanos", "currency", "duration_us",
+    "data", "body", "links",
+)  # fmt: skip
+
+RECORD_SELECT: Final = (
+    "SELECT e.seq, c.batch, c.committed_at_us, e.id, e.kind, e.ts_us, s.name, e.run, e.span, e.parent, "
+    "e.thread, e.agent, e.name, e.model, e.role, e.status, "
+    "e.input_tokens, e.cache_read_tokens, e.cache_write_tokens, "
+    "e.cache_write_1h_tokens, e.output_tokens, e.reasoning_tokens, e.cost_nanos, e.currency, e.duration_us, "
+    "e.data, e.body, e.links FROM event e JOIN commits c ON c.no = e.commit_no JOIN scope s ON s.no = e.scope"
+)
+
+REF_SELECT: Final = (
+    "SELECT r.name, s.name, r.version, r.value, r.links, r.seq, r.changed_at_us "
+    "FROM ref r JOIN scope s ON s.no = r.scope"
+)
+
+_NO_USAGE: Final = (None,) * 6
+
+
+def join_links(links: Sequence[Address]) -> str | None:
+    """Addresses as one text; ids hold no control characters, so a line break separates them."""
+    return "\n".join(links) if links else None
+
+
+def split_links(text: str | None) -> tuple[Address, ...]:
+    """The addresses of `join_links`."""
+    return tuple(map(Address, text.split("\n"))) if text else ()
+
+
+def frame_of(value: Any, where: str) -> bytes:
+    """The frame in a column: in a damaged database, anything may stand there."""
+    if isinstance(value, (bytes, memoryview)):
+        return bytes(value)
+    raise Corrupt(f"{where}: its row holds no bytes; restore it from a backup or a copy")
+
+
+def kind_of(number: Any, where: str) -> Kind:
+    """The kind of content in a column."""
+    if isinstance(number, int) and 0 <= number < len(KINDS):
+        return KINDS[number]
+    raise Corrupt(f"{where}: there is no kind {number!r} of content; restore it from a backup or a copy")
+
+
+def event_row(
+    event: Event, *, space: int, scope: int, seq: int, commit_no: int, own_slots: str
+) -> tuple[Any, ...]:
+    """The row of an event, in the order of `EVENT_COLUMNS`.
+
+    ``own_slots`` is what the addresses of this commit's slots start with: a body in the same commit is
+    kept in short form, because that is where almost every body is.
+    """
+    usage = event.usage
+    body = event.body
+    if body is not None and body.startswith(own_slots):
+        body = body[len(own_slots) :]
+    return (
+        space, seq, day_of(event.ts_us), event.id, commit_no, event.kind, event.ts_us, scope,
+        event.run, event.span, event.parent, event.thread, event.agent, event.name, event.model,
+        event.role, event.status,
+        *(_NO_USAGE if usage is None else msgspec.structs.astuple(usage)),
+        event.cost_nanos, event.currency, event.duration_us, event.data, body,
+        "\n".join(event.links) if event.links else None,
+    )  # fmt: skip
+
+
+def record_of(row: tuple[Any, ...]) -> Record:
+    """A record out of a row of `RECORD_SELECT`."""
+    (
+        seq, batch, committed_at_us, event_id, kind, ts_us, scope, run, span, parent, thread, agent, name,
+        model, role, status, input_, cache_read, cache_write, cache_write_1h, output, reasoning, cost_nanos,
+        currency, duration_us, data, body, links,
+    ) = row  # fmt: skip
+    usage = None
+    if input_ is not None:
+        usage = Usage(
+            input=input_,
+            cache_read=cache_read,
+            cache_write=cache_write,
+            cache_write_1h=cache_write_1h,
+            output=output,
+            reasoning=reasoning,
+        )
+    return Record(
+        seq=seq,
+        batch=batch,
+        committed_at_us=committed_at_us,
+        event=Event(
+            id=event_id,
+            kind=kind,
+            ts_us=ts_us,
+            scope=scope,
+            run=run,
+            span=span,
+            parent=parent,
+            thread=thread,
+            agent=agent,
+            name=name,
+            model=model,
+            role=role,
+            status=status,
+            usage=usage,
+            cost_nanos=cost_nanos,
+            currency=currency,
+            duration_us=duration_us,
+            data=None if data is None else bytes(data),
+            body=full_body(batch, body),
+            links=split_links(links),
+        ),
+    )
+
+
+def full_body(batch: str, body: str | None) -> Address | None:
+    """The whole address of a body that may be kept in short form."""
+    if body is None:
+        return None
+    if body[0].isdecimal():
+        part, _, index = body.partition(".")
+        return slot_address(batch, int(part), int(index))
+    return Address(body)
+
+
+def ref_of(row: tuple[Any, ...]) -> Ref:
+    """A ref out of a row of `REF_SELECT` (a deleted one has an empty value)."""
+    name, scope, version, value, links, seq, changed_at_us = row
+    return Ref(
+        name=name,
+        scope=scope,
+        version=version,
+        value=b"" if value is None else bytes(value),
+        links=split_links(links),
+        seq=seq,
+        changed_at_us=changed_at_us,
+    )

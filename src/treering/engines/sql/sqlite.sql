@@ -1,0 +1,208 @@
+-- A fresh treering store on SQLite, schema 0001. Generated from src/treering/engines/tables.py;
+-- do not edit: change the tables, write a migration, and run: python scripts/generate.py
+
+CREATE TABLE meta (
+  "key" TEXT NOT NULL,
+  value TEXT NOT NULL,
+  PRIMARY KEY ("key")
+);
+
+CREATE TABLE space (
+  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+  name TEXT NOT NULL,
+  seq INTEGER NOT NULL,
+  committed_at_us INTEGER NOT NULL,
+  created_at_us INTEGER NOT NULL,
+  scopes_dropped INTEGER DEFAULT 0 NOT NULL,
+  CONSTRAINT space_name_key UNIQUE (name)
+);
+
+CREATE TABLE scope (
+  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+  space INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  CONSTRAINT scope_space_name_key UNIQUE (space, name)
+);
+
+CREATE TABLE commits (
+  no INTEGER NOT NULL,
+  space INTEGER NOT NULL,
+  batch TEXT NOT NULL,
+  first_seq INTEGER NOT NULL,
+  last_seq INTEGER NOT NULL,
+  committed_at_us INTEGER NOT NULL,
+  receipt BLOB,
+  links TEXT,
+  PRIMARY KEY (no),
+  CONSTRAINT commits_space_batch_key UNIQUE (space, batch)
+);
+
+CREATE TABLE body (
+  "key" INTEGER NOT NULL,
+  scope INTEGER NOT NULL,
+  frame BLOB NOT NULL,
+  PRIMARY KEY ("key")
+);
+CREATE INDEX body_scope ON body (scope);
+
+CREATE TABLE event (
+  space INTEGER NOT NULL,
+  seq INTEGER NOT NULL,
+  day INTEGER NOT NULL,
+  id TEXT NOT NULL,
+  commit_no INTEGER NOT NULL,
+  kind TEXT NOT NULL,
+  ts_us INTEGER NOT NULL,
+  scope INTEGER NOT NULL,
+  run TEXT,
+  span TEXT,
+  parent TEXT,
+  thread TEXT,
+  agent TEXT,
+  name TEXT,
+  model TEXT,
+  role TEXT,
+  status TEXT,
+  input_tokens INTEGER,
+  cache_read_tokens INTEGER,
+  cache_write_tokens INTEGER,
+  cache_write_1h_tokens INTEGER,
+  output_tokens INTEGER,
+  reasoning_tokens INTEGER,
+  cost_nanos INTEGER,
+  currency TEXT,
+  duration_us INTEGER,
+  data BLOB,
+  body TEXT,
+  links TEXT,
+  PRIMARY KEY (space, seq, day),
+  CONSTRAINT event_space_day_id_key UNIQUE (space, day, id)
+) WITHOUT ROWID;
+CREATE INDEX event_run ON event (space, run, ts_us, seq) WHERE run IS NOT NULL;
+CREATE INDEX event_scope ON event (scope, kind, seq);
+CREATE INDEX event_thread ON event (space, thread, kind, seq) WHERE thread IS NOT NULL;
+
+CREATE TABLE object (
+  no INTEGER NOT NULL,
+  space INTEGER NOT NULL,
+  name BLOB NOT NULL,
+  kind SMALLINT NOT NULL,
+  size INTEGER NOT NULL,
+  stored_at_us INTEGER NOT NULL,
+  staged_until_us INTEGER NOT NULL,
+  frame BLOB,
+  pack INTEGER,
+  "offset" INTEGER,
+  length INTEGER,
+  inner_offset INTEGER,
+  PRIMARY KEY (no),
+  CONSTRAINT object_space_name_key UNIQUE (space, name)
+);
+CREATE INDEX object_pack ON object (pack) WHERE pack IS NOT NULL;
+
+CREATE TABLE pack (
+  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+  space INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  size INTEGER NOT NULL,
+  created_at_us INTEGER NOT NULL,
+  CONSTRAINT pack_name_key UNIQUE (name)
+);
+
+CREATE TABLE list (
+  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+  space INTEGER NOT NULL,
+  id TEXT NOT NULL,
+  scope INTEGER NOT NULL,
+  parent INTEGER,
+  start INTEGER NOT NULL,
+  length INTEGER NOT NULL,
+  depth INTEGER NOT NULL,
+  seq INTEGER NOT NULL,
+  CONSTRAINT list_space_id_key UNIQUE (space, id)
+);
+CREATE INDEX list_parent ON list (parent) WHERE parent IS NOT NULL;
+CREATE INDEX list_scope ON list (scope);
+
+CREATE TABLE item (
+  "key" INTEGER NOT NULL,
+  kind SMALLINT,
+  frame BLOB,
+  address TEXT,
+  PRIMARY KEY ("key")
+);
+
+CREATE TABLE ref (
+  space INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  scope INTEGER NOT NULL,
+  version INTEGER NOT NULL,
+  value BLOB,
+  links TEXT,
+  seq INTEGER NOT NULL,
+  changed_at_us INTEGER NOT NULL,
+  PRIMARY KEY (space, name)
+) WITHOUT ROWID;
+CREATE INDEX ref_scope ON ref (scope);
+CREATE INDEX ref_seq ON ref (space, seq) WHERE links IS NOT NULL;
+
+CREATE TABLE lease (
+  space INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  holder TEXT,
+  token INTEGER NOT NULL,
+  expires_at_us INTEGER NOT NULL,
+  PRIMARY KEY (space, name)
+);
+
+CREATE TABLE rollup (
+  space INTEGER NOT NULL,
+  grain TEXT NOT NULL,
+  "key" TEXT NOT NULL,
+  day INTEGER NOT NULL,
+  agent TEXT NOT NULL,
+  model TEXT NOT NULL,
+  kind TEXT NOT NULL,
+  currency TEXT NOT NULL,
+  events INTEGER NOT NULL,
+  errors INTEGER NOT NULL,
+  input_tokens INTEGER NOT NULL,
+  cache_read_tokens INTEGER NOT NULL,
+  cache_write_tokens INTEGER NOT NULL,
+  cache_write_1h_tokens INTEGER NOT NULL,
+  output_tokens INTEGER NOT NULL,
+  reasoning_tokens INTEGER NOT NULL,
+  cost_nanos INTEGER NOT NULL,
+  duration_us INTEGER NOT NULL,
+  unpriced_events INTEGER NOT NULL,
+  unpriced_tokens INTEGER NOT NULL,
+  PRIMARY KEY (space, grain, "key", day, agent, model, kind, currency)
+) WITHOUT ROWID;
+
+CREATE TABLE collection (
+  no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+  space INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  tokens TEXT NOT NULL,
+  CONSTRAINT collection_space_name_key UNIQUE (space, name)
+);
+
+CREATE TABLE text (
+  no INTEGER NOT NULL,
+  collection INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  namespace TEXT NOT NULL,
+  scope INTEGER NOT NULL,
+  source TEXT NOT NULL,
+  PRIMARY KEY (no),
+  CONSTRAINT text_collection_name_key UNIQUE (collection, name)
+);
+CREATE INDEX text_scope ON text (scope);
+
+CREATE TABLE alembic_version (
+  version_num VARCHAR(32) NOT NULL,
+  CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+INSERT INTO alembic_version (version_num) VALUES ('0001');
+
+INSERT INTO meta (key, value) VALUES ('format', '1');

@@ -1,0 +1,408 @@
+"""Connections to one SQLite database: one that writes, some that read.
+
+Writers take turns: inside the process by a lock, between processes by ``BEGIN IMMEDIATE``. SQLite's own
+busy handler starves some processes (it sleeps ever longer), so it is off, and who finds the database
+locked tries again after a random moment of up to two milliseconds, until a deadline. Readers never wait
+for writers; each read transaction is short and ends before anything is given back, because an open one
+keeps the log from being recycled. A forked child drops the inherited connections without closing them
+(closing would touch the parent's locks) and opens its own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+import time
+import weakref
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from treering.engines.sqlite.failures import damaged, is_busy, translated
+from treering.errors import Busy, Closed, TreeringError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from treering.core.clock import Clock
+    from treering.engines.relational.session import Dialect, Row
+
+Durability = Literal["full", "fast"]
+
+_LOCK: Final = (
+    "SELECT seq, committed_at_us, scopes_dropped, (SELECT coalesce(max(no), 0) FROM commits) "
+    "FROM space WHERE no = ?"
+)
+
+BUSY_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 0.002
+
+_SYNCHRONOUS: Final[dict[Durability, str]] = {"full": "FULL", "fast": "NORMAL"}
+_abandoned: Final[list[sqlite3.Connection]] = []
+"""Connections that a forked child inherited; kept so that nothing closes them."""
+
+
+class SqliteSession:
+    """An open transaction on a connection."""
+
+    __slots__ = ("_connection", "_largest_commit")
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._largest_commit: int | None = None
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """All rows of a query."""
+        return self._connection.execute(sql, parameters).fetchall()
+
+    def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement; how many rows it changed."""
+        return self._connection.execute(sql, parameters).rowcount
+
+    def many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Run a statement once for each row; how many rows were changed in all."""
+        if len(rows) == 1:
+            return self._connection.execute(sql, rows[0]).rowcount
+        return self._connection.executemany(sql, rows).rowcount
+
+    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
+        """The rows of a query, read as they are looked at."""
+        return self._connection.execute(sql, parameters)
+
+    def tell(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement."""
+        self._connection.execute(sql, parameters)
+
+    def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement once for each row."""
+        if len(rows) == 1:
+            self._connection.execute(sql, rows[0])
+        else:
+            self._connection.executemany(sql, rows)
+
+    def lock(self, space: int) -> Iterable[Row]:
+        """The counters of a space; a write transaction has locked everything already."""
+        ((*counters, self._largest_commit),) = self._connection.execute(_LOCK, (space,))
+        return [tuple(counters)]
+
+    def numbers(self, table: str, count: int) -> list[int]:
+        """Fresh numbers: behind the largest in use, and behind all that were ever given out."""
+        if table == "commits" and self._largest_commit is not None:
+            return list(range(self._largest_commit + 1, self._largest_commit + 1 + count))
+        sql = f"SELECT max(no) FROM {table}"
+        ((largest,),) = self._connection.execute(sql)
+        if table != "commits":  # rows of commits are never deleted
+            for (given,) in self._connection.execute(
+                "SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)
+            ):
+                largest = max(largest or 0, given)
+        return list(range((largest or 0) + 1, (largest or 0) + 1 + count))
+
+
+class SqliteDatabase:
+    """A database file and this process's connections to it."""
+
+    def __init__(self, path: Path, *, durability: Durability, clock: Clock) -> None:
+        self.path = path
+        self._durability: Durability = durability
+        self._clock = clock
+        self._start()
+        _open_databases.add(self)
+
+    def _start(self) -> None:
+        self._write_lock = threading.RLock()
+        self._writer: sqlite3.Connection | None = None
+        self._readers: list[sqlite3.Connection] = []
+        self._watcher: sqlite3.Connection | None = None
+        self._closed = False
+
+    @property
+    def dialect(self) -> Dialect:
+        """SQLite."""
+        return "sqlite"
+
+    def now_us(self) -> int:
+        """The clock of this machine, which all processes on the store share."""
+        return self._clock.now_us()
+
+    def reading(self) -> AbstractContextManager[SqliteSession]:
+        """A short read transaction."""
+        return _Reading(self)
+
+    def writing(self, space: int | None = None) -> AbstractContextManager[SqliteSession]:  # noqa: ARG002 - one lock for all
+        """A write transaction: the only one in this database, of any process."""
+        return _Writing(self)
+
+    def tidy(self, *, secure: bool) -> None:
+        """Give free pages back to the disk; when ``secure``, leave no old page in the log either."""
+        with self.exclusively() as connection:
+            # As a script, because a single execute frees a single page.
+            _patiently(lambda: connection.executescript("PRAGMA incremental_vacuum"))
+            if secure:
+                self._truncate_log(connection)
+
+    def _truncate_log(self, connection: sqlite3.Connection) -> None:
+        """Move the log into the database and cut it to nothing, as soon as no reader needs it."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            ((busy, _, _),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if not busy:
+                return
+            if time.monotonic() > deadline:
+                raise Busy(
+                    f"{self.path}: a reader holds the log open, so erased bytes may still be in it; "
+                    "close other readers and run the erasure again"
+                )
+            time.sleep(random.uniform(0, RETRY_SECONDS))
+
+    @contextmanager
+    def exclusively(self) -> Generator[sqlite3.Connection]:
+        """The writing connection outside of a transaction, with errors translated."""
+        with self._write_lock:
+            try:
+                yield self.writer()
+            except sqlite3.Error as error:
+                raise translated(error, str(self.path)) from error
+
+    def writer(self) -> sqlite3.Connection:
+        """The one connection that writes; whoever uses it holds the write lock."""
+        if self._writer is None:
+            self._check_open()
+            self._writer = self._connect()
+            self._writer.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
+            self._writer.execute("PRAGMA secure_delete = ON")
+        return self._writer
+
+    def take_reader(self) -> sqlite3.Connection:
+        """A reading connection, for one transaction."""
+        try:
+            return self._readers.pop()
+        except IndexError:
+            self._check_open()
+            connection = self._connect()
+            connection.execute("PRAGMA query_only = ON")
+            return connection
+
+    def give_back(self, connection: sqlite3.Connection) -> None:
+        """Return a reading connection."""
+        if self._closed:
+            connection.close()
+        else:
+            self._readers.append(connection)
+
+    def begin_writing(self, connection: sqlite3.Connection) -> None:
+        """Take the write lock of the database, patiently but not for ever."""
+        _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+
+    def begin_reading(self, connection: sqlite3.Connection) -> None:
+        """Begin a read transaction; only recovery after a crash can make it wait."""
+        _patiently(lambda: connection.execute("BEGIN"))
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=512
+        )
+        connection.execute("PRAGMA busy_timeout = 0")
+        connection.execute("PRAGMA cache_size = -16384")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        return connection
+
+    def make_ready(self, connection: sqlite3.Connection) -> None:
+        """Put a new database into the modes that cannot be changed once it has tables."""
+        _patiently(lambda: connection.execute("PRAGMA auto_vacuum = INCREMENTAL"))
+        _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+
+    def change_count(self) -> int:
+        """A number that changes when another connection commits."""
+        if self._watcher is None:
+            self._watcher = self._connect()
+        ((count,),) = self._watcher.execute("PRAGMA data_version").fetchall()
+        return count
+
+    def copy_to(self, target: Path) -> None:
+        """Copy the database as it is at one moment; in WAL mode writers go on meanwhile."""
+        connection = self.take_reader()
+        try:
+            copy = sqlite3.connect(target)
+            try:
+                connection.backup(copy)
+            finally:
+                copy.close()
+        except sqlite3.Error as error:
+            raise translated(error, str(target)) from error
+        finally:
+            self.give_back(connection)
+
+    def explain(self, error: BaseException | None) -> None:
+        """Raise what an error in a transaction means: a driver's is translated, any other is left alone.
+
+        In a damaged database anything may stand in a row, and what stumbles over it does not know why. So
+        an error that nobody meant to raise is a `Corrupt`, if SQLite finds damage.
+        """
+        if isinstance(error, sqlite3.Error):
+            raise translated(error, str(self.path)) from error
+        if isinstance(error, Exception) and not isinstance(error, TreeringError):
+            for damage in self.damages("quick_check(1)"):
+                raise damaged(str(self.path), damage) from error
+
+    def damages(self, check: str = "integrity_check(100)") -> list[str]:
+        """What SQLite itself finds wrong. Reads the whole database in one transaction."""
+        try:
+            connection = self.take_reader()
+            rows = connection.execute(f"PRAGMA {check}").fetchall()
+            self.give_back(connection)
+        except sqlite3.Error as error:
+            return [str(error)]
+        return [" ".join(text.split()) for (text,) in rows if text != "ok"]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self.path} was closed; open the store again")
+
+    def close(self) -> None:
+        """Close all connections; the last one of all processes folds the log into the database."""
+        with self._write_lock:
+            self._closed = True
+            while self._readers:
+                self._readers.pop().close()
+            for connection in (self._watcher, self._writer):
+                if connection is not None:
+                    connection.close()
+            self._watcher = self._writer = None
+
+    def hold(self) -> None:
+        """Keep everyone in this process from writing, until `let_go`."""
+        self._write_lock.acquire()
+
+    def let_go(self) -> None:
+        """Writers may go on."""
+        self._write_lock.release()
+
+    def abandon(self) -> None:
+        """In a forked child: forget the parent's connections without touching them."""
+        _abandoned.extend(self._readers)
+        _abandoned.extend(
+            connection for connection in (self._writer, self._watcher) if connection is not None
+        )
+        closed = self._closed
+        self._start()
+        self._closed = closed
+
+
+def _patiently(action: Callable[[], object]) -> None:
+    """Do something that needs a lock of the database, patiently but not for ever."""
+    try:
+        action()
+    except sqlite3.OperationalError as error:
+        if not is_busy(error):
+            raise
+    else:
+        return
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        time.sleep(random.uniform(0, RETRY_SECONDS))
+        try:
+            action()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > deadline:
+                raise
+        else:
+            return
+
+
+class _Reading:
+    __slots__ = ("_connection", "_database")
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+
+    def __enter__(self) -> SqliteSession:
+        try:
+            self._connection = self._database.take_reader()
+            self._database.begin_reading(self._connection)
+        except sqlite3.Error as error:
+            raise translated(error, str(self._database.path)) from error
+        return SqliteSession(self._connection)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._connection.in_transaction:  # some errors end it
+                self._connection.execute("ROLLBACK" if kind else "COMMIT")
+        except sqlite3.Error as failure:
+            self._connection.close()
+            raise translated(failure, str(self._database.path)) from failure
+        self._database.give_back(self._connection)
+        self._database.explain(error)
+
+
+class _Writing:
+    __slots__ = ("_connection", "_database")
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+
+    def __enter__(self) -> SqliteSession:
+        database = self._database
+        database.hold()
+        try:
+            self._connection = database.writer()
+            database.begin_writing(self._connection)
+        except BaseException as error:
+            database.let_go()
+            if isinstance(error, sqlite3.Error):
+                raise translated(error, str(database.path)) from error
+            raise
+        return SqliteSession(self._connection)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        database = self._database
+        try:
+            if kind is None:
+                self._connection.execute("COMMIT")
+            else:
+                self._roll_back()
+        except sqlite3.Error as failure:
+            self._roll_back()
+            raise translated(failure, str(database.path)) from failure
+        finally:
+            database.let_go()
+        database.explain(error)
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+
+_open_databases: Final[weakref.WeakSet[SqliteDatabase]] = weakref.WeakSet()
+_held: Final[list[SqliteDatabase]] = []
+
+
+def _before_fork() -> None:
+    """Let write transactions end: SQLite's memory of a held lock would be copied into the child for good."""
+    for database in list(_open_databases):
+        database.hold()
+        _held.append(database)
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop().let_go()
+
+
+def _after_fork_in_child() -> None:
+    _held.clear()
+    for database in list(_open_databases):
+        database.abandon()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )

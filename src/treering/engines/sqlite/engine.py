@@ -1,0 +1,181 @@
+"""The SQLite engine: one folder with a database and the packs beside it.
+
+``treering.db`` (WAL) holds every row; large staged objects lie in pack files of the blob store, which is
+a folder next to it unless another one is given. Many processes may have the store open.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+from treering import files
+from treering.core.clock import SystemClock
+from treering.core.engine import Caps
+from treering.core.failpoints import declare, hit
+from treering.core.ids import new_id
+from treering.core.records import Problem
+from treering.engines import schema
+from treering.engines.relational.engine import RelationalEngine
+from treering.engines.relational.objects import Objects
+from treering.engines.sqlite.database import SqliteDatabase
+from treering.engines.sqlite.failures import damaged, translated
+from treering.engines.sqlite.filesystem import refuse_network
+from treering.engines.sqlite.follow import Follower
+from treering.engines.sqlite.texts import SqliteTextIndex
+from treering.errors import Conflict, Corrupt, NotFound, ReadOnly, StoreFull, TreeringError, Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from treering.core.clock import Clock
+    from treering.core.records import Checked
+    from treering.core.storage import Blobs
+    from treering.engines.sqlite.database import Durability
+
+COPIED: Final = declare("backup.copied", "the database of a backup is copied, its packs are not")
+
+_SNAPSHOT_TRIES: Final = 5
+_SHORTEST: Final = 512
+"""No database is shorter: it is one page of the smallest size."""
+_REFUSALS: Final = {errno.EROFS: ReadOnly, errno.ENOSPC: StoreFull, errno.EDQUOT: StoreFull}
+
+
+class SqliteEngine(RelationalEngine):
+    """A store in one folder."""
+
+    def __init__(self, database: SqliteDatabase, blobs: Blobs) -> None:
+        objects = Objects(blobs)
+        super().__init__(database, objects, SqliteTextIndex(objects))
+        self._sqlite = database
+        self._blobs = blobs
+        self._follower = Follower(database)
+
+    @property
+    def caps(self) -> Caps:
+        """Everything the contract knows."""
+        return Caps(durable=True, shared_writers=True, backup=True)
+
+    @property
+    def url(self) -> str:
+        """The folder of the store."""
+        return f"sqlite:///{self._sqlite.path.parent}"
+
+    def _committed(self, space: str) -> None:  # noqa: ARG002 - one bell for all spaces
+        self._follower.ring()
+
+    def wait(self, space: str, after_seq: int, *, seconds: float) -> int:
+        """Block until the space's last sequence number is past ``after_seq``, or time is up."""
+        self._follower.wait(lambda: self._last_seq(space) > after_seq, seconds)
+        return self._last_seq(space)
+
+    def _last_seq(self, space: str) -> int:
+        with self._database.reading() as session:
+            rows = session.rows("SELECT seq FROM space WHERE name = ?", (space,))
+        return rows[0][0] if rows else 0
+
+    def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
+        """Verify everything, the database as SQLite sees it first."""
+        found = super().check(space, read_content=read_content)
+        return self._check(found) if read_content else found
+
+    def _check(self, found: Iterator[Problem | Checked]) -> Iterator[Problem | Checked]:
+        where = str(self._sqlite.path)
+        damages = self._sqlite.damages()
+        yield from (Problem(kind="corrupt", where=where, detail=damage) for damage in damages)
+        try:
+            yield from found
+        except TreeringError:
+            raise
+        except Exception as error:
+            if damages:
+                raise damaged(where, f"the check stumbles over {error!r}") from error
+            raise
+
+    def snapshot_to(self, folder: Path) -> None:
+        """A consistent copy of database and packs in a new folder, while writers go on."""
+        refuse_occupied(folder)
+        with files.translated(str(folder), writing=True):
+            folder.mkdir(parents=True, exist_ok=True)
+            for attempt in range(_SNAPSHOT_TRIES):
+                self._sqlite.copy_to(folder / schema.SQLITE_FILE)
+                hit(COPIED)
+                try:
+                    self._copy_packs(folder)
+                except NotFound:  # gc rewrote a pack in between: the next copy knows the new one
+                    if attempt == _SNAPSHOT_TRIES - 1:
+                        raise
+                else:
+                    return
+
+    def _copy_packs(self, folder: Path) -> None:
+        root = folder / "blobs"
+        drafts = files.Drafts(root, clock=SystemClock())
+        for name in _pack_names(folder / schema.SQLITE_FILE):
+            if not (root / name).exists():
+                *parents, last = name.split("/")
+                with (
+                    drafts.write([self._blobs.get(name)]) as draft,
+                    files.opened_folder(root, parents, make=True) as parent,
+                ):
+                    draft.publish(parent, last)
+
+    def close(self) -> None:
+        """Finish what was submitted, then let go of everything."""
+        self._group.close()
+        self._sqlite.close()
+
+
+def open_sqlite(
+    folder: Path, *, blobs: Blobs, durability: Durability = "full", clock: Clock | None = None
+) -> SqliteEngine:
+    """Open the store in ``folder``, made on first use."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except PermissionError as error:
+        raise ReadOnly(
+            f"{folder} cannot be made: {error.strerror}; choose a folder that you may write"
+        ) from error
+    except OSError as error:
+        kind = _REFUSALS.get(error.errno or 0, Unreachable)
+        raise kind(f"{folder} cannot be made: {error.strerror}; choose another folder") from error
+    refuse_network(folder)
+    path = folder / schema.SQLITE_FILE
+    _refuse_cut(path)
+    database = SqliteDatabase(path, durability=durability, clock=clock or SystemClock())
+    try:
+        with database.exclusively() as connection:
+            database.make_ready(connection)
+            schema.prepare(connection, "sqlite", location=str(database.path), store_id=new_id())
+    except BaseException:
+        database.close()
+        raise
+    return SqliteEngine(database, blobs)
+
+
+def _refuse_cut(path: Path) -> None:
+    """A file too short for a database would be taken for an empty one, and written over."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return  # not there yet; whatever else is wrong, SQLite says it better
+    if 0 < size < _SHORTEST:
+        raise Corrupt(f"{path} is cut short ({size} bytes); restore it from a backup, or remove it")
+
+
+def _pack_names(copied: Path) -> list[str]:
+    """The packs that a copied database knows. Nobody else has it open, so no log is made for reading it."""
+    try:
+        with closing(sqlite3.connect(f"{copied.absolute().as_uri()}?immutable=1", uri=True)) as copy:
+            return [name for (name,) in copy.execute("SELECT name FROM pack ORDER BY no")]
+    except sqlite3.Error as error:
+        raise translated(error, str(copied)) from error
+
+
+def refuse_occupied(folder: Path) -> None:
+    """A copy goes into a new or empty folder only."""
+    if folder.exists() and any(folder.iterdir()):
+        raise Conflict(f"{folder} is not empty; name a new folder for the copy")

@@ -1,0 +1,88 @@
+"""Calling a store that may be plain or ``async``, from code that may be either.
+
+=================  ==========================================  ==========================================
+                   the method is plain                         the method is ``async``
+=================  ==========================================  ==========================================
+`call`             called here                                 run on a private loop, this thread waits
+`call_async`       called in a worker thread                   awaited in the caller's own loop
+=================  ==========================================  ==========================================
+
+The private loop runs in one daemon thread of the process, made at the first need. **Invariant:** no running
+loop is ever blocked. That is why `call` refuses an async store on a thread that runs a loop: waiting there
+would stop that loop, and for ever if the store's own connections belong to it. A store that keeps
+connections should be used from one side only, because asyncio ties a connection to the loop that made it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Awaitable, Callable
+from threading import Lock, Thread
+from typing import Any
+
+from treering.errors import Unsupported
+
+
+def call(method: Callable[..., Any], /, *args: Any) -> Any:
+    """The result of ``method(*args)``, waited for if it is awaitable.
+
+    Raises `Unsupported` for an async method on a thread that runs an event loop.
+    """
+    result = method(*args)
+    if not inspect.isawaitable(result):
+        return result
+    if _runs_a_loop():
+        if inspect.iscoroutine(result):
+            result.close()
+        raise Unsupported(
+            f"{getattr(method, '__qualname__', method)} is async and this thread runs an event loop, "
+            "which waiting would block; await the async form of this call instead"
+        )
+    return asyncio.run_coroutine_threadsafe(_awaited(result), _private_loop.get()).result()
+
+
+async def call_async(method: Callable[..., Any], /, *args: Any) -> Any:
+    """The result of ``method(*args)``, awaited if need be; a plain method runs in a worker thread."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*args)
+    result = await asyncio.to_thread(method, *args)
+    return await result if inspect.isawaitable(result) else result
+
+
+class _PrivateLoop:
+    """An event loop in a thread of its own; a forked child starts another one."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                Thread(target=self._loop.run_forever, name="treering-keyvalue", daemon=True).start()
+            return self._loop
+
+    def abandon(self) -> None:
+        # Its thread is not in the child, and the parent still uses its pipes: leave it, open or not.
+        self._lock = Lock()
+        self._loop = None
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def _runs_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+_private_loop = _PrivateLoop()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_private_loop.abandon)

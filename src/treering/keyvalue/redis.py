@@ -1,0 +1,143 @@
+"""A key-value store on a server that speaks the Redis protocol (Redis, Valkey, ...).
+
+A value is a string under ``prefix`` + key: its kind, a colon, and its bytes, as in ``json:{"step":1}``.
+Keys are listed with SCAN, which does not hold up the server and may repeat itself; glob characters in a
+prefix are escaped, so ``a*`` lists what begins with an a and a star. How much survives a crash of the
+server is the server's setting (``appendonly``), not this store's. Two stores on one database need prefixes
+of which neither begins with the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final
+
+from treering.core.content import KINDS, Content, Kind
+from treering.core.encoding import decode, encode
+from treering.core.ids import check_id
+from treering.errors import (
+    Corrupt,
+    InvalidInput,
+    MissingExtra,
+    ReadOnly,
+    StoreFull,
+    TreeringError,
+    Unreachable,
+)
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+_GLOB: Final = re.compile(rb"([*?\[\]\\])")
+_PAGE: Final = 1000
+_KINDS: Final[dict[bytes, Kind]] = {kind.encode(): kind for kind in KINDS}
+
+
+class RedisStore:
+    """Keys and values on a Redis server; needs ``treering[redis]``. Threads may share it.
+
+    ``client`` is used instead of ``url`` where one exists already.
+    """
+
+    def __init__(
+        self, url: str = "redis://localhost:6379/0", prefix: str = "treering:", *, client: Redis | None = None
+    ) -> None:
+        self._prefix = prefix.encode()
+        # redis-py types every answer as plain or awaitable, which it is not for this client.
+        self._client: Any = _connected(url) if client is None else _checked(client)
+        self._where = _shown(self._client)
+
+    def get(self, key: str) -> Any | None:
+        """The value under a key, None without one."""
+        name = self._name(key)
+        with self._translated(key):
+            raw: bytes | None = self._client.get(name)
+        if raw is None:
+            return None
+        kind, colon, data = raw.partition(b":")
+        if not colon or kind not in _KINDS:
+            raise Corrupt(f"{self._where}: {name!r} holds no value that treering wrote; move it away")
+        return decode(Content(_KINDS[kind], data))
+
+    def set(self, key: str, value: Any) -> None:
+        """Keep a value under a key."""
+        name, content = self._name(key), encode(value)
+        with self._translated(key):
+            self._client.set(name, content.kind.encode() + b":" + content.data)
+
+    def delete(self, key: str) -> None:
+        """Forget a key."""
+        name = self._name(key)
+        with self._translated(key):
+            self._client.delete(name)
+
+    def list(self, prefix: str = "") -> list[str]:
+        """All keys that begin with ``prefix``, in order."""
+        begin = self._prefix + prefix.encode()
+        with self._translated(f"{prefix}*"):
+            found = set(self._client.scan_iter(match=_GLOB.sub(rb"\\\1", begin) + b"*", count=_PAGE))
+        try:
+            return sorted(name.removeprefix(self._prefix).decode() for name in found)
+        except UnicodeDecodeError as error:
+            raise Corrupt(
+                f"{self._where}: {error.object!r} is no key that treering wrote; move it away"
+            ) from error
+
+    def _name(self, key: str) -> bytes:
+        return self._prefix + check_id(key, "key").encode()
+
+    @contextlib.contextmanager
+    def _translated(self, key: str) -> Generator[None]:
+        from redis.exceptions import RedisError
+
+        try:
+            yield
+        except RedisError as error:
+            raise _meaning(error, f"{self._where}: key {key!r}") from error
+
+
+def _connected(url: str) -> Redis:
+    try:
+        from redis import Redis
+    except ModuleNotFoundError as error:
+        raise MissingExtra("a Redis store", "redis") from error
+    try:
+        return Redis.from_url(url)  # pyright: ignore[reportUnknownMemberType]
+    except ValueError as error:
+        raise InvalidInput(
+            "the URL of a Redis store begins with redis://, rediss:// (TLS) or unix://, "
+            f"as in redis://localhost:6379/0 ({error})"
+        ) from error
+
+
+def _checked(client: Redis) -> Redis:
+    from redis import Redis
+
+    if not isinstance(client, Redis):  # pyright: ignore[reportUnnecessaryIsInstance] - an async client, say
+        raise InvalidInput(f"client is a {type(client).__qualname__}; pass a redis.Redis, or a url")
+    if client.get_encoder().decode_responses:
+        raise InvalidInput(
+            "client decodes responses, which bytes would not survive; use decode_responses=False"
+        )
+    return client
+
+
+def _shown(client: Redis) -> str:
+    at: dict[str, Any] = client.connection_pool.connection_kwargs
+    return at.get("path") or f"redis://{at.get('host', 'localhost')}:{at.get('port', 6379)}/{at.get('db', 0)}"
+
+
+def _meaning(error: Exception, where: str) -> TreeringError:
+    from redis import exceptions as refusals
+
+    if isinstance(error, refusals.AuthenticationError | refusals.AuthorizationError):
+        return InvalidInput(f"{where}: the server refuses these credentials ({error}); check the URL")
+    if isinstance(error, refusals.ReadOnlyError | refusals.NoPermissionError):
+        return ReadOnly(f"{where}: {error}; connect to the primary, as a user that may write")
+    if isinstance(error, refusals.OutOfMemoryError):
+        return StoreFull(f"{where}: {error}; raise maxmemory or delete keys")
+    if str(error).startswith("WRONGTYPE"):
+        return Corrupt(f"{where} holds no value that treering wrote ({error}); move it away")
+    return Unreachable(f"{where}: {error}; check that the server runs and is reachable")

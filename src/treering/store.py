@@ -1,0 +1,209 @@
+"""The store: one space of one engine, the way in for everything else.
+
+Writing is one verb, `commit` (or `submit`, its future). Looking after the store is a verb each: `verify`,
+`gc`, `forget`, `reindex`, `stats`, `copy_to`, `backup`. **Invariant:** a store sees and changes its own
+space only; the one exception is `backup`, which is of the whole store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from treering.care.backup import BackupReport, back_up
+from treering.care.collection import Collection, collect
+from treering.care.copying import CopyProgress, CopyReport, copy_space
+from treering.care.forgetting import Forgotten, forget, selection
+from treering.care.spaces import is_unwritten
+from treering.care.statistics import Stats, measure
+from treering.care.verification import Verification, verify
+from treering.core.batch import Batch, Receipt
+from treering.core.clock import Clock, SystemClock
+from treering.core.draft import Draft
+from treering.core.engine import Engine
+from treering.core.ids import check_space
+from treering.core.records import Checked
+from treering.core.retention import Keep
+from treering.core.storage import Blobs
+from treering.errors import InvalidInput
+
+
+class Opener(Protocol):
+    """How a store reaches another one by its URL (`api` hands this down)."""
+
+    def __call__(self, url: str | Path, *, namespace: str, blobs: str | Blobs | None = None) -> Store:
+        """Open it with this namespace."""
+        ...
+
+
+class Store:
+    """One space of one engine. Use it as a context manager, or `close` it.
+
+    ``folder`` is where a local store keeps its files; ``opener`` lets `copy_to` and `backup` open others.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        space: str = "default",
+        folder: Path | None = None,
+        clock: Clock | None = None,
+        opener: Opener | None = None,
+    ) -> None:
+        self._engine = engine
+        self._space = check_space(space)
+        self._folder = folder
+        self._clock = clock or SystemClock()
+        self._opener = opener
+
+    @property
+    def space(self) -> str:
+        """The tenant whose data this is; ``namespace=`` of `open` names it."""
+        return self._space
+
+    @property
+    def url(self) -> str:
+        """Where the store is, without secrets."""
+        return self._engine.url
+
+    @property
+    def engine(self) -> Engine:
+        """What stores the bytes; reads take `space` as their first argument."""
+        return self._engine
+
+    def in_namespace(self, namespace: str) -> Store:
+        """The same store, seen from another space. They share one engine: closing one closes both."""
+        return Store(
+            self._engine, space=namespace, folder=self._folder, clock=self._clock, opener=self._opener
+        )
+
+    # Writing
+    def draft(self, id: str | None = None) -> Draft:
+        """A new batch to be filled; an ``id`` of your own makes a repeated commit harmless."""
+        return Draft(self._space, id=id)
+
+    def commit(self, batch: Batch | Draft) -> Receipt:
+        """Write a batch: atomic, idempotent by its id, durable when this returns."""
+        return self._engine.commit(self._own(batch))
+
+    def submit(self, batch: Batch | Draft) -> Future[Receipt]:
+        """Write a batch in the background; the future resolves when it is durable."""
+        return self._engine.submit(self._own(batch))
+
+    # Looking after it
+    def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
+        """Rehash all content, follow every link, recount what is derived; changes nothing."""
+        return verify(self._engine, self._space, on_progress=on_progress)
+
+    def gc(
+        self, *, keep: Keep | None = None, dry_run: bool = False, grace_seconds: float = 3600.0
+    ) -> Collection:
+        """Drop what ``keep`` does not want (without it, nothing), then sweep what nothing can reach.
+
+        Runs beside writers: what became unreachable less than ``grace_seconds`` ago stays for now.
+        """
+        return collect(
+            self._engine,
+            self._space,
+            keep=keep,
+            dry_run=dry_run,
+            grace_seconds=grace_seconds,
+            clock=self._clock,
+        )
+
+    def forget(
+        self,
+        *,
+        thread: str | None = None,
+        namespace: str | None = None,
+        scope: str | None = None,
+        cascade: bool = False,
+    ) -> Forgotten:
+        """Erase a thread (of a namespace, if given), a whole namespace or one scope, for good.
+
+        Forks that grow out of it make this a `Conflict`; ``cascade`` takes them along. Shared content stays
+        and is listed in the receipt. Raises `NotFound` when nothing is there. Backups and copies are stores
+        of their own: forget there as well.
+        """
+        chosen = selection(thread=thread, namespace=namespace, scope=scope)
+        return forget(self._engine, self._space, chosen, cascade=cascade, clock=self._clock)
+
+    def reindex(self) -> None:
+        """Rebuild what is derived: roll-ups and search index."""
+        if not is_unwritten(self._engine, self._space):
+            self._engine.reindex(self._space)
+
+    def stats(self) -> Stats:
+        """What this space holds, what it takes, and how it grew day by day."""
+        return measure(self._engine, self._space, folder=self._folder)
+
+    def copy_to(
+        self,
+        target: str | Path | Store,
+        *,
+        blobs: str | Blobs | None = None,
+        on_progress: Callable[[CopyProgress], None] | None = None,
+    ) -> CopyReport:
+        """Copy this space, row by row as it is, into another store: a URL, a folder or an open store.
+
+        Started again after an interruption (or later, to catch up) it goes on where it stopped. A target
+        that holds anything but an earlier copy of this store is refused.
+        """
+        if isinstance(target, Store):
+            if blobs is not None:
+                raise InvalidInput("blobs= goes with a URL; an open store has its blobs already")
+            return self._copy_into(target, on_progress)
+        with self._open(target, blobs=blobs) as opened:
+            return self._copy_into(opened, on_progress)
+
+    def backup(
+        self, path: str | Path, *, on_progress: Callable[[CopyProgress], None] | None = None
+    ) -> BackupReport:
+        """A consistent copy of the whole store (all spaces) in a new folder, while writers go on.
+
+        It is opened and checked before it appears at ``path``, and opens like any other store.
+        """
+        return back_up(
+            self._engine,
+            Path(path).expanduser().absolute(),
+            open_folder=lambda folder: self._open(folder).engine,
+            on_progress=on_progress,
+        )
+
+    def close(self) -> None:
+        """Finish what was submitted, then let go of everything. May be called twice."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Store {self.url} space={self._space!r}>"
+
+    def _own(self, batch: Batch | Draft) -> Batch:
+        whole = batch.batch() if isinstance(batch, Draft) else batch
+        if whole.space != self._space:
+            raise InvalidInput(
+                f"batch {whole.id!r} is for space {whole.space!r}, this store is {self._space!r}; "
+                "make it with store.draft()"
+            )
+        return whole
+
+    def _copy_into(self, target: Store, on_progress: Callable[[CopyProgress], None] | None) -> CopyReport:
+        return copy_space(
+            self._engine, target.engine, space=self._space, into=target.space, on_progress=on_progress
+        )
+
+    def _open(self, url: str | Path, *, blobs: str | Blobs | None = None) -> Store:
+        if self._opener is None:
+            raise InvalidInput("this store was made by hand and cannot open others; use treering.open()")
+        return self._opener(url, namespace=self._space, blobs=blobs)

@@ -1,0 +1,1 @@
+"""The public test kit: for authors of engines and stores, and for whoever wants to see a promise kept."""

@@ -1,0 +1,116 @@
+"""What every test of the engine suite stands on: an engine to test, opened and closed for it.
+
+An engine's own test class provides `make_engine`; the rest follows. A test that needs a capability says
+so with `needs`, and the suite checks that an engine skips exactly the tests that its ``caps`` deny.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+import pytest
+
+from treering.core.ids import new_id
+from treering.testing import failpoints
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from treering.core.engine import Engine
+
+    OpenEngine = Callable[[], Engine]
+
+Capability = Literal["durable", "shared_writers", "claim", "search", "sums", "follow", "backup"]
+
+T = TypeVar("T")
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+_NEEDS = "treering_needs"
+
+
+def needs(*capabilities: Capability) -> Callable[[Test], Test]:
+    """Mark a test as one that only engines with these capabilities can pass."""
+
+    def mark(test: Test) -> Test:
+        setattr(test, _NEEDS, frozenset(capabilities))
+        return test
+
+    return mark
+
+
+def needs_of(test: Any) -> frozenset[str]:
+    """The capabilities that a test needs."""
+    return getattr(test, _NEEDS, frozenset())
+
+
+class EngineHarness:
+    """Fixtures of the suite. Override `make_engine`, and `storage` where the bytes lie in a folder."""
+
+    skips: ClassVar[frozenset[str]] = frozenset()
+    """The tests that the engine cannot honour: exactly those that its ``caps`` deny."""
+
+    @pytest.fixture
+    def make_engine(self) -> OpenEngine:
+        """A function that opens a new engine object, on the same storage whenever one test calls it."""
+        raise NotImplementedError("override the fixture make_engine in your test class")
+
+    @pytest.fixture
+    def storage(self) -> Path | None:
+        """The folder in which the engine keeps its bytes, if it does: erased ones are looked for there."""
+        return None
+
+    def open_snapshot(self, folder: Path) -> Engine:
+        """Open what `snapshot_to` wrote. Only engines with ``caps.backup`` need it."""
+        raise NotImplementedError(f"override open_snapshot to open {folder}")
+
+    @pytest.fixture
+    def open_engine(self, make_engine: OpenEngine) -> Iterator[OpenEngine]:
+        """`make_engine`, with everything closed again after the test."""
+        opened: list[Engine] = []
+
+        def open_one() -> Engine:
+            opened.append(make_engine())
+            return opened[-1]
+
+        yield open_one
+        for engine in reversed(opened):
+            engine.close()
+
+    @pytest.fixture
+    def engine(self, open_engine: OpenEngine) -> Engine:
+        """The engine under test."""
+        return open_engine()
+
+    @pytest.fixture
+    def space(self) -> str:
+        """A space of the test's own."""
+        return f"space-{new_id()}"
+
+    @pytest.fixture(autouse=True)
+    def _skip_what_caps_deny(self, request: pytest.FixtureRequest) -> None:
+        test = request.function
+        if test.__name__ in self.skips:
+            pytest.skip(f"caps deny {', '.join(sorted(needs_of(test)))}")
+
+    @pytest.fixture(autouse=True)
+    def _disarm_failpoints(self) -> Iterator[None]:
+        yield
+        failpoints.disarm()
+
+
+def at_once(*actions: Callable[[], T]) -> list[T | Exception]:
+    """Run actions in threads that start together; what each gave back or raised, in order."""
+    start = threading.Barrier(len(actions))
+
+    def run(action: Callable[[], T]) -> T | Exception:
+        start.wait()
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001 - the caller looks at it
+            return error
+
+    with ThreadPoolExecutor(len(actions)) as pool:
+        return list(pool.map(run, actions))

@@ -1,0 +1,371 @@
+"""Commits: all or nothing, durable, idempotent, and harmless to their neighbours (invariants 1 to 4)."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from treering.core.address import list_address, object_address, slot_address
+from treering.core.batch import ABSENT, Add, Batch, Event, Receipt
+from treering.core.clock import DAY_US
+from treering.core.draft import Draft
+from treering.core.ids import new_id
+from treering.core.query import SearchQuery
+from treering.errors import (
+    Closed,
+    Conflict,
+    Fenced,
+    InvalidInput,
+    ListMoved,
+    MissingObjects,
+    NotFound,
+    RefMoved,
+    TreeringError,
+)
+from treering.testing import batches
+from treering.testing.failpoints import armed, declared
+from treering.testing.harness import EngineHarness, at_once, needs
+from treering.testing.portrait import all_records, portrait, problems
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from treering.core.engine import Engine
+    from treering.testing.harness import OpenEngine
+
+FAILURES: dict[str, tuple[Callable[[Draft], None], type[TreeringError]]] = {
+    "a stale fence": (lambda draft: draft.fence("lease", 7), Fenced),
+    "a required object is missing": (lambda draft: draft.require("a" * 64), MissingObjects),
+    "a linked object is missing": (
+        lambda draft: draft.set_ref("r", b"", scope="s", links=(object_address("b" * 64),)),
+        MissingObjects,
+    ),
+    "an item is missing": (
+        lambda draft: draft.append("other", object_address("c" * 64), scope="s", at=0),
+        MissingObjects,
+    ),
+    "a body is missing": (
+        lambda draft: draft.event(batches.event(body=slot_address("nobody", 0, 0))),
+        NotFound,
+    ),
+    "a linked list is missing": (
+        lambda draft: draft.event(batches.event(links=(list_address("nothing"),))),
+        NotFound,
+    ),
+    "a ref is not absent": (
+        lambda draft: draft.set_ref("taken", b"", scope="s", expect=ABSENT),
+        RefMoved,
+    ),
+    "a ref has another version": (lambda draft: draft.set_ref("taken", b"", scope="s", expect=5), RefMoved),
+    "a ref that is not there has no version": (
+        lambda draft: draft.delete_ref("nothing", scope="s", expect=1),
+        RefMoved,
+    ),
+    "a ceiling": (lambda draft: draft.add_to_ref("total", Add(delta=9, ceiling=8), scope="s"), Conflict),
+    "a list has another length": (
+        lambda draft: draft.append("grown", batches.words("x"), scope=batches.SCOPE, at=1),
+        ListMoved,
+    ),
+    "a parent is missing": (
+        lambda draft: draft.append("child", batches.words("x"), scope="s", at=1, parent="nothing"),
+        NotFound,
+    ),
+    "a parent is shorter": (
+        lambda draft: draft.append("child", batches.words("x"), scope="s", at=3, parent="grown"),
+        Conflict,
+    ),
+}
+"""Ways to break a batch that a store refuses, whatever else is in it."""
+
+
+class CommitTests(EngineHarness):
+    """What one commit promises."""
+
+    def test_01_a_commit_brings_everything_at_once(self, engine: Engine, space: str) -> None:
+        draft = Draft(space)
+        small, large, list_at = batches.full_load(draft)
+        receipt = engine.commit(draft.batch())
+        assert receipt == Receipt(
+            batch=draft.id,
+            first_seq=1,
+            last_seq=2,
+            committed_at_us=receipt.committed_at_us,
+            versions={"full/head": 1},
+            sums={},
+            new_events=2,
+        )
+        assert engine.get(space, [small])[0] == batches.words("a small note about full")
+        assert [content.kind for content in engine.read_list(space, "full/list", 0, 9)] == [
+            "text",
+            "text",
+            "bytes",
+        ]
+        assert engine.refs(space, ["full/head"])["full/head"].links == (small, large, list_at)
+        assert [record.event.id for record in all_records(engine, space)] == ["full-1", "full-2"]
+        if engine.caps.search:
+            assert len(engine.search(space, SearchQuery(collection="notes", text="small")).hits) == 1
+        assert not problems(engine, space)
+
+    def test_01_a_commit_that_breaks_off_is_there_whole_or_not_at_all(
+        self, engine: Engine, space: str
+    ) -> None:
+        """Every declared failpoint of a commit raises once. The same is done with SIGKILL in tests/faults."""
+        engine.commit(Batch(id=new_id(), space=space))
+        for number, name in enumerate(sorted(name for name in declared() if name.startswith("commit."))):
+            draft = Draft(space)
+            batches.full_load(draft, key=f"f{number}")
+            with armed(name, "raise:1"), suppress(Exception):  # whatever comes out, the store must be whole
+                engine.commit(draft.batch())
+            there = bool(engine.refs(space, [f"f{number}/head"]))
+            expected = 2 if there else 0
+            kept = [each for each in all_records(engine, space) if each.event.id.startswith(f"f{number}-")]
+            assert len(kept) == expected, name
+            assert (engine.list_info(space, f"f{number}/list") is not None) == there, name
+            assert not problems(engine, space), name
+            receipt = engine.commit(draft.batch())
+            assert receipt.new_events == 2, name
+            assert len(engine.read_list(space, f"f{number}/list", 0, 9)) == 3, name
+            assert not problems(engine, space), name
+
+    def test_01_a_reader_never_sees_half_a_commit(self, engine: Engine, space: str) -> None:
+        stop = threading.Event()
+
+        def write() -> None:
+            for number in range(60):
+                draft = Draft(space)
+                for name in ("a", "b", "c"):
+                    draft.set_ref(name, b"%d" % number, scope="s")
+                engine.commit(draft.batch())
+            stop.set()
+
+        def read() -> int:
+            seen = 0
+            while not stop.is_set():
+                found = engine.refs(space, ["a", "b", "c"])
+                assert len(found) in {0, 3}
+                assert len({(ref.value, ref.version, ref.seq) for ref in found.values()}) <= 1
+                seen += 1
+            return seen
+
+        outcomes = at_once(write, read, read)
+        assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+
+    @needs("durable")
+    def test_02_what_was_acknowledged_is_there_after_reopening(
+        self, engine: Engine, space: str, open_engine: OpenEngine
+    ) -> None:
+        for number in range(5):
+            draft = Draft(space)
+            batches.full_load(draft, key=f"k{number}")
+            engine.commit(draft.batch())
+        before = portrait(engine, space)
+        engine.close()
+        again = open_engine()
+        assert portrait(again, space) == before
+        assert not problems(again, space)
+
+    @needs("durable")
+    def test_02_what_was_submitted_is_finished_by_close(
+        self, engine: Engine, space: str, open_engine: OpenEngine
+    ) -> None:
+        futures = [engine.submit(batches.set_ref(space, f"r{number:03}")) for number in range(100)]
+        engine.close()
+        assert all(future.result(timeout=10).versions for future in futures)
+        assert len(open_engine().scan_refs(space, "r")) == 100
+
+    def test_02_a_closed_engine_says_so(self, engine: Engine, space: str) -> None:
+        engine.commit(batches.set_ref(space, "r"))
+        engine.close()
+        engine.close()
+        with pytest.raises(Closed):
+            engine.commit(batches.set_ref(space, "r"))
+        with pytest.raises(Closed):
+            engine.refs(space, ["r"])
+
+    def test_03_a_replay_changes_nothing_and_returns_the_first_receipt(
+        self, engine: Engine, space: str
+    ) -> None:
+        draft = Draft(space)
+        batches.full_load(draft)
+        draft.add_to_ref("total", Add(delta=5), scope=batches.SCOPE)
+        first = engine.commit(draft.batch())
+        before = portrait(engine, space)
+        assert engine.commit(draft.batch()) == first
+        assert engine.submit(draft.batch()).result(timeout=10) == first
+        assert portrait(engine, space) == before
+
+    def test_03_a_replay_is_answered_before_any_precondition(self, engine: Engine, space: str) -> None:
+        """Even one that no longer holds, and even when the batch was changed in between."""
+        batch = batches.set_ref(space, "head", b"1", expect=ABSENT)
+        first = engine.commit(batch)
+        engine.commit(batches.set_ref(space, "head", b"2"))
+        assert engine.commit(batch) == first
+        changed = Batch(id=batch.id, space=space, requires=("d" * 64,), events=(batches.event(),))
+        assert engine.commit(changed) == first
+        assert engine.refs(space, ["head"])["head"].value == b"2"
+        assert not all_records(engine, space)
+
+    def test_03_of_concurrent_replays_one_commits(self, engine: Engine, space: str) -> None:
+        draft = Draft(space)
+        batches.full_load(draft)
+        batch = draft.batch()
+        receipts = at_once(*[lambda: engine.commit(batch)] * 8)
+        assert all(receipt == receipts[0] for receipt in receipts)
+        assert isinstance(receipts[0], Receipt)
+        assert [record.seq for record in all_records(engine, space)] == [1, 2]
+
+    @needs("durable")
+    def test_03_a_replay_after_reopening_is_a_replay(
+        self, engine: Engine, space: str, open_engine: OpenEngine
+    ) -> None:
+        draft = Draft(space)
+        batches.full_load(draft)
+        draft.add_to_ref("total", Add(delta=5), scope=batches.SCOPE)
+        first = engine.commit(draft.batch())
+        engine.close()
+        assert open_engine().commit(draft.batch()) == first
+
+    def test_03_a_repeated_event_is_left_out(self, engine: Engine, space: str) -> None:
+        """Its sequence number is taken all the same. On another day the same id is another event."""
+        engine.commit(batches.events(space, batches.call(id="a", name="first")))
+        receipt = engine.commit(
+            batches.events(
+                space,
+                batches.call(id="a", name="second"),
+                batches.call(id="b"),
+                batches.call(id="b", name="again"),
+                batches.call(id="a", ts_us=batches.NOON_US + DAY_US),
+            )
+        )
+        assert (receipt.first_seq, receipt.last_seq, receipt.new_events) == (2, 5, 2)
+        found = [(record.seq, record.event.id, record.event.name) for record in all_records(engine, space)]
+        assert found == [(1, "a", "first"), (3, "b", None), (5, "a", None)]
+        assert engine.stats(space).events == 3
+
+    @pytest.mark.parametrize("failure", FAILURES)
+    def test_04_a_failed_precondition_leaves_no_trace(self, engine: Engine, space: str, failure: str) -> None:
+        engine.commit(batches.set_ref(space, "taken"))
+        engine.commit(batches.append(space, "grown", "x", "y", at=0))
+        before = portrait(engine, space)
+        draft = Draft(space)
+        batches.full_load(draft)
+        break_it, error = FAILURES[failure]
+        break_it(draft)
+        with pytest.raises(error) as caught:
+            engine.commit(draft.batch())
+        assert type(caught.value) is error
+        assert portrait(engine, space) == before
+        assert engine.stats(space).objects == 0
+        draft = Draft(space)
+        batches.full_load(draft)
+        assert engine.commit(draft.batch()).first_seq == 3
+
+    def test_04_a_failed_first_commit_does_not_make_a_space(self, engine: Engine, space: str) -> None:
+        with pytest.raises(Conflict):
+            engine.commit(batches.set_ref(space, "head", expect=1))
+        assert space not in engine.spaces()
+        engine.commit(batches.set_ref(space, "head", expect=ABSENT))
+        assert space in engine.spaces()
+
+    def test_04_a_failed_batch_does_not_touch_its_neighbours(self, engine: Engine, space: str) -> None:
+        """Those that happen to share a group commit with it."""
+        engine.commit(batches.set_ref(space, "taken"))
+        good: list[Batch] = []
+        bad: list[Batch] = []
+        for number in range(20):
+            draft = Draft(space)
+            batches.full_load(draft, key=f"n{number}")
+            good.append(draft.batch())
+            broken = Draft(space)
+            batches.full_load(broken, key=f"b{number}")
+            broken.set_ref("taken", b"", scope="s", expect=ABSENT)
+            bad.append(broken.batch())
+        futures = [engine.submit(batch) for pair in zip(good, bad, strict=True) for batch in pair]
+        outcomes = [future.exception(timeout=30) for future in futures]
+        assert outcomes[0::2] == [None] * 20
+        assert all(type(outcome) is RefMoved for outcome in outcomes[1::2])
+        assert len(all_records(engine, space)) == 40
+        assert not engine.scan_refs(space, "b")
+        assert not problems(engine, space)
+
+    def test_04_batches_in_flight_see_the_ones_before_them(self, engine: Engine, space: str) -> None:
+        """Also when they are written together: order of submission is order of commit."""
+        futures = [
+            engine.submit(batches.append(space, "list", f"item {number}", at=number)) for number in range(30)
+        ]
+        assert [future.result(timeout=30).first_seq for future in futures] == list(range(1, 31))
+        assert engine.read_list(space, "list", 0, 99) == [
+            batches.words(f"item {number}") for number in range(30)
+        ]
+
+    @pytest.mark.parametrize(
+        "spoilt",
+        [
+            Batch(id="", space="s"),
+            Batch(id="x" * 201, space="s"),
+            Batch(id="nul\0", space="s"),
+            Batch(id="ok", space="no/slash"),
+            Batch(id="ok", space="s", requires=("short",)),
+            Batch(id="ok", space="s", events=(batches.event(id="line\nbreak"),)),
+            Batch(id="ok", space="s", events=(batches.event(body=slot_address("ok", 0, 0)),)),
+        ],
+        ids=[
+            "empty id",
+            "long id",
+            "NUL",
+            "slash in space",
+            "not a hash",
+            "control character",
+            "own slot missing",
+        ],
+    )
+    def test_04_what_cannot_be_stored_is_refused(self, engine: Engine, spoilt: Batch) -> None:
+        with pytest.raises(InvalidInput):
+            engine.commit(spoilt)
+        assert "s" not in engine.spaces()
+
+    @pytest.mark.parametrize(
+        "text", ["plain", "with space", "a/b%c_d\\e", "ünï¢ødé", "👩‍👩‍👧", "'; DROP TABLE ref;--", "x" * 200]
+    )
+    def test_04_any_readable_id_can_be_used_anywhere(self, engine: Engine, space: str, text: str) -> None:
+        draft = Draft(space, id=text)
+        small = draft.put(batches.words("small"), scope=text)
+        draft.append(text, batches.words("inline"), small, scope=text, at=0)
+        draft.set_ref(text, b"v", scope=text, links=(small, list_address(text)))
+        event = Event(
+            id=text, kind=text, ts_us=1, scope=text, run=text, span=text, parent=text, thread=text,
+            agent=text, name=text, model=text, role=text, status=text, currency=text, body=small,
+            links=(small, list_address(text)),
+        )  # fmt: skip
+        draft.event(event)
+        engine.commit(draft.batch())
+        assert [record.event for record in all_records(engine, space)] == [event]
+        assert engine.refs(space, [text])[text].links == (small, list_address(text))
+        assert len(engine.read_list(space, text, 0, 9)) == 2
+        assert [ref.name for ref in engine.scan_refs(space, text)] == [text]
+        assert not problems(engine, space)
+
+    def test_04_an_empty_batch_takes_one_number(self, engine: Engine, space: str) -> None:
+        assert engine.commit(Batch(id="a", space=space)).last_seq == 1
+        assert engine.commit(Batch(id="b", space=space)).first_seq == 2
+
+    def test_04_commit_times_grow(self, engine: Engine, space: str) -> None:
+        receipts = [engine.commit(Batch(id=new_id(), space=space)) for _ in range(20)]
+        times = [receipt.committed_at_us for receipt in receipts]
+        assert times == sorted(set(times))
+
+    def test_04_a_large_batch_is_one_commit(self, engine: Engine, space: str) -> None:
+        draft = Draft(space)
+        for number in range(2000):
+            body = draft.put(batches.words(f"body {number}"), scope=f"/run/{number % 7}")
+            draft.event(batches.event(id=f"e{number}", scope=f"/run/{number % 7}", body=body))
+        receipt = engine.commit(draft.batch())
+        assert (receipt.new_events, receipt.last_seq) == (2000, 2000)
+        found = all_records(engine, space, limit=999)
+        assert [record.event.id for record in found] == [f"e{number}" for number in range(2000)]
+        body = found[1234].event.body
+        assert body is not None
+        assert engine.get(space, [body]) == [batches.words("body 1234")]

@@ -1,0 +1,222 @@
+"""Refs: compare-and-swap on versions that only grow (invariant 7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from treering.core.batch import ABSENT, Add, Batch, Delete, Receipt, RefChange
+from treering.core.draft import Draft
+from treering.core.ids import new_id
+from treering.errors import Conflict, InvalidInput, RefMoved
+from treering.testing import batches
+from treering.testing.harness import EngineHarness, at_once, needs
+from treering.testing.portrait import all_refs
+
+if TYPE_CHECKING:
+    from treering.core.batch import Expect
+    from treering.core.engine import Engine
+    from treering.testing.harness import OpenEngine
+
+
+class RefTests(EngineHarness):
+    """What a ref promises."""
+
+    def test_07_a_version_grows_by_one_with_every_change_and_across_deletes(
+        self, engine: Engine, space: str
+    ) -> None:
+        versions = [
+            engine.commit(batch).versions["head"]
+            for batch in (
+                batches.set_ref(space, "head", b"a"),
+                batches.set_ref(space, "head", b"b"),
+                _delete(space, "head"),
+                batches.set_ref(space, "head", b"c", expect=ABSENT),
+                batches.set_ref(space, "head", b"d", expect=4),
+            )
+        ]
+        assert versions == [1, 2, 3, 4, 5]
+
+    def test_07_a_ref_reads_back_as_it_was_set(self, engine: Engine, space: str) -> None:
+        draft = Draft(space)
+        small = draft.put(batches.words("x"), scope="/thread/t9")
+        draft.set_ref("head", b"\x00\xff", scope="/thread/t9", links=(small,))
+        receipt = engine.commit(draft.batch())
+        ref = engine.refs(space, ["head", "nothing"])["head"]
+        assert (ref.name, ref.scope, ref.version, ref.value) == ("head", "/thread/t9", 1, b"\x00\xff")
+        assert (ref.links, ref.seq, ref.changed_at_us) == (
+            (small,),
+            receipt.last_seq,
+            receipt.committed_at_us,
+        )
+        engine.commit(batches.set_ref(space, "head", b"", scope="/thread/t10"))
+        ref = engine.refs(space, ["head"])["head"]
+        assert (ref.scope, ref.version, ref.value, ref.links) == ("/thread/t10", 2, b"", ())
+
+    def test_07_a_ref_moves_only_from_the_version_that_is_expected(self, engine: Engine, space: str) -> None:
+        engine.commit(batches.set_ref(space, "head", b"a", expect=ABSENT))
+        for expect in (ABSENT, 2):
+            with pytest.raises(RefMoved, match="head"):
+                engine.commit(batches.set_ref(space, "head", b"x", expect=expect))
+        engine.commit(batches.set_ref(space, "head", b"b", expect=1))
+        engine.commit(_delete(space, "head", expect=2))
+        for expect in (1, 2, 3):
+            with pytest.raises(RefMoved, match="head"):
+                engine.commit(batches.set_ref(space, "head", b"x", expect=expect))
+        assert not engine.refs(space, ["head"])
+        assert engine.commit(batches.set_ref(space, "head", b"c", expect=ABSENT)).versions == {"head": 4}
+
+    def test_07_deleting_what_is_absent_is_no_change(self, engine: Engine, space: str) -> None:
+        """The version stays: 0 for a ref that never was, its last one for a deleted one."""
+        assert engine.commit(_delete(space, "head")).versions == {"head": 0}
+        assert engine.commit(batches.set_ref(space, "head")).versions == {"head": 1}
+        assert engine.commit(_delete(space, "head")).versions == {"head": 2}
+        assert engine.commit(_delete(space, "head", expect=ABSENT)).versions == {"head": 2}
+        assert engine.commit(batches.set_ref(space, "head")).versions == {"head": 3}
+
+    def test_07_of_racing_equal_expectations_one_wins(self, engine: Engine, space: str) -> None:
+        expect: Expect = ABSENT
+        for version in range(1, 9):
+            racing = [batches.set_ref(space, "head", b"%d" % racer, expect=expect) for racer in range(6)]
+            outcomes = at_once(*[lambda batch=batch: engine.commit(batch) for batch in racing])
+            winners = [racer for racer, outcome in enumerate(outcomes) if isinstance(outcome, Receipt)]
+            assert len(winners) == 1
+            assert all(isinstance(outcome, (Receipt, RefMoved)) for outcome in outcomes)
+            ref = engine.refs(space, ["head"])["head"]
+            assert (ref.version, ref.value) == (version, b"%d" % winners[0])
+            expect = version
+
+    @needs("shared_writers")
+    def test_07_of_racing_engines_one_wins(self, engine: Engine, space: str, open_engine: OpenEngine) -> None:
+        engines = [engine, open_engine(), open_engine()]
+        expect: Expect = ABSENT
+        for version in range(1, 6):
+            racing = [(each, batches.set_ref(space, "head", expect=expect)) for each in engines]
+            outcomes = at_once(*[lambda each=each, batch=batch: each.commit(batch) for each, batch in racing])
+            assert sorted(type(outcome).__name__ for outcome in outcomes) == [
+                "Receipt",
+                "RefMoved",
+                "RefMoved",
+            ]
+            assert {each.refs(space, ["head"])["head"].version for each in engines} == {version}
+            expect = version
+
+    def test_07_a_ref_counts(self, engine: Engine, space: str) -> None:
+        assert engine.commit(_add(space, "total", 5)).sums == {"total": 5}
+        assert engine.commit(_add(space, "total", -7)).sums == {"total": -2}
+        receipt = engine.commit(_add(space, "total", 10, ceiling=8, expect=2))
+        assert (receipt.sums, receipt.versions) == ({"total": 8}, {"total": 3})
+        assert engine.refs(space, ["total"])["total"].value == b"8"
+        with pytest.raises(Conflict, match="total"):
+            engine.commit(_add(space, "total", 1, ceiling=8))
+        assert engine.refs(space, ["total"])["total"].version == 3
+
+    def test_07_a_deleted_count_starts_at_zero(self, engine: Engine, space: str) -> None:
+        engine.commit(_add(space, "total", 5))
+        engine.commit(_delete(space, "total"))
+        assert engine.commit(_add(space, "total", 2)).sums == {"total": 2}
+
+    def test_07_nothing_can_be_added_to_what_is_no_number(self, engine: Engine, space: str) -> None:
+        engine.commit(batches.set_ref(space, "head", b"abc"))
+        with pytest.raises(Conflict, match="head"):
+            engine.commit(_add(space, "head", 1))
+        engine.commit(batches.set_ref(space, "head", b"41"))
+        assert engine.commit(_add(space, "head", 1)).sums == {"head": 42}
+
+    def test_07_concurrent_adds_all_count_and_none_passes_the_ceiling(
+        self, engine: Engine, space: str
+    ) -> None:
+        def add() -> int:
+            won = 0
+            for _ in range(10):
+                try:
+                    engine.commit(_add(space, "total", 3, ceiling=100))
+                    won += 1
+                except Conflict:
+                    pass
+            return won
+
+        assert sum(outcome for outcome in at_once(*[add] * 6) if isinstance(outcome, int)) == 33
+        assert engine.refs(space, ["total"])["total"].value == b"99"
+
+    def test_07_one_batch_moves_a_ref_once(self, engine: Engine, space: str) -> None:
+        draft = Draft(space)
+        draft.set_ref("head", b"a", scope="s")
+        draft.set_ref("head", b"b", scope="s")
+        with pytest.raises(InvalidInput, match="head"):
+            engine.commit(draft.batch())
+
+    def test_07_refs_scan_in_code_point_order(self, engine: Engine, space: str) -> None:
+        names = [
+            "Z",
+            "a",
+            "a b",
+            "a%",
+            "a/",
+            "a/b",
+            "a/b/c",
+            "a_",
+            "aa",
+            "ab",
+            "z",
+            "é",
+            "\ufe4f",
+            "🌲",
+            "\U0001d49c",
+        ]
+        draft = Draft(space)
+        for name in reversed(names):
+            draft.set_ref(name, name.encode(), scope="s")
+        engine.commit(draft.batch())
+        in_order = sorted(names)
+        assert [ref.name for ref in engine.scan_refs(space, "")] == in_order
+        for size in (1, 2, 5):
+            assert [ref.name for ref in all_refs(engine, space, limit=size)] == in_order
+        for prefix in ("a", "a/", "a%", "a_", "A", "🌲", "é", "a/b", "nothing", "\U0010ffff"):
+            expected = [name for name in in_order if name.startswith(prefix)]
+            assert [ref.name for ref in engine.scan_refs(space, prefix)] == expected, prefix
+        assert [ref.name for ref in engine.scan_refs(space, "a", after="a/")] == [
+            "a/b",
+            "a/b/c",
+            "a_",
+            "aa",
+            "ab",
+        ]
+
+    def test_07_deleted_refs_are_not_scanned(self, engine: Engine, space: str) -> None:
+        for number in range(9):
+            engine.commit(batches.set_ref(space, f"r{number}"))
+        for number in range(0, 9, 2):
+            engine.commit(_delete(space, f"r{number}"))
+        assert [ref.name for ref in all_refs(engine, space, limit=2)] == ["r1", "r3", "r5", "r7"]
+        assert engine.stats(space).refs == 4
+
+    def test_07_many_refs_are_read_at_once(self, engine: Engine, space: str) -> None:
+        draft = Draft(space)
+        for number in range(1500):
+            draft.set_ref(f"r{number}", b"%d" % number, scope="s")
+        engine.commit(draft.batch())
+        found = engine.refs(space, [f"r{number}" for number in range(2000)])
+        assert {name: ref.value for name, ref in found.items()} == {
+            f"r{number}": b"%d" % number for number in range(1500)
+        }
+        assert engine.refs(space, []) == {}
+
+    @pytest.mark.parametrize("limit", [0, -1, 10_001])
+    def test_07_a_page_has_a_sensible_size(self, engine: Engine, space: str, limit: int) -> None:
+        engine.commit(batches.set_ref(space, "r"))
+        with pytest.raises(InvalidInput, match="limit"):
+            engine.scan_refs(space, "", limit=limit)
+
+
+def _delete(space: str, name: str, *, expect: Expect = "any") -> Batch:
+    change = RefChange(name=name, scope=batches.SCOPE, change=Delete(), expect=expect)
+    return Batch(id=new_id(), space=space, refs=(change,))
+
+
+def _add(space: str, name: str, delta: int, *, ceiling: int | None = None, expect: Expect = "any") -> Batch:
+    change = RefChange(
+        name=name, scope=batches.SCOPE, change=Add(delta=delta, ceiling=ceiling), expect=expect
+    )
+    return Batch(id=new_id(), space=space, refs=(change,))

@@ -1,0 +1,225 @@
+"""Search: what was indexed is found, and a reindex finds the same (invariant 14)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from treering.core.batch import Text
+from treering.core.content import Content
+from treering.core.draft import Draft
+from treering.core.query import Erasure, SearchQuery
+from treering.testing import batches
+from treering.testing.harness import EngineHarness, needs
+from treering.testing.portrait import problems
+
+if TYPE_CHECKING:
+    from treering.core.engine import Engine
+
+NOTES = {
+    "beech": "The beech drops its leaves late; the forest floor is copper.",
+    "oak": "An oak carries acorns. Squirrels bury acorns and forget them.",
+    "pine": "Pine needles make the soil sour. The forest smells of resin.",
+    "ring": "Counting rings tells the age of a tree.",
+}
+
+
+class SearchTests(EngineHarness):
+    """What the search index promises."""
+
+    @needs("search")
+    def test_14_texts_are_found_by_any_of_their_words(self, engine: Engine, space: str) -> None:
+        self._index(engine, space)
+        assert self._found(engine, space, "acorns") == ["oak"]
+        assert sorted(self._found(engine, space, "forest")) == ["beech", "pine"]
+        assert sorted(self._found(engine, space, "squirrels in the resin")) == ["oak", "pine"]
+        assert self._found(engine, space, "elephant") == []
+
+    @needs("search")
+    def test_14_more_of_the_words_is_better(self, engine: Engine, space: str) -> None:
+        self._index(engine, space)
+        assert self._found(engine, space, "forest copper leaves")[0] == "beech"
+        assert self._found(engine, space, "forest resin needles")[0] == "pine"
+        result = engine.search(space, SearchQuery(collection="notes", text="forest resin"))
+        assert result.hits[0].score > result.hits[1].score
+
+    @needs("search")
+    def test_14_case_and_ending_do_not_matter(self, engine: Engine, space: str) -> None:
+        self._index(engine, space)
+        for question in ("ring", "Rings", "RING", "counted", "count"):
+            assert self._found(engine, space, question) == ["ring"], question
+
+    @needs("search")
+    def test_14_a_hit_says_where_the_text_is(self, engine: Engine, space: str) -> None:
+        self._index(engine, space)
+        result = engine.search(space, SearchQuery(collection="notes", text="acorns"))
+        (hit,) = result.hits
+        assert (hit.collection, hit.name, hit.namespace) == ("notes", "oak", "trees")
+        assert engine.get(space, [hit.source]) == [batches.words(NOTES["oak"])]
+        assert result.indexed_through == engine.commit(batches.set_ref(space, "x")).first_seq - 1
+
+    @needs("search")
+    def test_14_a_search_stays_in_its_collection_and_namespace(self, engine: Engine, space: str) -> None:
+        self._index(engine, space)
+        engine.commit(batches.index_text(space, "elsewhere", "a forest", collection="other"))
+        engine.commit(batches.index_text(space, "user", "a forest", namespace="user/1"))
+        engine.commit(batches.index_text(space, "user2", "a forest", namespace="user/10"))
+        engine.commit(batches.index_text(space, "none", "a forest"))
+        assert sorted(self._found(engine, space, "forest")) == ["beech", "none", "pine", "user", "user2"]
+        assert self._found(engine, space, "forest", namespace="user/1") == ["user"]
+        assert self._found(engine, space, "forest", namespace="") == ["none"]
+        assert self._found(engine, space, "forest", namespace="nobody") == []
+        assert self._found(engine, space, "forest", collection="other") == ["elsewhere"]
+        assert self._found(engine, space, "forest", collection="nothing") == []
+
+    @needs("search")
+    def test_14_a_new_text_replaces_the_one_of_the_same_name(self, engine: Engine, space: str) -> None:
+        self._index(engine, space)
+        engine.commit(batches.index_text(space, "oak", "now about mushrooms", namespace="fungi"))
+        assert self._found(engine, space, "acorns") == []
+        assert self._found(engine, space, "mushrooms") == ["oak"]
+        assert self._found(engine, space, "mushrooms", namespace="trees") == []
+        assert engine.stats(space).texts == 4
+
+    @needs("search")
+    def test_14_a_text_can_be_taken_out(self, engine: Engine, space: str) -> None:
+        self._index(engine, space)
+        draft = Draft(space)
+        draft.text(Text(collection="notes", name="oak", scope=batches.SCOPE, source=None))
+        draft.text(Text(collection="notes", name="never was", scope=batches.SCOPE, source=None))
+        engine.commit(draft.batch())
+        assert self._found(engine, space, "acorns") == []
+        assert engine.stats(space).texts == 3
+
+    @needs("search")
+    def test_14_json_is_searched_by_its_strings_and_large_content_too(
+        self, engine: Engine, space: str
+    ) -> None:
+        draft = Draft(space)
+        message = draft.put(
+            Content("json", b'{"role":"user","content":[{"text":"plant a willow"}]}'), scope="s"
+        )
+        large = draft.put(Content("text", b"filler words here " * 1000 + b"hornbeam"), scope="s")
+        draft.set_ref("r", b"", scope="s", links=(message, large))
+        draft.text(Text(collection="notes", name="json", scope="s", source=message))
+        draft.text(Text(collection="notes", name="large", scope="s", source=large))
+        engine.commit(draft.batch())
+        assert self._found(engine, space, "willow") == ["json"]
+        assert self._found(engine, space, "hornbeam") == ["large"]
+
+    @needs("search")
+    def test_14_a_text_may_hold_any_bytes(self, engine: Engine, space: str) -> None:
+        """NUL, control characters, broken UTF-8, JSON that does not parse: whatever is a word is found."""
+        draft = Draft(space)
+        odd = draft.put(Content("text", b"nul \x00 bell \x07 broken \xff\xfe hazel"), scope="s")
+        unparsable = draft.put(Content("json", b"{not json"), scope="s")
+        draft.text(Text(collection="notes", name="odd", scope="s", source=odd))
+        draft.text(Text(collection="notes", name="unparsable", scope="s", source=unparsable))
+        engine.commit(draft.batch())
+        for _ in range(2):
+            assert self._found(engine, space, "hazel") == ["odd"]
+            assert self._found(engine, space, "json") == []
+            engine.reindex(space)
+
+    @needs("search")
+    def test_14_stored_content_can_be_indexed_later(self, engine: Engine, space: str) -> None:
+        draft = Draft(space)
+        source = draft.put(batches.words("a rowan with berries"), scope="s")
+        draft.set_ref("r", b"", scope="s", links=(source,))
+        engine.commit(draft.batch())
+        later = Draft(space)
+        later.text(Text(collection="notes", name="rowan", scope="s", source=source))
+        engine.commit(later.batch())
+        assert self._found(engine, space, "berries") == ["rowan"]
+
+    @needs("search")
+    def test_14_trigrams_find_parts_of_words(self, engine: Engine, space: str) -> None:
+        engine.commit(
+            batches.index_text(space, "zh", "森林里的年轮记录时间", collection="zh", tokens="trigrams")
+        )
+        engine.commit(
+            batches.index_text(space, "en", "Heartwood and sapwood", collection="zh", tokens="trigrams")
+        )
+        assert self._found(engine, space, "年轮记录", collection="zh") == ["zh"]
+        assert self._found(engine, space, "pwoo", collection="zh") == ["en"]
+        assert self._found(engine, space, "WOOD", collection="zh") == ["en"]
+
+    @needs("search")
+    @pytest.mark.parametrize(
+        "question",
+        [
+            "",
+            "   ",
+            '"',
+            "acorns OR",
+            "NEAR(",
+            "a* b^",
+            "(((",
+            "oak -acorns",
+            "name:x",
+            "' -- ;",
+            "%",
+            "\\",
+            "🌳",
+            "the",
+        ],
+    )
+    def test_14_any_question_is_a_question(self, engine: Engine, space: str, question: str) -> None:
+        """No character has a meaning of its own; an empty question has no answer."""
+        self._index(engine, space)
+        found = self._found(engine, space, question)
+        assert ("oak" in found) == any(word in question for word in ("acorns", "oak"))
+
+    @needs("search")
+    def test_14_the_first_text_decides_how_its_collection_is_cut(self, engine: Engine, space: str) -> None:
+        engine.commit(batches.index_text(space, "first", "heartwood", collection="cut", tokens="trigrams"))
+        engine.commit(batches.index_text(space, "second", "sapwood", collection="cut", tokens="words"))
+        assert sorted(self._found(engine, space, "woo", collection="cut")) == ["first", "second"]
+        engine.reindex(space)
+        assert sorted(self._found(engine, space, "woo", collection="cut")) == ["first", "second"]
+
+    @needs("search")
+    def test_14_the_best_hits_are_given_when_there_are_many(self, engine: Engine, space: str) -> None:
+        for number in range(15):
+            engine.commit(batches.index_text(space, f"t{number}", "a plain maple"))
+        engine.commit(batches.index_text(space, "best", "a maple with syrup"))
+        assert self._found(engine, space, "maple syrup", limit=1) == ["best"]
+        assert len(self._found(engine, space, "maple", limit=5)) == 5
+        assert len(self._found(engine, space, "maple", limit=100)) == 16
+
+    @needs("search")
+    def test_14_a_reindex_finds_the_same(self, engine: Engine, space: str) -> None:
+        self._index(engine, space)
+        engine.commit(batches.index_text(space, "oak", "now about mushrooms"))
+        engine.commit(
+            batches.index_text(space, "zh", "森林里的年轮记录时间", collection="zh", tokens="trigrams")
+        )
+        questions = ["acorns", "mushrooms", "forest", "forest resin", "年轮记录"]
+        before = [self._found(engine, space, question) for question in questions]
+        engine.reindex(space)
+        assert [self._found(engine, space, question) for question in questions] == before
+        assert self._found(engine, space, "年轮记录", collection="zh") == ["zh"]
+
+    @needs("search")
+    def test_14_a_text_keeps_its_source_alive(self, engine: Engine, space: str) -> None:
+        """A hit that could not be read, or not be indexed again, would be worth nothing."""
+        draft = Draft(space)
+        large = draft.put(Content("text", b"lonely juniper " * 400), scope=batches.SCOPE)
+        draft.text(Text(collection="notes", name="juniper", scope=batches.SCOPE, source=large))
+        engine.commit(draft.batch())
+        engine.sweep(space, grace_seconds=0)
+        (hit,) = engine.search(space, SearchQuery(collection="notes", text="juniper")).hits
+        assert engine.get(space, [hit.source])
+        assert not problems(engine, space)
+        engine.erase(space, Erasure(scopes=(batches.SCOPE,)))
+        assert self._found(engine, space, "juniper") == []
+
+    def _index(self, engine: Engine, space: str) -> None:
+        for name, text in NOTES.items():
+            engine.commit(batches.index_text(space, name, text, namespace="trees"))
+
+    def _found(self, engine: Engine, space: str, text: str, **fields: Any) -> list[str]:
+        fields.setdefault("collection", "notes")
+        query = SearchQuery(text=text, **fields)
+        return [hit.name for hit in engine.search(space, query).hits]

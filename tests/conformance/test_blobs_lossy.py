@@ -1,0 +1,69 @@
+"""A server that answers 200 to conditional writes and loses updates must be found out before it is used."""
+
+from __future__ import annotations
+
+import pytest
+
+from treering.blobs.location import open_blobs
+from treering.errors import InvalidInput, Unsupported
+
+
+@pytest.fixture
+def blobs(lossy_s3):
+    return open_blobs(
+        f"s3://{lossy_s3.bucket}/prefix",
+        endpoint=lossy_s3.endpoint,
+        access_key_id=lossy_s3.access_key,
+        secret_access_key=lossy_s3.secret_key,
+    )
+
+
+def test_the_server_really_loses_updates(lossy_s3):
+    store = lossy_s3.obstore()
+    store.put("one", b"first")
+    store.put("one", b"second", mode="create")
+    store.put("one", b"third", mode={"e_tag": '"of-something-else"'})
+    assert store.get("one").bytes() == b"third"
+
+
+def test_the_store_is_found_not_to_honour_conditions(blobs, lossy_s3):
+    assert not blobs.conditional
+    assert lossy_s3.obstore().list().collect() == []
+
+
+def test_every_conditional_write_is_refused_and_writes_nothing(blobs):
+    blobs.put("one", b"first")
+    for attempt in (
+        lambda: blobs.put("new", b"", if_absent=True),
+        lambda: blobs.put_if("new", b"", expect=None),
+        lambda: blobs.put_if("one", b"second", expect=blobs.read("one").stamp),
+    ):
+        with pytest.raises(Unsupported, match="ignores the condition"):
+            attempt()
+    assert blobs.get("one") == b"first"
+    assert blobs.stat("new") is None
+
+
+def test_all_else_works(blobs):
+    blobs.put("packs/one", b"some bytes")
+    assert blobs.get("packs/one") == b"some bytes"
+    assert [info.name for info in blobs.list("packs")] == ["packs/one"]
+    blobs.delete(["packs/one"])
+    assert blobs.stat("packs/one") is None
+
+
+def test_a_bucket_that_does_not_exist_is_named(lossy_s3):
+    blobs = open_blobs(
+        "s3://no-such-bucket",
+        endpoint=lossy_s3.endpoint,
+        access_key_id=lossy_s3.access_key,
+        secret_access_key=lossy_s3.secret_key,
+    )
+    for call in (
+        lambda: blobs.put("one", b""),
+        lambda: blobs.get("one"),
+        blobs.list,
+        lambda: blobs.conditional,
+    ):
+        with pytest.raises(InvalidInput, match="no such bucket"):
+            call()

@@ -1,0 +1,29 @@
+"""The PostgreSQL engine passes the suite, with objects in rows and with objects in packs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+
+from treering.blobs.folder import FolderBlobs
+from treering.engines.postgres import open_postgres
+from treering.testing.engine_suite import EngineSuite
+from treering.testing.machine import engine_machine
+
+
+class TestPostgres(EngineSuite):
+    skips = frozenset({"test_18_a_snapshot_is_a_consistent_store"})
+
+    @pytest.fixture
+    def make_engine(self, postgres_url):
+        return lambda: open_postgres(postgres_url)
+
+
+class TestPostgresWithPacks(TestPostgres):
+    @pytest.fixture
+    def make_engine(self, postgres_url, tmp_path):
+        return lambda: open_postgres(postgres_url, blobs=FolderBlobs(tmp_path / "packs"))
+
+
+def test_random_histories(postgres_url):
+    run_state_machine_as_test(engine_machine(lambda: open_postgres(postgres_url)))

@@ -1,0 +1,25 @@
+"""Fixtures: a place of each kind for a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.places import Place, postgres_place, sqlite_place
+
+KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.faults)
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Where a store will be; nothing is there yet."""
+    if request.param == "sqlite":
+        return sqlite_place(tmp_path / "store")
+    return postgres_place(request.getfixturevalue("postgres_url"), tmp_path / "packs")

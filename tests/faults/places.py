@@ -1,0 +1,168 @@
+"""Where a victim works, and what can be found there after its death."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+import treering
+from treering.core.batch import Receipt
+from treering.core.clock import DAY_US
+from treering.core.failpoints import ENVIRONMENT
+from treering.engines.schema import SQLITE_FILE
+from treering.files import DRAFTS
+from treering.store import Store
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+VICTIM_SECONDS = 100
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store of one kind: where it is, and the folder that its packs are in."""
+
+    kind: Literal["sqlite", "postgres"]
+    url: str
+    packs: Path
+
+    @property
+    def blobs(self) -> str | None:
+        """What `open` has to be told of the packs."""
+        return None if self.kind == "sqlite" else str(self.packs)
+
+    def open(self, *, durability: Literal["full", "fast"] = "fast") -> Store:
+        return treering.open(self.url, blobs=self.blobs, durability=durability)
+
+    def pack_files(self) -> set[str]:
+        return {path.stem for path in self.packs.rglob("*.pack")}
+
+    def pack_rows(self) -> set[str]:
+        """The packs that the database knows."""
+        sql = "SELECT name FROM pack"
+        if self.kind == "sqlite":
+            with closing(sqlite3.connect(Path(self.url) / SQLITE_FILE)) as connection:
+                rows = connection.execute(sql).fetchall()
+        else:
+            import psycopg
+
+            with psycopg.connect(self.url) as connection:
+                rows = connection.execute(sql).fetchall()
+        return {Path(name).stem for (name,) in rows}
+
+    def drafts(self) -> list[Path]:
+        """Files that a writer did not get to name."""
+        return [path for path in (self.packs / DRAFTS).glob("*") if path.is_file()]
+
+    def age_files(self) -> None:
+        """Let two days pass for packs and drafts: what is young may belong to a writer that lives."""
+        then = time.time() - 2 * DAY_US / 1e6
+        for path in self.packs.rglob("*"):
+            if path.is_file():
+                os.utime(path, (then, then))
+
+
+def files_with(folder: Path, needle: bytes) -> list[Path]:
+    """The files below a folder that hold these bytes."""
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and needle in _bytes_of(path)]
+
+
+def _bytes_of(path: Path) -> bytes:
+    if not path.name.startswith(SQLITE_FILE):
+        return path.read_bytes()
+    # Were it read here, closing it would take away the locks of a store that this process has open.
+    return subprocess.run(["cat", path], stdout=subprocess.PIPE, check=True).stdout
+
+
+def sqlite_place(folder: Path) -> Place:
+    return Place("sqlite", str(folder), folder / "blobs")
+
+
+def postgres_place(url: str, packs: Path) -> Place:
+    return Place("postgres", url, packs)
+
+
+@dataclass
+class Account:
+    """What a victim said before it died."""
+
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+    tried: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    forgetting: list[int] = field(default_factory=list)
+
+    @property
+    def in_flight(self) -> list[str]:
+        """Batches whose fate nobody was told."""
+        return [batch for batch in self.tried if batch not in self.receipts]
+
+    def hear(self, line: bytes) -> None:
+        """Take in one line. The last one may be cut off by the death of who wrote it."""
+        if not line.endswith(b"\n"):
+            return
+        said = json.loads(line)
+        if "trying" in said:
+            self.tried.append(said["trying"])
+        if "forgetting" in said:
+            self.forgetting.append(said["forgetting"])
+        if "receipt" in said:
+            self.receipts[said["done"]] = msgspec.convert(said["receipt"], Receipt)
+        elif "done" in said:
+            self.done.append(said["done"])
+
+
+def command(scenario: str, place: Place, **options: str | int | None) -> list[str]:
+    """How a victim is started."""
+    given = {"store": place.url, "blobs": place.blobs, **options}
+    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return [sys.executable, "-m", "tests.faults.victim", scenario, *words]
+
+
+def killed_after(seconds: float, place: Place, *, writer: str) -> Account:
+    """Let a victim of four threads write for a while, from its first word on; what it said until then."""
+    endless = command("writes_for_ever", place, writer=writer, rounds=1_000_000)
+    victim = subprocess.Popen(endless, cwd=REPOSITORY, stdout=subprocess.PIPE)
+    account = Account()
+    timer = threading.Timer(seconds, victim.kill)
+    with victim:
+        assert victim.stdout is not None
+        for line in victim.stdout:
+            if not account.tried:
+                timer.start()
+            account.hear(line)
+    timer.join()
+    assert victim.returncode == -signal.SIGKILL
+    return account
+
+
+def killed_at(
+    failpoint: str, nth: int, scenario: str, place: Place, *, rounds: int = 4, target: str | None = None
+) -> Account:
+    """Let a victim work until it passes a failpoint for the n-th time; what it said until then."""
+    victim = subprocess.run(
+        command(scenario, place, rounds=rounds, target=target),
+        cwd=REPOSITORY,
+        env={**os.environ, ENVIRONMENT: f"{failpoint}=kill:{nth}"},
+        capture_output=True,
+        check=False,
+        timeout=VICTIM_SECONDS,
+    )
+    assert victim.returncode == -signal.SIGKILL, (
+        f"{scenario} was to die at hit {nth} of {failpoint}, and ended with {victim.returncode}:\n"
+        f"{victim.stdout[-500:].decode()}{victim.stderr.decode()}"
+    )
+    account = Account()
+    for line in victim.stdout.splitlines(keepends=True):
+        account.hear(line)
+    return account

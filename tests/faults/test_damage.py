@@ -1,0 +1,341 @@
+"""Damaged bytes end in `Corrupt`, which says what is damaged; they are never given out as data.
+
+A pack that was cut or lost, a flipped bit in any frame, a database or a log that was cut, zeroed or scribbled
+over: reading says `Corrupt`, `verify` reports it, ``treering verify`` exits with 5. What lies beside the
+damage can still be read.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.faults.loads import SPACE, fate, linking, load, pieces, total
+from tests.faults.places import Place, killed_at, sqlite_place
+from treering.cli.main import main
+from treering.core.address import Address, object_address, slot_address
+from treering.engines.schema import SQLITE_FILE
+from treering.errors import Corrupt, TreeringError
+from treering.store import Store
+
+LOADS = 12
+PAGE = 4096
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A store that was closed in order: loads, and a pack with four objects."""
+    place = sqlite_place(tmp_path_factory.mktemp("damage") / "store")
+    with place.open() as store:
+        for number in range(LOADS):
+            store.commit(load(number))
+        store.engine.stage(SPACE, pieces(0))
+        store.commit(linking(0))
+    return place
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A store whose last writer was killed: nearly everything is in the log."""
+    place = sqlite_place(tmp_path_factory.mktemp("killed") / "store")
+    killed_at("commit.after_commit", LOADS, "commits", place, rounds=LOADS)
+    return place
+
+
+@pytest.fixture
+def place(master: Place, tmp_path: Path) -> Place:
+    return copied(master, tmp_path)
+
+
+# Packs
+def cut(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x10]))
+
+
+PACKS: dict[str, Callable[[Path], None]] = {
+    "cut in half": lambda path: cut(path, path.stat().st_size // 2),
+    "cut to nothing": lambda path: cut(path, 0),
+    "flipped in the first object": lambda path: flip(path, 100),
+    "flipped in the last object": lambda path: flip(path, path.stat().st_size - 5000),
+    "lost": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", PACKS)
+def test_a_damaged_pack_names_its_objects(place: Place, damage: str):
+    (pack,) = place.packs.rglob("*.pack")
+    PACKS[damage](pack)
+    with place.open() as store:
+        unreadable = [content for content in pieces(0) if not can_be_read(store, content, pack)]
+        assert unreadable
+        with pytest.raises(Corrupt):
+            store.engine.get(SPACE, [object_address(content.name) for content in pieces(0)])
+        report = store.verify()
+        named = " ".join(problem.where + problem.detail for problem in report.problems)
+        assert pack.stem in named
+        if damage != "lost":
+            objects = {each.where for each in report.problems if each.where.startswith("o:")}
+            assert objects == {f"o:{content.name}" for content in unreadable}
+        assert fate(store.engine, load(0)) == "whole"
+    assert verify_exits_with(place) == 5
+
+
+def can_be_read(store: Store, content, pack: Path) -> bool:
+    try:
+        return store.engine.get(SPACE, [object_address(content.name)]) == [content]
+    except Corrupt as error:
+        assert content.name in str(error)
+        assert pack.stem in str(error)
+        return False
+
+
+@pytest.mark.parametrize("from_the_end", [1, 18, 60, 200])
+def test_a_damaged_index_of_a_pack_is_reported(place: Place, from_the_end: int):
+    """It is not needed for reading, but for writing the pack anew."""
+    (pack,) = place.packs.rglob("*.pack")
+    flip(pack, pack.stat().st_size - from_the_end)
+    with place.open() as store:
+        assert all(can_be_read(store, content, pack) for content in pieces(0))
+        (problem,) = store.verify().problems
+        assert pack.stem in problem.where
+    assert verify_exits_with(place) == 5
+
+
+# Frames
+def test_a_flipped_byte_in_a_body_names_the_commit(place: Place):
+    scribble(place, "UPDATE body SET frame = ? WHERE key = ?", "SELECT frame, key FROM body LIMIT 1")
+    is_reported(place, lambda store: store.engine.get(SPACE, [slot_address("batch-w-0", 0, 0)]), "batch-w-0")
+
+
+def test_a_flipped_byte_in_an_item_names_the_list(place: Place):
+    scribble(
+        place,
+        "UPDATE item SET frame = ? WHERE key = ?",
+        "SELECT frame, key FROM item WHERE frame IS NOT NULL LIMIT 1",
+    )
+    is_reported(place, lambda store: store.engine.read_list(SPACE, "w/log", 0, 9), "w/log")
+
+
+def test_a_flipped_byte_in_an_object_names_it(place: Place):
+    (name,) = load(3).objects
+    scribble(
+        place,
+        "UPDATE object SET frame = ? WHERE no = ?",
+        f"SELECT frame, no FROM object WHERE name = x'{name}'",
+    )
+    is_reported(place, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
+
+
+@pytest.mark.parametrize("column", ["kind", "size"])
+def test_a_changed_row_of_an_object_names_it(place: Place, column: str):
+    (name,) = load(3).objects
+    edit(place, f"UPDATE object SET {column} = {column} + 1 WHERE name = x'{name}'")
+    read: Callable[[Store], object] = lambda store: store.engine.get(SPACE, [object_address(name)])  # noqa: E731
+    is_reported(place, None if column == "size" else read, name)
+
+
+def test_a_changed_place_in_a_pack_names_the_object(place: Place):
+    name = pieces(0)[2].name
+    edit(place, f"UPDATE object SET \"offset\" = \"offset\" + 1 WHERE name = x'{name}'")
+    is_reported(place, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
+
+
+def test_a_lost_item_names_the_list(place: Place):
+    edit(place, "DELETE FROM item WHERE key = (SELECT max(key) FROM item)")
+    is_reported(place, lambda store: store.engine.read_list(SPACE, "w/log", 0, 999), "w/log")
+
+
+def test_a_list_that_is_its_own_ancestor_is_not_read_for_ever(place: Place):
+    edit(place, "UPDATE list SET parent = no, start = 1")
+    is_reported(place, lambda store: store.engine.read_list(SPACE, "w/log", 0, 9), "w/log")
+
+
+def test_a_lost_commit_is_reported(place: Place):
+    edit(place, "DELETE FROM commits WHERE batch = 'batch-w-4'")
+    is_reported(place, None, "batch-w-4")
+
+
+def is_reported(place: Place, read: Callable[[Store], object] | None, named: str) -> None:
+    with place.open() as store:
+        if read is not None:
+            with pytest.raises(Corrupt, match=named):
+                read(store)
+        report = store.verify()
+        assert not report.ok
+        assert [problem for problem in report.problems if named in problem.where + problem.detail]
+    assert verify_exits_with(place) == 5
+
+
+# The database
+@pytest.mark.parametrize("size", [1, 100, PAGE, 5 * PAGE + 100, 0.5, 0.9])
+def test_a_cut_database_is_corrupt(place: Place, size: float):
+    database = Path(place.url) / SQLITE_FILE
+    cut(database, int(size * database.stat().st_size) if isinstance(size, float) else size)
+    assert is_noticed(place)
+    assert verify_exits_with(place) == 5
+
+
+def test_a_file_that_is_no_database_is_corrupt(place: Place):
+    (Path(place.url) / SQLITE_FILE).write_bytes(b"not a database" * 1000)
+    with pytest.raises(Corrupt, match=SQLITE_FILE):
+        place.open()
+    assert verify_exits_with(place) == 5
+
+
+def test_every_zeroed_page_is_noticed(place: Place, master: Place):
+    original = (Path(master.url) / SQLITE_FILE).read_bytes()
+    database = Path(place.url) / SQLITE_FILE
+    unnoticed = []
+    for page in range(len(original) // PAGE):
+        if not any(original[page * PAGE : (page + 1) * PAGE]):
+            continue
+        database.write_bytes(original[: page * PAGE] + bytes(PAGE) + original[(page + 1) * PAGE :])
+        if not is_noticed(place):
+            unnoticed.append(page)
+    assert not unnoticed
+
+
+def test_a_flipped_bit_anywhere_gives_no_wrong_content(place: Place, master: Place):
+    flip_at_random(place, master, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_many_flipped_bits_give_no_wrong_content(place: Place, master: Place):
+    flip_at_random(place, master, 1500)
+
+
+def flip_at_random(place: Place, master: Place, times: int) -> None:
+    original = (Path(master.url) / SQLITE_FILE).read_bytes()
+    database = Path(place.url) / SQLITE_FILE
+    chance = random.Random(times)
+    for _ in range(times):
+        damaged = bytearray(original)
+        offset = chance.randrange(len(damaged))
+        damaged[offset] ^= 1 << chance.randrange(8)
+        database.write_bytes(damaged)
+        is_noticed(place)
+
+
+def is_noticed(place: Place) -> bool:
+    """Whether anything says that the store is damaged. Nothing may end in another error or in wrong content."""
+    noticed = False
+    for action in (contents_are_right, lambda store: store.verify().ok, lambda store: bool(store.stats())):
+        try:
+            with place.open() as store:
+                noticed |= not action(store)
+        except TreeringError:
+            noticed = True
+    for leftover in (f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm"):
+        (Path(place.url) / leftover).unlink(missing_ok=True)
+    return noticed
+
+
+def contents_are_right(store: Store) -> bool:
+    """Whether all content is there; what comes back is what was stored."""
+    complete = True
+    for number in range(LOADS):
+        batch = load(number)
+        for index, content in enumerate(batch.parts[0].slots):
+            complete &= gives(store, slot_address(batch.id, 0, index), content)
+        for name, content in batch.objects.items():
+            complete &= gives(store, object_address(name), content)
+    for content in pieces(0):
+        complete &= gives(store, object_address(content.name), content)
+    return complete
+
+
+def gives(store: Store, address: Address, content) -> bool:
+    try:
+        (given,) = store.engine.get(SPACE, [address])
+    except TreeringError:
+        return False
+    assert given == content, f"{address} gives wrong content"
+    return True
+
+
+# The log
+@pytest.mark.parametrize("share", [0.999, 0.9, 0.7, 0.5, 0.3])
+def test_a_cut_log_loses_the_last_commits_and_no_other(killed: Place, tmp_path: Path, share: float):
+    """Nobody can bring back what was cut off, but what is left is a store as it once was."""
+    place = copied(killed, tmp_path)
+    log = Path(place.url) / f"{SQLITE_FILE}-wal"
+    cut(log, int(log.stat().st_size * share))
+    is_a_beginning(place, lost=True)
+
+
+def test_a_flipped_byte_in_the_log_loses_the_commits_behind_it(killed: Place, tmp_path: Path):
+    size = (Path(killed.url) / f"{SQLITE_FILE}-wal").stat().st_size
+    chance = random.Random(6)
+    for each in range(6):
+        place = copied(killed, tmp_path / str(each))
+        flip(Path(place.url) / f"{SQLITE_FILE}-wal", chance.randrange(size // 3, size))
+        is_a_beginning(place, lost=True)
+
+
+def test_a_log_of_garbage_is_survived(killed: Place, tmp_path: Path):
+    place = copied(killed, tmp_path)
+    (Path(place.url) / f"{SQLITE_FILE}-wal").write_bytes(random.Random(1).randbytes(100_000))
+    is_a_beginning(place, lost=True)
+
+
+def test_damaged_shared_memory_loses_nothing(killed: Place, tmp_path: Path):
+    place = copied(killed, tmp_path)
+    (Path(place.url) / f"{SQLITE_FILE}-shm").write_bytes(random.Random(1).randbytes(32768))
+    is_a_beginning(place, lost=False)
+
+
+def is_a_beginning(place: Place, *, lost: bool) -> None:
+    """The store holds the first so many loads, each of them whole, and goes on from there."""
+    with place.open() as store:
+        assert store.verify().problems == ()
+        fates = [fate(store.engine, load(number)) for number in range(LOADS)]
+        count = fates.count("whole")
+        assert fates == ["whole"] * count + ["absent"] * (LOADS - count)
+        assert (count < LOADS) == lost
+        assert total(store.engine) == count
+        for number in range(LOADS):
+            store.commit(load(number))
+        assert total(store.engine) == LOADS
+        assert store.verify().problems == ()
+
+
+def copied(place: Place, folder: Path) -> Place:
+    target = folder / "store"
+    shutil.copytree(place.url, target)
+    return sqlite_place(target)
+
+
+def scribble(place: Place, update: str, select: str) -> None:
+    """Flip a bit in the middle of a frame."""
+    with closing(sqlite3.connect(Path(place.url) / SQLITE_FILE)) as connection, connection:
+        ((frame, key),) = connection.execute(select)
+        damaged = bytearray(frame)
+        damaged[len(damaged) // 2] ^= 0x10
+        connection.execute(update, (bytes(damaged), key))
+
+
+def edit(place: Place, sql: str) -> None:
+    with closing(sqlite3.connect(Path(place.url) / SQLITE_FILE)) as connection, connection:
+        assert connection.execute(sql).rowcount
+
+
+def verify_exits_with(place: Place) -> int:
+    with pytest.raises(SystemExit) as exit, suppress(TreeringError):
+        main(["verify", "--store", place.url])
+    return exit.value.code

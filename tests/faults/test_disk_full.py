@@ -1,0 +1,206 @@
+"""On a full disk a write ends in `StoreFull`, nothing of it is kept, and the store goes on when there is room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import treering
+from tests.faults.disks import SmallDisk, small_disk
+from tests.faults.loads import SPACE, fate, linking, load, pieces, total
+from tests.faults.places import Place, sqlite_place
+from treering.errors import StoreFull
+from treering.store import Store
+from treering.testing.batches import event, events
+from treering.testing.portrait import portrait
+
+ROOMS = [*range(0, 200_000, 20_000), 400_000]
+"""How much is left, in bytes: the write that does not fit is another one each time."""
+
+
+@pytest.fixture
+def disk(tmp_path: Path):
+    with small_disk(tmp_path / "disk") as made:
+        yield made
+
+
+@pytest.fixture
+def place(disk: SmallDisk) -> Place:
+    return sqlite_place(disk.folder / "store")
+
+
+@pytest.mark.parametrize("durability", ["full", "fast"])
+def test_a_commit_that_does_not_fit_leaves_no_trace(disk: SmallDisk, place: Place, durability: str):
+    number = 0
+    with place.open(durability=durability) as store:
+        store.commit(load(number))
+        for room in ROOMS:
+            disk.fill(store, room=room)
+            number = commit_until_full(store, number + 1)
+            assert fate(store.engine, load(number)) == "absent"
+            assert fate(store.engine, load(number - 1)) == "whole"
+            disk.free(store)
+            store.commit(load(number))
+            assert total(store.engine) == number + 1
+        is_sound(store)
+    with place.open() as store:
+        assert [fate(store.engine, load(each)) for each in range(number + 1)] == ["whole"] * (number + 1)
+        is_sound(store)
+
+
+def test_of_a_group_that_does_not_fit_every_writer_hears(disk: SmallDisk, place: Place):
+    with place.open() as store:
+        store.commit(load(0))
+        disk.fill(store, room=100_000)
+        futures = [store.submit(load(number)) for number in range(1, 100)]
+        outcomes = [future.exception(timeout=60) for future in futures]
+        refused = [number for number, outcome in enumerate(outcomes, 1) if outcome is not None]
+        assert refused
+        assert isinstance(outcomes[refused[0] - 1], StoreFull)
+        disk.free(store)
+        for number in range(1, 100):
+            assert fate(store.engine, load(number)) == ("absent" if number in refused else "whole")
+        for number in refused:
+            store.commit(load(number))
+        is_sound(store)
+
+
+def test_a_pack_that_does_not_fit_leaves_no_file(disk: SmallDisk, place: Place):
+    with place.open() as store:
+        store.commit(load(0))
+        for room in (0, 100_000, 700_000):
+            disk.fill(store, room=room)
+            with pytest.raises(StoreFull):
+                store.engine.stage(SPACE, pieces(1))
+            assert not place.pack_files()
+            assert not place.drafts()
+            assert fate(store.engine, load(0)) == "whole"
+            disk.free(store)
+        store.engine.stage(SPACE, pieces(1))
+        store.commit(linking(1))
+        assert fate(store.engine, linking(1)) == "whole"
+        is_sound(store)
+
+
+@pytest.mark.parametrize("room", [0, 20_000, 60_000, 120_000])
+def test_a_store_that_does_not_fit_is_not_made(disk: SmallDisk, place: Place, room: int):
+    disk.fill(None, room=room)
+    with pytest.raises(disk.refusal):
+        place.open().close()
+    disk.free(None)
+    with place.open() as store:
+        store.commit(load(0))
+        is_sound(store)
+
+
+@pytest.mark.parametrize("room", [0, 8_000, 36_000])
+def test_a_store_on_a_full_disk_is_opened_when_there_is_room(disk: SmallDisk, place: Place, room: int):
+    """The log needs a little room of its own, also for reading."""
+    with place.open() as store:
+        store.commit(load(0))
+    disk.fill(None, room=room)
+    try:
+        with place.open() as store:
+            assert fate(store.engine, load(0)) == "whole"
+    except disk.refusal:
+        pass
+    disk.free(None)
+    with place.open() as store:
+        assert fate(store.engine, load(0)) == "whole"
+        store.commit(load(1))
+        is_sound(store)
+
+
+def test_a_backup_that_does_not_fit_is_not_kept(disk: SmallDisk, tmp_path: Path):
+    with sqlite_place(tmp_path / "store").open() as store:
+        store.engine.stage(SPACE, pieces(0))
+        store.commit(linking(0))
+        for number in range(20):
+            store.commit(load(number))
+        before = portrait(store.engine, SPACE)
+        for room in (0, 100_000, 600_000, 1_500_000):
+            disk.fill(None, room=room)
+            with pytest.raises(disk.refusal):
+                store.backup(disk.folder / "backup")
+            assert [path.name for path in disk.folder.iterdir()] in (["ballast"], [])
+            disk.free(None)
+        store.backup(disk.folder / "backup")
+        assert portrait(store.engine, SPACE) == before
+        with sqlite_place(disk.folder / "backup").open() as backup:
+            is_sound(backup)
+            assert portrait(backup.engine, SPACE) == before
+
+
+def test_a_copy_that_does_not_fit_goes_on_when_there_is_room(disk: SmallDisk, place: Place, tmp_path: Path):
+    with sqlite_place(tmp_path / "source").open() as store, place.open() as copy:
+        store.engine.stage(SPACE, pieces(0))
+        store.commit(linking(0))
+        for number in range(20):
+            store.commit(load(number))
+        copy.engine.commit(events("other", event()))  # so that its tables are not what does not fit
+        for room in (0, 300_000, 1_500_000):
+            disk.fill(copy, room=room)
+            with pytest.raises(StoreFull):
+                store.copy_to(copy)
+            disk.free(copy)
+        store.copy_to(copy)
+        assert portrait(copy.engine, SPACE) == portrait(store.engine, SPACE)
+        is_sound(copy)
+
+
+def test_looking_after_a_full_store_harms_nothing(disk: SmallDisk, place: Place):
+    """Sweeping and forgetting write, too; what they cannot do now, they do when there is room."""
+    with place.open() as store:
+        for number in range(5):
+            store.commit(load(number))
+            store.commit(load(number, writer="gone"))
+        store.engine.stage(SPACE, pieces(0))
+        store.commit(linking(0, "1"))
+        disk.fill(store)
+        for care in (lambda: store.gc(grace_seconds=0), lambda: store.forget(thread="gone"), store.reindex):
+            try:
+                care()
+            except StoreFull:
+                is_sound(store)
+        disk.free(store)
+        store.gc(grace_seconds=0)
+        assert [fate(store.engine, load(number)) for number in range(5)] == ["whole"] * 5
+        assert fate(store.engine, linking(0, "1")) == "whole"
+        is_sound(store)
+        assert place.pack_files() == place.pack_rows()
+
+
+@pytest.mark.postgres
+def test_a_server_without_room_is_a_full_store(postgres_url: str):
+    """What the server says then is played by a trigger."""
+    import psycopg
+
+    with treering.open(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as server:
+        store.commit(load(0))
+        server.execute(
+            "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE 'No space left on device' USING ERRCODE = '53100'; END $$"
+        )
+        server.execute("CREATE TRIGGER full_disk BEFORE INSERT ON ref EXECUTE FUNCTION no_room()")
+        with pytest.raises(StoreFull, match="No space left"):
+            store.commit(load(1))
+        assert fate(store.engine, load(1)) == "absent"
+        server.execute("DROP TRIGGER full_disk ON ref")
+        store.commit(load(1))
+        assert fate(store.engine, load(1)) == "whole"
+        is_sound(store)
+
+
+def commit_until_full(store: Store, number: int) -> int:
+    """Commit one load after the other; the number of the first that did not fit."""
+    while True:
+        try:
+            store.commit(load(number))
+        except StoreFull:
+            return number
+        number += 1
+
+
+def is_sound(store: Store) -> None:
+    assert store.verify().problems == ()

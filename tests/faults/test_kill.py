@@ -1,0 +1,271 @@
+"""Killed at any failpoint, a store keeps what it acknowledged, tears nothing and leaves nothing behind.
+
+`DEATHS` says for every failpoint which scenario of `tests.faults.victim` passes it; a failpoint that is not
+in it fails the first test. Each victim dies by SIGKILL at the first hit, and (`slow`) at later ones.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.faults.loads import SPACE, batch_of, fate, load, pieces, total
+from tests.faults.places import REPOSITORY, Account, Place, files_with, killed_at, sqlite_place
+from treering.core.batch import Batch
+from treering.core.query import EventQuery
+from treering.core.retention import Keep
+from treering.errors import NotFound
+from treering.store import Store
+from treering.testing.portrait import portrait
+
+LATER = 3
+
+DEATHS = {
+    "commit.begin": "commits",
+    "commit.before_commit": "commits",
+    "commit.after_commit": "commits",
+    "stage.before_commit": "stages",
+    "pack.write": "stages",
+    "pack.written": "stages",
+    "file.synced": "stages",
+    "file.renamed": "stages",
+    "gc.marked": "sweeps",
+    "gc.before_delete": "sweeps",
+    "gc.after_delete": "sweeps",
+    "repack.written": "sweeps",
+    "repack.switched": "sweeps",
+    "repack.deleted": "sweeps",
+    "gc.recorded": "retains",
+    "gc.dropped": "retains",
+    "erase.before_commit": "erases",
+    "erase.after_commit": "erases",
+    "erase.before_rewrite": "erases",
+    "erase.before_wipe": "erases",
+    "migrate.after_step": "opens",
+    "migrate.before_commit": "opens",
+    "copy.loaded": "copies",
+    "copy.noted": "copies",
+    "copy.compared": "copies",
+    "backup.copied": "backs_up",
+    "backup.checked": "backs_up",
+}
+FATES = {"commit.begin": "absent", "commit.before_commit": "absent", "commit.after_commit": "whole"}
+"""What has become of a batch whose writer died there."""
+
+ONCE = {"opens"}
+"""Scenarios that pass their failpoints once: tables are made once, and `tests/migrations` kills upgrades."""
+
+SQLITE_ONLY = {"backup.copied"}
+"""Failpoints of a snapshot, which PostgreSQL leaves to others."""
+
+
+def test_every_failpoint_has_a_death():
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.faults.victim", "names"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=True,
+        timeout=100,
+    )
+    assert sorted(json.loads(told.stdout)) == sorted(DEATHS)
+
+
+def deaths(*, later: bool) -> list:
+    """Every failpoint on every engine that passes it."""
+    return [
+        pytest.param(kind, failpoint, id=f"{kind}-{failpoint}", marks=[pytest.mark.postgres] * (kind != "sqlite"))
+        for kind in ("sqlite", "postgres")
+        for failpoint, scenario in DEATHS.items()
+        if not (kind == "postgres" and failpoint in SQLITE_ONLY) and not (later and scenario in ONCE)
+    ]
+
+
+@pytest.mark.parametrize("place,failpoint", deaths(later=False), indirect=["place"])
+def test_killed_there_it_keeps_its_word(place: Place, failpoint: str, tmp_path: Path):
+    _die(place, failpoint, 1, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place,failpoint", deaths(later=True), indirect=["place"])
+def test_killed_there_later_it_keeps_its_word(place: Place, failpoint: str, tmp_path: Path):
+    _die(place, failpoint, LATER, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nth", [2, 4, 7, 11, 16, 22])
+@pytest.mark.parametrize("failpoint", ["erase.before_commit", "erase.after_commit"])
+def test_killed_between_the_slices_of_a_large_erasure_it_goes_on(place: Place, failpoint: str, nth: int):
+    after_erases(place, killed_at(failpoint, nth, "erases_in_slices", place, rounds=1))
+
+
+def _die(place: Place, failpoint: str, nth: int, tmp_path: Path) -> None:
+    scenario = DEATHS[failpoint]
+    if scenario == "copies":
+        after_copies(place, failpoint, nth, tmp_path)
+    elif scenario == "backs_up":
+        after_backs_up(place, failpoint, nth, tmp_path)
+    else:
+        account = killed_at(failpoint, nth, scenario, place)
+        if scenario == "commits":
+            with place.open() as store:
+                assert [fate(store.engine, batch_of(each)) for each in account.in_flight] == [FATES[failpoint]]
+        AFTERWARDS[scenario](place, account)
+
+
+def after_commits(place: Place, account: Account) -> None:
+    keeps_its_word(place, account)
+    leaves_nothing_behind(place)
+    with place.open() as store:
+        assert total(store.engine) == sum(batch.startswith("batch-") for batch in account.tried)
+
+
+def after_sweeps(place: Place, account: Account) -> None:
+    """What was alive stays; what was not is gone with the next sweep."""
+    keeps_its_word(place, account)
+    leaves_nothing_behind(place)
+    rounds = range(len(account.tried))
+    dead = [each.name for number in rounds for each in pieces(number, writer="rubbish")]
+    dead += [pieces(number)[part].name for number in rounds for part in (0, 2, 3)]
+    with place.open() as store:
+        assert store.engine.missing(SPACE, dead) == set(dead)
+        assert not [ref for ref in store.engine.scan_refs(SPACE, "rubbish")]
+
+
+def after_retains(place: Place, account: Account) -> None:
+    """The journal tells what is dropped before it is, and the last two checkpoints are always there."""
+    latest = [batch for batch in account.tried if batch.startswith("checkpoint")][-2:]
+    with place.open() as store:
+        is_sound(store)
+        kept = checkpoints(store)
+        assert [batch.removeprefix("checkpoint-").replace("-", ".") for batch in latest] == kept[-2:]
+        announced = store.engine.scan(SPACE, EventQuery(kinds=("retention",))).records
+        assert len(announced) >= len(account.done)
+        store.gc(keep=Keep(last=2), grace_seconds=0)
+        assert checkpoints(store) == kept[-2:]
+        is_sound(store)
+
+
+def checkpoints(store: Store) -> list[str]:
+    records = store.engine.scan(SPACE, EventQuery(kinds=("checkpoint",))).records
+    return [record.event.id for record in records]
+
+
+def after_erases(place: Place, account: Account) -> None:
+    """What was not to be forgotten stays; forgetting once more finishes what was begun."""
+    keeps_its_word(place, account)
+    number = account.forgetting[-1]
+    with place.open() as store:
+        with suppress(NotFound):  # it may have come as far as the last name
+            store.forget(thread=f"gone{number}")
+        if place.kind == "sqlite":
+            assert not files_with(Path(place.url), f"gone{number}".encode())
+            assert not files_with(Path(place.url), pieces(0, writer=f"v{number}")[1].data[:100])
+        is_sound(store)
+        is_forgotten(store, number)
+    leaves_nothing_behind(place)
+
+
+def is_forgotten(store: Store, number: int) -> None:
+    for step in range(2):
+        assert fate(store.engine, load(step, writer=f"v{number}", thread=f"gone{number}")) == "absent"
+    gone = [content.name for content in pieces(0, writer=f"v{number}")]
+    assert store.engine.missing(SPACE, gone) == set(gone)
+    with pytest.raises(NotFound):
+        store.forget(thread=f"gone{number}")
+
+
+def after_opens(place: Place, account: Account) -> None:
+    """A store whose making was cut short is made by whoever comes next."""
+    assert not account.tried
+    with place.open() as store:
+        assert store.verify().ok
+        store.commit(load(0))
+        is_sound(store)
+
+
+def after_copies(place: Place, failpoint: str, nth: int, tmp_path: Path) -> None:
+    """A copy that died goes on where it was, and is equal in the end."""
+    source = sqlite_place(tmp_path / "source")
+    target = place.url if place.blobs is None else f"{place.url} {place.blobs}"
+    account = killed_at(failpoint, nth, "copies", source, target=target)
+    keeps_its_word(source, account)
+    with source.open() as store, place.open() as copy:
+        report = store.copy_to(copy)
+        assert report.resumed
+        assert portrait(store.engine, SPACE) == portrait(copy.engine, SPACE)
+        is_sound(copy)
+    leaves_nothing_behind(place)
+
+
+def after_backs_up(place: Place, failpoint: str, nth: int, tmp_path: Path) -> None:
+    """A backup that died is not there; those before it are whole, and the next one works."""
+    folder = tmp_path / "backups"
+    account = killed_at(failpoint, nth, "backs_up", place, target=str(folder))
+    keeps_its_word(place, account)
+    assert sorted(path.name for path in folder.glob("[0-9]*")) == [
+        done.removeprefix("backup ") for done in account.done
+    ]
+    with place.open() as store:
+        store.backup(folder / "another")
+        for path in (*folder.glob("[0-9]*"), folder / "another"):
+            with sqlite_place(path).open() as backup:
+                is_sound(backup)
+        with sqlite_place(folder / "another").open() as backup:
+            before = portrait(store.engine, SPACE)
+            assert portrait(backup.engine, SPACE) == before
+    leaves_nothing_behind(place)
+
+
+AFTERWARDS = {
+    "commits": after_commits,
+    "stages": after_commits,
+    "sweeps": after_sweeps,
+    "retains": after_retains,
+    "erases": after_erases,
+    "opens": after_opens,
+}
+
+
+def keeps_its_word(place: Place, account: Account) -> None:
+    """Acknowledged is there, in flight is whole or absent, and sending it again settles it."""
+    with place.open() as store:
+        is_sound(store)
+        for batch_id, receipt in account.receipts.items():
+            batch = batch_of(batch_id)
+            assert fate(store.engine, batch) == "whole", f"{batch_id} was acknowledged"
+            assert store.commit(batch) == receipt
+        for batch_id in account.in_flight:
+            batch = batch_of(batch_id)
+            fate(store.engine, batch)
+            send_again(store, batch)
+            assert fate(store.engine, batch) == "whole"
+        is_sound(store)
+
+
+def send_again(store: Store, batch: Batch) -> None:
+    """What a client does that was not answered: stage what it requires, commit the same batch."""
+    if batch.requires:
+        _, writer, number, _ = batch.id.split("-")
+        store.engine.stage(SPACE, pieces(int(number), writer=writer))
+    receipt = store.commit(batch)
+    assert store.commit(batch) == receipt
+
+
+def leaves_nothing_behind(place: Place) -> None:
+    """After a sweep, pack files and pack rows are the same, and no draft is left."""
+    place.age_files()
+    with place.open() as store:
+        store.engine.stage(SPACE, pieces(0, writer="new"))  # the first pack sweeps old drafts away
+        store.gc(grace_seconds=0)
+        is_sound(store)
+    assert place.pack_files() == place.pack_rows()
+    assert not place.drafts()
+
+
+def is_sound(store: Store) -> None:
+    assert store.verify().problems == ()

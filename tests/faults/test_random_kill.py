@@ -1,0 +1,55 @@
+"""Killed at a random moment, again and again, a store under four writing threads keeps every acknowledged batch.
+
+The threads commit in groups, through `submit`, and stage packs; nobody chooses the moment. Each victim goes
+on in the store that the one before it left.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.faults.loads import SPACE, batch_of, fate, total
+from tests.faults.places import Place, killed_after
+
+LONGEST = 0.4
+
+
+def test_killed_at_any_moment_it_keeps_its_word(place: Place):
+    _die_often(place, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_a_hundred_times_it_keeps_its_word(place: Place):
+    _die_often(place, 100)
+
+
+def _die_often(place: Place, times: int) -> None:
+    moments = random.Random(times)
+    whole = 0
+    for life in range(times):
+        account = killed_after(moments.uniform(0, LONGEST), place, writer=f"life{life}w")
+        with place.open() as store:
+            assert store.verify().problems == ()
+            for batch_id, receipt in account.receipts.items():
+                batch = batch_of(batch_id)
+                assert fate(store.engine, batch) == "whole", f"{batch_id} was acknowledged in life {life}"
+                assert store.commit(batch) == receipt
+            fates = [fate(store.engine, batch_of(each)) for each in account.in_flight]
+            whole += sum(batch_id.startswith("batch-") for batch_id in account.receipts)
+            whole += _loads(account.in_flight, fates)
+            assert total(store.engine) == whole
+            store.gc()
+    with place.open() as store:
+        place.age_files()
+        store.gc(grace_seconds=0)
+        assert store.verify().problems == ()
+        assert store.engine.stats(SPACE).commits >= whole
+    assert place.pack_files() == place.pack_rows()
+
+
+def _loads(in_flight: list[str], fates: list[str]) -> int:
+    pairs = zip(in_flight, fates, strict=True)
+    return sum(batch_id.startswith("batch-") and found == "whole" for batch_id, found in pairs)

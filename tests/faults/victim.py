@@ -1,0 +1,222 @@
+"""A process that works on a store until it is killed.
+
+python -m tests.faults.victim SCENARIO --store URL [--blobs FOLDER] [--target PLACE] [--writer NAME] [--rounds N]
+
+Which failpoint kills it stands in TREERING_FAILPOINTS. It says on its standard output, a line of JSON each,
+what it is about to do (``trying``) and what was acknowledged (``done``); a line is in the pipe before the
+next step begins, so whoever reads it knows what the store has promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+import treering
+from tests.faults.loads import SPACE, checkpoint, linking, load, pieces, thread_scope
+from treering.core import failpoints
+from treering.core.batch import Batch
+from treering.core.draft import Draft
+from treering.core.retention import Keep
+from treering.store import Store
+from treering.testing.batches import noise
+
+SOURCES = Path(treering.__file__).parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("scenario", choices=[*SCENARIOS, "names"])
+    parser.add_argument("--store")
+    parser.add_argument("--blobs")
+    parser.add_argument("--target")
+    parser.add_argument("--durability", default="fast")
+    parser.add_argument("--writer", default="w")
+    parser.add_argument("--rounds", type=int, default=4)
+    given = parser.parse_args()
+    if given.scenario == "names":
+        print(json.dumps(names()))
+        return
+    with treering.open(given.store, blobs=given.blobs, durability=given.durability) as store:
+        SCENARIOS[given.scenario](Victim(store, given.target, given.writer), given.rounds)
+
+
+def names() -> dict[str, str]:
+    """Every failpoint that any module declares."""
+    for path in sorted(SOURCES.rglob("*.py")):
+        if "declare(" in path.read_text():
+            importlib.import_module(".".join(("treering", *path.relative_to(SOURCES).with_suffix("").parts)))
+    return failpoints.declared()
+
+
+class Victim:
+    """A store, and how to say what happened to it."""
+
+    def __init__(self, store: Store, target: str | None, writer: str) -> None:
+        self.store = store
+        self.target = target
+        self.writer = writer
+
+    def commit(self, batch: Batch) -> None:
+        tell(trying=batch.id)
+        receipt = self.store.commit(batch)
+        tell(done=batch.id, receipt=msgspec.to_builtins(receipt))
+
+    def stage(self, *contents) -> None:
+        self.store.engine.stage(SPACE, contents)
+
+
+def commits(victim: Victim, rounds: int) -> None:
+    """Batches one after the other."""
+    for number in range(rounds):
+        victim.commit(load(number))
+
+
+def stages(victim: Victim, rounds: int) -> None:
+    """Objects ahead of the commits that require them, in rows and in packs."""
+    for number in range(rounds):
+        small, *large = pieces(number)
+        victim.stage(small)
+        victim.stage(*large)
+        victim.commit(linking(number))
+        victim.commit(load(number))
+
+
+def sweeps(victim: Victim, rounds: int) -> None:
+    """Garbage of every kind, and its collection: packs that lose most of their objects, lists, bodies."""
+    for number in range(rounds):
+        victim.commit(load(number))
+        victim.stage(*pieces(number))
+        victim.commit(linking(number, "1"))
+        victim.stage(*pieces(number, writer="rubbish"))
+        rubbish = Draft(SPACE)
+        scope = thread_scope("rubbish")
+        slot = rubbish.put(noise(100, seed=number), scope=scope)
+        rubbish.append(f"rubbish/{number}", noise(5000, seed=number), slot, scope=scope, at=0)
+        rubbish.set_ref("rubbish", b"", scope=scope, links=(slot,))
+        victim.store.commit(rubbish)
+        victim.store.commit(deletion("rubbish"))
+        victim.store.gc(grace_seconds=0)
+        tell(done=f"sweep {number}")
+
+
+def retains(victim: Victim, rounds: int) -> None:
+    """Checkpoints, of which a policy keeps the last two."""
+    for number in range(rounds):
+        victim.commit(load(number))
+        for moment in range(3):
+            victim.commit(checkpoint(3 * number + moment))
+        victim.store.gc(keep=Keep(last=2), grace_seconds=0)
+        tell(done=f"retention {number}")
+
+
+def erases(victim: Victim, rounds: int) -> None:
+    """Threads that are forgotten, beside one that stays; they share packs."""
+    for number in range(rounds):
+        writer, thread = f"v{number}", f"gone{number}"
+        victim.commit(load(number))
+        for step in range(2):
+            victim.store.commit(load(step, writer=writer, thread=thread))
+        victim.stage(*pieces(number), *pieces(0, writer=writer))
+        victim.commit(linking(number))
+        victim.store.commit(linking(0, writer=writer, thread=thread))
+        tell(forgetting=number)
+        victim.store.forget(thread=thread)
+        tell(done=f"forget {number}")
+
+
+def erases_in_slices(victim: Victim, rounds: int) -> None:
+    """The same in many transactions, as a plan of many rows goes."""
+    from treering.engines.relational import erasing, removal
+
+    erasing.ONE_TRANSACTION = 0
+    erasing.SLICE = removal.SLICE = 1
+    erases(victim, rounds)
+
+
+def opens(_: Victim, rounds: int) -> None:
+    """A store that is made; it was, before this began."""
+    assert rounds
+
+
+def copies(victim: Victim, rounds: int) -> None:
+    """A copy that goes on while the source grows."""
+    for number in range(rounds):
+        victim.commit(load(number))
+        victim.stage(*pieces(number))
+        victim.commit(linking(number))
+        target, _, blobs = (victim.target or "").partition(" ")
+        victim.store.copy_to(target, blobs=blobs or None)
+        tell(done=f"copy {number}")
+
+
+def backs_up(victim: Victim, rounds: int) -> None:
+    """A backup after every commit."""
+    for number in range(rounds):
+        victim.commit(load(number))
+        victim.stage(*pieces(number))
+        victim.commit(linking(number))
+        victim.store.backup(f"{victim.target}/{number}")
+        tell(done=f"backup {number}")
+
+
+def writes_for_ever(victim: Victim, rounds: int) -> None:
+    """Four threads that commit, submit and stage until somebody kills the process."""
+
+    def write(writer: str) -> None:
+        for number in range(rounds):
+            first, second = load(2 * number, writer=writer), load(2 * number + 1, writer=writer)
+            tell(trying=first.id)
+            tell(trying=second.id)
+            for future in [victim.store.submit(first), victim.store.submit(second)]:
+                receipt = future.result()
+                tell(done=receipt.batch, receipt=msgspec.to_builtins(receipt))
+            if number % 5 == 4:
+                victim.stage(*pieces(number, writer=writer))
+                victim.commit(linking(number, writer=writer))
+
+    writers = [threading.Thread(target=write, args=(f"{victim.writer}{each}",)) for each in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+
+
+def tell(**what) -> None:
+    """Put a line into the pipe, whole, before anything else happens."""
+    os.write(sys.stdout.fileno(), json.dumps(what).encode() + b"\n")
+
+
+def deletion(name: str) -> Draft:
+    """A batch that lets go of what a ref holds."""
+    draft = Draft(SPACE)
+    draft.delete_ref(name, scope=thread_scope("rubbish"))
+    return draft
+
+
+SCENARIOS: dict[str, Callable[[Victim, int], None]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        commits,
+        stages,
+        sweeps,
+        retains,
+        erases,
+        erases_in_slices,
+        opens,
+        copies,
+        backs_up,
+        writes_for_ever,
+    )
+}
+
+if __name__ == "__main__":
+    main()

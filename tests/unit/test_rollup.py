@@ -1,0 +1,151 @@
+"""Totals are sums: whatever way events are cut and grouped, nothing is lost and nothing counts twice."""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treering.core.batch import Event, Usage
+from treering.core.clock import DAY_US, day_of
+from treering.core.query import SumQuery
+from treering.core.rollup import MEASURES, Cell, deltas, merge, summarise
+
+COUNTS = st.integers(0, 1000)
+USAGES = st.builds(
+    Usage,
+    input=COUNTS,
+    cache_read=COUNTS,
+    cache_write=COUNTS,
+    cache_write_1h=COUNTS,
+    output=COUNTS,
+    reasoning=COUNTS,
+)
+EVENTS = st.lists(
+    st.builds(
+        Event,
+        id=st.just("e"),
+        kind=st.sampled_from(["call", "tool"]),
+        ts_us=st.integers(0, 3).map(lambda day: day * DAY_US + 5),
+        scope=st.just("s"),
+        run=st.sampled_from([None, "r1", "r2"]),
+        thread=st.sampled_from([None, "t1"]),
+        agent=st.sampled_from([None, "a"]),
+        model=st.sampled_from([None, "m"]),
+        status=st.sampled_from([None, "ok", "error"]),
+        usage=st.none() | USAGES,
+        cost_nanos=st.none() | st.integers(-(10**9), 10**9),
+        currency=st.sampled_from([None, "USD"]),
+        duration_us=st.none() | COUNTS,
+    ),
+    max_size=20,
+)
+GROUPINGS = st.lists(
+    st.sampled_from(["key", "day", "agent", "model", "kind", "currency"]), max_size=4, unique=True
+).map(tuple)
+
+
+def numbers(total):
+    others = (total.events, total.errors, total.cost_nanos, total.duration_us)
+    return [*msgspec.structs.astuple(total.usage), *others, total.unpriced_events, total.unpriced_tokens]
+
+
+def counted(events):
+    """Those that say what an agent did."""
+    return [
+        event
+        for event in events
+        if any(value is not None for value in (event.run, event.agent, event.usage, event.cost_nanos))
+    ]
+
+
+def added(totals):
+    return [sum(column) for column in zip(*map(numbers, totals), strict=True)]
+
+
+@given(EVENTS, EVENTS)
+def test_totals_of_two_halves_add_up_to_those_of_the_whole(one, other):
+    whole, first, second = deltas(one + other), deltas(one), deltas(other)
+    assert whole.keys() == first.keys() | second.keys()
+    nothing = [0] * len(MEASURES)
+    for cell, measures in whole.items():
+        pair = zip(first.get(cell, nothing), second.get(cell, nothing), strict=True)
+        assert measures == [a + b for a, b in pair]
+
+
+@given(EVENTS, GROUPINGS)
+def test_any_grouping_has_the_same_total(events, by):
+    totals = summarise(deltas(events), SumQuery(grain="day", by=by))
+    (total,) = summarise(deltas(events), SumQuery(grain="day")) or [None]
+    events = counted(events)
+    if total is None:
+        assert totals == events == []
+        return
+    assert added(totals) == numbers(total)
+    assert total.events == len(events)
+    assert total.errors == sum(event.status == "error" for event in events)
+    assert total.cost_nanos == sum(event.cost_nanos or 0 for event in events)
+    assert total.usage.input == sum(event.usage.input for event in events if event.usage)
+    groups = [each.group for each in totals]
+    assert groups == sorted(set(groups))
+
+
+@given(EVENTS)
+def test_an_event_counts_for_its_day_its_run_and_its_thread(events):
+    cells = deltas(events)
+    events = counted(events)
+    wanted = {
+        "day": events,
+        "run": [event for event in events if event.run is not None],
+        "thread": [event for event in events if event.thread is not None],
+    }
+    for grain, expected in wanted.items():
+        assert sum(measures[0] for cell, measures in cells.items() if cell.grain == grain) == len(expected)
+
+
+def test_bookkeeping_counts_nowhere():
+    assert deltas([Event(id="e", kind="checkpoint", ts_us=0, scope="s", thread="t", status="error")]) == {}
+
+
+@given(EVENTS, EVENTS)
+def test_merging_is_adding(one, other):
+    cells = deltas(one)
+    merge(cells, deltas(other))
+    assert cells == deltas(one + other)
+
+
+@given(EVENTS)
+def test_usage_without_a_cost_is_shown_and_not_taken_for_free(events):
+    unpriced = [event for event in events if event.usage is not None and event.cost_nanos is None]
+    for total in summarise(deltas(events), SumQuery(grain="day")):
+        assert total.unpriced_events == len(unpriced)
+        assert total.unpriced_tokens == sum(event.usage.total for event in unpriced)
+
+
+@given(EVENTS, st.sampled_from(["a", "", "nobody"]), st.integers(0, 3), st.integers(0, 3))
+def test_filters_keep_what_they_name(events, agent, since_day, until_day):
+    query = SumQuery(grain="day", agent=agent, since_day=since_day, until_day=until_day)
+    kept = [
+        event
+        for event in events
+        if (event.agent or "") == agent and since_day <= day_of(event.ts_us) <= until_day
+    ]
+    assert summarise(deltas(events), query) == summarise(deltas(kept), SumQuery(grain="day"))
+
+
+@given(EVENTS, st.integers(0, 4))
+def test_the_top_groups_are_the_most_expensive_ones(events, top):
+    by = ("kind", "agent", "model")
+    everything = summarise(deltas(events), SumQuery(grain="day", by=by))
+    best = summarise(deltas(events), SumQuery(grain="day", by=by, top=top))
+    assert [each.cost_nanos for each in best] == sorted(
+        (each.cost_nanos for each in everything), reverse=True
+    )[:top]
+    assert all(each in everything for each in best)
+
+
+def test_counting_does_not_change_what_was_counted():
+    event = Event(id="e", kind="k", ts_us=0, scope="s", run="r", thread="t", cost_nanos=5)
+    cells = deltas([event, event])
+    assert {cell.grain for cell in cells} == {"day", "run", "thread"}
+    assert all(measures[:2] == [2, 0] for measures in cells.values())
+    assert len({id(measures) for measures in cells.values()}) == 3, "cells must not share their numbers"
+    assert Cell("day", "", 0, "", "", "k", "") in cells
