@@ -8,7 +8,7 @@ ARGS ?=
 UV := uv==0.13.7
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo test check bench format clean
+.PHONY: help demo test soak check bench format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -18,7 +18,10 @@ demo: .venv/base ## write, kill -9 mid-way, reopen, verify
 	@$(RUN) python examples/demo.py $(ARGS)
 
 test: .venv/tools ## run the tests against real servers (ARGS="-k lists" narrows them)
-	@$(RUN) HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	@$(RUN) HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} pytest -n $(WORKERS) --dist worksteal -m "not soak" $(ARGS)
+
+soak: .venv/tools ## the long versions of the fault tests
+	@$(RUN) HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-long} pytest -n $(WORKERS) --dist worksteal -m soak $(ARGS)
 
 check: .venv/tools ## formatting, lint, types, layers, generated files
 	@$(RUN) ruff format --check --quiet

@@ -11,6 +11,7 @@ from treering.blobs.folder import FolderBlobs
 from treering.core.batch import Event
 from treering.core.content import Content
 from treering.core.draft import Draft
+from treering.engines import schema
 from treering.engines.sqlite import open_sqlite
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ def step(number: int, *, thread: str = "bench", space: str = "default") -> Batch
     draft = Draft(space)
     scope = f"/thread/{thread}"
     body = draft.put(Content("bytes", payload()), scope=scope)
-    draft.event(
-        Event(id=draft.id, kind="step", ts_us=time.time_ns() // 1000, scope=scope, body=body)
-    )
+    draft.event(Event(id=draft.id, kind="step", ts_us=time.time_ns() // 1000, scope=scope, body=body))
     draft.set_ref(f"thread/{thread}/head", b"%d" % number, scope=scope)
     return draft.batch()
 
@@ -60,6 +59,48 @@ def open_bare(path: Path, durability: str, *, busy_seconds: float = 0.0) -> sqli
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[durability]}")
     return connection
+
+
+SPACE = "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = 1"
+COMMIT = (
+    "INSERT INTO commits (no, space, batch, first_seq, last_seq, committed_at_us, receipt) "
+    "VALUES (?, 1, ?, ?, ?, ?, ?)"
+)
+BODY = "INSERT INTO body (key, scope, frame) VALUES (?, 1, ?)"
+EVENT = (
+    "INSERT INTO event (space, seq, day, id, commit_no, kind, ts_us, scope, body) "
+    "VALUES (1, ?, ?, ?, ?, 'step', ?, 1, '0.0')"
+)
+REF = (
+    "INSERT INTO ref (space, name, scope, version, value, seq, changed_at_us) VALUES (1, ?, 1, ?, ?, ?, ?) "
+    "ON CONFLICT (space, name) DO UPDATE SET version = excluded.version, value = excluded.value, "
+    "seq = excluded.seq, changed_at_us = excluded.changed_at_us"
+)
+
+
+def open_same(path: Path, durability: str) -> sqlite3.Connection:
+    """A plain connection to a database with treering's own tables."""
+    connection = open_bare(path, durability)
+    for statement in schema.statements(schema.fresh_sql("sqlite")):
+        connection.execute(statement)
+    connection.execute(
+        "INSERT INTO space (no, name, seq, committed_at_us, created_at_us) VALUES (1, 'default', 0, 0, 0)"
+    )
+    connection.execute("INSERT INTO scope (no, space, name) VALUES (1, 1, ?)", (SCOPE,))
+    return connection
+
+
+def same_step(connection: sqlite3.Connection, number: int) -> None:
+    """The rows that treering writes for a step, into the same tables, by hand: no reads, no checks."""
+    name = os.urandom(13).hex()
+    now_us = time.time_ns() // 1000
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(SPACE, (number, now_us))
+    connection.execute(COMMIT, (number, name, number, number, now_us, b"receipt of the same length"))
+    connection.execute(BODY, (number << 16, payload()))
+    connection.execute(EVENT, (number, now_us // 86_400_000_000, name, number, now_us))
+    connection.execute(REF, ("thread/bench/head", number, b"%d" % number, number, now_us))
+    connection.execute("COMMIT")
 
 
 def bare_step(connection: sqlite3.Connection, number: int, *, thread: str = "bench") -> None:

@@ -3,14 +3,16 @@
 The classes in `TWINS` are read as source, not imported, so this runs wherever the tools run. What a method
 becomes follows from its signature alone:
 
-- a property, or a method named in ``direct`` (it does no I/O): passed through;
+- a property named in ``reads`` (it does I/O): a method to be awaited;
+- any other property, or a method named in ``direct`` (it does no I/O): passed through;
 - a method that returns a ``Future``: submitted at once, an ``asyncio.Future`` comes back;
 - a method named in ``awaits``: the future of another method is awaited, without a thread;
 - an iterator: an async iterator, one hop a step;
 - anything else: one hop to the pool.
 
-A class of `TWINS` in a signature stands for its twin: taken, either of them will do; returned, it is wrapped.
-Callbacks (``on_...``) run in the event loop. A kind of method that is not in this list fails the build.
+A class of `TWINS` in a signature stands for its twin: taken, either of them will do; returned, it is
+wrapped. Callbacks (``on_...: Callable``) run in the event loop. A kind of method that is not in this list
+fails the build.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class Twin:
     twin: str
     direct: frozenset[str] = frozenset()
     awaits: dict[str, str] = field(default_factory=dict)
+    reads: frozenset[str] = frozenset()
 
 
 TWINS: Final = (
@@ -39,8 +42,20 @@ TWINS: Final = (
         module="treering.store",
         name="Store",
         twin="AsyncStore",
-        direct=frozenset({"draft", "in_namespace"}),
+        direct=frozenset({"draft", "in_namespace", "thread"}),
         awaits={"commit": "submit"},
+    ),
+    Twin(
+        module="treering.views.threads",
+        name="Thread",
+        twin="AsyncThread",
+        reads=frozenset({"head"}),
+    ),
+    Twin(
+        module="treering.views.moments",
+        name="Moment",
+        twin="AsyncMoment",
+        reads=frozenset({"messages", "state"}),
     ),
 )
 
@@ -165,6 +180,10 @@ class _Class:
     def _method(self, node: ast.FunctionDef) -> str:
         returns = ast.unparse(node.returns) if node.returns else "None"
         doc = f'"""Async twin of `{self.twin.name}.{node.name}`."""'
+        if node.name in self.twin.reads:
+            body = self._wrap(f"await self._bridge.call(lambda: self.{self.sync}.{node.name})", returns)
+            head = f"    async def {node.name}(self) -> {self._out(returns)}:"
+            return f"{head}\n        {doc}\n        return {body}"
         if any(ast.unparse(each) == "property" for each in node.decorator_list):
             body = self._wrap(f"self.{self.sync}.{node.name}", returns)
             head = f"    @property\n    def {node.name}(self) -> {self._out(returns)}:"
@@ -208,30 +227,36 @@ class _Class:
 
     def _parameters(self, node: ast.FunctionDef) -> str:
         arguments = node.args
-        if arguments.vararg or arguments.kwarg or arguments.posonlyargs:
-            raise ValueError(f"{self.twin.name}.{node.name}: no rule for * parameters")
+        if arguments.kwarg or arguments.posonlyargs:
+            raise ValueError(f"{self.twin.name}.{node.name}: no rule for / or ** parameters")
         positional = arguments.args[1:]
         defaults = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
         parts = ["self", *map(self._parameter, positional, defaults)]
+        if arguments.vararg:
+            parts.append("*" + self._parameter(arguments.vararg, None))
         if arguments.kwonlyargs:
-            parts += ["*", *map(self._parameter, arguments.kwonlyargs, arguments.kw_defaults)]
+            parts += [] if arguments.vararg else ["*"]
+            parts += [*map(self._parameter, arguments.kwonlyargs, arguments.kw_defaults)]
         return ", ".join(parts)
 
     def _parameter(self, argument: ast.arg, default: ast.expr | None) -> str:
         annotation = ast.unparse(argument.annotation) if argument.annotation else "Any"
         names = [each for each in self.names if _mentions(annotation, each)]
         self._need(annotation)
-        annotation = " | ".join([annotation, *(self.names[each] for each in names)])
+        plain, optional = _without_none(annotation)
+        annotation = " | ".join([plain, *(self.names[each] for each in names)]) + optional
         return f"{argument.arg}: {annotation}" + (f" = {ast.unparse(default)}" if default else "")
 
     def _arguments(self, node: ast.FunctionDef) -> str:
         positional = [self._argument(each) for each in node.args.args[1:]]
+        if node.args.vararg:
+            positional.append(f"*{node.args.vararg.arg}")
         named = [f"{each.arg}={self._argument(each)}" for each in node.args.kwonlyargs]
         return ", ".join([*positional, *named])
 
     def _argument(self, argument: ast.arg) -> str:
         name, annotation = argument.arg, ast.unparse(argument.annotation) if argument.annotation else ""
-        if name.startswith("on_"):
+        if name.startswith("on_") and _mentions(annotation, "Callable"):
             return f"self._bridge.in_loop({name})"
         for each, twin in self.names.items():
             if _mentions(annotation, each):
@@ -239,17 +264,29 @@ class _Class:
         return name
 
     def _out(self, returns: str) -> str:
-        twin = self.names.get(returns)
+        name, optional = _without_none(returns)
+        twin = self.names.get(name)
         if twin is None:
             self._need(returns)
-        return twin or returns
+            return returns
+        return f"{twin}{optional}"
 
     def _wrap(self, value: str, returns: str) -> str:
-        twin = self.names.get(returns)
-        return value if twin is None else f"{twin}({value}, self._bridge)"
+        name, optional = _without_none(returns)
+        twin = self.names.get(name)
+        if twin is None:
+            return value
+        if optional:
+            return f"None if (found := {value}) is None else {twin}(found, self._bridge)"
+        return f"{twin}({value}, self._bridge)"
 
     def _need(self, annotation: str) -> None:
         self.imports.need_names(annotation, self.module, frozenset(self.names.values()))
+
+
+def _without_none(returns: str) -> tuple[str, str]:
+    name = returns.removesuffix(" | None")
+    return name, returns[len(name) :]
 
 
 def _split(returns: str) -> tuple[str, str]:

@@ -51,7 +51,7 @@ class RefMoved(Conflict):
 
 
 class ListMoved(Conflict):
-    """A list is not as long as was expected; branch off where you know it."""
+    """A list is longer than was expected, or of another scope; branch off where you know it."""
 
 
 class Fenced(Conflict):

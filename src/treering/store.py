@@ -29,6 +29,8 @@ from treering.core.records import Checked
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput
+from treering.views.hooks import Hooks
+from treering.views.threads import Thread
 
 
 class Opener(Protocol):
@@ -59,6 +61,7 @@ class Store:
         self._folder = folder
         self._clock = clock or SystemClock()
         self._opener = opener
+        self._hooks = Hooks()
 
     @property
     def space(self) -> str:
@@ -80,6 +83,15 @@ class Store:
         return Store(
             self._engine, space=namespace, folder=self._folder, clock=self._clock, opener=self._opener
         )
+
+    @property
+    def hooks(self) -> Hooks:
+        """Code of your own around saving and loading checkpoints, whoever saves."""
+        return self._hooks
+
+    def thread(self, id: str, namespace: str | None = None) -> Thread:
+        """A conversation and its state, moment by moment; made by its first checkpoint."""
+        return Thread(self._engine, self._space, id, namespace or "", clock=self._clock, hooks=self._hooks)
 
     # Writing
     def draft(self, id: str | None = None) -> Draft:

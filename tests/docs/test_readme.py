@@ -18,9 +18,10 @@ def test_the_example_runs_as_printed(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "['Where is my refund?', 'It was sent on Monday.']",
-        "True 2",
-        "1 list forgotten",
+        "['Where is my refund?', 'It was sent on Monday.', 'I am sending it again.']",
+        "[('support/alice-bolder', 2), ('support/alice-bolder', 1)]",
+        "[(2, {'role': 'assistant', 'content': 'I am sending it again.'})]",
+        "True 6",
     ]
 
 

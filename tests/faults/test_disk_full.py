@@ -1,4 +1,4 @@
-"""On a full disk a write ends in `StoreFull`, nothing of it is kept, and the store goes on when there is room."""
+"""On a full disk a write ends in `StoreFull`, nothing of it is kept, and with room the store goes on."""
 
 from __future__ import annotations
 

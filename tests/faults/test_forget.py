@@ -59,7 +59,7 @@ def test_no_byte_of_a_forgotten_thread_is_left(store: Store, place: Place):
 
 
 def test_nor_of_anything_that_it_said_before(store: Store, place: Place):
-    """Values that were replaced, refs that were deleted and texts that were changed have left pages behind."""
+    """Values that were replaced, refs that were deleted, texts that were changed: all have left pages."""
     plant(store)
     for version in range(30):
         draft = Draft(SPACE)
@@ -135,7 +135,9 @@ def test_a_draft_of_a_writer_that_lives_is_left_alone(store: Store, place: Place
 def plant(store: Store) -> None:
     """Put the canary wherever a word can stand, under the thread that is named for it."""
     packed = [with_canary(PACKED, seed=number) for number in range(3)]
-    store.engine.stage(SPACE, [*packed, words(f"small and compressed {CANARY} " * 300), noise(PACKED, seed=9)])
+    store.engine.stage(
+        SPACE, [*packed, words(f"small and compressed {CANARY} " * 300), noise(PACKED, seed=9)]
+    )
     link(store, f"{CANARY}/packed", *packed, words(f"small and compressed {CANARY} " * 300), thread=CANARY)
     link(store, "neighbour", noise(PACKED, seed=9), thread="neighbour")
     scope = thread_scope(CANARY)

@@ -1,7 +1,7 @@
 """Killed at any failpoint, a store keeps what it acknowledged, tears nothing and leaves nothing behind.
 
 `DEATHS` says for every failpoint which scenario of `tests.faults.victim` passes it; a failpoint that is not
-in it fails the first test. Each victim dies by SIGKILL at the first hit, and (`slow`) at later ones.
+in it fails the first test. Each victim dies by SIGKILL at the first hit, and (`soak`) at later ones.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def test_every_failpoint_has_a_death():
 def deaths(*, later: bool) -> list:
     """Every failpoint on every engine that passes it."""
     return [
-        pytest.param(kind, failpoint, id=f"{kind}-{failpoint}", marks=[pytest.mark.postgres] * (kind != "sqlite"))
+        pytest.param(
+            kind, failpoint, id=f"{kind}-{failpoint}", marks=[pytest.mark.postgres] * (kind != "sqlite")
+        )
         for kind in ("sqlite", "postgres")
         for failpoint, scenario in DEATHS.items()
         if not (kind == "postgres" and failpoint in SQLITE_ONLY) and not (later and scenario in ONCE)
@@ -90,13 +92,13 @@ def test_killed_there_it_keeps_its_word(place: Place, failpoint: str, tmp_path: 
     _die(place, failpoint, 1, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("place,failpoint", deaths(later=True), indirect=["place"])
 def test_killed_there_later_it_keeps_its_word(place: Place, failpoint: str, tmp_path: Path):
     _die(place, failpoint, LATER, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("nth", [2, 4, 7, 11, 16, 22])
 @pytest.mark.parametrize("failpoint", ["erase.before_commit", "erase.after_commit"])
 def test_killed_between_the_slices_of_a_large_erasure_it_goes_on(place: Place, failpoint: str, nth: int):
@@ -113,7 +115,9 @@ def _die(place: Place, failpoint: str, nth: int, tmp_path: Path) -> None:
         account = killed_at(failpoint, nth, scenario, place)
         if scenario == "commits":
             with place.open() as store:
-                assert [fate(store.engine, batch_of(each)) for each in account.in_flight] == [FATES[failpoint]]
+                assert [fate(store.engine, batch_of(each)) for each in account.in_flight] == [
+                    FATES[failpoint]
+                ]
         AFTERWARDS[scenario](place, account)
 
 
@@ -133,7 +137,7 @@ def after_sweeps(place: Place, account: Account) -> None:
     dead += [pieces(number)[part].name for number in rounds for part in (0, 2, 3)]
     with place.open() as store:
         assert store.engine.missing(SPACE, dead) == set(dead)
-        assert not [ref for ref in store.engine.scan_refs(SPACE, "rubbish")]
+        assert not store.engine.scan_refs(SPACE, "rubbish")
 
 
 def after_retains(place: Place, account: Account) -> None:

@@ -1,4 +1,4 @@
-"""Killed at a random moment, again and again, a store under four writing threads keeps every acknowledged batch.
+"""Killed at a random moment, again and again, a store under four threads keeps all that it acknowledged.
 
 The threads commit in groups, through `submit`, and stage packs; nobody chooses the moment. Each victim goes
 on in the store that the one before it left.
@@ -20,7 +20,7 @@ def test_killed_at_any_moment_it_keeps_its_word(place: Place):
     _die_often(place, 5)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_killed_a_hundred_times_it_keeps_its_word(place: Place):
     _die_often(place, 100)

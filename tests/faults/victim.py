@@ -1,6 +1,6 @@
 """A process that works on a store until it is killed.
 
-python -m tests.faults.victim SCENARIO --store URL [--blobs FOLDER] [--target PLACE] [--writer NAME] [--rounds N]
+python -m tests.faults.victim SCENARIO --store URL [--blobs FOLDER] [--target PLACE] [--writer NAME]
 
 Which failpoint kills it stands in TREERING_FAILPOINTS. It says on its standard output, a line of JSON each,
 what it is about to do (``trying``) and what was acknowledged (``done``); a line is in the pipe before the
@@ -27,7 +27,7 @@ from treering.core.batch import Batch
 from treering.core.draft import Draft
 from treering.core.retention import Keep
 from treering.store import Store
-from treering.testing.batches import noise
+from treering.testing.batches import event, events, noise
 
 SOURCES = Path(treering.__file__).parent
 
@@ -168,6 +168,14 @@ def backs_up(victim: Victim, rounds: int) -> None:
         tell(done=f"backup {number}")
 
 
+def reports(victim: Victim, rounds: int) -> None:
+    """One to three events at a time, as fast as it goes."""
+    for number in range(rounds):
+        told = [event(id=f"{victim.writer}.{number}.{part}") for part in range(number % 3 + 1)]
+        receipt = victim.store.commit(events(SPACE, *told))
+        tell(events=[each.id for each in told], first_seq=receipt.first_seq)
+
+
 def writes_for_ever(victim: Victim, rounds: int) -> None:
     """Four threads that commit, submit and stage until somebody kills the process."""
 
@@ -214,6 +222,7 @@ SCENARIOS: dict[str, Callable[[Victim, int], None]] = {
         opens,
         copies,
         backs_up,
+        reports,
         writes_for_ever,
     )
 }

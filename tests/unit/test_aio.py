@@ -286,7 +286,8 @@ class TestGenerated:
                 continue
             parameters = [list(inspect.signature(each).parameters) for each in (ours, theirs)]
             assert parameters[0] == parameters[1], name
-            assert inspect.iscoroutinefunction(theirs) or name in {"draft", "in_namespace", "submit"}, name
+            direct = {"draft", "in_namespace", "submit", "thread"}
+            assert inspect.iscoroutinefunction(theirs) or name in direct, name
 
     def test_the_generator_is_ready_for_views(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(str(ROOT / "scripts"))
@@ -295,7 +296,7 @@ class TestGenerated:
         (tmp_path / "src" / "treering").mkdir(parents=True)
         (tmp_path / "src" / "treering" / "example.py").write_text(
             """
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from treering.core.records import Record
 
 class Thread:
@@ -307,7 +308,7 @@ class Desk:
     def first(self) -> Thread: ...
     def thread(self, name: str) -> Thread: ...
     def threads(self) -> Iterator[Thread]: ...
-    def merge(self, thread: Thread, *, on_step: object = None) -> None: ...
+    def merge(self, thread: Thread, *, on_step: Callable[[int], None] | None = None) -> None: ...
 """
         )
         monkeypatch.setattr(generate_aio, "ROOT", tmp_path)

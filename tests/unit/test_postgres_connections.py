@@ -88,9 +88,10 @@ def test_a_commit_whose_answer_is_lost_is_found_by_its_id(engine, monkeypatch):
     engine.commit(batches.set_ref("default", "r"))
     collect = Pipeline.collect
 
-    def answer_lost(self, *, sync=False):
-        collect(self, sync=sync)
-        if sync:
+    def answer_lost(self):
+        is_commit = any(getattr(due, "sql", "") == "COMMIT" for due in self._due)
+        collect(self)
+        if is_commit:
             monkeypatch.setattr(Pipeline, "collect", collect)
             self.dead = True
             raise Lost("the answer to COMMIT never came")
@@ -233,3 +234,34 @@ def test_times_are_the_servers(engine, postgres_url):
         receipt = engine.commit(batches.set_ref("default", "r"))
         after = connection.execute(sql).fetchone()[0]
     assert before - 50_000 < receipt.committed_at_us < after + 50_000
+
+
+def test_a_writer_that_falls_asleep_does_not_stop_the_others(postgres_url, monkeypatch):
+    monkeypatch.setattr(database, "STUCK_SECONDS", 0.3)
+    engine = open_postgres(postgres_url)
+    engine.commit(batches.set_ref("default", "r"))
+    with engine._database.reading() as session:
+        ((space,),) = session.rows("SELECT no FROM space WHERE name = 'default'")
+
+    def fall_asleep():
+        with engine._database.writing(space) as session:
+            assert engine.commit(batches.set_ref("default", "r")).versions == {"r": 2}
+            session.run("DELETE FROM ref")
+
+    with pytest.raises(Lost):
+        fall_asleep()
+    assert engine.refs("default", ["r"])["r"].version == 2
+    engine.close()
+
+
+def test_an_error_of_the_caller_costs_a_read_nothing(engine):
+    def read(error):
+        with engine._database.reading() as session:
+            session.rows("SELECT 1")
+            raise error
+
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            read(KeyError)
+    assert engine.spaces() == []
+    assert len(engine._postgres._pool._idle) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 
@@ -62,6 +61,28 @@ def test_a_stack_gives_back_all_that_was_put_on_it(scratch):
     assert todo.pop(2) == {}
 
 
+def test_a_full_disk_is_a_typed_error(tmp_path):
+    script = """
+import resource, signal, hashlib
+from treering.engines.relational.scratch import Scratch, Seen
+from treering.errors import StoreFull
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    with Scratch() as scratch:
+        seen = Seen(scratch, "seen", "bytes")
+        for first in range(0, 2_000_000, 5000):
+            seen.add({hashlib.sha256(b"%d" % n).digest(): 0 for n in range(first, first + 5000)})
+except StoreFull as error:
+    print(error)
+"""
+    environment = {**os.environ, "SQLITE_TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "temporary files" in done.stdout
+
+
 def test_memory_stays_flat(tmp_path):
     """A million names are 40 MB in the file and next to nothing in the process; the file has no name."""
     script = """
@@ -86,4 +107,3 @@ with Scratch() as scratch:
     assert count == 400_000
     assert grown < 20_000 * (1024 if sys.platform == "darwin" else 1)
     assert not list(tmp_path.iterdir())
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0

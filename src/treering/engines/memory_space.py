@@ -260,7 +260,7 @@ class Space:
                     "choose another id for a new list"
                 )
             elif info.scope != append.scope:
-                raise Conflict(f"list {append.list!r} is of scope {info.scope!r}, not of {append.scope!r}")
+                raise ListMoved(f"list {append.list!r} is of scope {info.scope!r}, not of {append.scope!r}")
             info = msgspec.structs.replace(info, length=info.length + len(append.items))
             infos[append.list] = info
             grown.append((append, info))

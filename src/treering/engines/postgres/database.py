@@ -46,8 +46,11 @@ RECONNECT_SECONDS: Final = 5.0
 LOCK_SECONDS: Final = 30.0
 """How long a writer waits for its turn."""
 
-STUCK_SECONDS: Final = 120.0
-"""After how long the server ends a transaction whose client went silent with the lock in its hand."""
+STUCK_SECONDS: Final = 20.0
+"""After how long the server ends a transaction whose client went silent with the lock in its hand.
+
+Less than `LOCK_SECONDS`, so that those who wait for the lock outlive the one who sleeps on it.
+"""
 
 _SETTINGS: Final = (
     "SELECT set_config('lock_timeout', %s, false), "
@@ -275,14 +278,14 @@ class _Reading:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pipeline = self._session.pipeline
-        if kind is None:
+        if pipeline.failed or pipeline.dead or (error is not None and not isinstance(error, Exception)):
+            _give_up(pipeline, error)
+        else:
             try:
                 pipeline.ask("COMMIT")
-                pipeline.send(sync=True)
+                pipeline.send()
             except TreeringError:
                 pipeline.dead = True  # what was read was read; the next one gets another connection
-        else:
-            _give_up(pipeline, error)
         self._pool.give_back(pipeline)
 
 
@@ -313,7 +316,7 @@ class _Writing:
         if error is None:
             try:
                 self._session.tell("COMMIT")
-                self._session.pipeline.collect(sync=True)
+                self._session.pipeline.collect()
             except BaseException as failure:
                 self._leave(failure)
                 raise

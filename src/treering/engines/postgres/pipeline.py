@@ -60,6 +60,8 @@ class Pipeline:
         connection.adapters.register_dumper(int, Int8Dumper)
         self.where = where
         self.dead = False
+        self.failed = False
+        """Whether the open transaction can only be rolled back."""
         self._connection = connection
         self._pgconn = connection.pgconn
         self._converter = Transformer(connection)
@@ -91,12 +93,12 @@ class Pipeline:
                 self._due[-1] = due
                 due.result = None
 
-    def collect(self, *, sync: bool = False) -> None:
-        """Send what is queued and take in every answer; with ``sync``, also end an exchange.
-
-        Raises the first error among the answers.
-        """
-        self.send(sync=sync)
+    def collect(self) -> None:
+        """Send what is queued and take in every answer. Raises the first error among them."""
+        if not self._due:
+            return
+        if self._due[-1] != "sync":
+            self.send()
         failure: PGresult | None = None
         try:
             for due in self._due:
@@ -121,14 +123,13 @@ class Pipeline:
             self._forget_unproven()
         raise refusal
 
-    def send(self, *, sync: bool = False) -> None:
+    def send(self) -> None:
         """Send what is queued without waiting for answers; the next `collect` takes them in."""
         try:
-            if sync:
-                self._pgconn.pipeline_sync()
-                self._due.append("sync")
-            else:
-                self._pgconn.send_flush_request()
+            # A sync and not only a flush: behind it the server listens again after an error, and counts
+            # the time that we keep it waiting.
+            self._pgconn.pipeline_sync()
+            self._due.append("sync")
             while self._pgconn.flush():
                 # The server does not read on while its own answers wait to be read.
                 self._poll.modify(self._pgconn.socket, select.POLLIN | select.POLLOUT)
@@ -143,7 +144,8 @@ class Pipeline:
         try:
             self._take_in_leftovers()
             self.ask("ROLLBACK")
-            self.collect(sync=True)
+            self.collect()
+            self.failed = False
         except TreeringError:
             self.dead = True
 
@@ -157,12 +159,11 @@ class Pipeline:
 
     def tidy(self) -> None:
         """Between two transactions: take in what is still due, and drop statements when they are too many."""
-        if self._due:
-            self.collect()
+        self.collect()
         if len(self._names) > _STATEMENTS_LIMIT:
             self._names.clear()
             self.ask("DEALLOCATE ALL")
-            self.collect(sync=True)
+            self.collect()
             self._names.clear()
 
     def close(self) -> None:
@@ -207,9 +208,9 @@ class Pipeline:
         return pgconn.get_result()
 
     def _take_in_leftovers(self) -> None:
-        """After an error or an interrupt: read up to a sync, behind which the server listens again."""
+        """What was queued when something else went wrong; its own errors do not matter any more."""
         try:
-            self.collect(sync=True)
+            self.collect()
         except TreeringError:
             if self.dead:
                 raise
@@ -221,6 +222,7 @@ class Pipeline:
         self._unproven.clear()
 
     def _refused(self, result: PGresult) -> TreeringError:
+        self.failed = True
         failure = of_result(result, self.where)
         if isinstance(failure, Lost) or self._pgconn.status == ConnStatus.BAD:
             self.dead = True

@@ -111,7 +111,8 @@ def _find_sql(count: int, in_namespace: bool) -> str:  # noqa: FBT001 - a key of
         ), held AS (
           SELECT avg(size) AS mean, count(*) AS hits, {holders} FROM found
         ), weighed AS MATERIALIZED (
-          SELECT mean, {weights} FROM (SELECT *, greatest(total, hits)::float8 AS most FROM held, texts) AS counted
+          SELECT mean, {weights}
+          FROM (SELECT *, greatest(total, hits)::float8 AS most FROM held, texts) AS counted
         )
         SELECT no, {score} AS score
         FROM (SELECT *, 1.92 * (0.25 + 0.75 * size / mean) AS k FROM found, weighed) AS hit

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from treering.core.address import ListAt, ObjectAt, SlotAt, parse_address
 from treering.core.records import Checked, Problem
 from treering.engines.keys import BODY_PART_BITS, ITEM_POSITION_BITS
@@ -24,6 +22,7 @@ from treering.engines.relational.recount import Recount
 from treering.engines.relational.rows import split_links
 from treering.engines.relational.scratch import Scratch, Seen
 from treering.engines.relational.walking import COMMITS, PAGE, Missing, Origin, Walk
+from treering.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -296,6 +295,6 @@ def _commit_problem(row: Row, seq: int) -> str | None:
         return f"it has the numbers {first} to {last}, and {seq} were given out"
     try:
         unpack_receipt(batch, first, last, 0, receipt)
-    except msgspec.DecodeError as error:
-        return f"its receipt cannot be read ({error})"
+    except Corrupt as error:
+        return str(error)
     return None

@@ -16,6 +16,7 @@ from treering.core.address import ListAt, ObjectAt, SlotAt, parse_address
 from treering.core.batch import Receipt
 from treering.core.reach import event_links
 from treering.engines.relational.session import ask_in_chunks
+from treering.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -112,7 +113,10 @@ def unpack_receipt(
     batch: str, first_seq: int, last_seq: int, committed_at_us: int, stored: bytes | None
 ) -> Receipt:
     """A receipt out of its row in ``commits``."""
-    rest = _decode_receipt(bytes(stored)) if stored else _StoredReceipt({}, {}, last_seq - first_seq + 1)
+    try:
+        rest = _decode_receipt(bytes(stored)) if stored else _StoredReceipt({}, {}, last_seq - first_seq + 1)
+    except (msgspec.DecodeError, TypeError, ValueError) as error:
+        raise Corrupt(f"the receipt of commit {batch!r} cannot be read ({error}); run verify") from error
     return Receipt(
         batch=batch,
         first_seq=first_seq,

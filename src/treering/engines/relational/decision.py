@@ -125,7 +125,7 @@ def _appended(current: Current, batch: Batch) -> list[tuple[Append, ListState]]:
         elif append.parent is not None and (parent is None or parent.no != state.parent):
             raise Conflict(f"list {append.list!r} exists with another parent than {append.parent!r}")
         elif state.scope != _scope_number(current, append.scope):
-            raise Conflict(f"list {append.list!r} belongs to another scope than {append.scope!r}")
+            raise ListMoved(f"list {append.list!r} belongs to another scope than {append.scope!r}")
         state = state.with_length(append.at + len(append.items))
         fresh[append.list] = state
         appends.append((append, state))

@@ -145,7 +145,7 @@ class Objects:
             ) from None
 
     def check_index(self, pack: str, size: int) -> None:
-        """See whether the head and the index of a pack are as they were. Reading does without, `rewrite` not."""
+        """See whether the head and the index of a pack are as they were; only `rewrite` needs them."""
         repacking.names_in(self._packs(), pack, size)
 
     # Writing

@@ -14,12 +14,13 @@ from treering.core.body import pack_body
 from treering.core.content import KIND_NUMBERS
 from treering.core.frame import seal
 from treering.core.intake import check_batch
+from treering.core.reach import content_links
 from treering.core.rollup import deltas
 from treering.core.terms import text_of
 from treering.engines.relational.current import named_addresses, needs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable
 
     from treering.core.address import Address
     from treering.core.batch import Batch
@@ -49,12 +50,14 @@ class Prepared(NamedTuple):
     """The text behind each of the batch's texts, where the batch itself brings its source."""
     deltas: dict[Cell, Measures]
     item_links: str | None
+    """What its list items and texts point at: a mark that runs meanwhile finds it by the commit."""
 
 
 def prepare(batch: Batch) -> Prepared:
     """Check a batch and seal its content."""
     check_batch(batch)
-    foreign = [item for append in batch.lists for item in append.items if isinstance(item, str)]
+    named = [address for append in batch.lists for item in append.items for address in _item_links(item)]
+    named += [text.source for text in batch.texts if text.source is not None]
     return Prepared(
         batch=batch,
         needs=needs_of(batch),
@@ -66,7 +69,7 @@ def prepare(batch: Batch) -> Prepared:
         ],
         words=[_words(batch, text.source) for text in batch.texts],
         deltas=deltas(batch.events),
-        item_links="\n".join(foreign) or None,
+        item_links="\n".join(named) or None,
     )
 
 
@@ -105,6 +108,10 @@ def missing_from(
             if isinstance(place, SlotAt) and (place.batch, place.part) not in bodies:
                 others.append(address)
     return names, others
+
+
+def _item_links(item: Content | Address) -> Iterable[Address]:
+    return (item,) if isinstance(item, str) else content_links(item)
 
 
 def _sealed(item: Content | Address) -> Sealed:

@@ -109,8 +109,8 @@ def lineage(session: Session, space: int, list_id: str) -> list[tuple[ListInfo, 
         found.append((info, row[6]))
         if len(found) > found[0][0].depth + 1:
             raise Corrupt(
-                f"list {list_id!r} has more ancestors than its depth says; run verify, then restore it from a "
-                "backup"
+                f"list {list_id!r} has more ancestors than its depth says; "
+                "run verify, then restore it from a backup"
             )
         rows = session.rows(f"{_LIST_COLUMNS} WHERE l.no = ?", (row[7],)) if row[7] is not None else []
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -44,15 +44,21 @@ def join_links(links: Sequence[Address]) -> str | None:
     return "\n".join(links) if links else None
 
 
-def split_links(text: str | None) -> tuple[Address, ...]:
+def split_links(text: Any) -> tuple[Address, ...]:
     """The addresses of `join_links`."""
-    return tuple(map(Address, text.split("\n"))) if text else ()
+    if not text:
+        return ()
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - in a damaged database
+        raise Corrupt(f"the links of a row are no text but {text[:80]!r}; run verify, then restore a backup")
+    return tuple(map(Address, text.split("\n")))
 
 
 def frame_of(value: Any, where: str) -> bytes:
-    """The frame in a column: in a damaged database, anything may stand there."""
-    if isinstance(value, (bytes, memoryview)):
-        return bytes(value)
+    """The bytes in a column: in a damaged database, anything may stand there."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, memoryview):
+        return cast("memoryview[int]", value).tobytes()
     raise Corrupt(f"{where}: its row holds no bytes; restore it from a backup or a copy")
 
 
@@ -94,6 +100,8 @@ def record_of(row: tuple[Any, ...]) -> Record:
     ) = row  # fmt: skip
     usage = None
     if input_ is not None:
+        if None in (cache_read, cache_write, cache_write_1h, output, reasoning):
+            raise Corrupt(f"event {event_id!r} has counted only some of its tokens; run verify")
         usage = Usage(
             input=input_,
             cache_read=cache_read,
@@ -124,7 +132,7 @@ def record_of(row: tuple[Any, ...]) -> Record:
             cost_nanos=cost_nanos,
             currency=currency,
             duration_us=duration_us,
-            data=None if data is None else bytes(data),
+            data=data if data is None or type(data) is bytes else frame_of(data, f"event {event_id!r}"),
             body=full_body(batch, body),
             links=split_links(links),
         ),
@@ -135,9 +143,12 @@ def full_body(batch: str, body: str | None) -> Address | None:
     """The whole address of a body that may be kept in short form."""
     if body is None:
         return None
-    if body[0].isdecimal():
-        part, _, index = body.partition(".")
-        return slot_address(batch, int(part), int(index))
+    try:
+        if body[0].isdecimal():
+            part, _, index = body.partition(".")
+            return slot_address(batch, int(part), int(index))
+    except (AttributeError, IndexError, TypeError, ValueError):
+        raise Corrupt(f"an event of commit {batch!r} has {body[:80]!r} for a body; run verify") from None
     return Address(body)
 
 
@@ -148,7 +159,7 @@ def ref_of(row: tuple[Any, ...]) -> Ref:
         name=name,
         scope=scope,
         version=version,
-        value=b"" if value is None else bytes(value),
+        value=value if type(value) is bytes else frame_of(value or b"", f"ref {name!r}"),
         links=split_links(links),
         seq=seq,
         changed_at_us=changed_at_us,

@@ -12,6 +12,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from treering.engines.relational.session import IN_LIMIT
+from treering.errors import StoreFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Key = int | bytes | str
 
 _CACHE_KIB: Final = 16 * 1024
+_NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _TYPES: Final = {"number": "INTEGER", "bytes": "BLOB", "text": "TEXT"}
 
 
@@ -40,11 +42,17 @@ class Scratch:
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """All rows of a query; also of a statement with RETURNING."""
-        return self._connection.execute(sql, parameters).fetchall()
+        try:
+            return self._connection.execute(sql, parameters).fetchall()
+        except sqlite3.OperationalError as error:
+            raise _translated(error) from error
 
     def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run a statement once for each row."""
-        self._connection.executemany(sql, rows)
+        try:
+            self._connection.executemany(sql, rows)
+        except sqlite3.OperationalError as error:
+            raise _translated(error) from error
 
     def close(self) -> None:
         """Forget everything."""
@@ -128,6 +136,15 @@ class Todo:
         for what, key, owner in self._scratch.rows(self._pop, (limit,)):
             found.setdefault(what, {})[key] = owner
         return found
+
+
+def _translated(error: sqlite3.OperationalError) -> Exception:
+    if error.sqlite_errorcode & 0xFF in _NO_ROOM:
+        return StoreFull(
+            f"the folder for temporary files has no room ({error}); nothing more was deleted: "
+            "free space there, or name another one in SQLITE_TMPDIR, and run it again"
+        )
+    return error
 
 
 def _padded(values: Sequence[Any]) -> Iterable[list[Any]]:

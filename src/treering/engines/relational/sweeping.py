@@ -65,7 +65,7 @@ class _Sweep:
         self._grace_seconds = grace_seconds
         self._walk = Walk(database, objects, space, scratch)
         # Commits note the addresses of items, not the sources of texts and the trees inside of items (yet).
-        self._mark = Mark(database, space, lambda _what, _scope, _key: self._walk, precise=True)
+        self._mark = Mark(database, space, lambda _what, _scope, _key: self._walk, precise=False)
         self._mark.begin()
         newest_us = max(self._mark.now_us, self._mark.committed_at_us)
         self._horizon_us = newest_us - round(grace_seconds * 1_000_000)

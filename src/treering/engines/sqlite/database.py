@@ -19,7 +19,7 @@ import weakref
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from treering.engines.sqlite.failures import damaged, is_busy, translated
+from treering.engines.sqlite.failures import FAILURES, damaged, is_busy, translated
 from treering.errors import Busy, Closed, TreeringError
 
 if TYPE_CHECKING:
@@ -41,6 +41,13 @@ BUSY_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 0.002
 
 _SYNCHRONOUS: Final[dict[Durability, str]] = {"full": "FULL", "fast": "NORMAL"}
+_SETTINGS: Final = (
+    "PRAGMA busy_timeout = 0",
+    "PRAGMA cache_size = -16384",
+    "PRAGMA journal_size_limit = 67108864",
+    # Many commits touch the same pages; folding the log in less often writes each of them once.
+    "PRAGMA wal_autocheckpoint = 4000",
+)
 _abandoned: Final[list[sqlite3.Connection]] = []
 """Connections that a forked child inherited; kept so that nothing closes them."""
 
@@ -164,7 +171,7 @@ class SqliteDatabase:
         with self._write_lock:
             try:
                 yield self.writer()
-            except sqlite3.Error as error:
+            except FAILURES as error:
                 raise translated(error, str(self.path)) from error
 
     def writer(self) -> sqlite3.Connection:
@@ -205,9 +212,12 @@ class SqliteDatabase:
         connection = sqlite3.connect(
             self.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=512
         )
-        connection.execute("PRAGMA busy_timeout = 0")
-        connection.execute("PRAGMA cache_size = -16384")
-        connection.execute("PRAGMA journal_size_limit = 67108864")
+        try:
+            for setting in _SETTINGS:
+                connection.execute(setting)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def make_ready(self, connection: sqlite3.Connection) -> None:
@@ -231,7 +241,7 @@ class SqliteDatabase:
                 connection.backup(copy)
             finally:
                 copy.close()
-        except sqlite3.Error as error:
+        except FAILURES as error:
             raise translated(error, str(target)) from error
         finally:
             self.give_back(connection)
@@ -242,7 +252,7 @@ class SqliteDatabase:
         In a damaged database anything may stand in a row, and what stumbles over it does not know why. So
         an error that nobody meant to raise is a `Corrupt`, if SQLite finds damage.
         """
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, FAILURES):
             raise translated(error, str(self.path)) from error
         if isinstance(error, Exception) and not isinstance(error, TreeringError):
             for damage in self.damages("quick_check(1)"):
@@ -254,7 +264,7 @@ class SqliteDatabase:
             connection = self.take_reader()
             rows = connection.execute(f"PRAGMA {check}").fetchall()
             self.give_back(connection)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             return [str(error)]
         return [" ".join(text.split()) for (text,) in rows if text != "ok"]
 
@@ -321,11 +331,15 @@ class _Reading:
 
     def __enter__(self) -> SqliteSession:
         try:
-            self._connection = self._database.take_reader()
-            self._database.begin_reading(self._connection)
-        except sqlite3.Error as error:
+            self._connection = connection = self._database.take_reader()
+            try:
+                self._database.begin_reading(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except FAILURES as error:
             raise translated(error, str(self._database.path)) from error
-        return SqliteSession(self._connection)
+        return SqliteSession(connection)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -333,7 +347,7 @@ class _Reading:
         try:
             if self._connection.in_transaction:  # some errors end it
                 self._connection.execute("ROLLBACK" if kind else "COMMIT")
-        except sqlite3.Error as failure:
+        except FAILURES as failure:
             self._connection.close()
             raise translated(failure, str(self._database.path)) from failure
         self._database.give_back(self._connection)
@@ -354,7 +368,7 @@ class _Writing:
             database.begin_writing(self._connection)
         except BaseException as error:
             database.let_go()
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, FAILURES):
                 raise translated(error, str(database.path)) from error
             raise
         return SqliteSession(self._connection)
@@ -368,7 +382,7 @@ class _Writing:
                 self._connection.execute("COMMIT")
             else:
                 self._roll_back()
-        except sqlite3.Error as failure:
+        except FAILURES as failure:
             self._roll_back()
             raise translated(failure, str(database.path)) from failure
         finally:

@@ -21,7 +21,7 @@ from treering.engines import schema
 from treering.engines.relational.engine import RelationalEngine
 from treering.engines.relational.objects import Objects
 from treering.engines.sqlite.database import SqliteDatabase
-from treering.engines.sqlite.failures import damaged, translated
+from treering.engines.sqlite.failures import FAILURES, damaged, translated
 from treering.engines.sqlite.filesystem import refuse_network
 from treering.engines.sqlite.follow import Follower
 from treering.engines.sqlite.texts import SqliteTextIndex
@@ -171,7 +171,7 @@ def _pack_names(copied: Path) -> list[str]:
     try:
         with closing(sqlite3.connect(f"{copied.absolute().as_uri()}?immutable=1", uri=True)) as copy:
             return [name for (name,) in copy.execute("SELECT name FROM pack ORDER BY no")]
-    except sqlite3.Error as error:
+    except FAILURES as error:
         raise translated(error, str(copied)) from error
 
 

@@ -9,6 +9,9 @@ from typing import Final
 
 from treering.errors import Busy, Corrupt, ReadOnly, StoreFull, TreeringError, Unreachable
 
+FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)
+"""What sqlite3 raises. The latter, where a damaged database makes its way into the words of an error."""
+
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _GROWING: Final = frozenset(
     {
@@ -20,7 +23,7 @@ _GROWING: Final = frozenset(
         sqlite3.SQLITE_IOERR_WRITE,
     }
 )
-"""What SQLite says when a file cannot be made or grow. Only of plain writes does it say that the disk is full."""
+"""What SQLite says when a file cannot be made or grow; only of plain writes it says that the disk is full."""
 
 _ROOM: Final = 64 * 1024
 """Where less is left, a file that cannot grow means a full disk: shared memory grows by half of this."""
@@ -31,9 +34,11 @@ def is_busy(error: sqlite3.Error) -> bool:
     return _code(error) in _BUSY
 
 
-def translated(error: sqlite3.Error, where: str) -> TreeringError:
+def translated(error: sqlite3.Error | UnicodeDecodeError, where: str) -> TreeringError:
     """Our error for a driver's; ``where`` names the database."""
     code = _code(error)
+    if isinstance(error, UnicodeDecodeError) or (isinstance(error, sqlite3.OperationalError) and code < 0):
+        return damaged(where, str(error))  # no code of SQLite: the module stumbles over a text
     if code in _BUSY:
         return Busy(f"{where} stayed locked by other writers; try again")
     if code == sqlite3.SQLITE_FULL or (_extended_code(error) in _GROWING and _is_full(where)):
@@ -52,11 +57,12 @@ def damaged(where: str, damage: str) -> Corrupt:
     return Corrupt(f"{where} is damaged ({damage}); restore it from a backup, or run `treering verify`")
 
 
-def _code(error: sqlite3.Error) -> int:
-    return _extended_code(error) & 0xFF
+def _code(error: Exception) -> int:
+    extended = _extended_code(error)
+    return extended & 0xFF if extended >= 0 else extended
 
 
-def _extended_code(error: sqlite3.Error) -> int:
+def _extended_code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", -1)
 
 

@@ -29,12 +29,14 @@ class Follower:
         self._database = database
         self._changed = threading.Condition()
         self._waiters = 0
+        self._rings = 0
         self._poller: threading.Thread | None = None
 
     def ring(self) -> None:
         """Something was committed here."""
         if self._waiters:
             with self._changed:
+                self._rings += 1
                 self._changed.notify_all()
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
@@ -48,12 +50,14 @@ class Follower:
                 self._poller = threading.Thread(target=self._poll, name="treering-follow", daemon=True)
                 self._poller.start()
         try:
-            while not ready():
+            while True:
+                heard = self._rings
                 left = deadline - time.monotonic()
-                if left <= 0:
+                if ready() or left <= 0:
                     return
                 with self._changed:
-                    self._changed.wait(min(left, 1.0))
+                    if self._rings == heard:  # else it rang while we looked
+                        self._changed.wait(min(left, 1.0))
         finally:
             with self._changed:
                 self._waiters -= 1
@@ -71,6 +75,5 @@ class Follower:
                 version = None  # closed, or about to be: whoever waits finds out by asking
             if version != seen:
                 seen = version
-                with self._changed:
-                    self._changed.notify_all()
+                self.ring()
             time.sleep(POLL_SECONDS)

@@ -1,0 +1,116 @@
+"""List channels: how a growing list is kept without being written again.
+
+A thread object remembers a fingerprint of every item that it last saved. What comes next is compared
+from the front: the part that is equal stays where it is, and only the rest is written: behind the list's
+tail where that is still ours, else as a child list that shares the common past. A list that became
+shorter writes nothing at all. Fingerprints tell ``1`` from ``True`` and notice an item that was changed in
+place.
+"""
+
+from __future__ import annotations
+
+import marshal
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from treering.core.encoding import decode, encode
+from treering.core.ids import new_id
+from treering.core.lists import MAX_DEPTH, branch_point
+from treering.views.checkpoints import Stretch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from treering.core.content import Content
+    from treering.core.draft import Draft
+    from treering.core.engine import Engine
+
+
+class Channel:
+    """What is known of one list channel at the head of a thread."""
+
+    __slots__ = ("prints", "stretch")
+
+    def __init__(self, stretch: Stretch | None, prints: list[bytes] | None) -> None:
+        self.stretch = stretch
+        self.prints = prints
+
+
+def fingerprint(value: Any) -> bytes:
+    """A digest of a value as it is now; for comparing within this process only, never stored."""
+    try:
+        plain = marshal.dumps(value, 2)
+    except ValueError:
+        plain = encode(value, keep_order=True).data
+    return blake2b(plain, digest_size=16).digest()
+
+
+def extend(draft: Draft, stretch: Stretch | None, items: Sequence[Any], *, scope: str) -> Stretch:
+    """Put items behind the tail of a list (a new one, if there is none)."""
+    list_id, length = (new_id(), 0) if stretch is None else (stretch.list, stretch.length)
+    if items or stretch is None:
+        draft.append(list_id, *_contents(items), scope=scope, at=length)
+    return Stretch(list_id, length + len(items))
+
+
+def branch(
+    draft: Draft, engine: Engine, stretch: Stretch, at: int, items: Sequence[Any], *, scope: str
+) -> Stretch:
+    """Put items behind the first ``at`` of a list, whatever came after them there."""
+    if not items:
+        return Stretch(stretch.list, at)
+    list_id = new_id()
+    if at == 0:
+        draft.append(list_id, *_contents(items), scope=scope, at=0)
+        return Stretch(list_id, len(items))
+    parent = branch_point(engine.lineage(draft.space, stretch.list), at)
+    if parent.depth >= MAX_DEPTH:
+        past = engine.read_list(draft.space, stretch.list, 0, at)
+        draft.append(list_id, *past, *_contents(items), scope=scope, at=0)
+    else:
+        draft.append(list_id, *_contents(items), scope=scope, at=at, parent=parent.list)
+    return Stretch(list_id, at + len(items))
+
+
+def replace(
+    draft: Draft,
+    engine: Engine,
+    channel: Channel | None,
+    items: Sequence[Any],
+    *,
+    scope: str,
+    tail_is_ours: bool,
+) -> Channel:
+    """Make a channel hold exactly ``items``, writing only what is new."""
+    prints = [fingerprint(item) for item in items]
+    if channel is None or channel.stretch is None:
+        return Channel(extend(draft, None, items, scope=scope), prints)
+    stretch = channel.stretch
+    known = channel.prints
+    if known is None:
+        known = [fingerprint(item) for item in read(engine, draft.space, stretch)]
+    same = _common(known, prints)
+    if same == stretch.length and tail_is_ours:
+        return Channel(extend(draft, stretch, items[same:], scope=scope), prints)
+    return Channel(branch(draft, engine, stretch, same, items[same:], scope=scope), prints)
+
+
+def read(engine: Engine, space: str, stretch: Stretch, *, last: int | None = None) -> list[Any]:
+    """The items of a stretch, or only its last ones."""
+    start = 0 if last is None else max(stretch.length - last, 0)
+    return [decode(content) for content in engine.read_list(space, stretch.list, start, stretch.length)]
+
+
+def _contents(items: Sequence[Any]) -> list[Content]:
+    return [encode(item, keep_order=True) for item in items]
+
+
+def _common(known: Sequence[bytes], prints: Sequence[bytes]) -> int:
+    if known == prints[: len(known)]:
+        return len(known)
+    same = 0
+    for mine, other in zip(known, prints, strict=False):
+        if mine != other:
+            break
+        same += 1
+    return same

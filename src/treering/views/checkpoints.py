@@ -1,0 +1,191 @@
+"""A checkpoint: one immutable moment of a thread, as a row of the journal.
+
+The row holds no content, only where it lies: for each list channel (the messages are one) its list and
+length, for each state value its address and a digest that tells whether it changed. A step therefore
+costs the bytes that are new in it, however long the conversation is. **Invariant:** everything that a
+checkpoint points at is among the links of its event, so it stays as long as the event does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.address import Address, list_address
+from treering.core.batch import Event
+from treering.core.clock import DAY_US, day_of, to_iso
+from treering.core.content import Content
+from treering.core.encoding import decode, decode_json, encode_json
+from treering.core.ids import new_id, time_of
+from treering.core.query import EventQuery
+from treering.errors import Corrupt, InvalidInput
+
+if TYPE_CHECKING:
+    from treering.core.clock import Clock
+    from treering.core.draft import Draft
+    from treering.core.engine import Engine
+    from treering.core.records import Record
+
+KIND: Final = "checkpoint"
+PREFIX: Final = "ckpt_"
+MESSAGES: Final = "messages"
+MAX_ROW_BYTES: Final = 16 * 1024
+"""A longer record goes into the body of its event, so that pages of history stay small."""
+
+_SHORT: Final = 13
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """The first ``length`` items of a list: what a list channel held at one moment."""
+
+    list: str
+    length: int
+
+
+class Value(msgspec.Struct, frozen=True):
+    """Where a state value lies, and the digest of its encoding."""
+
+    address: str
+    digest: str
+
+
+StateValue = Value | dict[str, Value]
+"""A state value; a large dict is kept key by key, so that a step writes only the keys that changed."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment, without its content: that is what `Moment` adds."""
+
+    id: str
+    thread: str
+    namespace: str
+    parent: str | None
+    step: int
+    created_at_us: int
+    lists: dict[str, Stretch]
+    state: dict[str, StateValue]
+    pending_interrupt: Any = None
+    metadata: dict[str, Any] = {}
+    note: str | None = None
+    tags: tuple[str, ...] = ()
+    snapshot: str | None = None
+
+    @property
+    def short_id(self) -> str:
+        """Enough of the id for a person to recognise it."""
+        return self.id[: len(PREFIX) + _SHORT]
+
+    @property
+    def created_at(self) -> str:
+        """ISO 8601 with offset."""
+        return to_iso(self.created_at_us)
+
+
+def new_checkpoint_id(clock: Clock) -> tuple[str, int]:
+    """A fresh id and its time in microseconds; ids sort by time, and both fall on the same UTC day."""
+    made = new_id()
+    first_us = time_of(made)
+    return PREFIX + made, min(max(clock.now_us(), first_us), first_us + 999)
+
+
+def created_at_us(checkpoint_id: str) -> int:
+    """When a checkpoint was made, to the millisecond, by its id alone."""
+    if not checkpoint_id.startswith(PREFIX):
+        raise InvalidInput(f"not a checkpoint id: {checkpoint_id[:60]!r}; they start with {PREFIX!r}")
+    return time_of(checkpoint_id[len(PREFIX) :])
+
+
+def by_id(*checkpoint_ids: str) -> EventQuery:
+    """The query for checkpoints of one UTC day (their ids say which), answered by the journal's own key."""
+    days = {day_of(created_at_us(each)) for each in checkpoint_ids}
+    return EventQuery(
+        kinds=(KIND,), ids=checkpoint_ids, since_us=min(days) * DAY_US, until_us=(max(days) + 1) * DAY_US
+    )
+
+
+def write_checkpoint(draft: Draft, checkpoint: Checkpoint, *, scope: str) -> None:
+    """Put a checkpoint into a batch as an event; a thread's checkpoints are found by its scope."""
+    record = encode_json(_plain(checkpoint), keep_order=True)
+    body = None
+    if len(record) > MAX_ROW_BYTES:
+        body = draft.put(Content("json", record), scope=scope)
+        record = None
+    draft.event(
+        Event(
+            id=checkpoint.id,
+            kind=KIND,
+            ts_us=checkpoint.created_at_us,
+            scope=scope,
+            name=checkpoint.note,
+            data=record,
+            body=body,
+            links=_links(checkpoint),
+        )
+    )
+
+
+def read_checkpoint(engine: Engine, space: str, record: Record) -> Checkpoint:
+    """A checkpoint out of its row in the journal."""
+    event = record.event
+    if event.data is not None:
+        plain = decode_json(event.data)
+    elif event.body is not None:
+        plain = decode(engine.get(space, [event.body])[0])
+    else:
+        raise Corrupt(f"checkpoint {event.id!r} has no record; restore it from a backup")
+    return Checkpoint(
+        id=event.id,
+        thread=plain["thread"],
+        namespace=plain.get("namespace", ""),
+        parent=plain.get("parent"),
+        step=plain["step"],
+        created_at_us=event.ts_us,
+        lists={name: Stretch(*stretch) for name, stretch in plain.get("lists", {}).items()},
+        state={name: _value(each) for name, each in plain.get("state", {}).items()},
+        pending_interrupt=plain.get("interrupt"),
+        metadata=plain.get("metadata", {}),
+        note=plain.get("note"),
+        tags=tuple(plain.get("tags", ())),
+        snapshot=plain.get("snapshot"),
+    )
+
+
+def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
+    plain: dict[str, Any] = {"thread": checkpoint.thread, "step": checkpoint.step}
+    optional = {
+        "namespace": checkpoint.namespace,
+        "parent": checkpoint.parent,
+        "lists": {name: [each.list, each.length] for name, each in checkpoint.lists.items()},
+        "state": {name: _place(each) for name, each in checkpoint.state.items()},
+        "metadata": checkpoint.metadata,
+        "note": checkpoint.note,
+        "tags": list(checkpoint.tags),
+        "snapshot": checkpoint.snapshot,
+    }
+    plain.update({name: value for name, value in optional.items() if value})
+    if checkpoint.pending_interrupt is not None:
+        plain["interrupt"] = checkpoint.pending_interrupt
+    return plain
+
+
+def _place(value: StateValue) -> Any:
+    if isinstance(value, Value):
+        return [value.address, value.digest]
+    return {key: [each.address, each.digest] for key, each in value.items()}
+
+
+def _value(place: Any) -> StateValue:
+    if isinstance(place, list):
+        return Value(*place)  # pyright: ignore[reportUnknownArgumentType] - address and digest
+    return {key: Value(*each) for key, each in place.items()}
+
+
+def _links(checkpoint: Checkpoint) -> tuple[Address, ...]:
+    links: dict[str, None] = {list_address(each.list): None for each in checkpoint.lists.values()}
+    for value in checkpoint.state.values():
+        for each in (value,) if isinstance(value, Value) else value.values():
+            links[each.address] = None
+    if checkpoint.snapshot is not None:
+        links[checkpoint.snapshot] = None
+    return tuple(map(Address, links))

@@ -1,0 +1,111 @@
+"""What differs between two moments.
+
+Messages are compared by what they have in common at both ends: a conversation grows at its end, and an
+edit changes the middle. State is compared value by value and written as a JSON patch (RFC 6902), so that
+applying it to the first state gives the second.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from treering.views.channels import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from treering.views.moments import Moment
+
+
+class MessageChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that stands at the same place in both, but is not the same."""
+
+    index: int
+    before: Any
+    after: Any
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """From ``before`` to ``after``; removed messages are counted in ``before``, the others in ``after``."""
+
+    before: str
+    after: str
+    common: int
+    """How many messages both begin with."""
+    added: list[tuple[int, Any]]
+    removed: list[tuple[int, Any]]
+    changed: list[MessageChange]
+    state: list[dict[str, Any]]
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing differs."""
+        return not (self.added or self.removed or self.changed or self.state)
+
+
+def difference(before: Moment, after: Moment) -> Difference:
+    """Compare two moments, of one thread or of two."""
+    old, new = before.messages, after.messages
+    old_prints, new_prints = [*map(fingerprint, old)], [*map(fingerprint, new)]
+    start = _common(old_prints, new_prints)
+    tail = _common(old_prints[start:][::-1], new_prints[start:][::-1])
+    old_end, new_end = len(old) - tail, len(new) - tail
+    paired = min(old_end, new_end) - start
+    return Difference(
+        before=before.id,
+        after=after.id,
+        common=start,
+        added=[(index, new[index]) for index in range(start + paired, new_end)],
+        removed=[(index, old[index]) for index in range(start + paired, old_end)],
+        changed=[
+            MessageChange(index=index, before=old[index], after=new[index])
+            for index in range(start, start + paired)
+        ],
+        state=list(json_patch(before.state, after.state)),
+    )
+
+
+def json_patch(before: Any, after: Any, path: str = "") -> Iterator[dict[str, Any]]:
+    """The operations that turn one value into the other, objects key by key and lists item by item."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        yield from _patch_objects(cast("dict[str, Any]", before), cast("dict[str, Any]", after), path)
+    elif isinstance(before, list) and isinstance(after, list):
+        yield from _patch_lists(cast("list[Any]", before), cast("list[Any]", after), path)
+    elif fingerprint(before) != fingerprint(after):
+        yield {"op": "replace", "path": path, "value": after}
+
+
+def _patch_objects(before: dict[str, Any], after: dict[str, Any], path: str) -> Iterator[dict[str, Any]]:
+    for key in before:
+        if key not in after:
+            yield {"op": "remove", "path": _below(path, key)}
+    for key, value in after.items():
+        if key in before:
+            yield from json_patch(before[key], value, _below(path, key))
+        else:
+            yield {"op": "add", "path": _below(path, key), "value": value}
+
+
+def _patch_lists(before: list[Any], after: list[Any], path: str) -> Iterator[dict[str, Any]]:
+    both = min(len(before), len(after))
+    for index in range(both):
+        yield from json_patch(before[index], after[index], f"{path}/{index}")
+    for index in range(len(before) - 1, both - 1, -1):
+        yield {"op": "remove", "path": f"{path}/{index}"}
+    for value in after[both:]:
+        yield {"op": "add", "path": f"{path}/-", "value": value}
+
+
+def _below(path: str, key: object) -> str:
+    return f"{path}/{str(key).replace('~', '~0').replace('/', '~1')}"
+
+
+def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    same = 0
+    for mine, theirs in zip(one, other, strict=False):
+        if mine != theirs:
+            break
+        same += 1
+    return same

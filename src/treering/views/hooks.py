@@ -1,0 +1,104 @@
+"""Hooks: a user's own code around saving and loading a checkpoint.
+
+They belong to the store, so that they fire the same whoever saves: our own loop, a saver, an adapter. A
+hook before the save may change what is saved, or veto it; the others look on. A hook may be a coroutine
+function: it is awaited, also where the save itself is synchronous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from treering.errors import InvalidInput
+from treering.keyvalue.awaiting import call
+
+HookName = Literal["pre_checkpoint_save", "post_checkpoint_save", "post_checkpoint_load"]
+Hook = Callable[[Any], Any]
+
+HOOK_NAMES: Final[tuple[HookName, ...]] = (
+    "pre_checkpoint_save",
+    "post_checkpoint_save",
+    "post_checkpoint_load",
+)
+
+
+class Saving(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that is about to be saved; ``None`` stands for "as in the checkpoint before".
+
+    A `pre_checkpoint_save` hook gets it and returns nothing to let it pass, ``False`` to veto, or a dict
+    of fields to change (``{"metadata": {...}}``).
+    """
+
+    thread_id: str
+    namespace: str
+    messages: list[Any] | None = None
+    state: dict[str, Any] | None = None
+    pending_interrupt: Any = None
+    metadata: dict[str, Any] = {}
+    note: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What the hooks after a save or a load get: the thread, and the moment that was saved or loaded."""
+
+    thread_id: str
+    namespace: str
+    checkpoint: Any
+
+
+class Hooks:
+    """The hooks of one store."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[HookName, list[Hook]] = {name: [] for name in HOOK_NAMES}
+
+    def add(self, name: HookName, *hooks: Hook) -> None:
+        """Register hooks; they run in the order in which they were added."""
+        if name not in self._hooks:
+            raise InvalidInput(f"there is no hook {name!r}; use one of {', '.join(HOOK_NAMES)}")
+        self._hooks[name].extend(hooks)
+
+    def add_all(self, hooks: Mapping[HookName, list[Hook]]) -> None:
+        """Register hooks by name."""
+        for name, each in hooks.items():
+            self.add(name, *each)
+
+    def remove(self, name: HookName, hook: Hook) -> None:
+        """Take a hook off again."""
+        self._hooks[name].remove(hook)
+
+    def before_save(self, saving: Saving) -> Saving | None:
+        """What will be saved after all hooks had their say; ``None`` when one of them vetoed."""
+        for hook in self._hooks["pre_checkpoint_save"]:
+            answer = call(hook, saving)
+            if answer is False:
+                return None
+            if answer:
+                saving = _changed(saving, answer, hook)
+        return saving
+
+    def after_save(self, saved: Saved) -> None:
+        """A checkpoint is durable."""
+        for hook in self._hooks["post_checkpoint_save"]:
+            call(hook, saved)
+
+    def after_load(self, saved: Saved) -> None:
+        """A checkpoint was loaded."""
+        for hook in self._hooks["post_checkpoint_load"]:
+            call(hook, saved)
+
+
+def _changed(saving: Saving, answer: Any, hook: Hook) -> Saving:
+    if not isinstance(answer, Mapping):
+        raise InvalidInput(
+            f"hook {getattr(hook, '__name__', hook)!r} returned {type(answer).__name__}; "
+            "return nothing, False to veto, or a dict of fields to change"
+        )
+    try:
+        return msgspec.structs.replace(saving, **answer)
+    except TypeError as error:
+        raise InvalidInput(f"hook {getattr(hook, '__name__', hook)!r}: {error}") from None

@@ -1,0 +1,315 @@
+"""Threads: resume, rewind, fork, on every engine."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import treering
+from treering.errors import Conflict, InvalidInput, NotFound
+from treering.views.differences import json_patch
+from treering.views.threads import ThreadMoved
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def store(request, tmp_path):
+    if request.param == "postgres":
+        request.applymarker(pytest.mark.postgres)
+        url = request.getfixturevalue("postgres_url")
+    else:
+        url = "memory:" if request.param == "memory" else tmp_path / "store"
+    with treering.open(url, **({} if request.param == "postgres" else {"durability": "fast"})) as opened:
+        yield opened
+
+
+def say(text):
+    return {"role": "user", "content": text}
+
+
+def told(store, thread_id="t", steps=5):
+    """A thread with one message and a counter per step."""
+    thread = store.thread(thread_id)
+    for step in range(steps):
+        thread.append(say(f"message {step}"), state={"count": step, "plan": "unchanged"}, note=f"step {step}")
+    return thread
+
+
+def test_a_thread_that_was_never_saved_has_no_head(store):
+    assert store.thread("new").load() is None
+    assert list(store.thread("new").history()) == []
+
+
+def test_a_thread_resumes_where_it_was_left(store):
+    told(store)
+    again = store.thread("t").load()
+    assert again.step == 4
+    assert [message["content"] for message in again.messages] == [f"message {step}" for step in range(5)]
+    assert again.state == {"count": 4, "plan": "unchanged"}
+    assert again.last_messages(2) == [say("message 3"), say("message 4")]
+
+
+def test_whole_lists_are_saved_by_what_is_new_in_them(store):
+    thread, history = store.thread("t"), []
+    for step in range(20):
+        history.append(say("x" * 1000 + str(step)))
+        thread.checkpoint(history)
+    info = store.engine.list_info(store.space, thread.head.checkpoint.lists["messages"].list)
+    assert info.length == 20
+    assert store.engine.stats(store.space).items == 20
+    assert store.thread("t").load().messages == history
+
+
+def test_an_item_that_was_changed_in_place_is_noticed(store):
+    thread, history = store.thread("t"), [say("a"), {"role": "tool", "ok": 1}]
+    thread.checkpoint(history)
+    history[1]["ok"] = True
+    thread.checkpoint(history)
+    assert store.thread("t").load().messages[1]["ok"] is True
+    assert thread.at(0).messages[1]["ok"] == 1
+
+
+def test_a_shorter_list_writes_no_items(store):
+    thread = told(store)
+    before = store.engine.stats(store.space).items
+    thread.checkpoint(thread.load().messages[:2])
+    assert store.engine.stats(store.space).items == before
+    assert len(store.thread("t").load().messages) == 2
+
+
+def test_rewind_moves_the_head_and_keeps_the_journal(store):
+    thread = told(store)
+    left = thread.head.id
+    thread.rewind(1)
+    assert thread.head.step == 1
+    assert len(thread.head.messages) == 2
+    thread.append(say("another way"))
+    assert [moment.step for moment in thread.history()] == [2, 1, 0]
+    assert thread.at(left).messages[-1] == say("message 4")
+    assert len(list(thread.history(everything=True))) == 6
+    assert store.verify().ok
+
+
+def test_a_fork_shares_its_past_and_goes_its_own_way(store):
+    thread = told(store)
+    fork = thread.fork("bolder", at=2)
+    assert fork.head.messages == thread.at(2).messages
+    fork.append(say("elsewhere"))
+    assert [(moment.thread_id, moment.step) for moment in fork.history()] == [
+        ("bolder", 3),
+        ("bolder", 2),
+        ("t", 2),
+        ("t", 1),
+        ("t", 0),
+    ]
+    assert len(thread.head.messages) == 5
+    with pytest.raises(Conflict, match="bolder"):
+        thread.fork("bolder")
+
+
+def test_a_fork_costs_the_same_whatever_the_length(store):
+    thread = told(store, steps=40)
+    before = store.engine.stats(store.space)
+    thread.fork("f")
+    after = store.engine.stats(store.space)
+    assert after.items == before.items
+    assert sum(after.bytes.values()) - sum(before.bytes.values()) < 4096
+
+
+def test_two_writers_never_overwrite_each_other(store):
+    first, second = told(store), store.thread("t")
+    second.load()
+    mine = first.append(say("first"))
+    with pytest.raises(ThreadMoved) as caught:
+        second.append(say("second"))
+    assert caught.value.actual == mine.id
+    saved = second.append(say("second"), on_conflict="fork")
+    assert saved.thread_id.startswith("t~")
+    assert saved.messages[-1] == say("second")
+    assert store.thread("t").load().messages[-1] == say("first")
+
+
+def test_moments_are_found_by_id_step_and_time(store):
+    thread = told(store)
+    moments = list(thread.history())
+    assert thread.at(moments[2].id) == moments[2]
+    assert thread.at(3).step == 3
+    moment = datetime.fromisoformat(moments[1].created_at)
+    assert thread.at(moment).created_at <= moments[1].created_at
+    for which in (99, moments[0].id[:-1] + ("0" if moments[0].id[-1] != "0" else "1")):
+        with pytest.raises(NotFound):
+            thread.at(which)
+    with pytest.raises(NotFound):
+        thread.at(datetime(2001, 1, 1, tzinfo=UTC) - timedelta(days=1))
+    with pytest.raises(InvalidInput):
+        thread.at("not an id")
+
+
+def test_an_interrupt_waits_for_its_decision(store):
+    thread = told(store)
+    pending = thread.interrupt({"tool": "rm", "path": "/tmp/x"}).pending_interrupt
+    again = store.thread("t")
+    with pytest.raises(Conflict, match="not 'other'"):
+        again.resume("approve", interrupt_id="other")
+    with pytest.raises(InvalidInput):
+        again.resume("edit")
+    resumed = again.resume("edit", interrupt_id=pending["id"], value={"tool": "ls"})
+    assert resumed.metadata["resumed"]["payload"] == {"tool": "ls"}
+    assert resumed.pending_interrupt is None
+    with pytest.raises(Conflict, match="no decision"):
+        again.resume("approve")
+
+
+def test_a_fork_keeps_the_pending_interrupt(store):
+    thread = told(store)
+    thread.interrupt("may I?")
+    assert thread.fork("f").head.pending_interrupt["payload"] == "may I?"
+
+
+def test_hooks_change_veto_and_look_on(store):
+    seen = []
+
+    async def stamp(saving):
+        await asyncio.sleep(0)
+        return {"metadata": {**saving.metadata, "stamped": True}}
+
+    store.hooks.add("pre_checkpoint_save", stamp)
+    store.hooks.add("post_checkpoint_save", lambda saved: seen.append(("saved", saved.checkpoint.step)))
+    store.hooks.add("post_checkpoint_load", lambda saved: seen.append(("loaded", saved.checkpoint.step)))
+    thread = store.thread("t")
+    assert thread.append(say("a"), metadata={"user": 1}).metadata == {"user": 1, "stamped": True}
+    thread.load()
+    assert seen == [("saved", 0), ("loaded", 0)]
+
+    def veto(saving):
+        return saving.thread_id != "t"
+
+    store.hooks.add("pre_checkpoint_save", veto)
+    assert thread.append(say("b")) is None
+    assert len(store.thread("t").load().messages) == 1
+    store.hooks.remove("pre_checkpoint_save", veto)
+
+
+def test_namespaces_do_not_see_each_other(store):
+    told(store)
+    other = store.thread("t", namespace="bob")
+    assert other.load() is None
+    with pytest.raises(NotFound):
+        other.at(store.thread("t").head.id)
+    other.append(say("bob's"))
+    assert store.thread("t").load().messages != other.load().messages
+    store.forget(namespace="bob")
+    assert store.thread("t", namespace="bob").load() is None
+    assert store.thread("t").load() is not None
+
+
+def test_a_thread_with_forks_is_not_deleted_from_under_them(store):
+    thread = told(store)
+    thread.fork("f")
+    with pytest.raises(Conflict):
+        thread.delete()
+    thread.delete(cascade=True)
+    assert store.thread("t").load() is None
+    assert store.thread("f").load() is None
+    assert store.verify().ok
+
+
+def test_a_deleted_thread_starts_anew(store):
+    thread = told(store)
+    thread.delete()
+    assert store.thread("t").append(say("again")).step == 0
+    assert thread.load().messages == [say("again")]
+
+
+def test_large_state_is_written_by_the_keys_that_changed(store):
+    thread = store.thread("t")
+    files = {f"file{number}.txt": "x" * 5000 + str(number) for number in range(10)}
+    thread.checkpoint([], {"files": files})
+    before = store.engine.stats(store.space).objects
+    thread.checkpoint([], {"files": files | {"file3.txt": "y" * 5000}})
+    assert store.engine.stats(store.space).objects == before + 1
+    assert store.thread("t").load().state["files"]["file3.txt"] == "y" * 5000
+
+
+def test_deep_forks_are_flattened_and_read_right(store):
+    thread, expected = store.thread("t0"), []
+    for number in range(40):
+        expected.append(say(str(number)))
+        thread.append(expected[-1])
+        thread = thread.fork(f"t{number + 1}")
+    assert thread.load().messages == expected
+    assert store.verify().ok
+
+
+def test_diff_names_what_differs(store):
+    thread = told(store)
+    fork = thread.fork("f", at=2)
+    fork.append(say("new end"), state={"count": 9, "extra": [1]})
+    found = thread.diff(thread.head, fork.head)
+    assert found.common == 3
+    assert [change.after for change in found.changed] == [say("new end")]
+    assert [message for _, message in found.removed] == [say("message 4")]
+    assert {"op": "replace", "path": "/count", "value": 9} in found.state
+    assert {"op": "remove", "path": "/plan"} in found.state
+    assert thread.diff(thread.head, thread.head).is_empty
+
+
+def test_the_async_twin_does_the_same(tmp_path):
+    async def main():
+        async with treering.open_async(tmp_path / "store") as store:
+            thread = store.thread("t")
+            await thread.append(say("a"))
+            await thread.checkpoint([say("a"), say("b")], {"n": 1})
+            moment = await thread.load()
+            assert await moment.messages() == [say("a"), say("b")]
+            assert [each.step async for each in thread.history()] == [1, 0]
+            fork = await thread.fork("f", at=0)
+            return (await fork.head()).step
+
+    assert asyncio.run(main()) == 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text("ab/~", max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text("ab/~", max_size=2), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON, JSON)
+@settings(max_examples=200)
+def test_a_patch_turns_one_state_into_the_other(before, after):
+    assert _applied(before, list(json_patch(before, after))) == after
+
+
+def _applied(value, operations):
+    """RFC 6902, as far as `json_patch` uses it."""
+    import copy
+
+    value = copy.deepcopy(value)
+    for operation in operations:
+        keys = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+        if not keys:
+            value = operation["value"]
+            continue
+        place = value
+        for key in keys[:-1]:
+            place = place[int(key)] if isinstance(place, list) else place[key]
+        key = keys[-1]
+        if isinstance(place, list):
+            if key == "-":
+                place.append(operation["value"])
+            elif operation["op"] == "remove":
+                del place[int(key)]
+            else:
+                place[int(key)] = operation["value"]
+        elif operation["op"] == "remove":
+            del place[key]
+        else:
+            place[key] = operation["value"]
+    return value
