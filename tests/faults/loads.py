@@ -117,8 +117,8 @@ def fate(engine: Engine, batch: Batch) -> Fate:
                 _resolve(engine, batch.space, ref.links)
     for append in batch.lists:
         signs[f"list {append.list}"] = _holds(engine, batch, append)
-    for event in batch.events:
-        signs[f"event {event.id}"] = _recorded(engine, batch.space, event)
+    for told in batch.events:
+        signs[f"event {told.id}"] = _recorded(engine, batch.space, told)
     for name, content in batch.objects.items():
         signs[f"object {name}"] = _stored(engine, batch.space, object_address(name), content)
     for number, part in enumerate(batch.parts):
@@ -151,9 +151,9 @@ def _holds(engine: Engine, batch: Batch, append: Append) -> bool:
     return True
 
 
-def _recorded(engine: Engine, space: str, event: Event) -> bool:
-    records = engine.scan(space, EventQuery(ids=(event.id,))).records
-    assert [record.event for record in records] in ([], [event])
+def _recorded(engine: Engine, space: str, told: Event) -> bool:
+    records = engine.scan(space, EventQuery(ids=(told.id,))).records
+    assert [record.event for record in records] in ([], [told])
     return bool(records)
 
 

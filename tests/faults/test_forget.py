@@ -52,6 +52,8 @@ def store(place: Place):
 def test_no_byte_of_a_forgotten_thread_is_left(store: Store, place: Place):
     plant(store)
     live(store, "after")
+    with closing(sqlite3.connect(Path(place.url) / SQLITE_FILE)) as connection:
+        connection.execute("PRAGMA wal_checkpoint").fetchall()  # now it is in the database and in the log
     assert {SQLITE_FILE, f"{SQLITE_FILE}-wal", "a pack"} <= found(place)
     assert store.forget(thread=CANARY).proof == "bytes"
     assert not found(place)

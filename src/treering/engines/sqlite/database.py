@@ -1,8 +1,9 @@
 """Connections to one SQLite database: one that writes, some that read.
 
-Writers take turns: inside the process by a lock, between processes by ``BEGIN IMMEDIATE``. SQLite's own
-busy handler starves some processes (it sleeps ever longer), so it is off, and who finds the database
-locked tries again after a random moment of up to two milliseconds, until a deadline. Readers never wait
+Writers take turns: inside the process by a lock, between processes at a lock file (see `turns`), and
+``BEGIN IMMEDIATE`` has the last word. SQLite's own busy handler starves some processes (it sleeps ever
+longer), so it is off, and who finds the database locked all the same tries again after a random moment of
+up to two milliseconds, until a deadline. Readers never wait
 for writers; each read transaction is short and ends before anything is given back, because an open one
 keeps the log from being recycled. A forked child drops the inherited connections without closing them
 (closing would touch the parent's locks) and opens its own.
@@ -20,6 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from treering.engines.sqlite.failures import FAILURES, damaged, is_busy, translated
+from treering.engines.sqlite.turns import Turns
 from treering.errors import Busy, Closed, TreeringError
 
 if TYPE_CHECKING:
@@ -121,6 +123,7 @@ class SqliteDatabase:
 
     def _start(self) -> None:
         self._write_lock = threading.RLock()
+        self.turns = Turns(self.path.with_name(self.path.name + "-turns"))
         self._writer: sqlite3.Connection | None = None
         self._readers: list[sqlite3.Connection] = []
         self._watcher: sqlite3.Connection | None = None
@@ -282,6 +285,7 @@ class SqliteDatabase:
                 if connection is not None:
                     connection.close()
             self._watcher = self._writer = None
+            self.turns.close()
 
     def hold(self) -> None:
         """Keep everyone in this process from writing, until `let_go`."""
@@ -297,6 +301,7 @@ class SqliteDatabase:
         _abandoned.extend(
             connection for connection in (self._writer, self._watcher) if connection is not None
         )
+        self.turns.close()
         closed = self._closed
         self._start()
         self._closed = closed
@@ -365,8 +370,10 @@ class _Writing:
         database.hold()
         try:
             self._connection = database.writer()
+            database.turns.enter(BUSY_SECONDS)
             database.begin_writing(self._connection)
         except BaseException as error:
+            database.turns.leave()
             database.let_go()
             if isinstance(error, FAILURES):
                 raise translated(error, str(database.path)) from error
@@ -386,6 +393,7 @@ class _Writing:
             self._roll_back()
             raise translated(failure, str(database.path)) from failure
         finally:
+            database.turns.leave()
             database.let_go()
         database.explain(error)
 
