@@ -17,22 +17,20 @@ from treering.core.clock import from_datetime
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import check_id, new_id
-from treering.core.query import Erasure, EventQuery
+from treering.core.query import Erasure
 from treering.core.scopes import Scope
 from treering.errors import Conflict, InvalidInput, ListMoved, NotFound, RefMoved
 from treering.views import channels
 from treering.views.channels import Channel
 from treering.views.checkpoints import (
-    KIND,
     MESSAGES,
     Checkpoint,
-    by_id,
     new_checkpoint_id,
-    read_checkpoint,
     write_checkpoint,
 )
 from treering.views.differences import Difference, difference
 from treering.views.hooks import Saved, Saving
+from treering.views.journal import Journal, thread_key, thread_scope
 from treering.views.moments import Moment
 from treering.views.values import write_state
 
@@ -63,18 +61,6 @@ class ThreadMoved(Conflict):
         )
 
 
-def thread_key(thread_id: str, namespace: str) -> str:
-    """How events and refs name a thread: its id, behind its namespace if it has one."""
-    if not namespace:
-        return thread_id
-    return namespace.replace("%", "%25").replace("/", "%2F") + "//" + thread_id
-
-
-def thread_scope(thread_id: str, namespace: str) -> str:
-    """The erasure scope of a thread."""
-    return str(Scope(namespace, "thread", thread_id))
-
-
 class Thread:
     """One thread, as this object last saw it."""
 
@@ -90,6 +76,7 @@ class Thread:
         self._key = thread_key(self.id, self.namespace)
         self._ref = REF_PREFIX + self._key
         self._scope = thread_scope(self.id, self.namespace)
+        self._journal = Journal(engine, space, self._namespace)
         self._forget_what_was_seen()
 
     def __repr__(self) -> str:
@@ -221,7 +208,7 @@ class Thread:
         if isinstance(which, Moment):
             return which
         if isinstance(which, str):
-            return self._moment(self._by_id(which))
+            return self._moment(self._journal.by_id(which))
         if isinstance(which, int):
             found = next((each for each in self._line() if each.step == which), None)
             what = f"step {which}"
@@ -238,7 +225,7 @@ class Thread:
 
         ``everything`` gives all of this thread's own moments instead, those left behind by a rewind too.
         """
-        source = self._all() if everything else self._line()
+        source = self._journal.all_of(self._scope) if everything else self._line()
         for count, checkpoint in enumerate(source):
             if last is not None and count >= last:
                 return
@@ -456,6 +443,10 @@ class Thread:
         self._known = True
 
     # What this object has seen
+    def _line(self) -> Iterator[Checkpoint]:
+        self._see_once()
+        return self._journal.line(self._head, self._scope)
+
     def _see_once(self) -> None:
         if not self._known:
             self._see()
@@ -466,7 +457,7 @@ class Thread:
             self._forget_what_was_seen()
         elif ref.version != self._version:
             value = decode_json(ref.value)
-            self._head = self._by_id(value["checkpoint"])
+            self._head = self._journal.by_id(value["checkpoint"])
             self._first_us = value["first_us"]
             self._version = ref.version
             self._channels = {}
@@ -481,41 +472,3 @@ class Thread:
 
     def _moment(self, checkpoint: Checkpoint) -> Moment:
         return Moment(self._engine, self._space, checkpoint)
-
-    # The journal of a thread
-    def _by_id(self, checkpoint_id: str) -> Checkpoint:
-        page = self._engine.scan(self._space, by_id(checkpoint_id), limit=1)
-        for record in page.records:
-            checkpoint = read_checkpoint(self._engine, self._space, record)
-            if checkpoint.namespace == self.namespace:
-                return checkpoint
-        raise NotFound(
-            f"there is no checkpoint {checkpoint_id!r} in this namespace; history() shows what there is"
-        )
-
-    def _all(self, scope: str | None = None) -> Iterator[Checkpoint]:
-        query = EventQuery(kinds=(KIND,), scope=scope or self._scope, newest_first=True)
-        after = None
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            for record in page.records:
-                yield read_checkpoint(self._engine, self._space, record)
-            if page.cursor is None:
-                return
-            after = page.cursor
-
-    def _line(self) -> Iterator[Checkpoint]:
-        """The head and its ancestors: a parent is always older, so one pass over a thread finds them all."""
-        self._see_once()
-        wanted = self._head.id if self._head else None
-        scope = self._scope
-        while wanted is not None:
-            for checkpoint in self._all(scope):
-                if checkpoint.id == wanted:
-                    yield checkpoint
-                    wanted = checkpoint.parent
-                    if wanted is None:
-                        return
-            # The line goes on in the thread that this one was forked from.
-            origin = self._by_id(wanted)
-            scope = thread_scope(origin.thread, origin.namespace)
