@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 import msgspec
 
 from treering.errors import InvalidInput
-from treering.keyvalue.awaiting import call
 
 HookName = Literal["pre_checkpoint_save", "post_checkpoint_save", "post_checkpoint_load"]
 Hook = Callable[[Any], Any]
@@ -74,7 +73,7 @@ class Hooks:
     def before_save(self, saving: Saving) -> Saving | None:
         """What will be saved after all hooks had their say; ``None`` when one of them vetoed."""
         for hook in self._hooks["pre_checkpoint_save"]:
-            answer = call(hook, saving)
+            answer = _called(hook, saving)
             if answer is False:
                 return None
             if answer:
@@ -84,12 +83,18 @@ class Hooks:
     def after_save(self, saved: Saved) -> None:
         """A checkpoint is durable."""
         for hook in self._hooks["post_checkpoint_save"]:
-            call(hook, saved)
+            _called(hook, saved)
 
     def after_load(self, saved: Saved) -> None:
         """A checkpoint was loaded."""
         for hook in self._hooks["post_checkpoint_load"]:
-            call(hook, saved)
+            _called(hook, saved)
+
+
+def _called(hook: Hook, told: Saving | Saved) -> Any:
+    from treering.keyvalue.awaiting import call  # brings asyncio, which most stores never need
+
+    return call(hook, told)
 
 
 def _changed(saving: Saving, answer: Any, hook: Hook) -> Saving:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from treering.engines.sqlite.failures import FAILURES, damaged, is_busy, translated
 from treering.engines.sqlite.turns import Turns
-from treering.errors import Busy, Closed, TreeringError
+from treering.errors import Busy, Closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -43,6 +43,7 @@ BUSY_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 0.002
 
 _SYNCHRONOUS: Final[dict[Durability, str]] = {"full": "FULL", "fast": "NORMAL"}
+_STUMBLES: Final = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
 _SETTINGS: Final = (
     "PRAGMA busy_timeout = 0",
     "PRAGMA cache_size = -16384",
@@ -253,11 +254,11 @@ class SqliteDatabase:
         """Raise what an error in a transaction means: a driver's is translated, any other is left alone.
 
         In a damaged database anything may stand in a row, and what stumbles over it does not know why. So
-        an error that nobody meant to raise is a `Corrupt`, if SQLite finds damage.
+        an error that nobody raises on purpose is a `Corrupt`, if SQLite finds damage.
         """
         if isinstance(error, FAILURES):
             raise translated(error, str(self.path)) from error
-        if isinstance(error, Exception) and not isinstance(error, TreeringError):
+        if isinstance(error, _STUMBLES):
             for damage in self.damages("quick_check(1)"):
                 raise damaged(str(self.path), damage) from error
 
@@ -404,10 +405,13 @@ class _Writing:
 
 _open_databases: Final[weakref.WeakSet[SqliteDatabase]] = weakref.WeakSet()
 _held: Final[list[SqliteDatabase]] = []
+_forking = threading.Lock()
+"""Threads that fork at the same time do so one after the other, or each waits for what the other holds."""
 
 
 def _before_fork() -> None:
     """Let write transactions end: SQLite's memory of a held lock would be copied into the child for good."""
+    _forking.acquire()
     for database in list(_open_databases):
         database.hold()
         _held.append(database)
@@ -416,9 +420,12 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     while _held:
         _held.pop().let_go()
+    _forking.release()
 
 
 def _after_fork_in_child() -> None:
+    global _forking  # noqa: PLW0603 - the parent's lock, as it was when it forked
+    _forking = threading.Lock()
     _held.clear()
     for database in list(_open_databases):
         database.abandon()
