@@ -48,8 +48,6 @@ _SETTINGS: Final = (
     "PRAGMA busy_timeout = 0",
     "PRAGMA cache_size = -16384",
     "PRAGMA journal_size_limit = 67108864",
-    # Many commits touch the same pages; folding the log in less often writes each of them once.
-    "PRAGMA wal_autocheckpoint = 4000",
 )
 _abandoned: Final[list[sqlite3.Connection]] = []
 """Connections that a forked child inherited; kept so that nothing closes them."""
