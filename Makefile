@@ -54,5 +54,5 @@ clean: ## remove what make made
 
 .venv/tools: .venv/base
 	@echo "Fetching test servers and tools (once) ..."
-	@$(RUN) uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[all]' --group test --group check
+	@$(RUN) uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[all,frameworks]' --group test --group check
 	@touch $@
