@@ -28,6 +28,7 @@ from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.store import Store
 from treering.views.differences import Difference
+from treering.views.directory import ThreadInfo
 from treering.views.hooks import Hooks
 from treering.views.moments import Moment
 from treering.views.threads import Decision, Thread
@@ -72,6 +73,11 @@ class AsyncStore:
     def thread(self, id: str, namespace: str | None = None) -> AsyncThread:
         """Async twin of `Store.thread`."""
         return AsyncThread(self._store.thread(id, namespace), self._bridge)
+
+    async def threads(self, *, namespace: str | None = "", prefix: str = "") -> AsyncIterator[ThreadInfo]:
+        """Async twin of `Store.threads`."""
+        async for each in self._bridge.iterate(self._store.threads, namespace=namespace, prefix=prefix):
+            yield each
 
     def draft(self, id: str | None = None) -> Draft:
         """Async twin of `Store.draft`."""

@@ -7,7 +7,7 @@ space only; the one exception is `backup`, which is of the whole store.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from treering.core.records import Checked
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput
+from treering.views.directory import ThreadInfo, list_threads
 from treering.views.hooks import Hooks
 from treering.views.threads import Thread
 
@@ -92,6 +93,10 @@ class Store:
     def thread(self, id: str, namespace: str | None = None) -> Thread:
         """A conversation and its state, moment by moment; made by its first checkpoint."""
         return Thread(self._engine, self._space, id, namespace or "", clock=self._clock, hooks=self._hooks)
+
+    def threads(self, *, namespace: str | None = "", prefix: str = "") -> Iterator[ThreadInfo]:
+        """The threads of a namespace (``None``: of every one) whose ids start so, newest first."""
+        yield from list_threads(self._engine, self._space, namespace=namespace, prefix=prefix)
 
     # Writing
     def draft(self, id: str | None = None) -> Draft:

@@ -315,3 +315,24 @@ def _applied(value, operations):
         else:
             place[key] = operation["value"]
     return value
+
+
+def test_the_directory_tells_namespaces_apart_and_the_newest_first(store):
+    store.thread("b", namespace="a").append(say("in a namespace"))
+    store.thread("a/b").append(say("of none"))
+    store.thread("/b", namespace="a/").append(say("of another"))
+    store.thread("/b", namespace="a/").append(say("again"))
+    store.thread("a/c").append(say("and one more"))
+    store.thread("a/b").append(say("newest"))
+    assert [each.id for each in store.threads()] == ["a/b", "a/c"]
+    assert [each.id for each in store.threads(prefix="a/c")] == ["a/c"]
+    assert [(each.namespace, each.id) for each in store.threads(namespace="a")] == [("a", "b")]
+    everywhere = list(store.threads(namespace=None))
+    assert [(each.namespace, each.id) for each in everywhere] == [
+        ("", "a/b"),
+        ("", "a/c"),
+        ("a/", "/b"),
+        ("a", "b"),
+    ]
+    assert everywhere[0].head == store.thread("a/b").head.id
+    assert everywhere[0].created_at_us < everywhere[0].updated_at_us

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from treering.core.query import EventQuery
-from treering.core.scopes import Scope
+from treering.core.scopes import Scope, namespace_prefix
 from treering.errors import NotFound
 from treering.views.checkpoints import KIND, by_id, read_checkpoint
 
@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.views.checkpoints import Checkpoint
 
+HEADS: Final = "thread/"
 _PAGE: Final = 200
 
 
-def thread_key(thread_id: str, namespace: str) -> str:
-    """How events and refs name a thread: its id, behind its namespace if it has one."""
-    if not namespace:
-        return thread_id
-    return namespace.replace("%", "%25").replace("/", "%2F") + "//" + thread_id
+def head_ref(thread_id: str, namespace: str) -> str:
+    """The name of the ref that is a thread's head; two threads never share one."""
+    return heads_prefix(namespace) + thread_id
+
+
+def heads_prefix(namespace: str) -> str:
+    """What the heads of a namespace start with, and of no other."""
+    return HEADS + namespace_prefix(namespace)
 
 
 def thread_scope(thread_id: str, namespace: str) -> str:

@@ -30,7 +30,7 @@ from treering.views.checkpoints import (
 )
 from treering.views.differences import Difference, difference
 from treering.views.hooks import Saved, Saving
-from treering.views.journal import Journal, thread_key, thread_scope
+from treering.views.journal import Journal, head_ref, thread_scope
 from treering.views.moments import Moment
 from treering.views.values import write_state
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.views.hooks import Hooks
 
-REF_PREFIX: Final = "thread/"
 _PAGE: Final = 200
 _TRIES: Final = 3
 
@@ -73,8 +72,7 @@ class Thread:
         self._space = space
         self._clock = clock
         self._hooks = hooks
-        self._key = thread_key(self.id, self.namespace)
-        self._ref = REF_PREFIX + self._key
+        self._ref = head_ref(self.id, self.namespace)
         self._scope = thread_scope(self.id, self.namespace)
         self._journal = Journal(engine, space, self._namespace)
         self._forget_what_was_seen()

@@ -1,0 +1,76 @@
+"""The directory: which threads there are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.clock import to_iso
+from treering.core.encoding import decode_json
+from treering.errors import Corrupt
+from treering.views.journal import HEADS, heads_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from treering.core.engine import Engine
+    from treering.core.records import Ref
+
+_PAGE: Final = 1000
+
+
+class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A thread as its head tells it, without reading any of its moments."""
+
+    id: str
+    namespace: str
+    head: str
+    step: int
+    created_at_us: int
+    updated_at_us: int
+
+    @property
+    def created_at(self) -> str:
+        """When it was first saved, ISO 8601 with offset."""
+        return to_iso(self.created_at_us)
+
+    @property
+    def updated_at(self) -> str:
+        """When its head last moved, ISO 8601 with offset."""
+        return to_iso(self.updated_at_us)
+
+
+def list_threads(engine: Engine, space: str, *, namespace: str | None, prefix: str) -> list[ThreadInfo]:
+    """The threads of a namespace (``None``: of all), newest first."""
+    found = (_info(ref) for ref in _heads(engine, space, namespace, prefix))
+    return sorted(
+        (each for each in found if each.id.startswith(prefix)),
+        key=lambda each: (each.updated_at_us, each.head),
+        reverse=True,
+    )
+
+
+def _heads(engine: Engine, space: str, namespace: str | None, prefix: str) -> Iterator[Ref]:
+    wanted = HEADS if namespace is None else heads_prefix(namespace) + prefix
+    after = None
+    while page := engine.scan_refs(space, wanted, after=after, limit=_PAGE):
+        yield from page
+        after = page[-1].name
+
+
+def _info(ref: Ref) -> ThreadInfo:
+    try:
+        value: dict[str, Any] = decode_json(ref.value)
+        return ThreadInfo(
+            id=value["thread"],
+            namespace=value.get("namespace", ""),
+            head=value["checkpoint"],
+            step=value["step"],
+            created_at_us=value["first_us"],
+            updated_at_us=ref.changed_at_us,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupt(
+            f"the head {ref.name!r} cannot be read ({error}); run `treering verify`, restore from a backup"
+        ) from None
