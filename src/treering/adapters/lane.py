@@ -1,0 +1,77 @@
+"""A lane: calls that run one at a time, in the order in which they were made.
+
+Frameworks call a session from many tasks at once and expect what they wrote to stand in the order of their
+calls. A pool of threads keeps no order, and a `Thread` is not to be used by two of them. A lane runs its
+calls in the store's pool, one behind the other; while it is idle it holds no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Lock
+from typing import Any, ParamSpec, TypeVar
+
+from treering.bridge import Bridge
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Lane:
+    """One queue of calls on the threads of a store."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._lock = Lock()
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._is_busy = False
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Await a call in its turn. Cancelling cancels the waiting, never the call."""
+        return await self._bridge.future(self._enqueue(function, *args, **kwargs))
+
+    async def settle(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Await a call in its turn; a cancelled caller hears of it only when the call has ended.
+
+        So whoever catches the cancellation finds the store as it will stay.
+        """
+        done = self._bridge.future(self._enqueue(function, *args, **kwargs))
+        cancelled: asyncio.CancelledError | None = None
+        while not done.done():
+            try:
+                await asyncio.wait({done})
+            except asyncio.CancelledError as error:
+                cancelled = cancelled or error
+        if cancelled is not None:
+            done.exception()  # looked at, so that asyncio does not complain about it
+            raise cancelled
+        return done.result()
+
+    def _enqueue(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        done: Future[T] = Future()
+        context = contextvars.copy_context()
+        with self._lock:
+            if not self._is_busy:
+                self._bridge.submit(self._work)
+                self._is_busy = True
+            self._waiting.append((done, lambda: context.run(function, *args, **kwargs)))
+        return done
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._is_busy = False
+                    return
+                done, call = self._waiting.popleft()
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+            del done, call  # an idle lane keeps nothing alive
