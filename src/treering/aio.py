@@ -246,6 +246,14 @@ class AsyncThread:
             else AsyncMoment(found, self._bridge)
         )
 
+    async def shorten(self, length: int, *, note: str | None = None) -> AsyncMoment | None:
+        """Async twin of `Thread.shorten`."""
+        return (
+            None
+            if (found := await self._bridge.call(self._thread.shorten, length, note=note)) is None
+            else AsyncMoment(found, self._bridge)
+        )
+
     async def interrupt(
         self, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
     ) -> AsyncMoment | None:

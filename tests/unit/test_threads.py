@@ -82,6 +82,29 @@ def test_a_shorter_list_writes_no_items(store):
     assert len(store.thread("t").load().messages) == 2
 
 
+def test_a_thread_is_shortened_without_reading_or_writing_messages(store):
+    thread = told(store)
+    before = store.engine.stats(store.space).items
+    assert store.thread("t").shorten(3, note="drop two").step == 5
+    assert store.engine.stats(store.space).items == before
+    again = store.thread("t")
+    assert [message["content"] for message in again.load().messages] == [
+        f"message {step}" for step in range(3)
+    ]
+    assert again.load().state == {"count": 4, "plan": "unchanged"}
+    again.append(say("instead"))
+    assert again.load().messages[2:] == [say("message 2"), say("instead")]
+    assert len(thread.at(4).messages) == 5
+    again.shorten(99)
+    assert len(again.load().messages) == 4
+    again.shorten(0)
+    assert again.load().messages == []
+    assert store.thread("new").shorten(0).messages == []
+    with pytest.raises(InvalidInput, match="-1"):
+        again.shorten(-1)
+    assert store.verify().ok
+
+
 def test_rewind_moves_the_head_and_keeps_the_journal(store):
     thread = told(store)
     left = thread.head.id

@@ -13,6 +13,8 @@ import marshal
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from treering.core.encoding import decode, encode
 from treering.core.ids import new_id
 from treering.core.lists import MAX_DEPTH, branch_point
@@ -34,6 +36,12 @@ class Channel:
     def __init__(self, stretch: Stretch | None, prints: list[bytes] | None) -> None:
         self.stretch = stretch
         self.prints = prints
+
+
+class First(msgspec.Struct, frozen=True):
+    """The first ``count`` items of those that a channel holds, in place of the items themselves."""
+
+    count: int
 
 
 def fingerprint(value: Any) -> bytes:
@@ -76,12 +84,14 @@ def replace(
     draft: Draft,
     engine: Engine,
     channel: Channel | None,
-    items: Sequence[Any],
+    items: Sequence[Any] | First,
     *,
     scope: str,
     tail_is_ours: bool,
 ) -> Channel:
     """Make a channel hold exactly ``items``, writing only what is new."""
+    if isinstance(items, First):
+        return _shorter(channel, items.count)
     prints = [fingerprint(item) for item in items]
     if channel is None or channel.stretch is None:
         return Channel(extend(draft, None, items, scope=scope), prints)
@@ -103,6 +113,13 @@ def read(engine: Engine, space: str, stretch: Stretch, *, last: int | None = Non
 
 def _contents(items: Sequence[Any]) -> list[Content]:
     return [encode(item, keep_order=True) for item in items]
+
+
+def _shorter(channel: Channel | None, count: int) -> Channel:
+    if channel is None or channel.stretch is None:
+        return Channel(None, None)
+    prints = None if channel.prints is None else channel.prints[:count]
+    return Channel(Stretch(channel.stretch.list, min(count, channel.stretch.length)), prints)
 
 
 def _common(known: Sequence[bytes], prints: Sequence[bytes]) -> int:

@@ -21,7 +21,7 @@ from treering.core.query import Erasure
 from treering.core.scopes import Scope
 from treering.errors import Conflict, InvalidInput, ListMoved, NotFound, RefMoved
 from treering.views import channels
-from treering.views.channels import Channel
+from treering.views.channels import Channel, First
 from treering.views.checkpoints import (
     MESSAGES,
     Checkpoint,
@@ -156,6 +156,19 @@ class Thread:
             return None
         return self._save(saving, {}, tuple(saving.messages or ()), None, on_conflict)
 
+    def shorten(self, length: int, *, note: str | None = None) -> Moment | None:
+        """Save one moment that keeps only the first ``length`` messages; reads and writes none of them.
+
+        Like `rewind`, but to any length: the moments before still have what is cut off here.
+        """
+        if length < 0:
+            raise InvalidInput(f"a thread cannot have {length} messages; give 0 or more")
+        saving = self._hooks.before_save(Saving(thread_id=self.id, namespace=self.namespace, note=note))
+        if saving is None:
+            return None
+        wanted = First(length) if saving.messages is None else saving.messages
+        return self._save(saving, {MESSAGES: wanted}, (), None, "raise")
+
     def interrupt(
         self, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
     ) -> Moment | None:
@@ -288,7 +301,7 @@ class Thread:
     def _save(
         self,
         saving: Saving,
-        wanted: Mapping[str, Sequence[Any]],
+        wanted: Mapping[str, Sequence[Any] | First],
         appended: Sequence[Any],
         step: int | None,
         on_conflict: Literal["raise", "fork"],
@@ -313,7 +326,7 @@ class Thread:
     def _try_to_save(
         self,
         saving: Saving,
-        wanted: Mapping[str, Sequence[Any]],
+        wanted: Mapping[str, Sequence[Any] | First],
         appended: Sequence[Any],
         step: int | None,
         *,
@@ -352,7 +365,7 @@ class Thread:
     def _grown(
         self,
         draft: Draft,
-        wanted: Mapping[str, Sequence[Any]],
+        wanted: Mapping[str, Sequence[Any] | First],
         appended: Sequence[Any],
         *,
         tail_is_ours: bool,
