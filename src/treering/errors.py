@@ -129,3 +129,19 @@ class NewerStore(TreeringError):
 
 class Closed(TreeringError):
     """The store was closed; open it again."""
+
+
+class BudgetExceeded(TreeringError):
+    """A limit is reached: one more would be more than the budget allows. Nothing was counted.
+
+    ``budget`` names the limit as it was given (``run_by_tool['search']``), ``count`` is what was used up.
+    """
+
+    http_status = 429
+    exit_code = 11
+
+    def __init__(self, message: str, *, budget: str, limit: int, count: int) -> None:
+        self.budget = budget
+        self.limit = limit
+        self.count = count
+        super().__init__(message)
