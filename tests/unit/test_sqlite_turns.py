@@ -70,3 +70,56 @@ def test_a_folder_that_cannot_be_written_is_left_to_sqlite(tmp_path):
     turns = Turns(tmp_path / "missing" / "turns")
     turns.enter(1)
     turns.leave()
+
+
+@pytest.fixture
+def waited(tmp_path, monkeypatch):
+    """Someone who had to wait for the turn and has it now, for as long as the test likes."""
+    monkeypatch.setattr("treering.engines.sqlite.turns.TURN_SECONDS", 600.0)
+    first, second = Turns(tmp_path / "turns"), Turns(tmp_path / "turns")
+    first.enter(1)
+    entering = threading.Thread(target=second.enter, args=(20,))
+    entering.start()
+    while second._usher is None:  # it has not found the lock taken yet
+        entering.join(0.001)
+    first.leave()
+    entering.join(20)
+    yield second
+    for turns in (first, second):
+        turns.close()
+
+
+def test_who_waited_keeps_the_turn_while_it_is_used(tmp_path, waited, monkeypatch):
+    monkeypatch.setattr("treering.engines.sqlite.turns.IDLE_SECONDS", 600.0)
+    other = Turns(tmp_path / "turns")
+    for _ in range(3):
+        waited.leave()
+        with pytest.raises(Busy):
+            other.enter(0.02)
+        waited.enter(0)
+    waited.close()
+    other.enter(20)
+    other.close()
+
+
+def test_a_turn_that_is_kept_and_not_used_ends(tmp_path, waited):
+    waited.leave()
+    other = Turns(tmp_path / "turns")
+    other.enter(20)
+    other.leave()
+    waited.enter(20)
+    waited.leave()
+    other.close()
+
+
+def test_a_forked_child_does_not_end_the_turn_of_its_parent(tmp_path, waited):
+    child = os.fork()
+    if child == 0:
+        waited.abandon()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    other = Turns(tmp_path / "turns")
+    with pytest.raises(Busy):
+        other.enter(0.05)
+    waited.leave()
+    other.close()

@@ -300,7 +300,7 @@ class SqliteDatabase:
         _abandoned.extend(
             connection for connection in (self._writer, self._watcher) if connection is not None
         )
-        self.turns.close()
+        self.turns.abandon()
         closed = self._closed
         self._start()
         self._closed = closed

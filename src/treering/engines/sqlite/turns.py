@@ -3,25 +3,33 @@
 Before a process asks SQLite for its write lock, it takes a lock on a file beside the database, where the
 kernel keeps the order of those who wait and wakes the first one when its turn comes. Nobody polls, so
 eight processes on two cores spend their time on commits and not on finding the database locked, and
-nobody starves. **Invariant:** the lock is advice only, it ends with its process, and SQLite's own lock
-still decides: whoever writes without it is waited for all the same.
+nobody starves. Who had to wait keeps the turn for a moment, so that a busy process makes several commits
+in it: handing over costs more than a commit. **Invariant:** the lock is advice only, it ends with its
+process, and SQLite's own lock still decides: whoever writes without it is waited for all the same.
 
 A waiting ``flock`` cannot be given a time limit. It therefore waits in a thread, and who waited too long
-goes away and leaves that thread to let go of the lock as soon as it gets it.
+goes away and leaves that thread to let go of the lock as soon as it gets it. The same thread ends a turn
+that is kept and not used.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
-from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final
 
 from treering.errors import Busy
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+TURN_SECONDS: Final = 0.02
+"""How long a process that had to wait may go on writing; eight of them wait for less than 0.2 s."""
+IDLE_SECONDS: Final = 0.001
+"""A turn that was not used for so long is over."""
 
 
 class Turns:
@@ -30,11 +38,14 @@ class Turns:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
-        self._held: int | None = None
         self._usher: SimpleQueue[_Request] | None = None
+        self._turn: _Turn | None = None
 
     def enter(self, seconds: float) -> None:
         """Wait for our turn; raises `Busy` when it does not come in time."""
+        if self._turn is not None and self._turn.resume():
+            return
+        self._turn = None
         if self._file is None:
             try:
                 self._file = self._open()
@@ -42,21 +53,29 @@ class Turns:
                 return
         try:
             flock(self._file, LOCK_EX | LOCK_NB)
-            self._held = self._file
+            self._turn = _Turn(self._file)
         except BlockingIOError:
-            self._held = self._ushered(seconds)
+            self._turn = self._ushered(seconds)
 
     def leave(self) -> None:
-        """Let the next one in."""
-        held, self._held = self._held, None
-        if held is None:
-            return
-        flock(held, LOCK_UN)
-        if held != self._file:
-            os.close(held)
+        """Let the next one in, now or when our turn is over."""
+        if self._turn is not None and not self._turn.pause():
+            self._turn = None
 
     def close(self) -> None:
-        """Let go of the file; in a forked child, of our share in it: the parent keeps its lock."""
+        """Let go of everything; nobody writes any more."""
+        if self._turn is not None:
+            self._turn.end()
+        self._close_file()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of our share in the files. The parent keeps its turn."""
+        if self._turn is not None:
+            self._turn.abandon()
+        self._close_file()
+
+    def _close_file(self) -> None:
+        self._turn = None
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -64,7 +83,7 @@ class Turns:
     def _open(self) -> int:
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
-    def _ushered(self, seconds: float) -> int:
+    def _ushered(self, seconds: float) -> _Turn:
         if self._usher is None:
             self._usher = SimpleQueue()
             threading.Thread(target=_usher, args=(self._usher,), name="treering-turns", daemon=True).start()
@@ -73,7 +92,60 @@ class Turns:
         if not request.gate.acquire(timeout=seconds) and request.give_up():
             self._usher = None  # it waits on for us; the next wait gets another
             raise Busy(f"{self._path}: other writers kept their turn for {seconds:.0f} s; try again")
-        return request.file
+        return request.turn
+
+
+class _Turn:
+    """The lock while it is ours. One that was waited for has a file of its own, and some time."""
+
+    def __init__(self, file: int, *, seconds: float = 0.0) -> None:
+        self._file = file
+        self._is_own = seconds > 0
+        self._until = time.monotonic() + seconds if self._is_own else 0.0
+        self._settling = threading.Lock()
+        self._used_at: float | None = None
+        """When it was last used; ``None`` while it is."""
+        self.is_over = False
+
+    def pause(self) -> bool:
+        """Stop writing; ``False`` when the turn is over with that."""
+        now = time.monotonic() if self._is_own else self._until
+        if now >= self._until:
+            self.end()
+            return False
+        self._used_at = now
+        return True
+
+    def resume(self) -> bool:
+        """Write again; ``False`` when the turn ended in the meantime."""
+        with self._settling:
+            if not self.is_over:
+                self._used_at = None
+            return not self.is_over
+
+    def end_if_idle(self) -> None:
+        """Let the next one in when nobody here has used the turn for a while."""
+        with self._settling:
+            if self._used_at is not None and time.monotonic() - self._used_at >= IDLE_SECONDS:
+                self._end()
+
+    def end(self) -> None:
+        """Let the next one in."""
+        with self._settling:
+            self._end()
+
+    def abandon(self) -> None:
+        """In a forked child: close the file and unlock nothing. (Whoever held our lock is not here.)"""
+        if self._is_own and not self.is_over:
+            os.close(self._file)
+        self.is_over = True
+
+    def _end(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            flock(self._file, LOCK_UN)
+            if self._is_own:
+                os.close(self._file)
 
 
 class _Request:
@@ -83,17 +155,21 @@ class _Request:
         self.file = file
         self.gate = threading.Lock()
         self.gate.acquire()
+        self.turn: _Turn
         self._settling = threading.Lock()
         self._is_given_up = False
         self._is_granted = False
 
-    def grant(self) -> None:
+    def grant(self) -> _Turn | None:
         """The lock is there: hand it over, or let go of it when nobody waits any more."""
         with self._settling:
             self._is_granted = True
             if self._is_given_up:
                 os.close(self.file)
+                return None
+            self.turn = _Turn(self.file, seconds=TURN_SECONDS)
         self.gate.release()
+        return self.turn
 
     def give_up(self) -> bool:
         """Stop waiting; ``False`` when the lock came just now."""
@@ -103,7 +179,17 @@ class _Request:
 
 
 def _usher(requests: SimpleQueue[_Request]) -> None:
+    request = requests.get()
     while True:
-        request = requests.get()
         flock(request.file, LOCK_EX)
-        request.grant()
+        request = _next_after(request.grant(), requests)
+
+
+def _next_after(turn: _Turn | None, requests: SimpleQueue[_Request]) -> _Request:
+    """The next request; until then, see that a turn which nobody uses ends."""
+    while turn is not None and not turn.is_over:
+        try:
+            return requests.get(timeout=IDLE_SECONDS)
+        except Empty:
+            turn.end_if_idle()
+    return requests.get()
