@@ -18,7 +18,7 @@ import pytest
 
 from treering.errors import Corrupt, InvalidInput, MissingExtra, Unencodable, Unreachable, Unsupported
 from treering.keyvalue import FolderStore, InMemoryStore, KeyValueStore, RedisStore
-from treering.keyvalue.awaiting import call, call_async
+from treering.keyvalue.awaiting import call, call_async, lent, refuse_to_block
 
 
 class OwnAsyncStore:
@@ -370,3 +370,22 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert call(answer) == 7
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_plain_code_in_a_worker_thread_is_lent_the_loop_that_waits_for_it():
+    store = OwnAsyncStore()
+
+    def plain(loop):
+        with lent(loop):
+            call(store.set, "key", 1)
+            return call(store.get, "key")
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        assert await asyncio.to_thread(plain, loop) == 1
+        assert store.loops == {loop}
+        with pytest.raises(Unsupported, match=r"OwnAsyncStore\.set is async"):
+            refuse_to_block(store.kept.get, store.set)
+
+    asyncio.run(main())
+    refuse_to_block(store.set)

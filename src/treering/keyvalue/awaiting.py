@@ -7,6 +7,9 @@
 `call_async`       called in a worker thread                   awaited in the caller's own loop
 =================  ==========================================  ==========================================
 
+Longer work that is written as plain code can be lent a loop: inside `lent`, in a worker thread, `call` runs
+what is ``async`` on the loop of whoever waits for that thread, instead of the private one.
+
 The private loop runs in one daemon thread of the process, made at the first need. **Invariant:** no running
 loop is ever blocked. That is why `call` refuses an async store on a thread that runs a loop: waiting there
 would stop that loop, and for ever if the store's own connections belong to it. A store that keeps
@@ -16,9 +19,11 @@ connections should be used from one side only, because asyncio ties a connection
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextvars import ContextVar
 from threading import Lock, Thread
 from typing import Any
 
@@ -36,11 +41,9 @@ def call(method: Callable[..., Any], /, *args: Any) -> Any:
     if _runs_a_loop():
         if inspect.iscoroutine(result):
             result.close()
-        raise Unsupported(
-            f"{getattr(method, '__qualname__', method)} is async and this thread runs an event loop, "
-            "which waiting would block; await the async form of this call instead"
-        )
-    return asyncio.run_coroutine_threadsafe(_awaited(result), _private_loop.get()).result()
+        raise _would_block(method)
+    loop = _lent.get() or _private_loop.get()
+    return asyncio.run_coroutine_threadsafe(_awaited(result), loop).result()
 
 
 async def call_async(method: Callable[..., Any], /, *args: Any) -> Any:
@@ -49,6 +52,23 @@ async def call_async(method: Callable[..., Any], /, *args: Any) -> Any:
         return await method(*args)
     result = await asyncio.to_thread(method, *args)
     return await result if inspect.isawaitable(result) else result
+
+
+def refuse_to_block(*methods: Callable[..., Any]) -> None:
+    """Raise `Unsupported` where `call` would for one of these: ask before taking a lock."""
+    for method in methods:
+        if inspect.iscoroutinefunction(method) and _runs_a_loop():
+            raise _would_block(method)
+
+
+@contextlib.contextmanager
+def lent(loop: asyncio.AbstractEventLoop) -> Generator[None]:
+    """Let `call` run what is async on this loop, which must go on running in another thread."""
+    token = _lent.set(loop)
+    try:
+        yield
+    finally:
+        _lent.reset(token)
 
 
 class _PrivateLoop:
@@ -75,6 +95,13 @@ async def _awaited(result: Awaitable[Any]) -> Any:
     return await result
 
 
+def _would_block(method: Callable[..., Any]) -> Unsupported:
+    return Unsupported(
+        f"{getattr(method, '__qualname__', method)} is async and this thread runs an event loop, "
+        "which waiting would block; await the async form of this call instead"
+    )
+
+
 def _runs_a_loop() -> bool:
     try:
         asyncio.get_running_loop()
@@ -83,6 +110,7 @@ def _runs_a_loop() -> bool:
     return True
 
 
+_lent: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("treering_lent_loop", default=None)
 _private_loop = _PrivateLoop()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_private_loop.abandon)

@@ -28,12 +28,15 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint that is about to be saved; ``None`` stands for "as in the checkpoint before".
 
     A `pre_checkpoint_save` hook gets it and returns nothing to let it pass, ``False`` to veto, or a dict
-    of fields to change (``{"metadata": {...}}``).
+    of fields to change (``{"metadata": {...}}``). ``messages`` is the whole conversation, or with ``appends``
+    only what comes behind it; ``lists`` are the other list channels, whole.
     """
 
     thread_id: str
     namespace: str
     messages: list[Any] | None = None
+    appends: bool = False
+    lists: dict[str, list[Any]] = {}
     state: dict[str, Any] | None = None
     pending_interrupt: Any = None
     metadata: dict[str, Any] = {}
@@ -80,6 +83,16 @@ class Hooks:
                 saving = _changed(saving, answer, hook)
         return saving
 
+    async def abefore_save(self, saving: Saving) -> Saving | None:
+        """As `before_save`, with every hook awaited in the caller's own loop."""
+        for hook in self._hooks["pre_checkpoint_save"]:
+            answer = await _awaited(hook, saving)
+            if answer is False:
+                return None
+            if answer:
+                saving = _changed(saving, answer, hook)
+        return saving
+
     def after_save(self, saved: Saved) -> None:
         """A checkpoint is durable."""
         for hook in self._hooks["post_checkpoint_save"]:
@@ -90,11 +103,27 @@ class Hooks:
         for hook in self._hooks["post_checkpoint_load"]:
             _called(hook, saved)
 
+    async def aafter_save(self, saved: Saved) -> None:
+        """As `after_save`, in the caller's own loop."""
+        for hook in self._hooks["post_checkpoint_save"]:
+            await _awaited(hook, saved)
+
+    async def aafter_load(self, saved: Saved) -> None:
+        """As `after_load`, in the caller's own loop."""
+        for hook in self._hooks["post_checkpoint_load"]:
+            await _awaited(hook, saved)
+
 
 def _called(hook: Hook, told: Saving | Saved) -> Any:
     from treering.keyvalue.awaiting import call  # brings asyncio, which most stores never need
 
     return call(hook, told)
+
+
+async def _awaited(hook: Hook, told: Saving | Saved) -> Any:
+    from treering.keyvalue.awaiting import call_async
+
+    return await call_async(hook, told)
 
 
 def _changed(saving: Saving, answer: Any, hook: Hook) -> Saving:
