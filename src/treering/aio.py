@@ -27,11 +27,15 @@ from treering.core.records import Checked
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.store import Store
+from treering.views.actions import Actions
+from treering.views.budgets import Budgets
+from treering.views.cleaning import Cleaned
 from treering.views.differences import Difference
 from treering.views.directory import ThreadInfo
 from treering.views.hooks import Hooks
+from treering.views.interrupts import Decision
 from treering.views.moments import Moment
-from treering.views.threads import Decision, Thread
+from treering.views.threads import Thread
 
 
 class AsyncStore:
@@ -226,7 +230,7 @@ class AsyncThread:
         metadata: Mapping[str, Any] | None = None,
         note: str | None = None,
         tags: Sequence[str] = (),
-        on_conflict: Literal["raise", "fork"] = "raise",
+        on_conflict: Literal["raise", "fork", "retry"] = "raise",
     ) -> AsyncMoment | None:
         """Async twin of `Thread.append`."""
         return (
@@ -284,6 +288,68 @@ class AsyncThread:
             else AsyncMoment(found, self._bridge)
         )
 
+    async def snapshot_state(
+        self,
+        obj: Any,
+        *,
+        lists: Sequence[str] = ("history",),
+        leave_out: Sequence[str] = (),
+        budgets: Budgets | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        note: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> AsyncMoment | None:
+        """Async twin of `Thread.snapshot_state`."""
+        return (
+            None
+            if (
+                found := await self._bridge.call(
+                    self._thread.snapshot_state,
+                    obj,
+                    lists=lists,
+                    leave_out=leave_out,
+                    budgets=budgets,
+                    metadata=metadata,
+                    note=note,
+                    tags=tags,
+                )
+            )
+            is None
+            else AsyncMoment(found, self._bridge)
+        )
+
+    async def restore_state(
+        self,
+        obj: Any,
+        *,
+        at: str | int | datetime | Moment | AsyncMoment | None = None,
+        budgets: Budgets | None = None,
+    ) -> AsyncMoment | None:
+        """Async twin of `Thread.restore_state`."""
+        return (
+            None
+            if (
+                found := await self._bridge.call(
+                    self._thread.restore_state,
+                    obj,
+                    at=at.sync if isinstance(at, AsyncMoment) else at,
+                    budgets=budgets,
+                )
+            )
+            is None
+            else AsyncMoment(found, self._bridge)
+        )
+
+    async def apply(
+        self, actions: Actions | Mapping[str, Any] | None, *, to: Any = None, budgets: Budgets | None = None
+    ) -> AsyncMoment | None:
+        """Async twin of `Thread.apply`."""
+        return (
+            None
+            if (found := await self._bridge.call(self._thread.apply, actions, to=to, budgets=budgets)) is None
+            else AsyncMoment(found, self._bridge)
+        )
+
     async def head(self) -> AsyncMoment | None:
         """Async twin of `Thread.head`."""
         return (
@@ -292,11 +358,11 @@ class AsyncThread:
             else AsyncMoment(found, self._bridge)
         )
 
-    async def load(self) -> AsyncMoment | None:
+    async def load(self, *, last: int | None = None) -> AsyncMoment | None:
         """Async twin of `Thread.load`."""
         return (
             None
-            if (found := await self._bridge.call(self._thread.load)) is None
+            if (found := await self._bridge.call(self._thread.load, last=last)) is None
             else AsyncMoment(found, self._bridge)
         )
 
@@ -308,10 +374,23 @@ class AsyncThread:
         )
 
     async def history(
-        self, *, last: int | None = None, everything: bool = False
+        self,
+        *,
+        last: int | None = None,
+        after: str | Moment | AsyncMoment | None = None,
+        tags: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        everything: bool = False,
     ) -> AsyncIterator[AsyncMoment]:
         """Async twin of `Thread.history`."""
-        async for each in self._bridge.iterate(self._thread.history, last=last, everything=everything):
+        async for each in self._bridge.iterate(
+            self._thread.history,
+            last=last,
+            after=after.sync if isinstance(after, AsyncMoment) else after,
+            tags=tags,
+            metadata=metadata,
+            everything=everything,
+        ):
             yield AsyncMoment(each, self._bridge)
 
     async def rewind(self, to: str | int | datetime | Moment | AsyncMoment) -> AsyncMoment:
@@ -355,6 +434,23 @@ class AsyncThread:
         """Async twin of `Thread.delete`."""
         await self._bridge.call(self._thread.delete, cascade=cascade)
 
+    async def clean(
+        self,
+        thread_id: str | None = None,
+        *,
+        delete_transcript: bool = True,
+        delete_checkpoint: bool = True,
+        cascade: bool = False,
+    ) -> Cleaned:
+        """Async twin of `Thread.clean`."""
+        return await self._bridge.call(
+            self._thread.clean,
+            thread_id,
+            delete_transcript=delete_transcript,
+            delete_checkpoint=delete_checkpoint,
+            cascade=cascade,
+        )
+
     def __repr__(self) -> str:
         return f"<Async{repr(self._thread)[1:]}"
 
@@ -385,6 +481,11 @@ class AsyncMoment:
     def thread_id(self) -> str:
         """Async twin of `Moment.thread_id`."""
         return self._moment.thread_id
+
+    @property
+    def namespace(self) -> str:
+        """Async twin of `Moment.namespace`."""
+        return self._moment.namespace
 
     @property
     def parent_id(self) -> str | None:
@@ -421,6 +522,16 @@ class AsyncMoment:
         """Async twin of `Moment.pending_interrupt`."""
         return self._moment.pending_interrupt
 
+    @property
+    def message_count(self) -> int:
+        """Async twin of `Moment.message_count`."""
+        return self._moment.message_count
+
+    @property
+    def list_names(self) -> tuple[str, ...]:
+        """Async twin of `Moment.list_names`."""
+        return self._moment.list_names
+
     async def messages(self) -> list[Any]:
         """Async twin of `Moment.messages`."""
         return await self._bridge.call(lambda: self._moment.messages)
@@ -429,6 +540,10 @@ class AsyncMoment:
         """Async twin of `Moment.state`."""
         return await self._bridge.call(lambda: self._moment.state)
 
+    async def value(self, name: str) -> Any:
+        """Async twin of `Moment.value`."""
+        return await self._bridge.call(self._moment.value, name)
+
     async def last_messages(self, count: int) -> list[Any]:
         """Async twin of `Moment.last_messages`."""
         return await self._bridge.call(self._moment.last_messages, count)
@@ -436,6 +551,16 @@ class AsyncMoment:
     async def items(self, channel: str, *, last: int | None = None) -> list[Any]:
         """Async twin of `Moment.items`."""
         return await self._bridge.call(self._moment.items, channel, last=last)
+
+    async def fork(self, new_id: str, *, namespace: str | None = None) -> AsyncThread:
+        """Async twin of `Moment.fork`."""
+        return AsyncThread(
+            await self._bridge.call(self._moment.fork, new_id, namespace=namespace), self._bridge
+        )
+
+    async def to_dict(self, *, content: bool = True) -> dict[str, Any]:
+        """Async twin of `Moment.to_dict`."""
+        return await self._bridge.call(self._moment.to_dict, content=content)
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._moment)[1:]}"

@@ -18,6 +18,7 @@ import msgspec
 from treering.core.encoding import decode, encode
 from treering.core.ids import new_id
 from treering.core.lists import MAX_DEPTH, branch_point
+from treering.errors import Corrupt, NotFound
 from treering.views.checkpoints import Stretch
 
 if TYPE_CHECKING:
@@ -71,13 +72,29 @@ def branch(
     if at == 0:
         draft.append(list_id, *_contents(items), scope=scope, at=0)
         return Stretch(list_id, len(items))
-    parent = branch_point(engine.lineage(draft.space, stretch.list), at)
+    lineage = engine.lineage(draft.space, stretch.list)
+    if not lineage:
+        raise _severed(stretch, "it is not stored")
+    parent = branch_point(lineage, at)
     if parent.depth >= MAX_DEPTH:
         past = engine.read_list(draft.space, stretch.list, 0, at)
         draft.append(list_id, *past, *_contents(items), scope=scope, at=0)
     else:
         draft.append(list_id, *_contents(items), scope=scope, at=at, parent=parent.list)
     return Stretch(list_id, at + len(items))
+
+
+def append(
+    draft: Draft, engine: Engine, channel: Channel, items: Sequence[Any], *, scope: str, tail_is_ours: bool
+) -> Channel:
+    """Put items behind what a channel holds, whatever that is: it is neither read nor compared."""
+    stretch, prints = channel.stretch, channel.prints
+    if prints is not None and stretch is not None:
+        del prints[stretch.length :]  # left by a save that did not come through
+        prints.extend(map(fingerprint, items))
+    if stretch is None or tail_is_ours:
+        return Channel(extend(draft, stretch, items, scope=scope), prints)
+    return Channel(branch(draft, engine, stretch, stretch.length, items, scope=scope), prints)
 
 
 def replace(
@@ -99,6 +116,7 @@ def replace(
     known = channel.prints
     if known is None:
         known = [fingerprint(item) for item in read(engine, draft.space, stretch)]
+    del known[stretch.length :]
     same = _common(known, prints)
     if same == stretch.length and tail_is_ours:
         return Channel(extend(draft, stretch, items[same:], scope=scope), prints)
@@ -106,13 +124,26 @@ def replace(
 
 
 def read(engine: Engine, space: str, stretch: Stretch, *, last: int | None = None) -> list[Any]:
-    """The items of a stretch, or only its last ones."""
+    """The items of a stretch, or only its last ones. A list that lost some of them is `Corrupt`."""
     start = 0 if last is None else max(stretch.length - last, 0)
-    return [decode(content) for content in engine.read_list(space, stretch.list, start, stretch.length)]
+    try:
+        contents = engine.read_list(space, stretch.list, start, stretch.length)
+    except NotFound as error:
+        raise _severed(stretch, str(error)) from error
+    if len(contents) != stretch.length - start:
+        raise _severed(stretch, f"{stretch.length - start - len(contents)} of its items are not stored")
+    return [decode(content) for content in contents]
 
 
 def _contents(items: Sequence[Any]) -> list[Content]:
     return [encode(item, keep_order=True) for item in items]
+
+
+def _severed(stretch: Stretch, problem: str) -> Corrupt:
+    return Corrupt(
+        f"list {stretch.list!r} should have {stretch.length} items: {problem}; "
+        "run verify, then restore it from a backup"
+    )
 
 
 def _shorter(channel: Channel | None, count: int) -> Channel:

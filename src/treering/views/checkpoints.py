@@ -22,6 +22,8 @@ from treering.core.query import EventQuery
 from treering.errors import Corrupt, InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from treering.core.clock import Clock
     from treering.core.draft import Draft
     from treering.core.engine import Engine
@@ -80,6 +82,13 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     def created_at(self) -> str:
         """ISO 8601 with offset."""
         return to_iso(self.created_at_us)
+
+    def has(self, tags: set[str], metadata: Mapping[str, Any]) -> bool:
+        """Whether it has all of these tags, and these values in its metadata."""
+        if not tags.issubset(self.tags):
+            return False
+        known = self.metadata
+        return all(name in known and known[name] == value for name, value in metadata.items())
 
 
 def new_checkpoint_id(clock: Clock) -> tuple[str, int]:

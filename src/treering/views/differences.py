@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from treering.views.channels import fingerprint
+from treering.views.checkpoints import MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 def difference(before: Moment, after: Moment) -> Difference:
     """Compare two moments, of one thread or of two."""
-    old, new = before.messages, after.messages
+    old, new = before.items(MESSAGES), after.items(MESSAGES)
     old_prints, new_prints = [*map(fingerprint, old)], [*map(fingerprint, new)]
     start = _common(old_prints, new_prints)
     tail = _common(old_prints[start:][::-1], new_prints[start:][::-1])

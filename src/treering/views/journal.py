@@ -2,26 +2,39 @@
 
 A thread's checkpoints are the events of its erasure scope. A parent is always older than its child, so the
 line that leads to a head is found in one pass over a thread, newest first, and goes on in the thread that
-it was forked from.
+it was forked from. Where retention dropped a parent, the line goes on with what is left of it: the rewinds
+in the same scope say which moments were left behind. **Invariant:** a parent that is missing without an
+event that says why it was removed is `Corrupt`; a chain that was cut never passes for a short one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
+from treering.core.encoding import decode, decode_json
 from treering.core.query import EventQuery
 from treering.core.scopes import Scope, namespace_prefix
-from treering.errors import NotFound
+from treering.errors import Corrupt, NotFound
 from treering.views.checkpoints import KIND, by_id, read_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from treering.core.engine import Engine
+    from treering.core.records import Record
     from treering.views.checkpoints import Checkpoint
 
 HEADS: Final = "thread/"
-_PAGE: Final = 200
+REWIND: Final = "rewind"
+DELETED: Final = "thread.deleted"
+CLEANED: Final = "thread.cleaned"
+LEDGER: Final = str(Scope("", "ledger", "threads"))
+"""Where it is written that a thread was removed: a scope of its own, which no thread takes along."""
+
+_PAGE: Final = 250
+_RETENTION: Final = "retention"
+_REMOVALS: Final = (DELETED, CLEANED, "forget", _RETENTION)
 
 
 def head_ref(thread_id: str, namespace: str) -> str:
@@ -49,36 +62,108 @@ class Journal:
 
     def by_id(self, checkpoint_id: str) -> Checkpoint:
         """One checkpoint; those of other namespaces are not there."""
-        page = self._engine.scan(self._space, by_id(checkpoint_id), limit=1)
-        for record in page.records:
+        return self._found(checkpoint_id)[0]
+
+    def all_of(self, scope: str, *, behind: str | None = None) -> Iterator[Checkpoint]:
+        """Every checkpoint of a thread, newest first; those older than ``behind``, if that is given."""
+        after = None if behind is None else str(self._found(behind)[1].seq)
+        for record in self._records(EventQuery(kinds=(KIND,), scope=scope, newest_first=True), after):
+            yield read_checkpoint(self._engine, self._space, record)
+
+    def line(self, head: Checkpoint | None) -> Iterator[Checkpoint]:
+        """A checkpoint and its ancestors, through forks into the threads that they came from."""
+        return self._line(head, None)
+
+    def line_behind(self, checkpoint_id: str) -> Iterator[Checkpoint]:
+        """The ancestors of a checkpoint, without itself."""
+        checkpoint, record = self._found(checkpoint_id)
+        return islice(self._line(checkpoint, record.seq), 1, None)
+
+    def _line(self, head: Checkpoint | None, seq: int | None) -> Iterator[Checkpoint]:
+        while head is not None:
+            last = head
+            for each in self._line_within(head, seq):
+                last = each
+                yield each
+            head, seq = self._origin(last) or (None, None)
+
+    def _line_within(self, head: Checkpoint, seq: int | None) -> Iterator[Checkpoint]:
+        """The part of a line that lies in the thread of its newest checkpoint (committed as ``seq``)."""
+        yield head
+        child, is_reached = head, seq is not None
+        left_behind: str | None = None
+        query = EventQuery(
+            kinds=(KIND, REWIND), scope=thread_scope(head.thread, head.namespace), newest_first=True
+        )
+        for record in self._records(query, None if seq is None else str(seq)):
+            event, wanted = record.event, child.parent
+            if wanted is None:
+                return
+            if not is_reached:
+                is_reached = event.id == head.id
+                continue
+            if event.kind == REWIND:
+                # What lies between a rewind and its target was left behind; rewinds in there do not count.
+                left_behind = left_behind or _target(record)
+                continue
+            if event.id == wanted or (left_behind is not None and event.id <= left_behind):
+                left_behind = None
+            if event.id != wanted and (
+                event.id > wanted or left_behind is not None or not self._is_dropped(wanted, child)
+            ):
+                continue
+            child = read_checkpoint(self._engine, self._space, record)
+            yield child
+
+    def _origin(self, child: Checkpoint) -> tuple[Checkpoint, int] | None:
+        """The parent of a thread's first checkpoint, which is in another thread; not of another namespace."""
+        if child.parent is None or self._is_dropped(child.parent, child):
+            return None
+        for record in self._records_of(child.parent):
+            origin = read_checkpoint(self._engine, self._space, record)
+            if origin.namespace == self._namespace:
+                return origin, record.seq
+        return None
+
+    def _is_dropped(self, checkpoint_id: str, child: Checkpoint) -> bool:
+        """Whether a checkpoint was removed, by someone who said so, after it had this child."""
+        if self._records_of(checkpoint_id):
+            return False
+        after = str(self._found(child.id)[1].seq)
+        for record in self._records(EventQuery(kinds=_REMOVALS), after):
+            if record.event.kind != _RETENTION or checkpoint_id in self._listed(record):
+                return True
+        raise Corrupt(
+            f"checkpoint {child.id!r} of thread {child.thread!r} has lost its parent {checkpoint_id!r}, and "
+            "nothing says that it was removed; run verify, then restore it from a backup"
+        )
+
+    def _listed(self, record: Record) -> list[str]:
+        """The checkpoints that retention dropped."""
+        body = record.event.body
+        dropped: Any = {} if body is None else decode(self._engine.get(self._space, [body])[0])
+        return dropped.get(KIND, [])
+
+    def _found(self, checkpoint_id: str) -> tuple[Checkpoint, Record]:
+        for record in self._records_of(checkpoint_id):
             checkpoint = read_checkpoint(self._engine, self._space, record)
             if checkpoint.namespace == self._namespace:
-                return checkpoint
+                return checkpoint, record
         raise NotFound(
             f"there is no checkpoint {checkpoint_id!r} in this namespace; history() shows what there is"
         )
 
-    def all_of(self, scope: str) -> Iterator[Checkpoint]:
-        """Every checkpoint of a thread, newest first."""
-        query = EventQuery(kinds=(KIND,), scope=scope, newest_first=True)
-        after = None
+    def _records_of(self, checkpoint_id: str) -> tuple[Record, ...]:
+        return self._engine.scan(self._space, by_id(checkpoint_id), limit=1).records
+
+    def _records(self, query: EventQuery, after: str | None) -> Iterator[Record]:
         while True:
             page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            for record in page.records:
-                yield read_checkpoint(self._engine, self._space, record)
+            yield from page.records
             if page.cursor is None:
                 return
             after = page.cursor
 
-    def line(self, head: Checkpoint | None, scope: str) -> Iterator[Checkpoint]:
-        """A head of the thread with this scope, and its ancestors."""
-        wanted = head.id if head is not None else None
-        while wanted is not None:
-            for checkpoint in self.all_of(scope):
-                if checkpoint.id == wanted:
-                    yield checkpoint
-                    wanted = checkpoint.parent
-                    if wanted is None:
-                        return
-            origin = self.by_id(wanted)
-            scope = thread_scope(origin.thread, origin.namespace)
+
+def _target(record: Record) -> str | None:
+    return decode_json(record.event.data or b"{}").get("to")

@@ -5,20 +5,41 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from treering.errors import Corrupt, InvalidInput, NotFound
 from treering.views import channels
-from treering.views.checkpoints import MESSAGES, Checkpoint
+from treering.views.checkpoints import MESSAGES, Checkpoint, by_id
 from treering.views.values import read_state
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
     from treering.core.engine import Engine
+    from treering.views.threads import Thread
+
+    T = TypeVar("T")
 
 
 class Moment:
-    """One moment of a thread: its record at once, its messages, lists and state when they are asked for."""
+    """One moment of a thread: its record at once, its messages, lists and state when they are asked for.
 
-    def __init__(self, engine: Engine, space: str, checkpoint: Checkpoint) -> None:
+    ``last`` makes `messages` the end of the conversation only. ``through`` is the thread that it was reached
+    through, which `fork` needs.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        space: str,
+        checkpoint: Checkpoint,
+        *,
+        through: Thread | None = None,
+        last: int | None = None,
+    ) -> None:
         self._engine = engine
         self._space = space
+        self._through = through
+        self._last = last
         self.checkpoint = checkpoint
 
     def __repr__(self) -> str:
@@ -44,6 +65,11 @@ class Moment:
     def thread_id(self) -> str:
         """The thread that this moment belongs to."""
         return self.checkpoint.thread
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of that thread; empty for none."""
+        return self.checkpoint.namespace
 
     @property
     def parent_id(self) -> str | None:
@@ -80,21 +106,76 @@ class Moment:
         """What the agent waits for a person to decide, if it does."""
         return self.checkpoint.pending_interrupt
 
+    @property
+    def message_count(self) -> int:
+        """How many messages the whole conversation has up to here; reads none of them."""
+        stretch = self.checkpoint.lists.get(MESSAGES)
+        return 0 if stretch is None else stretch.length
+
+    @property
+    def list_names(self) -> tuple[str, ...]:
+        """The names of its list channels; ``messages`` is one of them."""
+        return tuple(self.checkpoint.lists)
+
     @cached_property
     def messages(self) -> list[Any]:
-        """The whole conversation up to here."""
-        return self.items(MESSAGES)
+        """The conversation up to here: all of it, or the end that ``load(last=...)`` asked for."""
+        return self.items(MESSAGES, last=self._last)
 
     @cached_property
     def state(self) -> dict[str, Any]:
         """All state values."""
-        return read_state(self._engine, self._space, self.checkpoint.state)
+        return self._read(lambda: read_state(self._engine, self._space, self.checkpoint.state))
+
+    def value(self, name: str) -> Any:
+        """One state value (``None`` when there is none of that name); the others are not read."""
+        known = self.checkpoint.state.get(name)
+        if known is None:
+            return None
+        return self._read(lambda: read_state(self._engine, self._space, {name: known}))[name]
 
     def last_messages(self, count: int) -> list[Any]:
         """Only the end of the conversation; what comes before it is not read."""
         return self.items(MESSAGES, last=count)
 
     def items(self, channel: str, *, last: int | None = None) -> list[Any]:
-        """What a list channel held; empty when there was none of that name."""
+        """What a list channel held, or only its end; empty when there was none of that name."""
         stretch = self.checkpoint.lists.get(channel)
-        return [] if stretch is None else channels.read(self._engine, self._space, stretch, last=last)
+        if stretch is None or last == 0:
+            return []
+        return self._read(lambda: channels.read(self._engine, self._space, stretch, last=last))
+
+    def fork(self, new_id: str, *, namespace: str | None = None) -> Thread:
+        """A new thread that begins here and shares the past; O(1), whatever the length."""
+        if self._through is None:
+            raise InvalidInput(f"{self!r} was not reached through a thread; use thread.fork(new_id, at=...)")
+        return self._through.fork(new_id, at=self, namespace=namespace)
+
+    def to_dict(self, *, content: bool = True) -> dict[str, Any]:
+        """Everything by name, for JSON and templates; ``content=False`` leaves out what would be read."""
+        told: dict[str, Any] = {
+            "id": self.id,
+            "thread_id": self.thread_id,
+            "namespace": self.namespace,
+            "parent_id": self.parent_id,
+            "step": self.step,
+            "created_at": self.created_at,
+            "note": self.note,
+            "tags": list(self.tags),
+            "metadata": self.metadata,
+            "pending_interrupt": self.pending_interrupt,
+            "message_count": self.message_count,
+        }
+        if content:
+            told["messages"] = self.messages
+            told["state"] = self.state
+            told["lists"] = {name: self.items(name) for name in self.list_names if name != MESSAGES}
+        return told
+
+    def _read(self, content: Callable[[], T]) -> T:
+        try:
+            return content()
+        except Corrupt as error:
+            if self._engine.scan(self._space, by_id(self.id), limit=1).records:
+                raise Corrupt(f"checkpoint {self.id!r} cannot be read: {error}") from error
+            raise NotFound(f"checkpoint {self.id!r} was removed since it was looked up") from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from treering.core.address import Address
 from treering.core.body import INLINE_LIMIT
 from treering.core.encoding import decode, encode
+from treering.errors import Corrupt, NotFound
 from treering.views.checkpoints import StateValue, Value
 
 if TYPE_CHECKING:
@@ -31,13 +32,18 @@ def write_state(
 
 
 def read_state(engine: Engine, space: str, state: Mapping[str, StateValue]) -> dict[str, Any]:
-    """All values, fetched together."""
+    """All values, fetched together. One that is missing is `Corrupt`: checkpoints keep their values alive."""
     addresses = [
         Address(each.address)
         for value in state.values()
         for each in ((value,) if isinstance(value, Value) else value.values())
     ]
-    contents = iter(engine.get(space, addresses) if addresses else [])
+    try:
+        contents = iter(engine.get(space, addresses) if addresses else [])
+    except NotFound as error:
+        raise Corrupt(
+            f"a state value is not stored: {error}; run verify, then restore it from a backup"
+        ) from error
     return {
         name: decode(next(contents))
         if isinstance(value, Value)

@@ -1,0 +1,261 @@
+"""A head: what one thread object has seen of its thread, and how the next moment gets behind it.
+
+Saving writes one batch: what is new in lists and state, the checkpoint's event, and the head ref by
+compare-and-swap against the version that was last seen. **Invariant:** what is remembered here changes
+only after the commit that makes it true, and one object saves one moment at a time, from however many
+threads it is used.
+"""
+
+from __future__ import annotations
+
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import structs
+
+from treering.core.batch import ABSENT, Event
+from treering.core.draft import Draft
+from treering.core.encoding import decode_json, encode_json
+from treering.errors import Conflict, Corrupt, ListMoved, NotFound, RefMoved
+from treering.views import channels
+from treering.views.channels import Channel, First
+from treering.views.checkpoints import MESSAGES, Checkpoint, new_checkpoint_id, write_checkpoint
+from treering.views.journal import REWIND, Journal, head_ref, thread_scope
+from treering.views.values import write_state
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from treering.core.clock import Clock
+    from treering.core.engine import Engine
+    from treering.views.hooks import Saving
+
+_TRIES: Final = 3
+
+
+class ThreadMoved(Conflict):
+    """Someone else saved to this thread since it was last read here; both heads are named."""
+
+    def __init__(self, thread: str, expected: str | None, actual: str | None) -> None:
+        self.thread = thread
+        self.expected = expected
+        self.actual = actual
+        super().__init__(
+            f"thread {thread!r} is at {actual or 'nothing'}, this writer last saw {expected or 'nothing'}; "
+            'load() it again, or save with on_conflict="fork"'
+        )
+
+
+class Head:
+    """The head of one thread, as last seen; ``checkpoint`` is ``None`` for one that was never saved."""
+
+    def __init__(self, engine: Engine, space: str, thread_id: str, namespace: str, *, clock: Clock) -> None:
+        self.checkpoint: Checkpoint | None = None
+        self.scope = thread_scope(thread_id, namespace)
+        self.ref = head_ref(thread_id, namespace)
+        self.journal = Journal(engine, space, namespace)
+        self._engine = engine
+        self._space = space
+        self._thread_id = thread_id
+        self._namespace = namespace
+        self._clock = clock
+        self._lock = RLock()
+        self._is_known = False
+        self._version: int | None = None
+        self._first_us: int | None = None
+        self._channels: dict[str, Channel] = {}
+
+    def see(self) -> Checkpoint | None:
+        """Look where the head is now: one small read, and the checkpoint only if it moved."""
+        with self._lock:
+            ref = self._engine.refs(self._space, [self.ref]).get(self.ref)
+            if ref is None:
+                self.forget()
+            elif ref.version != self._version:
+                value = decode_json(ref.value)
+                self.checkpoint = self._stored(value["checkpoint"])
+                self._first_us = value["first_us"]
+                self._version = ref.version
+                self._channels = {}
+            self._is_known = True
+            return self.checkpoint
+
+    def peek(self) -> Checkpoint | None:
+        """Look where the head is now, without taking that for what the next save builds on."""
+        with self._lock:
+            ref = self._engine.refs(self._space, [self.ref]).get(self.ref)
+            if ref is None:
+                return None
+            if ref.version == self._version:
+                return self.checkpoint
+            return self._stored(decode_json(ref.value)["checkpoint"])
+
+    def see_once(self) -> Checkpoint | None:
+        """What was last seen; looks only if nothing was seen yet."""
+        with self._lock:
+            return self.checkpoint if self._is_known else self.see()
+
+    def forget(self) -> None:
+        """Unlearn everything; the next save looks again."""
+        with self._lock:
+            self._is_known = False
+            self._version = self._first_us = self.checkpoint = None
+            self._channels = {}
+
+    def save(
+        self,
+        saving: Saving,
+        wanted: Mapping[str, Sequence[Any] | First],
+        appended: Sequence[Any],
+        step: int | None,
+    ) -> Checkpoint:
+        """Put one moment behind the head. Raises `ThreadMoved` when that is not the head any more."""
+        with self._lock:
+            self.see_once()
+            for attempt in range(1, _TRIES):
+                try:
+                    return self._try_to_save(saving, wanted, appended, step, tail_is_ours=attempt == 1)
+                except ListMoved:  # the tail belongs to someone else: branch off where this moment begins
+                    continue
+            return self._try_to_save(saving, wanted, appended, step, tail_is_ours=False)
+
+    def rewind(self, target: Checkpoint) -> None:
+        """Move the head to a checkpoint that is there already, and say so in the journal."""
+        with self._lock:
+            before = self.see_once()
+            draft = Draft(self._space)
+            told = {"from": before.id if before else None, "to": target.id, "step": target.step}
+            draft.event(
+                Event(
+                    id=draft.id,
+                    kind=REWIND,
+                    ts_us=self._clock.now_us(),
+                    scope=self.scope,
+                    data=encode_json(told),
+                )
+            )
+            self._move(draft, target)
+            self._channels = {}
+
+    def begin_as(self, origin: Checkpoint) -> Checkpoint:
+        """Begin a thread that is not there yet as a copy of a checkpoint, which becomes its parent."""
+        with self._lock:
+            draft = Draft(self._space)
+            checkpoint_id, now_us = new_checkpoint_id(self._clock)
+            checkpoint = structs.replace(
+                origin,
+                id=checkpoint_id,
+                thread=self._thread_id,
+                namespace=self._namespace,
+                parent=origin.id,
+                created_at_us=now_us,
+                metadata={**origin.metadata, "forked_from": origin.id},
+            )
+            write_checkpoint(draft, checkpoint, scope=self.scope)
+            try:
+                self._move(draft, checkpoint)
+            except ThreadMoved:
+                raise Conflict(
+                    f"thread {self._thread_id!r} exists already; choose another id for the fork"
+                ) from None
+            self._is_known = True
+            return checkpoint
+
+    def _try_to_save(
+        self,
+        saving: Saving,
+        wanted: Mapping[str, Sequence[Any] | First],
+        appended: Sequence[Any],
+        step: int | None,
+        *,
+        tail_is_ours: bool,
+    ) -> Checkpoint:
+        draft = Draft(self._space)
+        before = self.checkpoint
+        grown = {
+            name: channels.replace(
+                draft, self._engine, self._channel(name), items, scope=self.scope, tail_is_ours=tail_is_ours
+            )
+            for name, items in wanted.items()
+        }
+        if appended:
+            grown[MESSAGES] = channels.append(
+                draft,
+                self._engine,
+                self._channel(MESSAGES),
+                appended,
+                scope=self.scope,
+                tail_is_ours=tail_is_ours,
+            )
+        lists = dict(before.lists) if before else {}
+        for name, channel in grown.items():
+            if channel.stretch is not None:
+                lists[name] = channel.stretch
+        state = before.state if before else {}
+        if saving.state is not None:
+            state = write_state(draft, state, saving.state, scope=self.scope)
+        checkpoint_id, now_us = new_checkpoint_id(self._clock)
+        checkpoint = Checkpoint(
+            id=checkpoint_id,
+            thread=self._thread_id,
+            namespace=self._namespace,
+            parent=before.id if before else None,
+            step=step if step is not None else (before.step + 1 if before else 0),
+            created_at_us=now_us,
+            lists=lists,
+            state=state,
+            pending_interrupt=saving.pending_interrupt,
+            metadata=saving.metadata,
+            note=saving.note,
+            tags=saving.tags,
+        )
+        write_checkpoint(draft, checkpoint, scope=self.scope)
+        self._move(draft, checkpoint)
+        self._channels.update(grown)
+        return checkpoint
+
+    def _channel(self, name: str) -> Channel:
+        known = self._channels.get(name)
+        if known is None:
+            stretch = self.checkpoint.lists.get(name) if self.checkpoint is not None else None
+            known = Channel(stretch, None)
+        return known
+
+    def _move(self, draft: Draft, checkpoint: Checkpoint) -> None:
+        """Commit a batch that also moves the head."""
+        first_us = self._first_us if self._first_us is not None else checkpoint.created_at_us
+        value = {
+            "checkpoint": checkpoint.id,
+            "thread": self._thread_id,
+            "step": checkpoint.step,
+            "first_us": first_us,
+        }
+        if self._namespace:
+            value["namespace"] = self._namespace
+        expect = ABSENT if self._version is None else self._version
+        draft.set_ref(self.ref, encode_json(value), scope=self.scope, expect=expect)
+        try:
+            receipt = self._engine.commit(draft.batch())
+        except RefMoved:
+            raise self._moved() from None
+        self._version = receipt.versions[self.ref]
+        self.checkpoint = checkpoint
+        self._first_us = first_us
+
+    def _moved(self) -> ThreadMoved:
+        ref = self._engine.refs(self._space, [self.ref]).get(self.ref)
+        actual = decode_json(ref.value)["checkpoint"] if ref is not None else None
+        return ThreadMoved(self._thread_id, self.checkpoint.id if self.checkpoint else None, actual)
+
+    def _stored(self, checkpoint_id: str) -> Checkpoint:
+        try:
+            return self.journal.by_id(checkpoint_id)
+        except NotFound:
+            pass
+        ref = self._engine.refs(self._space, [self.ref]).get(self.ref)
+        if ref is None or decode_json(ref.value)["checkpoint"] != checkpoint_id:
+            raise NotFound(f"thread {self._thread_id!r} was removed while it was read; load it again")
+        raise Corrupt(
+            f"the head of thread {self._thread_id!r} is checkpoint {checkpoint_id!r}, which is not stored; "
+            "run verify, then restore it from a backup"
+        )
