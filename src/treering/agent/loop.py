@@ -1,0 +1,402 @@
+"""The loop: ask the model, make the calls that it wants, until it wants none.
+
+**Invariant:** a conversation says by itself where its run stopped. Calls without a result are made before
+anything else, those with one never again; so a run goes on after a crash, a failure or a person's decision
+by loading the thread and doing what is left. Beside the messages only a small record is kept while a run is
+unfinished (state key `RUN_KEY`): its id, and its counters of tool calls.
+
+Calls of one message are made one after the other, in their order. A call is saved when it has its result; a
+process that dies in between makes that one call again, so a tool that must not run twice should use
+``context.call.id`` as its key.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final, Literal, cast
+
+import msgspec
+
+from treering.agent.driving import END, Call, Steps, opened, pieces_of
+from treering.agent.keepers import Book, Keeper, Page
+from treering.agent.middleware import AfterModel, AsksFirst, BeforeModel, Middleware, wrapped
+from treering.agent.parts import Context, Part, Result
+from treering.agent.replies import Pieces, is_stream, read_reply
+from treering.agent.shapes import (
+    Message,
+    ToolCall,
+    as_one_turn,
+    calls_of,
+    open_calls,
+    result_message,
+    results_of,
+    text_of,
+)
+from treering.agent.tools import Tool, result_text
+from treering.core.ids import new_id
+from treering.errors import BudgetExceeded, Conflict, InvalidInput
+from treering.views.budgets import Budget, Budgets
+
+RUN_KEY: Final = "treering.agent"
+"""The key of a thread's state that holds the record of an unfinished run."""
+
+Told = Literal["tell", "raise"]
+"""What becomes of an error in a tool call: the model is told, or the run ends with it."""
+
+Prompt = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+Doing = Generator[Call | Part, Any, Any]
+
+
+class CheckpointWarning(UserWarning):
+    """An automatic checkpoint could not be saved; the run goes on without it."""
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What all runs of an agent have in common."""
+
+    model: Callable[..., Any]
+    tools: dict[str, Tool]
+    keeper: Keeper
+    middleware: tuple[Middleware, ...]
+    budget: Budget
+    max_iterations: int
+    on_over_budget: Told
+    on_tool_error: Told
+
+
+class Run:
+    """One execution, from a prompt (or from where the last one stopped) to a result."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        thread_id: str | None,
+        prompt: Prompt | None,
+        *,
+        saves_often: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.stream: Any = None
+        self.result: Result | None = None
+        self._setup = setup
+        self._thread_id = thread_id
+        self._prompt = prompt
+        self._saves_often = saves_often
+        self._metadata = dict(metadata or {})
+        self._book: Book | None = setup.keeper.book(thread_id)
+        self._budgets = Budgets(setup.budget)
+        self._id = new_id()
+        self._messages: list[Message] = []
+        self._state: dict[str, Any] = {}
+        self._resumed: Any = None
+        self._checkpoint: Any = None
+        self._known = 0
+        self._iterations = 0
+        self._has_news = False
+
+    def steps(self) -> Steps:
+        """The whole run, for a driver."""
+        yield from self._load()
+        try:
+            interrupt = yield from self._work()
+        except Exception:
+            if self._has_news:
+                yield from self._save("failed")
+            raise
+        if interrupt is None:
+            yield from self._save("done")
+        self.result = Result(
+            run_id=self._id,
+            text=next((text for each in reversed(self._new()) if (text := _answer(each))), ""),
+            messages=self._new(),
+            state=dict(self._state),
+            checkpoint=self._checkpoint,
+            interrupt=interrupt,
+            iterations=self._iterations,
+            counters=self._budgets.counters(),
+        )
+        yield Part(kind="finish", text=self.result.text, result=self.result)
+
+    # Where the thread is
+    def _load(self) -> Doing:
+        page: Page | None = (yield from self._book.load()) if self._book is not None else None
+        if page is not None:
+            if page.pending_interrupt is not None:
+                raise Conflict(
+                    f"thread {self._thread_id!r} waits for a decision about "
+                    f"{_shown(page.pending_interrupt)}; resume() it before going on"
+                )
+            self._messages = list(page.messages)
+            self._state = dict(page.state)
+            self._resumed = page.metadata.get("resumed")
+            self._checkpoint = page.checkpoint
+        self._known = len(self._messages)
+        unfinished: Any = self._state.pop(RUN_KEY, None)
+        if unfinished is not None:
+            self._id = unfinished["run"]
+            self._budgets.restore(unfinished["tool_calls"])
+
+    def _work(self) -> Doing:
+        """All iterations; the interrupt that stopped them, or ``None`` when the model wants no more."""
+        interrupt = yield from self._make_calls()
+        if interrupt is not None:
+            return interrupt
+        self._take_prompt()
+        while True:
+            if self._iterations == self._setup.max_iterations:
+                raise _too_many(self._iterations)
+            self._budgets.next_iteration()
+            yield from self._ask()
+            self._iterations += 1
+            if not open_calls(self._messages):
+                return None
+            if self._saves_often:
+                yield from self._save("running")
+            interrupt = yield from self._make_calls()
+            if interrupt is not None:
+                return interrupt
+
+    def _take_prompt(self) -> None:
+        if self._prompt is not None:
+            self._id = new_id()
+            self._budgets.next_run()
+            self._messages += _prompted(self._prompt)
+        elif not self._messages or _answer(self._messages[-1], even_empty=True) is not None:
+            raise InvalidInput(
+                f"thread {self._thread_id!r} has nothing unfinished to go on with; give a prompt="
+            )
+
+    # The model
+    def _ask(self) -> Doing:
+        context = self._context()
+        shown = as_one_turn(self._messages)
+        for each in self._setup.middleware:
+            if isinstance(each, BeforeModel):
+                changed = yield Call(each.before_model, (list(shown), context))
+                shown = shown if changed is None else list(changed)
+        reply = yield Call(self._setup.model, (list(shown), list(self._setup.tools.values())))
+        if is_stream(reply):
+            messages = read_reply((yield from self._gather(reply)))
+        else:
+            messages = read_reply(reply)
+            for text in filter(None, map(text_of, messages)):
+                yield Part(kind="text", text=text)
+        for each in reversed(self._setup.middleware):
+            if isinstance(each, AfterModel):
+                changed = yield Call(each.after_model, (list(messages), context))
+                messages = messages if changed is None else list(changed)
+        self._messages += messages
+        self._has_news = True
+        for message in messages:
+            yield Part(kind="message", message=message)
+
+    def _gather(self, reply: Any) -> Doing:
+        self.stream = stream = opened(reply)
+        following = pieces_of(stream)
+        pieces = Pieces()
+        while (piece := (yield following)) is not END:
+            text = pieces.take(piece)
+            if text:
+                yield Part(kind="text", text=text)
+            elif not isinstance(piece, str):
+                yield Part(kind="piece", value=piece)
+        self.stream = None
+        return pieces.reply()
+
+    # The tools
+    def _make_calls(self) -> Doing:
+        """Make all calls that have no result yet; the interrupt, when one has to wait for a person."""
+        for call in open_calls(self._messages):
+            context = self._context(call)
+            try:
+                tool = self._allowed(call, context)
+                decision = yield from self._decision(tool, call, context)
+                if decision is None:
+                    return (yield from self._interrupt(call))
+                call, text, is_error = yield from self._answered(tool, call, context, decision)  # noqa: PLW2901
+            except _Refused as refused:
+                text, is_error = str(refused), True
+            message = result_message(call, text, is_error=is_error)
+            self._messages.append(message)
+            self._has_news = True
+            yield Part(kind="tool_result", call=call, message=message, text=text, is_error=is_error)
+            if self._saves_often:
+                yield from self._save("running")
+        return None
+
+    def _allowed(self, call: ToolCall, context: Context) -> Tool:
+        tool = self._setup.tools.get(call.name)
+        if tool is None:
+            there = ", ".join(self._setup.tools) or "none"
+            raise _Refused(f"there is no tool {call.name!r}; the tools are: {there}")
+        if call.problem is not None:
+            raise _Refused(call.problem)
+        try:
+            tool.bound(call.arguments, context)
+        except InvalidInput as error:
+            raise _Refused(str(error)) from None
+        try:
+            self._budgets.budget.check(self._budgets.counters(), call.name)
+        except BudgetExceeded as error:
+            if self._setup.on_over_budget == "raise":
+                raise
+            raise _Refused(str(error)) from None
+        return tool
+
+    def _decision(self, tool: Tool, call: ToolCall, context: Context) -> Doing:
+        """What was decided about a call (a dict), or ``None`` when a person still has to."""
+        resumed = self._resumed
+        if isinstance(resumed, Mapping):
+            decided = cast("Mapping[str, Any]", resumed)
+            if decided.get("id") == self._interrupt_id(call):
+                return decided
+        asked: Any = tool.needs_approval
+        if callable(asked):
+            asked = yield Call(asked, (call.arguments,))
+        for each in self._setup.middleware:
+            if not asked and isinstance(each, AsksFirst):
+                asked = yield Call(each.needs_approval, (call, context))
+        return None if asked else {"decision": "approve"}
+
+    def _interrupt(self, call: ToolCall) -> Doing:
+        payload = {"tool_call": {"id": call.id, "name": call.name, "arguments": call.arguments}}
+        pending = {"id": self._interrupt_id(call), "payload": payload}
+        if self._book is None:
+            raise InvalidInput(
+                f"tool {call.name!r} needs approval, and this agent has nowhere to wait for it; "
+                "give it a checkpointer="
+            )
+        yield from self._save("interrupted", pending)
+        yield Part(kind="interrupt", call=call, interrupt=pending)
+        return pending
+
+    def _answered(
+        self, tool: Tool, call: ToolCall, context: Context, decision: Mapping[str, Any]
+    ) -> Generator[Call | Part, Any, tuple[ToolCall, str, bool]]:
+        """The call as it was made, the text of its result, and whether that is an error."""
+        if decision["decision"] == "deny":
+            return call, "the call was denied by the user", True
+        if decision["decision"] == "edit":
+            if not isinstance(decision["payload"], Mapping):
+                raise _Refused("the call was edited to something that is no arguments, and was not made")
+            edited = dict(cast("Mapping[str, Any]", decision["payload"]))
+            call = msgspec.structs.replace(call, arguments=edited)
+            context = self._context(call)
+        self._budgets.spend(call.name)
+        yield Part(kind="tool_call", call=call)
+        make = wrapped(_executor(tool, context), context, self._setup.middleware)
+        try:
+            value = yield Call(make, (call,))
+        except Exception as error:
+            if self._setup.on_tool_error == "raise":
+                raise
+            return call, f"{type(error).__name__}: {error}", True
+        return call, result_text(value), False
+
+    def _interrupt_id(self, call: ToolCall) -> str:
+        return f"{self._id}/{call.id}"
+
+    def _context(self, call: ToolCall | None = None) -> Context:
+        return Context(
+            thread_id=self._thread_id,
+            namespace=self._setup.keeper.namespace,
+            run_id=self._id,
+            iteration=self._iterations,
+            state=self._state,
+            call=call,
+        )
+
+    # Saving
+    def _save(self, status: str, pending: Any = None) -> Doing:
+        """An automatic checkpoint: what goes wrong with it is told, and the run goes on.
+
+        One with an interrupt is more than that: nobody could answer it, so there the error is raised.
+        """
+        if self._book is None:
+            return
+        counters = msgspec.to_builtins(self._budgets.counters())
+        state = dict(self._state)
+        if status != "done":
+            state[RUN_KEY] = {"run": self._id, "tool_calls": counters}
+        page = Page(
+            messages=list(self._messages),
+            state=state,
+            pending_interrupt=pending,
+            metadata={**self._metadata, "run": self._id, "status": status, "tool_calls": counters["run"]},
+            note=status,
+        )
+        self._checkpoint = None
+        try:
+            self._checkpoint = yield from self._book.save(page)
+        except Exception as error:
+            if pending is not None:
+                raise
+            warnings.warn(
+                f"thread {self._thread_id!r} could not be saved: {type(error).__name__}: {error}; "
+                "the run goes on, and the next checkpoint tries again",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+            yield from self._book.report(error, self._id)
+            return
+        if self._checkpoint is not None:
+            yield Part(kind="checkpoint", checkpoint=self._checkpoint)
+        elif pending is not None:
+            raise Conflict(
+                f"a hook vetoed the checkpoint in which thread {self._thread_id!r} waits for a decision; "
+                "let those with a pending_interrupt pass"
+            )
+
+    def _new(self) -> list[Message]:
+        return self._messages[self._known :]
+
+
+class _Refused(Exception):
+    """A call that is not made; the model is told why."""
+
+
+def _executor(tool: Tool, context: Context) -> Callable[[ToolCall], Any]:
+    if inspect.iscoroutinefunction(tool.function):
+
+        async def execute_async(call: ToolCall) -> Any:
+            return await tool.function(**tool.bound(call.arguments, context))
+
+        return execute_async
+
+    def execute(call: ToolCall) -> Any:
+        return tool.function(**tool.bound(call.arguments, context))
+
+    return execute
+
+
+def _prompted(prompt: Prompt) -> list[Message]:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if isinstance(prompt, Mapping):
+        return [dict(prompt)]
+    return [dict(each) for each in prompt]
+
+
+def _answer(message: Message, *, even_empty: bool = False) -> str | None:
+    """The text of an assistant's message that asks for nothing."""
+    if message.get("role") != "assistant" or calls_of(message) or results_of(message):
+        return None
+    text = text_of(message)
+    return text if text or even_empty else None
+
+
+def _shown(pending: Any) -> str:
+    return str(pending)[:200]
+
+
+def _too_many(limit: int) -> BudgetExceeded:
+    return BudgetExceeded(
+        f"the model was asked {limit} times in this run and still wants more; "
+        "go on without a prompt, or raise max_iterations",
+        budget="max_iterations",
+        limit=limit,
+        count=limit,
+    )

@@ -1,0 +1,188 @@
+"""Tools: plain functions that a model may ask for.
+
+A tool's parameters are read off its function's signature: they become the JSON schema that the model is
+shown, and what the model sends is checked and converted by the same types before the function is called. A
+parameter of type `Context` is not shown; it gets the run's context. Types that JSON cannot express are
+shown as anything and passed as they came.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, cast, get_type_hints
+
+import msgspec
+
+from treering.agent.parts import Context
+from treering.errors import InvalidInput
+
+Approval = bool | Callable[[dict[str, Any]], Any]
+"""Whether a person has to agree to a call; a function (plain or async) decides by the arguments."""
+
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+
+
+class Tool:
+    """A function with the name, description and parameters that a model is shown."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        needs_approval: Approval = False,
+    ) -> None:
+        self.function = function
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.description = inspect.cleandoc(
+            description if description is not None else function.__doc__ or ""
+        )
+        self.needs_approval = needs_approval
+        self._signature = _Signature.read(function, self.name)
+        self.parameters: dict[str, Any] = (
+            dict(parameters) if parameters is not None else self._signature.schema()
+        )
+
+    def __repr__(self) -> str:
+        return f"Tool({self.name!r})"
+
+    def as_openai(self) -> dict[str, Any]:
+        """The tool as OpenAI's chat API wants it described."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": self.parameters,
+            },
+        }
+
+    def as_anthropic(self) -> dict[str, Any]:
+        """The tool as Anthropic's messages API wants it described."""
+        return {"name": self.name, "description": self.description, "input_schema": self.parameters}
+
+    def bound(self, arguments: Mapping[str, Any], context: Context) -> dict[str, Any]:
+        """The keyword arguments for the function; `InvalidInput` when they do not fit its signature."""
+        return self._signature.bound(arguments, context)
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    needs_approval: Approval = False,
+) -> Any:
+    """Make a `Tool` of a function: as a decorator (with or without arguments), or called with it."""
+
+    def make(function: Callable[..., Any]) -> Tool:
+        return Tool(
+            function,
+            name=name,
+            description=description,
+            parameters=parameters,
+            needs_approval=needs_approval,
+        )
+
+    return make if function is None else make(function)
+
+
+def toolbox(tools: Iterable[Any]) -> dict[str, Tool]:
+    """Tools by name, out of functions and tools; two of one name are refused."""
+    box: dict[str, Tool] = {}
+    for each in tools:
+        if not isinstance(each, Tool) and not callable(each):
+            raise InvalidInput(f"{each!r} is no tool; give a function, or a Tool made of one")
+        one = each if isinstance(each, Tool) else Tool(each)
+        if one.name in box:
+            raise InvalidInput(f"there are two tools named {one.name!r}; give one of them another name=")
+        box[one.name] = one
+    return box
+
+
+def result_text(value: Any) -> str:
+    """What a tool gave back, as the text that the model reads: a string as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+class _Signature:
+    """A function's parameters, as a struct that knows its schema and checks values."""
+
+    def __init__(self, fields: list[Any], context: str | None, *, takes_more: bool) -> None:
+        self._names = [field[0] for field in fields]
+        self._context = context
+        self._takes_more = takes_more
+        self._struct = msgspec.defstruct(
+            "Arguments", fields, kw_only=True, forbid_unknown_fields=not takes_more
+        )
+
+    @classmethod
+    def read(cls, function: Callable[..., Any], tool_name: str) -> _Signature:
+        context: str | None = None
+        fields: list[Any] = []
+        takes_more = False
+        hints = _hints(function)
+        for each in inspect.signature(function).parameters.values():
+            kind = hints.get(each.name, Any)
+            if each.kind is inspect.Parameter.VAR_KEYWORD:
+                takes_more = True
+            elif each.kind in _POSITIONAL:
+                raise InvalidInput(
+                    f"tool {tool_name!r} takes {each.name!r} by position only; models name their arguments"
+                )
+            elif kind is Context or str(each.annotation).rpartition(".")[2] == Context.__name__:
+                context = each.name
+            else:
+                fields.append(_field(each, kind))
+        return cls(fields, context, takes_more=takes_more)
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of the arguments, self-contained."""
+        _, definitions = msgspec.json.schema_components([self._struct], ref_template="#/$defs/{name}")
+        schema = dict(definitions.pop("Arguments"))
+        schema.pop("title", None)
+        if definitions:
+            schema["$defs"] = definitions
+        return schema
+
+    def bound(self, arguments: Mapping[str, Any], context: Context) -> dict[str, Any]:
+        try:
+            checked = msgspec.convert(dict(arguments), self._struct, strict=False)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"the arguments do not fit: {error}") from None
+        given = {name: getattr(checked, name) for name in self._names if name in arguments}
+        if self._takes_more:
+            given |= {name: value for name, value in arguments.items() if name not in self._names}
+        if self._context is not None:
+            given[self._context] = context
+        return given
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    plain = inspect.isfunction(function) or inspect.ismethod(function)
+    try:
+        return get_type_hints(function if plain else cast("Any", type(function)).__call__)
+    except (NameError, TypeError):
+        return {}  # names that only a type checker sees: the model is shown the parameters without types
+
+
+def _field(parameter: inspect.Parameter, kind: Any) -> tuple[Any, ...]:
+    if not _has_schema(kind):
+        kind = Any
+    if parameter.default is inspect.Parameter.empty:
+        return (parameter.name, kind)
+    return (parameter.name, kind, msgspec.field(default_factory=lambda: parameter.default))
+
+
+def _has_schema(kind: Any) -> bool:
+    try:
+        msgspec.json.schema(kind)
+    except TypeError:
+        return False
+    return True
