@@ -42,7 +42,7 @@ TWINS: Final = (
         module="treering.store",
         name="Store",
         twin="AsyncStore",
-        direct=frozenset({"draft", "in_namespace", "thread"}),
+        direct=frozenset({"chat", "draft", "in_namespace", "thread"}),
         awaits={"commit": "submit"},
     ),
     Twin(
@@ -50,6 +50,12 @@ TWINS: Final = (
         name="Thread",
         twin="AsyncThread",
         reads=frozenset({"head"}),
+    ),
+    Twin(
+        module="treering.views.chats",
+        name="Chat",
+        twin="AsyncChat",
+        reads=frozenset({"resets", "thread"}),
     ),
     Twin(
         module="treering.views.moments",

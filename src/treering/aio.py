@@ -29,6 +29,8 @@ from treering.core.storage import Blobs
 from treering.store import Store
 from treering.views.actions import Actions
 from treering.views.budgets import Budgets
+from treering.views.chat_ids import ChatId, TaskId
+from treering.views.chats import Chat
 from treering.views.cleaning import Cleaned
 from treering.views.differences import Difference
 from treering.views.directory import ThreadInfo
@@ -82,6 +84,10 @@ class AsyncStore:
         """Async twin of `Store.threads`."""
         async for each in self._bridge.iterate(self._store.threads, namespace=namespace, prefix=prefix):
             yield each
+
+    def chat(self, channel: str, chat_id: str | int, namespace: str | None = None) -> AsyncChat:
+        """Async twin of `Store.chat`."""
+        return AsyncChat(self._store.chat(channel, chat_id, namespace), self._bridge)
 
     def draft(self, id: str | None = None) -> Draft:
         """Async twin of `Store.draft`."""
@@ -188,6 +194,11 @@ class AsyncThread:
     def namespace(self) -> str:
         """Async twin of `Thread.namespace`."""
         return self._thread.namespace
+
+    @property
+    def chat(self) -> ChatId | TaskId | None:
+        """Async twin of `Thread.chat`."""
+        return self._thread.chat
 
     async def checkpoint(
         self,
@@ -453,6 +464,58 @@ class AsyncThread:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._thread)[1:]}"
+
+
+class AsyncChat:
+    """Async twin of `Chat`."""
+
+    def __init__(self, chat: Chat, bridge: Bridge | None = None) -> None:
+        self._chat = chat
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Chat:
+        """The chat that does the work."""
+        return self._chat
+
+    @property
+    def channel(self) -> str:
+        """Async twin of `Chat.channel`."""
+        return self._chat.channel
+
+    @property
+    def chat_id(self) -> str:
+        """Async twin of `Chat.chat_id`."""
+        return self._chat.chat_id
+
+    @property
+    def namespace(self) -> str:
+        """Async twin of `Chat.namespace`."""
+        return self._chat.namespace
+
+    async def resets(self) -> int:
+        """Async twin of `Chat.resets`."""
+        return await self._bridge.call(lambda: self._chat.resets)
+
+    async def thread(self) -> AsyncThread:
+        """Async twin of `Chat.thread`."""
+        return AsyncThread(await self._bridge.call(lambda: self._chat.thread), self._bridge)
+
+    async def threads(self) -> AsyncIterator[AsyncThread]:
+        """Async twin of `Chat.threads`."""
+        async for each in self._bridge.iterate(self._chat.threads):
+            yield AsyncThread(each, self._bridge)
+
+    async def reset(self) -> AsyncThread:
+        """Async twin of `Chat.reset`."""
+        return AsyncThread(await self._bridge.call(self._chat.reset), self._bridge)
+
+    async def synchronise(self, *, at_least: int = 0) -> int:
+        """Async twin of `Chat.synchronise`."""
+        return await self._bridge.call(self._chat.synchronise, at_least=at_least)
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._chat)[1:]}"
 
 
 class AsyncMoment:

@@ -29,6 +29,7 @@ from treering.core.records import Checked
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput
+from treering.views.chats import Chat
 from treering.views.directory import ThreadInfo, list_threads
 from treering.views.hooks import Hooks
 from treering.views.threads import Thread
@@ -97,6 +98,18 @@ class Store:
     def threads(self, *, namespace: str | None = "", prefix: str = "") -> Iterator[ThreadInfo]:
         """The threads of a namespace (``None``: of every one) whose ids start so, newest first."""
         yield from list_threads(self._engine, self._space, namespace=namespace, prefix=prefix)
+
+    def chat(self, channel: str, chat_id: str | int, namespace: str | None = None) -> Chat:
+        """A chat of a channel: its current thread (``telegram_123``), and `reset` to begin a new one."""
+        return Chat(
+            self._engine,
+            self._space,
+            channel,
+            chat_id,
+            namespace or "",
+            clock=self._clock,
+            hooks=self._hooks,
+        )
 
     # Writing
     def draft(self, id: str | None = None) -> Draft:

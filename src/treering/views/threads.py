@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from treering.core.clock import from_datetime
-from treering.core.ids import check_id, new_id
+from treering.core.ids import MAX_ID_CHARS, check_id, new_id
 from treering.errors import InvalidInput, NotFound
 from treering.views import interrupts
 from treering.views.actions import Actions, do_actions, read_actions
 from treering.views.budgets import Budgets, Counters
 from treering.views.channels import First
+from treering.views.chat_ids import ChatId, TaskId, parse_thread_id
 from treering.views.checkpoints import MESSAGES, Checkpoint
 from treering.views.cleaning import Cleaned, clean, delete
 from treering.views.differences import Difference, difference
@@ -47,6 +48,11 @@ class Thread:
         self._clock = clock
         self._hooks = hooks
         self._head = Head(engine, space, self._id, self._namespace, clock=clock)
+        if len(self._head.scope) > MAX_ID_CHARS or len(self._head.ref) > MAX_ID_CHARS:
+            raise InvalidInput(
+                f"thread id {thread_id[:40]!r} takes {len(self._head.scope)} characters with its namespace "
+                f"and escapes, the limit is {MAX_ID_CHARS}; shorten it or use a hash of it"
+            )
 
     def __repr__(self) -> str:
         return (
@@ -62,6 +68,11 @@ class Thread:
     def namespace(self) -> str:
         """The user or project that the thread belongs to; empty for none."""
         return self._namespace
+
+    @property
+    def chat(self) -> ChatId | TaskId | None:
+        """Channel, chat and number of resets (or the scheduled task), where the id names them."""
+        return parse_thread_id(self._id)
 
     # Saving
     def checkpoint(

@@ -1,0 +1,191 @@
+"""Chats: one conversation after the other with the same person, each a thread of its own.
+
+How often a chat was reset is a counter (a ref); the current thread has that number in its id. A reset moves
+the counter by compare-and-swap and writes an event in the same batch, so two processes never get the same
+number. **Invariant:** a number is given once. Before an object first relies on the counter, it is brought up
+to the highest number that the journal or any thread knows, so a counter that was lost, or restored from an
+older copy, never leads back into a thread that was there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from treering.core.batch import ABSENT, Event
+from treering.core.draft import Draft
+from treering.core.encoding import decode_json, encode_json
+from treering.core.ids import check_id
+from treering.core.query import EventQuery
+from treering.core.scopes import Scope, namespace_prefix
+from treering.errors import Corrupt, RefMoved
+from treering.views.chat_ids import ChatId, chat_id_of, parse_thread_id
+from treering.views.journal import head_ref, heads_prefix
+from treering.views.threads import Thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from treering.core.clock import Clock
+    from treering.core.engine import Engine
+    from treering.core.records import Ref
+    from treering.views.hooks import Hooks
+
+_RESET: Final = "chat.reset"
+_SYNCHRONISED: Final = "chat.synchronised"
+_PAGE: Final = 1000
+
+
+class Chat:
+    """One chat of a channel: its current thread, and how to begin a new one."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        space: str,
+        channel: str,
+        chat_id: str | int,
+        namespace: str,
+        *,
+        clock: Clock,
+        hooks: Hooks,
+    ) -> None:
+        self._id = chat_id_of(channel, chat_id)
+        self._namespace = check_id(namespace, "namespace") if namespace else ""
+        self._engine = engine
+        self._space = space
+        self._clock = clock
+        self._hooks = hooks
+        self._ref = f"chat/{namespace_prefix(self._namespace)}{self._id.base}"
+        self._scope = str(Scope(self._namespace, "chat", self._id.base))
+        self._is_synchronised = False
+
+    def __repr__(self) -> str:
+        return f"Chat({self.channel!r}, {self.chat_id!r})"
+
+    @property
+    def channel(self) -> str:
+        """Where the chat takes place: ``telegram``, ``slack``."""
+        return self._id.channel
+
+    @property
+    def chat_id(self) -> str:
+        """Which chat of the channel."""
+        return self._id.chat_id
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of its threads; empty for none."""
+        return self._namespace
+
+    @property
+    def resets(self) -> int:
+        """How often it was reset, by whichever process."""
+        if not self._is_synchronised:
+            return self.synchronise()
+        return self._number(self._counter())
+
+    @property
+    def thread(self) -> Thread:
+        """The current thread."""
+        return self._thread(self.resets)
+
+    def threads(self) -> Iterator[Thread]:
+        """The threads that were saved, newest number first."""
+        for number in sorted(self._saved_numbers(), reverse=True):
+            yield self._thread(number)
+
+    def reset(self) -> Thread:
+        """Leave the current thread as it is and begin a new one, which nobody else gets."""
+        if not self._is_synchronised:
+            self.synchronise()
+        while True:
+            counter = self._counter()
+            number = self._number(counter) + 1
+            if number <= self._last_told() or self._is_taken(number):
+                self.synchronise()
+            elif self._move(counter, number, _RESET):
+                return self._thread(number)
+
+    def synchronise(self, *, at_least: int = 0) -> int:
+        """Bring the counter up to the highest number that is known anywhere (or given); what it is then."""
+        while True:
+            counter = self._counter()
+            number = self._number(counter)
+            highest = max(number, at_least, self._last_told(), *self._saved_numbers())
+            if highest == number or self._move(counter, highest, _SYNCHRONISED):
+                self._is_synchronised = True
+                return highest
+
+    def _move(self, counter: Ref | None, number: int, kind: str) -> bool:
+        """Set the counter and say so, unless someone else moved it first."""
+        draft = Draft(self._space)
+        draft.event(
+            Event(
+                id=draft.id,
+                kind=kind,
+                ts_us=self._clock.now_us(),
+                scope=self._scope,
+                data=encode_json({"number": number}),
+            )
+        )
+        expect = ABSENT if counter is None else counter.version
+        draft.set_ref(self._ref, b"%d" % number, scope=self._scope, expect=expect)
+        try:
+            self._engine.commit(draft.batch())
+        except RefMoved:
+            return False
+        return True
+
+    def _counter(self) -> Ref | None:
+        return self._engine.refs(self._space, [self._ref]).get(self._ref)
+
+    def _number(self, counter: Ref | None) -> int:
+        if counter is None:
+            return 0
+        try:
+            return int(counter.value)
+        except ValueError:
+            raise Corrupt(
+                f"the counter of {self!r} is {counter.value[:40]!r}, which is no number; "
+                "run verify, then restore it from a backup"
+            ) from None
+
+    def _last_told(self) -> int:
+        """The newest number in the journal, which is also the highest."""
+        query = EventQuery(kinds=(_RESET, _SYNCHRONISED), scope=self._scope, newest_first=True)
+        for record in self._engine.scan(self._space, query, limit=1).records:
+            told: dict[str, Any] = decode_json(record.event.data or b"{}")
+            return told["number"]
+        return 0
+
+    def _saved_numbers(self) -> Iterator[int]:
+        """The numbers of the threads that exist."""
+        if self._is_taken(0):
+            yield 0
+        prefix = heads_prefix(self._namespace)
+        after = None
+        while page := self._engine.scan_refs(
+            self._space, f"{prefix}{self._id.base}_s", after=after, limit=_PAGE
+        ):
+            for ref in page:
+                parsed = parse_thread_id(ref.name[len(prefix) :])
+                if isinstance(parsed, ChatId) and parsed.base == self._id.base:
+                    yield parsed.resets
+            after = page[-1].name
+
+    def _is_taken(self, number: int) -> bool:
+        name = head_ref(self._thread_id(number), self._namespace)
+        return name in self._engine.refs(self._space, [name])
+
+    def _thread_id(self, number: int) -> str:
+        return ChatId(self.channel, self.chat_id, number).thread_id
+
+    def _thread(self, number: int) -> Thread:
+        return Thread(
+            self._engine,
+            self._space,
+            self._thread_id(number),
+            self._namespace,
+            clock=self._clock,
+            hooks=self._hooks,
+        )
