@@ -73,6 +73,10 @@ class Hooks:
         """Take a hook off again."""
         self._hooks[name].remove(hook)
 
+    def has(self, name: HookName) -> bool:
+        """Whether any hook is registered under a name."""
+        return bool(self._hooks[name])
+
     def before_save(self, saving: Saving) -> Saving | None:
         """What will be saved after all hooks had their say; ``None`` when one of them vetoed."""
         for hook in self._hooks["pre_checkpoint_save"]:
