@@ -7,14 +7,21 @@ with ``--all`` on each of them, and prints what the API gives back.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from treering.cli.console import counts, progress, say, show, size
+from treering.cli.console import counts, progress, show, size
+from treering.cli.options import (
+    AllOption,
+    JsonOption,
+    NamespaceOption,
+    StoreBlobsOption,
+    StoreOption,
+    opened_store,
+)
 
 if TYPE_CHECKING:
     from treering.care.collection import Collection
@@ -23,22 +30,6 @@ if TYPE_CHECKING:
     from treering.care.verification import Verification
     from treering.core.records import Checked
     from treering.store import Store
-
-StoreOption = Annotated[
-    str | None,
-    typer.Option("--store", metavar="URL", help="Folder or URL of the store [TREERING_URL or ./.treering]."),
-]
-StoreBlobsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store-blobs", metavar="URL", envvar="TREERING_BLOBS", help="Where its packs are, if not beside it."
-    ),
-]
-NamespaceOption = Annotated[
-    str | None, typer.Option("--namespace", metavar="NAME", help="The space to work on [default].")
-]
-AllOption = Annotated[bool, typer.Option("--all", help="Every namespace of the store, one by one.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _PROBLEMS_FOUND: Final = 5
 _SHOWN: Final = 20
@@ -59,7 +50,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Rehash and relink everything; exit 5 if it is bad."""
-    with _opened(store, store_blobs, namespace, every=every) as opened, progress("verifying") as update:
+    with opened_store(store, store_blobs, namespace, every=every) as opened, progress("verifying") as update:
 
         def on_progress(checked: Checked) -> None:
             if update is not None:
@@ -92,7 +83,7 @@ def gc(
     policy = None if keep is None else Keep.parse(keep)
     if grace < 0:
         raise InvalidInput(f"--grace {grace} is not acceptable; give seconds from 0 on")
-    with _opened(store, store_blobs, namespace, every=every) as opened:
+    with opened_store(store, store_blobs, namespace, every=every) as opened:
         results = _each(
             opened, lambda one: one.gc(keep=policy, dry_run=dry_run, grace_seconds=grace), every=every
         )
@@ -115,7 +106,7 @@ def forget(
     as_json: JsonOption = False,
 ) -> None:
     """Erase a thread or a user for good."""
-    with _opened(store, store_blobs, namespace) as opened:
+    with opened_store(store, store_blobs, namespace) as opened:
         if sys.stdin.isatty() and not yes:
             typer.confirm(f"Erase this from {opened.url} for good?", abort=True, err=True)
         receipt = opened.forget(thread=thread, namespace=user_namespace, scope=scope, cascade=cascade)
@@ -150,7 +141,7 @@ def reindex(
         one.reindex()
         return {"reindexed": True}
 
-    with _opened(store, store_blobs, namespace, every=every) as opened:
+    with opened_store(store, store_blobs, namespace, every=every) as opened:
         results = _each(opened, rebuild, every=every)
     _show(results, lambda _: ["roll-ups and search index are rebuilt"], every=every, as_json=as_json)
 
@@ -168,7 +159,7 @@ def copy(
     as_json: JsonOption = False,
 ) -> None:
     """Copy into another store; again to resume."""
-    with _opened(store, store_blobs, namespace, every=every) as opened, progress("copying") as update:
+    with opened_store(store, store_blobs, namespace, every=every) as opened, progress("copying") as update:
 
         def on_progress(state: CopyProgress) -> None:
             if update is not None:
@@ -189,7 +180,7 @@ def stats(
     as_json: JsonOption = False,
 ) -> None:
     """What uses the space, and how it grew."""
-    with _opened(store, store_blobs, namespace, every=every) as opened:
+    with opened_store(store, store_blobs, namespace, every=every) as opened:
         results = _each(opened, lambda one: one.stats(), every=every)
     _show(results, _stats_lines, every=every, as_json=as_json)
 
@@ -202,7 +193,7 @@ def backup(
     as_json: JsonOption = False,
 ) -> None:
     """Copy the whole store while writers go on."""
-    with _opened(store, store_blobs, None, every=True) as opened, progress("backing up") as update:
+    with opened_store(store, store_blobs, None, every=True) as opened, progress("backing up") as update:
 
         def on_progress(state: CopyProgress) -> None:
             if update is not None:
@@ -226,26 +217,6 @@ def migrate(
         else f"{result.url}: schema {result.before} -> {result.after}"
     ]
     show(result, lines, as_json=as_json)
-
-
-@contextmanager
-def _opened(
-    url: str | None, blobs: str | None, namespace: str | None, *, every: bool = False
-) -> Generator[Store]:
-    from treering.api import open_existing
-    from treering.care.spaces import user_spaces
-    from treering.errors import InvalidInput, NotFound
-
-    if every and namespace is not None:
-        raise InvalidInput("--namespace names one, --all takes every one; leave one of them out")
-    with open_existing(url, blobs=blobs, namespace=namespace) as opened:
-        spaces = user_spaces(opened.engine)
-        if not every and spaces and opened.space not in spaces:
-            known = f"namespace {opened.space!r} is empty; {opened.url} has: {', '.join(spaces[:_SHOWN])}"
-            if namespace is not None:
-                raise NotFound(known)
-            say(f"note: {known} (see --namespace and --all)")
-        yield opened
 
 
 def _each(opened: Store, action: Callable[[Store], Any], *, every: bool) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,21 @@ def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
 def say(text: str) -> None:
     """Tell a person something that is not data."""
     typer.echo(text, err=True)
+
+
+def rows(table: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with aligned columns; the first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+
+
+def clean(text: str) -> str:
+    """Text that cannot steer a terminal: control characters are shown, not sent."""
+    return "".join(each if each.isprintable() or each in "\n\t" else _visible(each) for each in text)
+
+
+def _visible(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 @contextmanager

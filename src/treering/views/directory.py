@@ -9,7 +9,7 @@ import msgspec
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json
 from treering.errors import Corrupt
-from treering.views.journal import HEADS, heads_prefix
+from treering.views.journal import HEADS, head_ref, heads_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +49,13 @@ def list_threads(engine: Engine, space: str, *, namespace: str | None, prefix: s
         key=lambda each: (each.updated_at_us, each.head),
         reverse=True,
     )
+
+
+def thread_info(engine: Engine, space: str, thread_id: str, namespace: str) -> ThreadInfo | None:
+    """One thread, or ``None`` when it was never saved."""
+    name = head_ref(thread_id, namespace)
+    ref = engine.refs(space, [name]).get(name)
+    return None if ref is None else _info(ref)
 
 
 def _heads(engine: Engine, space: str, namespace: str | None, prefix: str) -> Iterator[Ref]:

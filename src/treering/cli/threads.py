@@ -1,0 +1,404 @@
+"""Commands for threads: threads, log, show, diff, fork, rewind, resume, delete.
+
+A moment is named by a checkpoint's id or the beginning of it, by a thread (its head), or by ``thread@place``
+(see `treering.views.finding`). Each command prints what the API gives back, as text or as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from treering.cli.console import clean, rows, say, show
+from treering.cli.options import (
+    JsonOption,
+    NamespaceOption,
+    StoreBlobsOption,
+    StoreOption,
+    UserNamespaceOption,
+    opened_store,
+)
+from treering.cli.telling import as_json as json_text
+from treering.cli.telling import message_count, one_line, raw, speaker, summary, when, words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from treering.store import Store
+    from treering.views.differences import Difference
+    from treering.views.finding import Finder
+    from treering.views.moments import Moment
+    from treering.views.threads import Thread
+
+ThreadArgument = Annotated[str, typer.Argument(metavar="THREAD", help="The id of a thread.")]
+_MOMENT: Final = "A checkpoint (or its beginning), a thread, or thread@12, thread@~1, thread@TIME."
+_LEFT_SHOWN: Final = 10
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put the commands under the main one."""
+    for command in (threads, log, show_moment, diff, fork, rewind, resume, delete):
+        app.command("show" if command is show_moment else None)(command)
+
+
+def threads(
+    *,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only the threads of this user [everyone's].")
+    ] = None,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only ids that begin like this.")] = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="How many, newest first; 0 for all.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """List threads, newest first."""
+    from itertools import islice
+
+    from treering.views.journal import Journal
+
+    with opened_store(store, store_blobs, namespace) as opened:
+        found = opened.threads(namespace=user_namespace, prefix=prefix)
+        shown = list(islice(found, limit or None))
+        more = sum(1 for _ in found)
+        heads = [Journal(opened.engine, opened.space, each.namespace).by_id(each.head) for each in shown]
+    listed = [
+        {
+            "id": each.id,
+            "namespace": each.namespace,
+            "step": each.step,
+            "message_count": message_count(head),
+            "created_at": each.created_at,
+            "updated_at": each.updated_at,
+            "head": each.head,
+            "note": head.note,
+            "tags": list(head.tags),
+            "pending_interrupt": raw(head.pending_interrupt),
+        }
+        for each, head in zip(shown, heads, strict=True)
+    ]
+    table = [["THREAD", "NAMESPACE", "STEP", "MESSAGES", "UPDATED", "NOTE"]]
+    for each, head in zip(shown, heads, strict=True):
+        note = "waits for a decision" if head.pending_interrupt is not None else one_line(head.note or "", 40)
+        told = [
+            each.id,
+            each.namespace,
+            f"{each.step}",
+            f"{message_count(head)}",
+            when(each.updated_at),
+            note,
+        ]
+        table.append([*map(clean, told)])
+    lines = rows(table) if listed else [f"no threads{' that begin like this' if prefix else ''} yet"]
+    show(listed, lines, as_json=as_json)
+    if more and not as_json:
+        say(f"... and {more} older (--limit 0 lists all)")
+
+
+def log(
+    thread: ThreadArgument,
+    *,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: UserNamespaceOption = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="The newest N moments; 0 for all.")] = 50,
+    before: Annotated[
+        str | None, typer.Option(metavar="CHECKPOINT", help="Only moments older than this one.")
+    ] = None,
+    forks: Annotated[bool, typer.Option("--forks/--no-forks", help="Look for threads forked off.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw how a thread grew, with rewinds and forks."""
+    from treering.views.branches import growth
+
+    with opened_store(store, store_blobs, namespace) as opened:
+        finder = _finder(opened, user_namespace)
+        grown = growth(
+            opened.engine,
+            opened.space,
+            finder.thread(thread),
+            limit=limit or None,
+            before=None if before is None else finder.checkpoint(before).id,
+            with_forks=forks,
+        )
+        if not as_json:
+            from treering.cli.growing import draw
+
+            draw(opened, grown)
+            return
+    what = {
+        "thread": grown.thread.id,
+        "namespace": grown.thread.namespace,
+        "head": grown.thread.head,
+        "forked_from": None if grown.origin is None else summary(grown.origin),
+        "moments": [{**summary(each), "on_line": each.id in grown.line} for each in grown.moments],
+        "rewinds": [{"at": each.at, "from": each.before, "to": each.to} for each in grown.rewinds],
+        "forks": grown.forks,
+        "older": grown.older,
+    }
+    show(what, (), as_json=True)
+
+
+def show_moment(
+    moment: Annotated[str, typer.Argument(metavar="MOMENT", help=_MOMENT)],
+    *,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: UserNamespaceOption = "",
+    last: Annotated[int, typer.Option(metavar="N", min=0, help="The last N messages; 0 for all.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the messages, state and metadata of a moment."""
+    with opened_store(store, store_blobs, namespace) as opened:
+        found = _moment(opened, _finder(opened, user_namespace), moment)
+        checkpoint = found.checkpoint
+        messages = found.last_messages(last) if last else found.messages
+        state = found.state
+    what = {
+        **summary(checkpoint),
+        "messages": raw(messages),
+        "lists": {name: stretch.length for name, stretch in checkpoint.lists.items()},
+        "state": raw(state),
+    }
+    show(what, _moment_lines(found, messages, state), as_json=as_json)
+
+
+def diff(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help=_MOMENT)],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Likewise.")],
+    *,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two moments: messages, and state as a JSON patch."""
+    from treering.views.differences import difference
+
+    with opened_store(store, store_blobs, namespace) as opened:
+        finder = _finder(opened, user_namespace)
+        told = difference(_moment(opened, finder, before), _moment(opened, finder, after))
+    what = {
+        "before": told.before,
+        "after": told.after,
+        "common": told.common,
+        "added": [{"index": index, "message": raw(message)} for index, message in told.added],
+        "removed": [{"index": index, "message": raw(message)} for index, message in told.removed],
+        "changed": [
+            {"index": each.index, "before": raw(each.before), "after": raw(each.after)}
+            for each in told.changed
+        ],
+        "state": raw(told.state),
+    }
+    show(what, _difference_lines(told), as_json=as_json)
+
+
+def fork(
+    thread: ThreadArgument,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The id of the new thread.")],
+    *,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="PLACE", help="Where: a step, ~1, a checkpoint or a time [the head]."),
+    ] = None,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Begin a new thread at a moment of another one."""
+    with opened_store(store, store_blobs, namespace) as opened:
+        finder = _finder(opened, user_namespace)
+        origin = finder.thread(thread)
+        where = None if at is None else finder.within(origin, at).id
+        forked = opened.thread(origin.id, origin.namespace or None).fork(new, at=where)
+        head = _head(forked)
+    line = f"{clean(new)} begins at step {head.step} of {clean(thread)} ({head.short_id})"
+    show(summary(head.checkpoint), [line], as_json=as_json)
+
+
+def rewind(
+    thread: ThreadArgument,
+    to: Annotated[str, typer.Argument(metavar="PLACE", help="Where to: a step, ~1, a checkpoint or a time.")],
+    *,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Move a thread's head back; nothing is lost."""
+    from treering.views.branches import left_behind
+
+    with opened_store(store, store_blobs, namespace) as opened:
+        finder = _finder(opened, user_namespace)
+        info = finder.thread(thread)
+        target = finder.within(info, to)
+        own = opened.thread(info.id, info.namespace or None)
+        before = _head(own)
+        left = left_behind(opened.engine, opened.space, before.checkpoint, target)
+        own.rewind(target.id)
+    what = {
+        "thread": info.id,
+        "from": before.id,
+        "to": target.id,
+        "step": target.step,
+        "left_behind": [summary(each) for each in left],
+    }
+    lines = [f"{clean(info.id)}: step {before.step} -> {target.step}, {len(left)} moments left behind"]
+    lines += [
+        f"  {each.step:>3}  {each.id}  {one_line(clean(each.note or ''))}".rstrip()
+        for each in left[:_LEFT_SHOWN]
+    ]
+    lines += [f"  ... and {len(left) - _LEFT_SHOWN} more"] if len(left) > _LEFT_SHOWN else []
+    lines += [f"to undo: treering rewind {clean(info.id)} {before.id}"] if left else []
+    show(what, lines, as_json=as_json)
+
+
+def resume(
+    thread: ThreadArgument,
+    decision: Annotated[str, typer.Argument(metavar="DECISION", help="approve, deny or edit.")],
+    *,
+    value: Annotated[
+        str | None, typer.Option(metavar="JSON", help="With edit: the new value, or - for stdin.")
+    ] = None,
+    interrupt: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only if this is what the thread waits for.")
+    ] = None,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Answer what a thread waits for."""
+    given = None if value is None else _value(sys.stdin.read() if value == "-" else value)
+    with opened_store(store, store_blobs, namespace) as opened:
+        info = _finder(opened, user_namespace).thread(thread)
+        own = opened.thread(info.id, info.namespace or None)
+        own.resume(decision, interrupt_id=interrupt, value=given)  # pyright: ignore[reportArgumentType] - it checks
+        head = _head(own)
+    line = f"{clean(thread)}: {decision}, saved as step {head.step} ({head.short_id}); its agent can go on"
+    show(summary(head.checkpoint), [line], as_json=as_json)
+
+
+def delete(
+    thread: ThreadArgument,
+    *,
+    cascade: Annotated[bool, typer.Option("--cascade", help="Take forks along that share its past.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Remove a thread and its moments."""
+    with opened_store(store, store_blobs, namespace) as opened:
+        info = _finder(opened, user_namespace).thread(thread)
+        if sys.stdin.isatty() and not yes:
+            typer.confirm(f"Delete {clean(info.id)} ({info.step + 1} steps)?", abort=True, err=True)
+        opened.thread(info.id, info.namespace or None).delete(cascade=cascade)
+    show({"deleted": info.id, "namespace": info.namespace}, [f"deleted {clean(info.id)}"], as_json=as_json)
+
+
+def _finder(opened: Store, user_namespace: str) -> Finder:
+    from treering.views.finding import Finder
+
+    return Finder(opened.engine, opened.space, user_namespace)
+
+
+def _moment(opened: Store, finder: Finder, text: str) -> Moment:
+    found = finder.moment(text)
+    return opened.thread(found.thread, found.namespace or None).at(found.id)
+
+
+def _head(thread: Thread) -> Moment:
+    from treering.errors import NotFound
+
+    head = thread.head
+    if head is None:
+        raise NotFound(f"thread {thread.id!r} was deleted while it was read")
+    return head
+
+
+def _value(text: str) -> Any:
+    import msgspec
+
+    from treering.errors import InvalidInput
+
+    try:
+        value = msgspec.json.decode(text.encode())
+    except msgspec.DecodeError as error:
+        raise InvalidInput(
+            f"--value is not JSON ({error}); put quotes around a text: '\"like this\"'"
+        ) from None
+    if value is None:
+        raise InvalidInput("--value null is no value; use deny to refuse")
+    return value
+
+
+def _moment_lines(moment: Moment, messages: list[Any], state: dict[str, Any]) -> Iterator[str]:
+    checkpoint = moment.checkpoint
+    whose = f" of {clean(checkpoint.namespace)}" if checkpoint.namespace else ""
+    yield typer.style(f"{clean(checkpoint.thread)}{whose}, step {checkpoint.step}", bold=True)
+    facts = {
+        "checkpoint": checkpoint.id,
+        "parent": checkpoint.parent or "",
+        "saved": checkpoint.created_at,
+        "note": checkpoint.note or "",
+        "tags": ", ".join(checkpoint.tags),
+        "metadata": json_text(checkpoint.metadata) if checkpoint.metadata else "",
+        "waits for": json_text(checkpoint.pending_interrupt)
+        if checkpoint.pending_interrupt is not None
+        else "",
+    }
+    yield from (f"  {name:<10}  {clean(fact)}" for name, fact in facts.items() if fact)
+    for name, stretch in checkpoint.lists.items():
+        if name != "messages":
+            yield f"  {clean(name):<10}  {stretch.length} items"
+    count = message_count(checkpoint)
+    yield typer.style(f"messages ({count})", bold=True)
+    if count > len(messages):
+        yield f"  ... {count - len(messages)} earlier ones (--last 0 shows all)"
+    for index, message in enumerate(messages, count - len(messages)):
+        yield from _said("", index, message)
+    if state:
+        yield typer.style("state", bold=True)
+        yield from (f"  {clean(name)} = {clean(json_text(value))}" for name, value in state.items())
+
+
+def _difference_lines(told: Difference) -> Iterator[str]:
+    yield f"{told.before} -> {told.after}, {told.common} messages in common"
+    for index, message in told.removed:
+        yield from _coloured("red", _said("-", index, message))
+    for each in told.changed:
+        yield from _coloured("red", _said("-", each.index, each.before))
+        yield from _coloured("green", _said("+", each.index, each.after))
+    for index, message in told.added:
+        yield from _coloured("green", _said("+", index, message))
+    for change in told.state:
+        is_removal = change["op"] == "remove"
+        value = "" if is_removal else f" = {json_text(change['value'])}"
+        sign = {"add": "+", "remove": "-", "replace": "~"}[change["op"]]
+        yield typer.style(clean(f"{sign} state {change['path']}{value}"), fg="red" if is_removal else "green")
+    if told.is_empty:
+        yield "nothing differs"
+
+
+def _said(sign: str, index: int, message: Any) -> Iterator[str]:
+    first, *rest = words(message).split("\n")
+    lead = f"{sign:<2}{index:>3} {speaker(message):<10} "
+    yield (lead + first).rstrip()
+    yield from (" " * len(lead) + line for line in rest)
+
+
+def _coloured(colour: str, lines: Iterator[str]) -> Iterator[str]:
+    return (typer.style(line, fg=colour) for line in lines)

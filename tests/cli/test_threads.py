@@ -1,0 +1,399 @@
+"""Threads on the command line: what each command prints, and how it says that it cannot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import treering
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Alice asked, was answered, asked on; that was taken back, forked, and alice waits for a decision."""
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        alice = store.thread("support/alice")
+        alice.append({"role": "user", "content": "Where is my refund?"})
+        draft = alice.append(
+            {"role": "assistant", "content": "It was sent on Monday."},
+            state={"todos": ["check the bank"], "tries": 1},
+            note="first draft",
+            tags=["release"],
+        )
+        alice.append({"role": "user", "content": "Nothing came."}, state={"tries": 2})
+        alice.append({"role": "assistant", "content": "Hm."})
+        alice.rewind(draft.id)
+        bolder = alice.fork("support/alice-bolder")
+        bolder.append({"role": "assistant", "content": "I am sending it again."})
+        alice.append({"role": "user", "content": "Thank you."})
+        alice.interrupt({"tool": "pay", "amount": 30}, interrupt_id="pay-1")
+        store.thread("notes", namespace="bob").append({"role": "user", "content": "mine"})
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def treering_(run, folder, monkeypatch):
+    monkeypatch.setenv("TREERING_URL", str(folder))
+    return run
+
+
+def ids(folder, thread="support/alice"):
+    """The ids of all moments of a thread, oldest first."""
+    with treering.open(folder) as store:
+        return [moment.id for moment in store.thread(thread).history(everything=True)][::-1]
+
+
+class TestThreads:
+    def test_the_newest_comes_first(self, treering_):
+        listed = treering_("threads", "--json").json
+        assert [(each["id"], each["namespace"], each["step"]) for each in listed] == [
+            ("notes", "bob", 0),
+            ("support/alice", "", 3),
+            ("support/alice-bolder", "", 2),
+        ]
+        assert listed[1]["pending_interrupt"]["payload"] == {"tool": "pay", "amount": 30}
+        assert listed[1]["message_count"] == 3
+
+    def test_a_table_for_people(self, treering_):
+        head, first, second, third = treering_("threads").out.splitlines()
+        assert head.split() == ["THREAD", "NAMESPACE", "STEP", "MESSAGES", "UPDATED", "NOTE"]
+        assert first.split()[:4] == ["notes", "bob", "0", "1"]
+        assert second.startswith("support/alice ")
+        assert second.endswith("waits for a decision")
+        assert third.startswith("support/alice-bolder")
+
+    def test_some_of_them(self, treering_):
+        bob = treering_("threads", "--user-namespace", "bob", "--json").json
+        assert [each["id"] for each in bob] == ["notes"]
+        by_prefix = treering_("threads", "--prefix", "support/alice-", "--json").json
+        assert [each["id"] for each in by_prefix] == ["support/alice-bolder"]
+        ran = treering_("threads", "--limit", "1")
+        assert len(ran.out.splitlines()) == 2
+        assert "2 older" in ran.err
+
+    def test_none_at_all(self, run, tmp_path):
+        treering.open(tmp_path / "empty").close()
+        assert run("threads", "--store", tmp_path / "empty").out == "no threads yet\n"
+        assert run("threads", "--store", tmp_path / "empty", "--json").json == []
+
+
+class TestLog:
+    def test_a_tree_with_what_was_left_behind_and_forked_off(self, treering_, folder):
+        lines = treering_("log", "support/alice").out.splitlines()
+        assert lines[0] == "support/alice"
+        told = [line.strip("├└│─ ").split() for line in lines[1:]]
+        assert [(line[0], line[-1]) for line in told] == [
+            ("0", "refund?"),
+            ("1", "[release]"),
+            ("fork", "2"),
+            ("left", told[3][-1]),
+            ("2", "came."),
+            ("3", "Hm."),
+            ("2", "you."),
+            ("3", "head"),
+        ]
+        assert "left behind by the rewind of" in lines[4]
+        assert "fork support/alice-bolder, now at step 2" in lines[3]
+        assert lines[5].startswith("│       ├──")  # below the moment that the rewind went to
+        assert 'waits for a decision: {"tool":"pay","amount":30}' in lines[-1]
+        for line, moment in zip(
+            (each for each in told if each[0].isdigit()),
+            [ids(folder)[index] for index in (0, 1, 2, 3, 4, 5)],
+            strict=True,
+        ):
+            assert moment.startswith(line[1])
+
+    def test_a_fork_says_where_it_comes_from(self, treering_):
+        lines = treering_("log", "support/alice-bolder").out.splitlines()
+        assert lines[0] == "support/alice-bolder  forked from support/alice@1"
+        assert len(lines) == 3
+
+    def test_as_json(self, treering_, folder):
+        told = treering_("log", "support/alice", "--json").json
+        moments = ids(folder)
+        assert [each["id"] for each in told["moments"]] == moments[::-1]
+        assert [each["on_line"] for each in told["moments"]] == [True, True, False, False, True, True]
+        assert told["head"] == moments[-1]
+        assert [(each["from"], each["to"]) for each in told["rewinds"]] == [(moments[3], moments[1])]
+        assert [(each["thread"], each["at"]) for each in told["forks"]] == [
+            ("support/alice-bolder", moments[1])
+        ]
+        assert told["older"] is None
+        assert treering_("log", "support/alice", "--no-forks", "--json").json["forks"] == []
+
+    def test_a_long_thread_comes_in_pages(self, run, tmp_path):
+        with treering.open(tmp_path / "long", durability="fast") as store:
+            thread = store.thread("long")
+            for step in range(7):
+                thread.append({"role": "user", "content": str(step)})
+        steps, before = [], ()
+        while True:
+            page = run("log", "long", "--store", "long", "--limit", 3, *before, "--json").json
+            steps.append([each["step"] for each in page["moments"]])
+            assert all(each["on_line"] for each in page["moments"])
+            if page["older"] is None:
+                break
+            before = ("--before", page["older"])
+        assert steps == [[6, 5, 4], [3, 2, 1], [0]]
+        lines = run("log", "long", "--store", "long", "--limit", 3).out.splitlines()
+        assert "older moments: treering log long --before ckpt_" in lines[1]
+        assert len(run("log", "long", "--store", "long", "--limit", 0).out.splitlines()) == 8
+
+    def test_a_page_of_another_thread(self, treering_, folder):
+        ran = treering_("log", "support/alice", "--before", ids(folder, "support/alice-bolder")[0])
+        assert ran.code == 3
+        assert "is no moment of thread 'support/alice'" in ran.err
+
+
+class TestShow:
+    def test_the_head(self, treering_):
+        out = treering_("show", "support/alice").out
+        assert "support/alice, step 3" in out
+        assert "    0 user       Where is my refund?\n    1 assistant  It was sent on Monday.\n" in out
+        assert 'waits for   {"id":"pay-1","payload":{"tool":"pay","amount":30}}' in out
+        assert '  todos = ["check the bank"]' in out
+
+    @pytest.mark.parametrize("way", ["step", "back", "id", "prefix", "time", "id of thread"])
+    def test_each_way_to_name_a_moment(self, treering_, folder, way):
+        first = ids(folder)[0]
+        with treering.open(folder) as store:
+            time = store.thread("support/alice").at(0).created_at
+        name = {
+            "step": "support/alice@0",
+            "back": "support/alice@~3",
+            "id": first,
+            "prefix": first[:18],
+            "time": f"support/alice@{time}",
+            "id of thread": f"support/alice@{first}",
+        }[way]
+        told = treering_("show", name, "--json").json
+        assert told["id"] == first
+        assert told["messages"] == [{"role": "user", "content": "Where is my refund?"}]
+        assert told["message_count"] == 1
+
+    def test_only_the_end(self, treering_):
+        out = treering_("show", "support/alice", "--last", 1).out
+        assert "2 earlier ones" in out
+        assert "Thank you." in out
+        assert "refund" not in out
+        assert len(treering_("show", "support/alice", "--last", 0, "--json").json["messages"]) == 3
+
+    def test_a_thread_of_a_user(self, treering_):
+        assert treering_("show", "notes").code == 3
+        assert "there is one in 'bob'" in treering_("show", "notes").err
+        assert treering_("show", "notes", "--user-namespace", "bob", "--json").json["namespace"] == "bob"
+
+    def test_an_id_with_an_at_sign(self, run, tmp_path):
+        with treering.open(tmp_path / "store", durability="fast") as store:
+            store.thread("al@home").append({"role": "user", "content": "a"})
+            store.thread("al@home").append({"role": "user", "content": "b"})
+        assert run("show", "al@home", "--store", "store", "--json").json["step"] == 1
+        assert run("show", "al@home@0", "--store", "store", "--json").json["step"] == 0
+
+    def test_a_message_cannot_steer_the_terminal(self, run, tmp_path):
+        with treering.open(tmp_path / "store", durability="fast") as store:
+            store.thread("t").append({"role": "\x1b[2J", "content": "\x1b]0;owned\x07hi\r"}, note="n\u202e")
+        for command in (("show", "t"), ("log", "t"), ("threads",)):
+            out = run(*command, "--store", "store").out
+            assert not {"\x1b", "\x07", "\r", "\u202e"} & set(out)
+        assert "\\x1b]0;owned\\x07hi\\r" in run("show", "t", "--store", "store").out
+
+    def test_messages_of_several_frameworks(self, run, tmp_path):
+        with treering.open(tmp_path / "store", durability="fast") as store:
+            store.thread("t").append(
+                "only text",
+                {"type": "ai", "content": "", "tool_calls": [{"name": "search", "args": {"q": "x"}}]},
+                {"role": "assistant", "tool_calls": [{"function": {"name": "find", "arguments": '{"q":1}'}}]},
+                {"role": "assistant", "content": [{"type": "tool_use", "name": "ls", "input": {}}]},
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "content": [{"type": "text", "text": "a\nb"}]}],
+                },
+                {"role": "tool", "parts": [1]},
+                17,
+            )
+        lines = run("show", "t", "--store", "store").out.splitlines()
+        start = lines.index("messages (7)") + 1
+        assert [line.strip() for line in lines[start:]] == [
+            "0 message    only text",
+            '1 ai         → search({"q":"x"})',
+            '2 assistant  → find({"q":1})',
+            "3 assistant  → ls({})",
+            "4 user       a",
+            "b",
+            '5 tool       {"parts":[1]}',
+            "6 message    17",
+        ]
+
+
+class TestNotThere:
+    @pytest.mark.parametrize("command", [("show",), ("log",), ("rewind", 0), ("fork", "new"), ("delete",)])
+    def test_an_unknown_thread_suggests_near_names(self, treering_, command):
+        verb, *rest = command
+        ran = treering_(verb, "suport/alise", *rest)
+        assert ran.code == 3
+        assert ran.out == ""
+        assert "did you mean 'support/alice'" in ran.err
+
+    def test_an_unknown_step(self, treering_):
+        ran = treering_("show", "support/alice@99")
+        assert ran.code == 3
+        assert "has no step 99" in ran.err
+
+    def test_a_place_that_means_nothing(self, treering_):
+        ran = treering_("show", "support/alice@yesterday")
+        assert ran.code == 2
+        assert "use a step" in ran.err
+
+    def test_a_prefix_that_is_not_unique(self, treering_):
+        ran = treering_("show", "ckpt_0" + ids_prefix(treering_))
+        assert ran.code == 2
+        assert "several checkpoints" in ran.err
+
+    def test_a_prefix_that_is_too_short_or_unknown(self, treering_):
+        assert treering_("show", "ckpt_01").code == 2
+        assert treering_("show", "ckpt_0000000000").code == 3
+        assert treering_("show", "ckpt_!!!!").code == 3
+
+    def test_errors_as_json(self, treering_):
+        ran = treering_("show", "nobody", "--json")
+        assert json.loads(ran.err)["error"] == "NotFound"
+
+    def test_an_unknown_store(self, run):
+        for command in (("threads",), ("log", "t"), ("show", "t"), ("diff", "a", "b"), ("rewind", "t", "0")):
+            assert run(*command, "--store", "nowhere").code == 3
+
+
+def ids_prefix(treering_):
+    """The part of the id that all moments of the same hours have in common."""
+    return treering_("show", "support/alice", "--json").json["id"][6:11]
+
+
+class TestDiff:
+    def test_messages_and_state(self, treering_, folder):
+        left = ids(folder)[3]
+        out = treering_("diff", "support/alice", left).out.splitlines()
+        assert out[0].endswith("2 messages in common")
+        assert out[1:] == [
+            "-   2 user       Thank you.",
+            "+   2 user       Nothing came.",
+            "+   3 assistant  Hm.",
+            "- state /todos",
+            "~ state /tries = 2",
+        ]
+        assert treering_("diff", left, "support/alice").out.splitlines()[1] == "-   3 assistant  Hm."
+
+    def test_as_json_with_a_patch(self, treering_):
+        told = treering_("diff", "support/alice@0", "support/alice@1", "--json").json
+        assert told["added"] == [
+            {"index": 1, "message": {"role": "assistant", "content": "It was sent on Monday."}}
+        ]
+        assert told["state"] == [
+            {"op": "add", "path": "/todos", "value": ["check the bank"]},
+            {"op": "add", "path": "/tries", "value": 1},
+        ]
+
+    def test_two_threads(self, treering_):
+        told = treering_("diff", "support/alice", "support/alice-bolder", "--json").json
+        assert told["common"] == 2
+        assert told["changed"][0]["after"]["content"] == "I am sending it again."
+
+    def test_nothing_differs(self, treering_):
+        assert treering_("diff", "support/alice", "support/alice").out.splitlines()[1] == "nothing differs"
+
+
+class TestForkAndRewind:
+    def test_a_fork_at_a_step(self, treering_):
+        ran = treering_("fork", "support/alice", "support/again", "--at", 0, "--json")
+        assert ran.json["thread_id"] == "support/again"
+        shown = treering_("show", "support/again", "--json").json
+        assert [each["content"] for each in shown["messages"]] == ["Where is my refund?"]
+        assert "begins at step 3" in treering_("fork", "support/alice", "x").out
+
+    def test_a_name_that_is_taken(self, treering_):
+        ran = treering_("fork", "support/alice", "support/alice-bolder")
+        assert ran.code == 4
+        assert "exists already" in ran.err
+
+    def test_a_rewind_says_what_is_left_behind_and_how_to_undo_it(self, treering_, folder):
+        before = ids(folder)
+        ran = treering_("rewind", "support/alice", 0)
+        assert ran.code == 0
+        lines = ran.out.splitlines()
+        assert lines[0] == "support/alice: step 3 -> 0, 3 moments left behind"
+        assert [line.split()[1] for line in lines[1:4]] == [before[5], before[4], before[1]]
+        assert treering_("show", "support/alice", "--json").json["step"] == 0
+        undo = lines[-1].removeprefix("to undo: treering ").split()
+        assert treering_(*undo).out.splitlines()[0] == "support/alice: step 0 -> 3, 0 moments left behind"
+        assert treering_("show", "support/alice", "--json").json["id"] == before[5]
+
+    def test_a_rewind_to_another_branch(self, treering_, folder):
+        moments = ids(folder)
+        told = treering_("rewind", "support/alice", moments[3], "--json").json
+        assert [each["id"] for each in told["left_behind"]] == [moments[5], moments[4]]
+        assert told["from"] == moments[5]
+
+    def test_one_step_back(self, treering_):
+        assert treering_("rewind", "support/alice", "~1", "--json").json["step"] == 2
+
+
+class TestResume:
+    def test_each_decision(self, treering_):
+        assert treering_("resume", "support/alice", "approve", "--interrupt", "pay-1", "--json").json[
+            "metadata"
+        ] == {"resumed": {"id": "pay-1", "decision": "approve", "payload": {"tool": "pay", "amount": 30}}}
+        ran = treering_("resume", "support/alice", "deny")
+        assert ran.code == 4
+        assert "waits for no decision" in ran.err
+
+    def test_edit_takes_a_value(self, treering_):
+        assert treering_("resume", "support/alice", "edit").code == 2
+        ran = treering_("resume", "support/alice", "edit", "--value", "{amount: 3}")
+        assert ran.code == 2
+        assert "not JSON" in ran.err
+        edited = treering_("resume", "support/alice", "edit", "--value", '{"amount": 3}', "--json").json
+        assert edited["metadata"]["resumed"]["payload"] == {"amount": 3}
+
+    def test_a_value_from_stdin(self, process, folder):
+        ran = process(
+            "resume", "support/alice", "edit", "--value", "-", "--store", folder, "--json", given=b'"cash"'
+        )
+        assert ran.json["metadata"]["resumed"]["payload"] == "cash"
+
+    def test_the_wrong_interrupt_and_the_wrong_word(self, treering_):
+        ran = treering_("resume", "support/alice", "approve", "--interrupt", "other")
+        assert (ran.code, "waits for interrupt 'pay-1'" in ran.err) == (4, True)
+        assert treering_("resume", "support/alice", "perhaps").code == 2
+        assert treering_("show", "support/alice", "--json").json["pending_interrupt"]["id"] == "pay-1"
+
+
+class TestDelete:
+    def test_a_thread(self, treering_):
+        assert treering_("delete", "notes", "--user-namespace", "bob").out == "deleted notes\n"
+        assert treering_("show", "notes", "--user-namespace", "bob").code == 3
+
+    def test_a_thread_whose_past_is_shared(self, treering_):
+        assert treering_("delete", "support/alice").code == 4
+        assert treering_("delete", "support/alice", "--cascade", "--json").json == {
+            "deleted": "support/alice",
+            "namespace": "",
+        }
+
+
+class TestEveryCommand:
+    @pytest.mark.parametrize(
+        "command", ["threads", "log", "show", "diff", "fork", "rewind", "resume", "delete"]
+    )
+    def test_it_has_a_help_page_with_the_common_options(self, run, command):
+        ran = run(command, "--help")
+        assert ran.code == 0
+        for option in ("--store", "--json", "--namespace", "--user-namespace"):
+            assert option in ran.out
+
+    def test_a_pipe_gets_whole_lines(self, process, tmp_path):
+        with treering.open(tmp_path / "store", durability="fast") as store:
+            store.thread("t" * 200).append({"role": "user", "content": "x" * 60}, note="n" * 300)
+        out = process("log", "t" * 200, "--store", "store").out
+        assert "n" * 300 in out
+        assert "…" not in out
