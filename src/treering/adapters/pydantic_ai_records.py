@@ -1,0 +1,320 @@
+"""The records behind pydantic-ai's conversations: what is stored of them, and where an entry lies.
+
+A conversation's messages are the messages of its thread, each with the id of its entry beside it. A
+checkpoint's metadata names the entries that it brought, so an entry is found by the time that its id
+tells, without an index of its own. **Invariant:** where an entry lies is believed only after it was read.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from threading import Lock
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+from pydantic_ai.conversation_store import ConversationConflict, ConversationEntry, ConversationRecord
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
+
+from treering.adapters.transcripts import Head, Transcript, thread_id_for
+from treering.core.clock import DAY_US, SECOND_US, to_iso
+from treering.core.encoding import decode
+from treering.core.query import EventQuery
+from treering.core.scopes import parse_scope
+from treering.errors import InvalidInput, NotFound, RefMoved
+from treering.store import Store
+from treering.views.checkpoints import KIND, MESSAGES, Checkpoint, Stretch, by_id, read_checkpoint
+from treering.views.moments import Moment
+from treering.views.values import read_state
+
+STATE: Final = "pydantic_ai"
+"""The state value of a thread that holds what a conversation is besides its messages."""
+ENTRY: Final = "entry_id"
+"""The key beside a stored message that holds the id of its entry."""
+
+_RECORDS: Final = TypeAdapter(ConversationRecord)
+_KEPT_BY_THE_MOMENT: Final = frozenset({"head_id", "revision", "updated_at"})
+_PAGE: Final = 200
+_KNOWN_TIPS: Final = 4096
+
+
+class EntryNotFound(NotFound, LookupError):
+    """No entry of this id is stored in this namespace; load the conversation again."""
+
+
+class Records:
+    """The conversations of one namespace, for callers that may block."""
+
+    def __init__(self, store: Store, namespace: str) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._tips = _Tips()
+
+    def _transcript(self, conversation_id: str) -> Transcript:
+        return Transcript(self._store, thread_id_for(conversation_id), self._namespace)
+
+    def read(self, conversation_id: str) -> ConversationRecord | None:
+        """The record of a conversation; fires the load hooks."""
+        transcript = self._transcript(conversation_id)
+        head = transcript.head()
+        if head is None:
+            return None
+        moment = transcript.moment(head)
+        record = self._record(head.checkpoint, conversation_id, moment.state.get(STATE))
+        return record if record.conversation_id == conversation_id else None
+
+    def read_all(self, scope: str | None, limit: int | None) -> list[ConversationRecord]:
+        """The records of a scope (``None``: of all), the last saved first."""
+        store = self._store
+        heads = [info.head for info in store.threads(namespace=self._namespace)]
+        records: list[ConversationRecord] = []
+        for start in range(0, len(heads), _PAGE):
+            page = store.engine.scan(store.space, by_id(*heads[start : start + _PAGE]), limit=_PAGE)
+            ours = [read_checkpoint(store.engine, store.space, each) for each in page.records]
+            ours = [each for each in ours if STATE in each.state]
+            wanted = {each.id: each.state[STATE] for each in ours}
+            kept = read_state(store.engine, store.space, wanted)
+            records += [self._record(each, each.thread, kept[each.id]) for each in ours]
+        chosen = [each for each in records if scope is None or each.scope == scope]
+        return sorted(chosen, key=lambda each: each.updated_at, reverse=True)[:limit]
+
+    def _record(self, checkpoint: Checkpoint, conversation_id: str, kept: Any) -> ConversationRecord:
+        """The record of a checkpoint, its state value ``kept`` (``None`` where another writer made it)."""
+        told = checkpoint.metadata
+        kept = kept or {}
+        if thread_id_for(kept.get("conversation_id", "")) == checkpoint.thread:
+            conversation_id = kept["conversation_id"]  # else the thread was forked or copied by hand
+        record = _RECORDS.validate_python(
+            kept
+            | {
+                "conversation_id": conversation_id,
+                # Another writer gave no revision, so its checkpoint is one: it changes with every save too.
+                "revision": told.get("revision", checkpoint.id),
+                "updated_at": told.get("updated_at", to_iso(checkpoint.created_at_us)),
+                "head_id": None,
+            }
+        )
+        stretch = checkpoint.lists.get(MESSAGES)
+        if stretch is not None and stretch.length:
+            head_id: str = told.get("head") or self._ids(stretch, 1)[-1]
+            self._tips.learn(head_id, stretch)
+            record.head_id = head_id
+        return record
+
+    def write(
+        self, record: ConversationRecord, entries: Sequence[ConversationEntry], expected_revision: str | None
+    ) -> None:
+        """Store a record and its new entries in one commit, if the stored revision is the expected one."""
+        if entries and record.head_id != entries[-1].id:
+            raise InvalidInput(
+                f"conversation {record.conversation_id!r} ends at {record.head_id!r}, its new entries at "
+                f"{entries[-1].id!r}; a record ends at its newest entry"
+            )
+        transcript = self._transcript(record.conversation_id)
+        head = transcript.head()
+        stored = self._read_head(head, record.conversation_id)
+        if (stored.revision if stored is not None else None) != expected_revision:
+            raise ConversationConflict(record.conversation_id)
+        parent_id = entries[0].parent_id if entries else record.head_id
+        try:
+            after = self._place_after(parent_id, stored, head)
+        except EntryNotFound:
+            raise ConversationConflict(record.conversation_id) from None
+        plain = _RECORDS.dump_python(record, mode="json")
+        deferred = plain["deferred_tool_requests"]
+        try:
+            saved = transcript.save(
+                head,
+                [
+                    message | {ENTRY: entry.id}
+                    for message, entry in zip(
+                        dump_messages([e.message for e in entries]), entries, strict=True
+                    )
+                ],
+                after=after,
+                state={
+                    STATE: {name: each for name, each in plain.items() if name not in _KEPT_BY_THE_MOMENT}
+                },
+                pending_interrupt=deferred and {"id": record.revision, "payload": deferred},
+                marks=lambda messages: {
+                    "revision": record.revision,
+                    "updated_at": plain["updated_at"],
+                    "head": messages[-1].get(ENTRY) if messages else parent_id,
+                    "entries": [message.get(ENTRY) for message in messages],
+                },
+            )
+        except RefMoved:
+            raise ConversationConflict(record.conversation_id) from None
+        head_id = saved.checkpoint.metadata["head"]
+        if saved.messages is not None and head_id is not None:
+            self._tips.learn(head_id, saved.messages)
+
+    def _read_head(self, head: Head | None, conversation_id: str) -> ConversationRecord | None:
+        if head is None:
+            return None
+        moment = Moment(self._store.engine, self._store.space, head.checkpoint)
+        record = self._record(head.checkpoint, conversation_id, moment.state.get(STATE))
+        if record.conversation_id != conversation_id:
+            raise ConversationConflict(conversation_id)
+        return record
+
+    def _place_after(
+        self, entry_id: str | None, stored: ConversationRecord | None, head: Head | None
+    ) -> Stretch | None:
+        if entry_id is None:
+            return None
+        if head is not None and stored is not None and stored.head_id == entry_id:
+            return head.messages
+        return self._locate(entry_id)
+
+    def delete(self, conversation_id: str, expected_revision: str) -> None:
+        """Delete a conversation at this revision, and what only it holds."""
+        transcript = self._transcript(conversation_id)
+        head = transcript.head()
+        record = self._read_head(head, conversation_id)
+        if head is None or record is None or record.revision != expected_revision:
+            raise ConversationConflict(conversation_id)
+        try:
+            transcript.unlist(head)
+        except RefMoved:
+            raise ConversationConflict(conversation_id) from None
+        # What it was forked from may have been waiting for this one to go.
+        origin = record.forked_from
+        while transcript.erase() and origin is not None:
+            transcript = self._transcript(origin)
+            last = transcript.newest()
+            if last is None or transcript.head() is not None:
+                return
+            moment = Moment(self._store.engine, self._store.space, last)
+            origin = self._record(last, origin, moment.state.get(STATE)).forked_from
+
+    def history(self, head_id: str | None, limit: int | None) -> list[ConversationEntry]:
+        """The entries up to ``head_id``, or only the last ``limit`` of them."""
+        if head_id is None or limit == 0:
+            return []
+        stretch = self._locate(head_id)
+        # One more than asked for: the entry before the first one is its parent.
+        items = self._items(stretch, None if limit is None else limit + 1)
+        ids = _ids(stretch, items)
+        entries = [
+            ConversationEntry(id=each, parent_id=parent, message=message)
+            for each, parent, message in zip(ids, [None, *ids], load_messages(items), strict=False)
+        ]
+        return entries if limit is None else entries[-limit:]
+
+    # Where an entry lies
+    def _locate(self, entry_id: str) -> Stretch:
+        """The messages up to an entry, which is read to be sure that it is there."""
+        known = self._tips.get(entry_id)
+        candidates = (known,) if known is not None else self._candidates(entry_id)
+        for stretch in candidates:
+            try:
+                if self._ids(stretch, 1) == [entry_id]:
+                    return stretch
+            except NotFound:
+                continue
+        if known is not None:
+            self._tips.unlearn(entry_id)
+            return self._locate(entry_id)
+        raise EntryNotFound(f"there is no entry {entry_id!r} in this namespace; load the conversation again")
+
+    def _candidates(self, entry_id: str) -> Iterator[Stretch]:
+        list_id, mark, place = entry_id.rpartition("#")
+        if mark and place.isdecimal():
+            store = self._store
+            info = store.engine.list_info(store.space, list_id)
+            if info is not None and parse_scope(info.scope).namespace == self._namespace:
+                yield Stretch(list_id, int(place) + 1)
+        for checkpoint in self._checkpoints_around(entry_id):
+            brought: list[str] = checkpoint.metadata.get("entries", [])
+            stretch = checkpoint.lists.get(MESSAGES)
+            if stretch is not None and entry_id in brought:
+                yield Stretch(stretch.list, stretch.length - len(brought) + brought.index(entry_id) + 1)
+
+    def _checkpoints_around(self, entry_id: str) -> Iterator[Checkpoint]:
+        """Checkpoints of this namespace: first those from when the entry was made, then all."""
+        made_us = _made_at_us(entry_id)
+        if made_us is not None:
+            yield from self._scan(
+                EventQuery(
+                    kinds=(KIND,), since_us=made_us - SECOND_US, until_us=made_us + DAY_US, order="time"
+                )
+            )
+        yield from self._scan(EventQuery(kinds=(KIND,), newest_first=True))
+
+    def _scan(self, query: EventQuery) -> Iterator[Checkpoint]:
+        store = self._store
+        after = None
+        while True:
+            page = store.engine.scan(store.space, query, after=after, limit=_PAGE)
+            for record in page.records:
+                checkpoint = read_checkpoint(store.engine, store.space, record)
+                if checkpoint.namespace == self._namespace:
+                    yield checkpoint
+            if page.cursor is None:
+                return
+            after = page.cursor
+
+    def _items(self, stretch: Stretch, last: int | None = None) -> list[dict[str, Any]]:
+        store = self._store
+        start = 0 if last is None else max(stretch.length - last, 0)
+        found = store.engine.read_list(store.space, stretch.list, start, stretch.length)
+        return [decode(content) for content in found]
+
+    def _ids(self, stretch: Stretch, last: int | None = None) -> list[str]:
+        return _ids(stretch, self._items(stretch, last))
+
+
+def dump_messages(messages: Sequence[ModelMessage]) -> list[dict[str, Any]]:
+    """Messages as the JSON values that pydantic-ai writes."""
+    return ModelMessagesTypeAdapter.dump_python(list(messages), mode="json")
+
+
+def load_messages(stored: Sequence[Any]) -> list[ModelMessage]:
+    """Messages out of their JSON values; other keys than pydantic-ai's are left aside."""
+    try:
+        return ModelMessagesTypeAdapter.validate_json(orjson.dumps(stored))
+    except (ValidationError, TypeError) as error:
+        raise InvalidInput(
+            f"these are not messages of pydantic-ai ({str(error)[:300]}); was the thread written otherwise?"
+        ) from error
+
+
+class _Tips:
+    """Where entries lie that were seen lately. Lists only grow, so what is known stays true or is gone."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Stretch] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, entry_id: str) -> Stretch | None:
+        with self._lock:
+            return self._known.get(entry_id)
+
+    def learn(self, entry_id: str, stretch: Stretch) -> None:
+        with self._lock:
+            self._known[entry_id] = stretch
+            self._known.move_to_end(entry_id)
+            while len(self._known) > _KNOWN_TIPS:
+                self._known.popitem(last=False)
+
+    def unlearn(self, entry_id: str) -> None:
+        with self._lock:
+            self._known.pop(entry_id, None)
+
+
+def _ids(stretch: Stretch, items: Sequence[dict[str, Any]]) -> list[str]:
+    """The entry ids of the last messages of a stretch; a message without one is named by its place."""
+    start = stretch.length - len(items)
+    return [item.get(ENTRY) or f"{stretch.list}#{start + place}" for place, item in enumerate(items)]
+
+
+def _made_at_us(entry_id: str) -> int | None:
+    """When a UUID of version 7 was made; other ids do not say."""
+    try:
+        made = UUID(entry_id)
+    except ValueError:
+        return None
+    return (made.int >> 80) * 1000 if made.version == 7 else None  # noqa: PLR2004

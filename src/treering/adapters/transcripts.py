@@ -1,0 +1,232 @@
+"""A transcript: the thread behind a framework's conversation, for adapters that know what is new in it.
+
+`Thread` compares whole lists to find what is new. A framework that hands over the new messages by
+themselves needs no comparison: it says behind which messages they go. That may be the tail of the
+thread, an earlier point of it, or a point of another thread (a fork); in every case only the new
+messages are written. **Invariant:** one save is one batch, checked against the head that the caller saw:
+messages, state, head and what ``also`` adds are stored together or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+from msgspec import structs
+
+from treering.core.batch import ABSENT
+from treering.core.clock import SystemClock
+from treering.core.draft import Draft
+from treering.core.encoding import decode_json, encode_json
+from treering.core.ids import MAX_ID_CHARS, check_id
+from treering.core.query import Erasure
+from treering.errors import Conflict, InvalidInput, ListMoved
+from treering.store import Store
+from treering.views import channels
+from treering.views.checkpoints import MESSAGES, Checkpoint, Stretch, new_checkpoint_id, write_checkpoint
+from treering.views.hooks import Saved, Saving
+from treering.views.journal import Journal, head_ref, thread_scope
+from treering.views.moments import Moment
+from treering.views.values import write_state
+
+_TRIES: Final = 3
+_CLOCK: Final = SystemClock()
+
+
+class Vetoed(Conflict):
+    """A `pre_checkpoint_save` hook vetoed the save; nothing was written."""
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a thread is: its newest checkpoint, and the version by which a save checks that it still is."""
+
+    version: int
+    checkpoint: Checkpoint
+    first_us: int
+
+    @property
+    def messages(self) -> Stretch | None:
+        """Where its messages lie; ``None`` when it never had any."""
+        return self.checkpoint.lists.get(MESSAGES)
+
+
+class Transcript:
+    """One thread of a store, written by what is new."""
+
+    def __init__(self, store: Store, thread_id: str, namespace: str = "") -> None:
+        self.id = thread_id
+        self.namespace = namespace
+        self._store = store
+        self._engine = store.engine
+        self._space = store.space
+        self._ref = head_ref(thread_id, namespace)
+        self._scope = thread_scope(thread_id, namespace)
+        self._journal = Journal(self._engine, self._space, namespace)
+
+    def head(self, known: Head | None = None) -> Head | None:
+        """The newest checkpoint, read only where ``known`` is not it any more; ``None`` without a thread."""
+        ref = self._engine.refs(self._space, [self._ref]).get(self._ref)
+        if ref is None:
+            return None
+        if known is not None and known.version == ref.version:
+            return known
+        value = decode_json(ref.value)
+        return Head(
+            version=ref.version,
+            checkpoint=self._journal.by_id(value["checkpoint"]),
+            first_us=value["first_us"],
+        )
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is stored, also of a thread that was unlisted."""
+        return next(self._journal.all_of(self._scope), None)
+
+    def moment(self, head: Head) -> Moment:
+        """The head with its content; fires the load hooks."""
+        moment = Moment(self._engine, self._space, head.checkpoint)
+        self._store.hooks.after_load(Saved(thread_id=self.id, namespace=self.namespace, checkpoint=moment))
+        return moment
+
+    def read(self, stretch: Stretch | None, *, last: int | None = None) -> list[Any]:
+        """The messages of a stretch, or only its last ones."""
+        if stretch is None or last == 0:
+            return []
+        return channels.read(self._engine, self._space, stretch, last=last)
+
+    def save(
+        self,
+        before: Head | None,
+        messages: Sequence[Any],
+        *,
+        after: Stretch | None,
+        state: Mapping[str, Any] | None = None,
+        pending_interrupt: Any = None,
+        marks: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None,
+        note: str | None = None,
+        also: Callable[[Draft], None] | None = None,
+    ) -> Head:
+        """Save ``messages`` behind ``after`` as the next moment, if ``before`` is still the head.
+
+        ``state`` is the whole state (``None``: as before). ``marks`` gives the adapter's own metadata for the
+        messages as the hooks left them. Raises `RefMoved` when the head or a ref of ``also`` moved, `Vetoed`
+        when a hook does not want the save.
+        """
+        saving = self._store.hooks.before_save(
+            Saving(
+                thread_id=self.id,
+                namespace=self.namespace,
+                messages=list(messages),
+                state=None if state is None else dict(state),
+                pending_interrupt=pending_interrupt,
+                metadata=dict(marks(messages)) if marks is not None else {},
+                note=note,
+            )
+        )
+        if saving is None:
+            raise Vetoed(f"a hook vetoed saving to thread {self.id!r}; nothing was written")
+        if marks is not None:
+            saving = structs.replace(saving, metadata={**saving.metadata, **marks(saving.messages or ())})
+        for attempt in range(1, _TRIES + 1):
+            try:
+                head = self._try_to_save(before, saving, after, also, tail_is_ours=attempt == 1)
+                break
+            except ListMoved:
+                if attempt == _TRIES:
+                    raise
+        moment = Moment(self._engine, self._space, head.checkpoint)  # pyright: ignore[reportPossiblyUnboundVariable] - the loop breaks or raises
+        self._store.hooks.after_save(Saved(thread_id=self.id, namespace=self.namespace, checkpoint=moment))
+        return head  # pyright: ignore[reportPossiblyUnboundVariable]
+
+    def unlist(self, head: Head) -> None:
+        """Remove the head, if it is still that one (else `RefMoved`): the thread is there no more."""
+        draft = Draft(self._space)
+        draft.delete_ref(self._ref, scope=self._scope, expect=head.version)
+        self._engine.commit(draft.batch())
+
+    def erase(self) -> bool:
+        """Remove all that is stored of the thread; ``False`` when forks share it, and it has to stay."""
+        try:
+            self._engine.erase(self._space, Erasure(scopes=(self._scope,)))
+        except Conflict:
+            return False
+        return True
+
+    def _try_to_save(
+        self,
+        before: Head | None,
+        saving: Saving,
+        after: Stretch | None,
+        also: Callable[[Draft], None] | None,
+        *,
+        tail_is_ours: bool,
+    ) -> Head:
+        draft = Draft(self._space)
+        past = before.checkpoint if before is not None else None
+        lists = dict(past.lists) if past is not None else {}
+        items = saving.messages or []
+        if items:
+            grown = (
+                channels.extend(draft, after, items, scope=self._scope)
+                if after is None or tail_is_ours
+                else channels.branch(draft, self._engine, after, after.length, items, scope=self._scope)
+            )
+            lists[MESSAGES] = grown
+        elif after is not None:
+            lists[MESSAGES] = after
+        else:
+            lists.pop(MESSAGES, None)
+        state = dict(past.state) if past is not None else {}
+        if saving.state is not None:
+            state = write_state(draft, state, saving.state, scope=self._scope)
+        checkpoint_id, now_us = new_checkpoint_id(_CLOCK)
+        checkpoint = Checkpoint(
+            id=checkpoint_id,
+            thread=self.id,
+            namespace=self.namespace,
+            parent=past.id if past is not None else None,
+            step=past.step + 1 if past is not None else 0,
+            created_at_us=now_us,
+            lists=lists,
+            state=state,
+            pending_interrupt=saving.pending_interrupt,
+            metadata=saving.metadata,
+            note=saving.note,
+            tags=saving.tags,
+        )
+        write_checkpoint(draft, checkpoint, scope=self._scope)
+        return self._move(draft, before, checkpoint, also)
+
+    def _move(
+        self, draft: Draft, before: Head | None, checkpoint: Checkpoint, also: Callable[[Draft], None] | None
+    ) -> Head:
+        first_us = before.first_us if before is not None else checkpoint.created_at_us
+        value = {
+            "checkpoint": checkpoint.id,
+            "thread": self.id,
+            "step": checkpoint.step,
+            "first_us": first_us,
+        }
+        if self.namespace:
+            value["namespace"] = self.namespace
+        expect = ABSENT if before is None else before.version
+        draft.set_ref(self._ref, encode_json(value), scope=self._scope, expect=expect)
+        if also is not None:
+            also(draft)
+        receipt = self._engine.commit(draft.batch())
+        return Head(version=receipt.versions[self._ref], checkpoint=checkpoint, first_us=first_us)
+
+
+def thread_id_for(given: str) -> str:
+    """The thread id of a framework's id: itself, or a readable substitute where it cannot be one.
+
+    Frameworks allow the empty string, line breaks and any length. The substitute ends in a ``~`` and the
+    whole SHA-256 of the given id; the adapters keep the given id beside the messages and compare it.
+    """
+    try:
+        return check_id(given, "id")
+    except InvalidInput:
+        readable = "".join(each if each.isprintable() else "-" for each in given[:80]).strip() or "id"
+        digest = sha256(given.encode("utf-8", "surrogatepass")).hexdigest()
+        return f"{readable}~{digest}"[-MAX_ID_CHARS:]
