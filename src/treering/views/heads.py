@@ -11,7 +11,7 @@ from __future__ import annotations
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from treering.core.batch import ABSENT, Event
 from treering.core.draft import Draft
@@ -44,6 +44,18 @@ class ThreadMoved(Conflict):
             f"thread {thread!r} is at {actual or 'nothing'}, this writer last saw {expected or 'nothing'}; "
             'load() it again, or save with on_conflict="fork"'
         )
+
+
+class Adopted(Struct, frozen=True, kw_only=True):
+    """What a checkpoint that was made elsewhere keeps: its id, its time, and the first save of its thread.
+
+    ``parent`` counts for a thread that is not there yet; the id and ``created_at_us`` are of one UTC day.
+    """
+
+    id: str
+    created_at_us: int
+    first_us: int
+    parent: str | None = None
 
 
 class Head:
@@ -108,16 +120,19 @@ class Head:
         wanted: Mapping[str, Sequence[Any] | First],
         appended: Sequence[Any],
         step: int | None,
+        adopted: Adopted | None = None,
     ) -> Checkpoint:
         """Put one moment behind the head. Raises `ThreadMoved` when that is not the head any more."""
         with self._lock:
             self.see_once()
             for attempt in range(1, _TRIES):
                 try:
-                    return self._try_to_save(saving, wanted, appended, step, tail_is_ours=attempt == 1)
+                    return self._try_to_save(
+                        saving, wanted, appended, step, adopted, tail_is_ours=attempt == 1
+                    )
                 except ListMoved:  # the tail belongs to someone else: branch off where this moment begins
                     continue
-            return self._try_to_save(saving, wanted, appended, step, tail_is_ours=False)
+            return self._try_to_save(saving, wanted, appended, step, adopted, tail_is_ours=False)
 
     def rewind(self, target: Checkpoint) -> None:
         """Move the head to a checkpoint that is there already, and say so in the journal."""
@@ -167,6 +182,7 @@ class Head:
         wanted: Mapping[str, Sequence[Any] | First],
         appended: Sequence[Any],
         step: int | None,
+        adopted: Adopted | None,
         *,
         tail_is_ours: bool,
     ) -> Checkpoint:
@@ -194,12 +210,17 @@ class Head:
         state = before.state if before else {}
         if saving.state is not None:
             state = write_state(draft, state, saving.state, scope=self.scope)
-        checkpoint_id, now_us = new_checkpoint_id(self._clock)
+        if adopted is None:
+            parent = None
+            checkpoint_id, now_us = new_checkpoint_id(self._clock)
+        else:
+            parent = adopted.parent
+            checkpoint_id, now_us = adopted.id, adopted.created_at_us
         checkpoint = Checkpoint(
             id=checkpoint_id,
             thread=self._thread_id,
             namespace=self._namespace,
-            parent=before.id if before else None,
+            parent=before.id if before else parent,
             step=step if step is not None else (before.step + 1 if before else 0),
             created_at_us=now_us,
             lists=lists,
@@ -210,7 +231,7 @@ class Head:
             tags=saving.tags,
         )
         write_checkpoint(draft, checkpoint, scope=self.scope)
-        self._move(draft, checkpoint)
+        self._move(draft, checkpoint, first_us=now_us if adopted is None else adopted.first_us)
         self._channels.update(grown)
         return checkpoint
 
@@ -221,9 +242,12 @@ class Head:
             known = Channel(stretch, None)
         return known
 
-    def _move(self, draft: Draft, checkpoint: Checkpoint) -> None:
-        """Commit a batch that also moves the head."""
-        first_us = self._first_us if self._first_us is not None else checkpoint.created_at_us
+    def _move(self, draft: Draft, checkpoint: Checkpoint, *, first_us: int | None = None) -> None:
+        """Commit a batch that also moves the head; ``first_us`` is for a thread that begins with it."""
+        if self._first_us is not None:
+            first_us = self._first_us
+        elif first_us is None:
+            first_us = checkpoint.created_at_us
         value = {
             "checkpoint": checkpoint.id,
             "thread": self._thread_id,
