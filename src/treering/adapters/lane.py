@@ -30,6 +30,11 @@ class Lane:
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._is_busy = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call runs or waits."""
+        return not self._is_busy
+
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Await a call in its turn. Cancelling cancels the waiting, never the call."""
         return await self._bridge.future(self._enqueue(function, *args, **kwargs))

@@ -17,18 +17,18 @@ from treering.errors import InvalidInput
 _HASHED: Final = re.compile("~[0-9a-f]{64}")
 
 
-def thread_name(name: str, what: str, *, limit: int = MAX_ID_CHARS) -> str:
+def thread_name(name: str, what: str, *, limit: int = MAX_ID_CHARS, slashes: bool = True) -> str:
     """The id for a name: the name itself where that is acceptable; ``what`` names it in the error."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are frameworks
         raise InvalidInput(f"{what} is of type {type(name).__name__}; pass a str")
-    if is_plain(name, limit=limit):
+    if is_plain(name, limit=limit, slashes=slashes):
         return name
     return "~" + sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def is_plain(name: str, *, limit: int = MAX_ID_CHARS) -> bool:
-    """Whether a name is its own id."""
-    if len(name) > limit or _HASHED.fullmatch(name) is not None:
+def is_plain(name: str, *, limit: int = MAX_ID_CHARS, slashes: bool = True) -> bool:
+    """Whether a name is its own id: an id, not too long and (unless there may be) without a slash."""
+    if len(name) > limit or ("/" in name and not slashes) or _HASHED.fullmatch(name) is not None:
         return False
     try:
         check_id(name, "name")
