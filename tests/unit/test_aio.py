@@ -265,7 +265,7 @@ class TestCancellation:
             assert store.verify().ok
 
 
-DIRECT = {"draft", "in_namespace", "submit", "thread"}
+DIRECT = {"chat", "draft", "in_namespace", "submit", "thread"}
 """What does no I/O, or gives back a future, and is therefore not awaited."""
 
 
