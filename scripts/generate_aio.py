@@ -42,7 +42,7 @@ TWINS: Final = (
         module="treering.store",
         name="Store",
         twin="AsyncStore",
-        direct=frozenset({"chat", "draft", "in_namespace", "thread"}),
+        direct=frozenset({"agent", "chat", "draft", "in_namespace", "run", "thread", "tool"}),
         awaits={"commit": "submit"},
     ),
     Twin(
@@ -63,6 +63,9 @@ TWINS: Final = (
         twin="AsyncMoment",
         reads=frozenset({"messages", "state"}),
     ),
+    Twin(module="treering.views.runs", name="Runs", twin="AsyncRuns"),
+    Twin(module="treering.views.timeline", name="Timeline", twin="AsyncTimeline"),
+    Twin(module="treering.views.costs", name="Costs", twin="AsyncCosts"),
 )
 
 HEADER: Final = '''"""The async store: the same words, awaited.

@@ -20,6 +20,7 @@ from treering.care.copying import CopyProgress, CopyReport
 from treering.care.forgetting import Forgotten
 from treering.care.statistics import Stats
 from treering.care.verification import Verification
+from treering.core.address import Address
 from treering.core.batch import Batch, Receipt
 from treering.core.draft import Draft
 from treering.core.engine import Engine
@@ -32,12 +33,16 @@ from treering.views.budgets import Budgets
 from treering.views.chat_ids import ChatId, TaskId
 from treering.views.chats import Chat
 from treering.views.cleaning import Cleaned
+from treering.views.costs import By, CostReport, Costs
 from treering.views.differences import Difference
 from treering.views.directory import ThreadInfo
 from treering.views.hooks import Hooks
 from treering.views.interrupts import Decision
 from treering.views.moments import Moment
+from treering.views.recording.runs import Run, RunInfo
+from treering.views.runs import RunPage, Runs
 from treering.views.threads import Thread
+from treering.views.timeline import Timeline, TimelineEvent, TimelinePage
 
 
 class AsyncStore:
@@ -88,6 +93,55 @@ class AsyncStore:
     def chat(self, channel: str, chat_id: str | int, namespace: str | None = None) -> AsyncChat:
         """Async twin of `Store.chat`."""
         return AsyncChat(self._store.chat(channel, chat_id, namespace), self._bridge)
+
+    def run(
+        self,
+        agent: str | None = None,
+        *,
+        thread: Thread | str | AsyncThread | None = None,
+        namespace: str | None = None,
+        id: str | None = None,
+        project_id: int | None = None,
+        meta: Mapping[str, Any] | None = None,
+        tags: Sequence[str] = (),
+    ) -> Run:
+        """Async twin of `Store.run`."""
+        return self._store.run(
+            agent,
+            thread=thread.sync if isinstance(thread, AsyncThread) else thread,
+            namespace=namespace,
+            id=id,
+            project_id=project_id,
+            meta=meta,
+            tags=tags,
+        )
+
+    def agent(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Async twin of `Store.agent`."""
+        return self._store.agent(name)
+
+    def tool(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Async twin of `Store.tool`."""
+        return self._store.tool(name)
+
+    async def flush(self) -> None:
+        """Async twin of `Store.flush`."""
+        await self._bridge.call(self._store.flush)
+
+    @property
+    def runs(self) -> AsyncRuns:
+        """Async twin of `Store.runs`."""
+        return AsyncRuns(self._store.runs, self._bridge)
+
+    @property
+    def timeline(self) -> AsyncTimeline:
+        """Async twin of `Store.timeline`."""
+        return AsyncTimeline(self._store.timeline, self._bridge)
+
+    @property
+    def cost(self) -> AsyncCosts:
+        """Async twin of `Store.cost`."""
+        return AsyncCosts(self._store.cost, self._bridge)
 
     def draft(self, id: str | None = None) -> Draft:
         """Async twin of `Store.draft`."""
@@ -627,3 +681,107 @@ class AsyncMoment:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._moment)[1:]}"
+
+
+class AsyncRuns:
+    """Async twin of `Runs`."""
+
+    def __init__(self, runs: Runs, bridge: Bridge | None = None) -> None:
+        self._runs = runs
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Runs:
+        """The runs that does the work."""
+        return self._runs
+
+    async def get(self, run_id: str) -> RunInfo:
+        """Async twin of `Runs.get`."""
+        return await self._bridge.call(self._runs.get, run_id)
+
+    async def page(self, *, first: int = 100, cursor: str | None = None) -> RunPage:
+        """Async twin of `Runs.page`."""
+        return await self._bridge.call(self._runs.page, first=first, cursor=cursor)
+
+    async def each(self) -> AsyncIterator[RunInfo]:
+        """Async twin of `Runs.each`."""
+        async for each in self._bridge.iterate(self._runs.each):
+            yield each
+
+    async def mark_crashed(self) -> list[RunInfo]:
+        """Async twin of `Runs.mark_crashed`."""
+        return await self._bridge.call(self._runs.mark_crashed)
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._runs)[1:]}"
+
+
+class AsyncTimeline:
+    """Async twin of `Timeline`."""
+
+    def __init__(self, timeline: Timeline, bridge: Bridge | None = None) -> None:
+        self._timeline = timeline
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Timeline:
+        """The timeline that does the work."""
+        return self._timeline
+
+    async def of_run(
+        self, run_id: str, *, first: int = 1000, cursor: str | None = None, everything: bool = False
+    ) -> TimelinePage:
+        """Async twin of `Timeline.of_run`."""
+        return await self._bridge.call(
+            self._timeline.of_run, run_id, first=first, cursor=cursor, everything=everything
+        )
+
+    async def each_of_run(self, run_id: str, *, everything: bool = False) -> AsyncIterator[TimelineEvent]:
+        """Async twin of `Timeline.each_of_run`."""
+        async for each in self._bridge.iterate(self._timeline.each_of_run, run_id, everything=everything):
+            yield each
+
+    async def content(self, *addresses: Address) -> list[Any]:
+        """Async twin of `Timeline.content`."""
+        return await self._bridge.call(self._timeline.content, *addresses)
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._timeline)[1:]}"
+
+
+class AsyncCosts:
+    """Async twin of `Costs`."""
+
+    def __init__(self, costs: Costs, bridge: Bridge | None = None) -> None:
+        self._costs = costs
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Costs:
+        """The costs that does the work."""
+        return self._costs
+
+    async def of_run(self, run_id: str, *, by: By = "agent") -> CostReport:
+        """Async twin of `Costs.of_run`."""
+        return await self._bridge.call(self._costs.of_run, run_id, by=by)
+
+    async def of_thread(self, thread_id: str, *, namespace: str = "", by: By = "agent") -> CostReport:
+        """Async twin of `Costs.of_thread`."""
+        return await self._bridge.call(self._costs.of_thread, thread_id, namespace=namespace, by=by)
+
+    async def of_days(
+        self,
+        *,
+        by: By = "day",
+        since_day: int | None = None,
+        until_day: int | None = None,
+        agent: str | None = None,
+        model: str | None = None,
+    ) -> CostReport:
+        """Async twin of `Costs.of_days`."""
+        return await self._bridge.call(
+            self._costs.of_days, by=by, since_day=since_day, until_day=until_day, agent=agent, model=model
+        )
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._costs)[1:]}"

@@ -7,11 +7,11 @@ space only; the one exception is `backup`, which is of the whole store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from treering.care.backup import BackupReport, back_up
 from treering.care.collection import Collection, collect
@@ -30,9 +30,16 @@ from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput
 from treering.views.chats import Chat
+from treering.views.costs import Costs
 from treering.views.directory import ThreadInfo, list_threads
 from treering.views.hooks import Hooks
+from treering.views.recording.decorators import recorded
+from treering.views.recording.recorder import Recorder
+from treering.views.recording.runs import Run
+from treering.views.runs import Runs
+from treering.views.thread_keys import thread_key
 from treering.views.threads import Thread
+from treering.views.timeline import Timeline
 
 
 class Opener(Protocol):
@@ -64,6 +71,7 @@ class Store:
         self._clock = clock or SystemClock()
         self._opener = opener
         self._hooks = Hooks()
+        self._recorder: Recorder | None = None
 
     @property
     def space(self) -> str:
@@ -110,6 +118,65 @@ class Store:
             clock=self._clock,
             hooks=self._hooks,
         )
+
+    # Recording
+    def run(
+        self,
+        agent: str | None = None,
+        *,
+        thread: Thread | str | None = None,
+        namespace: str | None = None,
+        id: str | None = None,
+        project_id: int | None = None,
+        meta: Mapping[str, Any] | None = None,
+        tags: Sequence[str] = (),
+    ) -> Run:
+        """A run to be recorded: ``with store.run(agent="planner") as run``. It never waits for the disk.
+
+        Everything is durable when the store closes, and after `flush`.
+        """
+        thread_id = thread.id if isinstance(thread, Thread) else thread
+        where = thread.namespace if isinstance(thread, Thread) else namespace or ""
+        return Run(
+            self._record(),
+            self._clock,
+            agent=agent,
+            thread=thread_id,
+            namespace=where,
+            thread_key=thread_key(thread_id, where),
+            id=id,
+            project_id=project_id,
+            meta=meta,
+            tags=tuple(tags),
+        )
+
+    def agent(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorate an agent's function: each call is a span, and outside of any run a run of its own."""
+        return lambda function: recorded(function, name=name, kind="agent", new_run=self.run)
+
+    def tool(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorate a tool's function: each call inside a run is recorded with its input and output."""
+        return lambda function: recorded(function, name=name, kind="tool", new_run=None)
+
+    def flush(self) -> None:
+        """Return when everything that was recorded so far is durable."""
+        if self._recorder is not None:
+            self._recorder.flush()
+
+    @property
+    def runs(self) -> Runs:
+        """Which runs there are and how they stand."""
+        return Runs(self._engine, self._space, clock=self._clock)
+
+    @property
+    def timeline(self) -> Timeline:
+        """What happened, in order."""
+        return Timeline(self._engine, self._space)
+
+    @property
+    def cost(self) -> Costs:
+        """What it took, in tokens and money."""
+        return Costs(self._engine, self._space)
 
     # Writing
     def draft(self, id: str | None = None) -> Draft:
@@ -205,8 +272,12 @@ class Store:
         )
 
     def close(self) -> None:
-        """Finish what was submitted, then let go of everything. May be called twice."""
-        self._engine.close()
+        """Finish what was recorded and submitted, then let go of everything. May be called twice."""
+        try:
+            if self._recorder is not None:
+                self._recorder.close()
+        finally:
+            self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -218,6 +289,11 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<Store {self.url} space={self._space!r}>"
+
+    def _record(self) -> Recorder:
+        if self._recorder is None:
+            self._recorder = Recorder(self._engine, self._space)
+        return self._recorder
 
     def _own(self, batch: Batch | Draft) -> Batch:
         whole = batch.batch() if isinstance(batch, Draft) else batch

@@ -85,6 +85,14 @@ class Draft:
         """A text for the search index."""
         self._texts.append(text)
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was put in yet."""
+        return not (
+            self._objects or self._parts or self._requires or self._lists or self._events
+            or self._refs or self._fences or self._texts
+        )  # fmt: skip
+
     def batch(self) -> Batch:
         """The finished batch."""
         return Batch(

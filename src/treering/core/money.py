@@ -1,0 +1,38 @@
+"""Money: integer nano-units of a currency, so that sums are exact; other numbers only at the edge."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Final
+
+from treering.errors import InvalidInput
+
+NANOS: Final = 1_000_000_000
+
+_CURRENCY: Final = re.compile(r"[A-Z]{3}")
+
+
+def to_nanos(amount: Decimal | float | str) -> int:
+    """An amount in nano-units; a float counts as the decimal that Python shows for it.
+
+    What does not come out even is rounded to the nearest nano-unit (half to even).
+    """
+    try:
+        exact = amount if isinstance(amount, Decimal) else Decimal(str(amount))
+        nanos = int((exact * NANOS).to_integral_value())
+    except (InvalidOperation, ValueError, OverflowError):
+        raise InvalidInput(f"{amount!r} is no amount of money; use a number or a Decimal") from None
+    return nanos
+
+
+def from_nanos(nanos: int) -> Decimal:
+    """The amount behind nano-units, exactly."""
+    return Decimal(nanos).scaleb(-9)
+
+
+def check_currency(code: str) -> str:
+    """Return an ISO 4217 code, as it is stored."""
+    if _CURRENCY.fullmatch(code) is None:
+        raise InvalidInput(f"{code!r} is no currency; use the three capitals of ISO 4217, such as EUR")
+    return code

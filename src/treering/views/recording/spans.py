@@ -1,0 +1,368 @@
+"""Spans: a stretch of a run's time, with what went in, what came out, and what it cost.
+
+A span is one row of the journal, written when it ends: its time is when it began, its duration says how
+long it took. One that is still open when the recorder writes also gets a small row that says so, for those
+who look on while it runs; the row at its end then says that it was announced.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+from treering.core.address import Address
+from treering.core.batch import Event
+from treering.core.content import Content
+from treering.core.encoding import encode, encode_json
+from treering.core.ids import check_id, new_id
+from treering.core.money import check_currency, to_nanos
+from treering.errors import InvalidInput, Unencodable
+from treering.views.recording.context import here
+from treering.views.recording.usage import usage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextvars import Token
+    from decimal import Decimal
+    from types import TracebackType
+
+    from treering.core.batch import Usage
+    from treering.core.clock import Clock
+    from treering.core.draft import Draft
+    from treering.views.recording.recorder import Recorder
+
+SPAN: Final = "span."
+OPEN: Final = "open."
+MESSAGE: Final = "message"
+OK: Final = "ok"
+ERROR: Final = "error"
+
+_NOTHING: Final[Any] = object()
+
+
+class Origin:
+    """What everything of one run has in common."""
+
+    __slots__ = ("clock", "recorder", "run", "scope", "thread")
+
+    def __init__(self, recorder: Recorder, clock: Clock, *, run: str, scope: str, thread: str | None) -> None:
+        self.recorder = recorder
+        self.clock = clock
+        self.run = run
+        self.scope = scope
+        self.thread = thread
+
+
+class Place:
+    """Somewhere in a run: the run itself, or a span in it. Messages, tools and further spans hang below."""
+
+    __slots__ = ("_origin", "agent", "id")
+
+    def __init__(self, origin: Origin, id: str, agent: str | None) -> None:
+        self._origin = origin
+        self.id = id
+        self.agent = agent
+
+    @property
+    def run_id(self) -> str:
+        """The run that this is part of."""
+        return self._origin.run
+
+    @property
+    def span_id(self) -> str | None:
+        """The span that new things go below; ``None`` directly under the run."""
+        return self.id
+
+    def span(
+        self,
+        name: str,
+        *,
+        kind: str = "agent",
+        agent: str | None = None,
+        input: Any = _NOTHING,
+        model: str | None = None,
+        id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Span:
+        """A stretch of time below this one; use it in a ``with`` statement."""
+        return Span(
+            self._origin,
+            name=name,
+            kind=kind,
+            agent=agent or (name if kind == "agent" else self.agent),
+            parent=self.span_id,
+            input=input,
+            model=model,
+            id=id,
+            metadata=metadata,
+        )
+
+    def tool(self, name: str, input: Any = _NOTHING, *, id: str | None = None) -> Span:
+        """A call of a tool; set ``output`` inside the ``with`` statement."""
+        return self.span(name, kind="tool", input=input, id=id)
+
+    def message(
+        self,
+        role: str,
+        content: Any,
+        *,
+        model: str | None = None,
+        usage: Usage | Mapping[str, Any] | None = None,
+        cost: Decimal | float | str | None = None,
+        currency: str = "USD",
+        agent: str | None = None,
+        id: str | None = None,
+        ts_us: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Record a message, with the tokens and the money that it took; gives back its id."""
+        origin = self._origin
+        note = _Message(
+            origin,
+            id=check_id(id, "message id") if id is not None else new_id(),
+            ts_us=origin.clock.now_us() if ts_us is None else ts_us,
+            span=self.span_id,
+            agent=agent or self.agent,
+            role=check_id(role, "role"),
+            model=model,
+            content=_content(content),
+            usage=usage_of(usage),
+            cost_nanos=None if cost is None else to_nanos(cost),
+            currency=None if cost is None else check_currency(currency),
+            metadata=metadata,
+        )
+        origin.recorder.take(note)
+        return note.id
+
+
+class Span(Place):
+    """A stretch of a run's time."""
+
+    __slots__ = (
+        "_began_us", "_cost_nanos", "_currency", "_duration_us", "_input", "_is_announced", "_metadata",
+        "_output", "_status", "_token", "_usage", "kind", "model", "name", "parent",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        name: str,
+        kind: str,
+        agent: str | None,
+        parent: str | None,
+        input: Any = _NOTHING,
+        model: str | None = None,
+        id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(origin, new_id() if id is None else check_id(id, "span id"), agent)
+        self.name = check_id(name, "span name")
+        self.kind = check_id(kind, "span kind")
+        self.parent = parent
+        self.model = model
+        self._input = None if input is _NOTHING else _content(input)
+        self._output: Content | None = None
+        self._metadata: dict[str, Any] = dict(metadata or {})
+        self._began_us: int | None = None
+        self._duration_us: int | None = None
+        self._is_announced = False
+        self._status = OK
+        self._usage: Usage | None = None
+        self._cost_nanos: int | None = None
+        self._currency: str | None = None
+        self._token: Token[Place | None] | None = None
+
+    @property
+    def status(self) -> str:
+        """How it went: ``ok``, ``error``, or a word of your own."""
+        return self._status
+
+    @status.setter
+    def status(self, status: str) -> None:
+        self._status = check_id(status, "status")
+
+    def _set_output(self, value: Any) -> None:
+        self._output = _content(value)
+
+    output = property(fset=_set_output, doc="What came out.")
+
+    def use(
+        self,
+        usage: Usage | Mapping[str, Any],
+        *,
+        cost: Decimal | float | str | None = None,
+        currency: str = "USD",
+    ) -> None:
+        """Say which tokens this span itself took (not those of messages that are recorded below it)."""
+        self._usage = usage_of(usage)
+        if cost is not None:
+            self._cost_nanos = to_nanos(cost)
+            self._currency = check_currency(currency)
+
+    def note(self, **metadata: Any) -> None:
+        """Add to the span's metadata."""
+        self._metadata |= metadata
+
+    def start(self, *, ts_us: int | None = None) -> Self:
+        """Begin; ``with`` does this."""
+        if self._began_us is not None:
+            raise InvalidInput(f"span {self.name!r} was started before; make a new one")
+        self._began_us = self._origin.clock.now_us() if ts_us is None else ts_us
+        self._origin.recorder.take(Announcement(self))
+        return self
+
+    def end(self, *, status: str | None = None, ts_us: int | None = None) -> None:
+        """Finish; ``with`` does this. Ending twice changes nothing."""
+        if self._began_us is None:
+            raise InvalidInput(f"span {self.name!r} ends without having been started")
+        if self._duration_us is not None:
+            return
+        if status is not None:
+            self.status = status
+        ended_us = self._origin.clock.now_us() if ts_us is None else ts_us
+        self._duration_us = max(ended_us - self._began_us, 0)
+        self._origin.recorder.take(self)
+
+    def fail(self, error: BaseException) -> None:
+        """Record an exception, with its traceback."""
+        self._status = ERROR
+        self._metadata["error"] = {
+            "type": type(error).__qualname__,
+            "message": str(error)[:2000],
+            "traceback": "".join(traceback.format_exception(error, limit=20))[-8000:],
+        }
+
+    def __enter__(self) -> Self:
+        self.start()
+        self._token = here.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            here.reset(self._token)
+            self._token = None
+        if error is not None:
+            self.fail(error)
+        self.end()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    # How it is written
+    def announce(self, draft: Draft) -> None:
+        """The row of a span that goes on for longer than the recorder waits."""
+        if self._duration_us is not None:
+            return
+        self._is_announced = True
+        body, data = None, dict[str, Any]()
+        if self._input is not None:
+            body = draft.put(self._input, scope=self._origin.scope)
+            data["input_size"] = len(self._input.data)
+        draft.event(self._event(f"{self.id}:open", OPEN, body=body, data=data, links=()))
+
+    def write_to(self, draft: Draft) -> None:
+        """The row of a finished span."""
+        scope = self._origin.scope
+        data: dict[str, Any] = dict(self._metadata)
+        links: tuple[Address, ...] = ()
+        if self._is_announced:
+            data["announced"] = True
+        elif self._input is not None:
+            given = draft.put(self._input, scope=scope)
+            data |= {"input": given, "input_size": len(self._input.data)}
+            links = (given,)
+        body = None if self._output is None else draft.put(self._output, scope=scope)
+        draft.event(self._event(self.id, SPAN, body=body, data=data, links=links))
+
+    def _event(
+        self, id: str, form: str, *, body: Address | None, data: dict[str, Any], links: tuple[Address, ...]
+    ) -> Event:
+        origin = self._origin
+        is_done = form == SPAN
+        return Event(
+            id=id,
+            kind=form + self.kind,
+            ts_us=self._began_us or 0,
+            scope=origin.scope,
+            run=origin.run,
+            span=self.id,
+            parent=self.parent,
+            thread=origin.thread,
+            agent=self.agent,
+            name=self.name,
+            model=self.model,
+            status=self._status if is_done else None,
+            usage=self._usage if is_done else None,
+            cost_nanos=self._cost_nanos if is_done else None,
+            currency=self._currency if is_done else None,
+            duration_us=self._duration_us if is_done else None,
+            data=encode_json(data) if data else None,
+            body=body,
+            links=links,
+        )
+
+
+class Announced(Protocol):
+    """What says that it began before it says how it ended."""
+
+    def announce(self, draft: Draft) -> None:
+        """Put the beginning into a batch."""
+        ...
+
+
+class Announcement:
+    """The note that something began; what it says is decided when it is written."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: Announced) -> None:
+        self._what = what
+
+    def write_to(self, draft: Draft) -> None:
+        """Put the beginning into a batch."""
+        self._what.announce(draft)
+
+
+class _Message:
+    __slots__ = ("_fields", "_metadata", "_origin", "content", "id")
+
+    def __init__(
+        self, origin: Origin, *, id: str, content: Content, metadata: Mapping[str, Any] | None, **fields: Any
+    ) -> None:
+        self.id = id
+        self.content = content
+        self._origin = origin
+        self._metadata = dict(metadata) if metadata else None
+        self._fields = fields
+
+    def write_to(self, draft: Draft) -> None:
+        """The row of a message."""
+        origin = self._origin
+        draft.event(
+            Event(
+                id=self.id,
+                kind=MESSAGE,
+                scope=origin.scope,
+                run=origin.run,
+                thread=origin.thread,
+                body=draft.put(self.content, scope=origin.scope),
+                data=encode_json(self._metadata) if self._metadata else None,
+                **self._fields,
+            )
+        )
+
+
+def _content(value: Any) -> Content:
+    """Content as it is now; what has no encoding is kept as its text, because recording never fails a run."""
+    try:
+        return encode(value, keep_order=True)
+    except Unencodable:
+        return encode({"_opaque": type(value).__qualname__, "text": repr(value)[:10_000]})

@@ -1,0 +1,113 @@
+"""The directory of runs: which there are, how they stand, and which of them died."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import structs
+
+from treering.core.draft import Draft
+from treering.core.ids import new_id
+from treering.core.query import EventQuery
+from treering.errors import NotFound, RefMoved
+from treering.views.recording.recorder import lease_name
+from treering.views.recording.runs import (
+    CRASHED,
+    RUN,
+    RUNNING,
+    RunInfo,
+    ledger_scope,
+    run_info,
+    run_ref,
+    write_state,
+)
+from treering.views.thread_keys import thread_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from treering.core.clock import Clock
+    from treering.core.engine import Engine
+
+_LISTED: Final = ":listed"
+_PROBE_SECONDS: Final = 5.0
+
+
+class RunPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some runs, newest first, and where the next page begins (``None``: nothing more)."""
+
+    runs: tuple[RunInfo, ...]
+    cursor: str | None
+
+
+class Runs:
+    """The runs of one namespace."""
+
+    def __init__(self, engine: Engine, space: str, *, clock: Clock, namespace: str = "") -> None:
+        self._engine = engine
+        self._space = space
+        self._clock = clock
+        self._namespace = namespace
+
+    def get(self, run_id: str) -> RunInfo:
+        """One run; a run whose process died is `crashed`, whether or not someone has written that down."""
+        found = self._engine.refs(self._space, [run_ref(run_id)])
+        if not found:
+            raise NotFound(f"there is no run {run_id!r}; runs.page() lists those that there are")
+        return self._told(run_info(found[run_ref(run_id)]), {})
+
+    def page(self, *, first: int = 100, cursor: str | None = None) -> RunPage:
+        """Runs in the order in which they began, newest first."""
+        query = EventQuery(scope=ledger_scope(self._namespace), kinds=(RUN,), newest_first=True)
+        listed = self._engine.scan(self._space, query, after=cursor, limit=first)
+        names = [run_ref(record.event.id.removesuffix(_LISTED)) for record in listed.records]
+        refs = self._engine.refs(self._space, names)
+        alive: dict[str, bool] = {}
+        return RunPage(
+            runs=tuple(self._told(run_info(refs[name]), alive) for name in names if name in refs),
+            cursor=listed.cursor,
+        )
+
+    def each(self) -> Iterator[RunInfo]:
+        """All runs, newest first, read a page at a time."""
+        cursor = None
+        while True:
+            page = self.page(cursor=cursor)
+            yield from page.runs
+            if page.cursor is None:
+                return
+            cursor = page.cursor
+
+    def mark_crashed(self) -> list[RunInfo]:
+        """Write down which runs died with their process; gives them back."""
+        crashed = [info for info in self.each() if info.status == CRASHED and info.ended_at_us is None]
+        marked: list[RunInfo] = []
+        for info in crashed:
+            ref = self._engine.refs(self._space, [run_ref(info.id)])[run_ref(info.id)]
+            over = structs.replace(info, ended_at_us=self._clock.now_us())
+            draft = Draft(self._space)
+            write_state(draft, over, thread_key=thread_key(over.thread, over.namespace), expect=ref.version)
+            try:
+                self._engine.commit(draft.batch())
+            except RefMoved:
+                continue  # someone else was quicker
+            marked.append(over)
+        return marked
+
+    def _told(self, info: RunInfo, alive: dict[str, bool]) -> RunInfo:
+        """A run that still says that it runs is asked after: is the process there that writes it?"""
+        if info.status != RUNNING or info.recorder is None or not self._engine.caps.claim:
+            return info
+        if info.recorder not in alive:
+            alive[info.recorder] = self._is_alive(info.recorder)
+        return info if alive[info.recorder] else structs.replace(info, status=CRASHED)
+
+    def _is_alive(self, recorder: str) -> bool:
+        lease = self._engine.claim(
+            self._space, lease_name(recorder), holder=f"probe/{new_id()}", seconds=_PROBE_SECONDS
+        )
+        if lease is None:
+            return True
+        self._engine.release(lease)
+        return False

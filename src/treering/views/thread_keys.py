@@ -1,0 +1,16 @@
+"""How the events of a run name the thread that they belong to."""
+
+from __future__ import annotations
+
+from typing import overload
+
+from treering.core.scopes import namespace_prefix
+
+
+@overload
+def thread_key(thread_id: str, namespace: str) -> str: ...
+@overload
+def thread_key(thread_id: str | None, namespace: str) -> str | None: ...
+def thread_key(thread_id: str | None, namespace: str) -> str | None:
+    """The thread's id behind its namespace; two threads never share one."""
+    return None if thread_id is None else namespace_prefix(namespace) + thread_id

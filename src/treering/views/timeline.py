@@ -1,0 +1,250 @@
+"""The timeline: what happened in a run or a thread, in the order in which it happened.
+
+A span is one row, filed under the time when it began, but a timeline shows it twice: where it begins and
+where it ends. Reading therefore merges the rows with the ends of those that were passed already, and a
+cursor carries the few spans whose end is still to come. **Invariant:** paging gives every entry that was
+there at the first page exactly once, in the order of (time, sequence number).
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from treering.core.address import Address
+from treering.core.clock import DAY_US, day_of, to_iso
+from treering.core.encoding import decode, decode_json
+from treering.core.money import from_nanos
+from treering.core.query import EventQuery, encode_cursor
+from treering.errors import InvalidInput
+from treering.views.recording.spans import MESSAGE, OPEN, SPAN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from treering.core.engine import Engine
+    from treering.core.records import Record
+
+FIVE: Final = frozenset({"agent.span.start", "agent.span.end", "message", "tool.call", "tool.result"})
+"""What a timeline shows unless more is asked for."""
+
+_TYPES: Final = {
+    ("agent", "start"): "agent.span.start",
+    ("agent", "end"): "agent.span.end",
+    ("tool", "start"): "tool.call",
+    ("tool", "end"): "tool.result",
+}
+_SCAN: Final = 500
+
+Phase = Literal["start", "end", "at"]
+
+
+class TimelineEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a timeline."""
+
+    type: str
+    ts_us: int
+    seq: int
+    run_id: str | None
+    agent: str | None
+    label: str
+    ref: dict[str, str]
+    meta: dict[str, Any]
+    body: Address | None = None
+    """Where the content is: a message's text, a call's input, a result's output."""
+
+    @property
+    def ts(self) -> str:
+        """ISO 8601 with offset."""
+        return to_iso(self.ts_us)
+
+
+class TimelinePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some lines, and where the next page begins (``None``: nothing more now)."""
+
+    events: tuple[TimelineEvent, ...]
+    cursor: str | None
+
+
+class _Position(msgspec.Struct, frozen=True, array_like=True):
+    after: str | None
+    open: list[tuple[str, int]]
+    """Spans whose beginning was shown and whose end was not: id and time."""
+
+
+class Timeline:
+    """What the journal of one space knows of runs and threads."""
+
+    def __init__(self, engine: Engine, space: str) -> None:
+        self._engine = engine
+        self._space = space
+
+    def of_run(
+        self, run_id: str, *, first: int = 1000, cursor: str | None = None, everything: bool = False
+    ) -> TimelinePage:
+        """A run's timeline: the five kinds of line, or (``everything``) all that was recorded."""
+        return self._page(EventQuery(run=run_id, order="time"), first, cursor, everything=everything)
+
+    def each_of_run(self, run_id: str, *, everything: bool = False) -> Iterator[TimelineEvent]:
+        """The whole timeline of a run, read a page at a time."""
+        cursor = None
+        while True:
+            page = self.of_run(run_id, cursor=cursor, everything=everything)
+            yield from page.events
+            if page.cursor is None:
+                return
+            cursor = page.cursor
+
+    def content(self, *addresses: Address) -> list[Any]:
+        """What lies at the addresses of `TimelineEvent.body`."""
+        return [decode(each) for each in self._engine.get(self._space, list(addresses))]
+
+    def _page(self, query: EventQuery, first: int, cursor: str | None, *, everything: bool) -> TimelinePage:
+        if first < 1:
+            raise InvalidInput(f"first is {first}; ask for at least one line")
+        position = _decoded(cursor)
+        ends: list[tuple[int, int, Record]] = []
+        for record in self._spans(position.open):
+            heappush(ends, (_end_us(record), record.seq, record))
+        lines: list[TimelineEvent] = []
+        after = position.after
+        for record in self._records(query, after):
+            event = record.event
+            while ends and ends[0][:2] < (event.ts_us, record.seq) and len(lines) < first:
+                _show(lines, heappop(ends)[2], "end", everything=everything)
+            if len(lines) == first:
+                return TimelinePage(events=tuple(lines), cursor=_encoded(after, ends))
+            if event.kind.startswith(SPAN):
+                if not _is_announced(record):
+                    _show(lines, record, "start", everything=everything)
+                heappush(ends, (_end_us(record), record.seq, record))
+            elif event.kind.startswith(OPEN):
+                _show(lines, record, "start", everything=everything)
+            elif event.kind == MESSAGE or everything:
+                _show(lines, record, "at", everything=everything)
+            after = encode_cursor(query, event.ts_us, record.seq)
+        while ends and len(lines) < first:
+            _show(lines, heappop(ends)[2], "end", everything=everything)
+        return TimelinePage(events=tuple(lines), cursor=_encoded(after, ends) if ends else None)
+
+    def _records(self, query: EventQuery, after: str | None) -> Iterator[Record]:
+        while True:
+            page = self._engine.scan(self._space, query, after=after, limit=_SCAN)
+            yield from page.records
+            if page.cursor is None:
+                return
+            after = page.cursor
+
+    def _spans(self, wanted: Sequence[tuple[str, int]]) -> Iterator[Record]:
+        if not wanted:
+            return
+        times = [ts_us for _, ts_us in wanted]
+        query = EventQuery(
+            ids=tuple(span for span, _ in wanted),
+            since_us=day_of(min(times)) * DAY_US,
+            until_us=(day_of(max(times)) + 1) * DAY_US,
+        )
+        yield from self._records(query, None)
+
+
+def _show(lines: list[TimelineEvent], record: Record, phase: Phase, *, everything: bool) -> None:
+    line = _line(record, phase)
+    if everything or line.type in FIVE:
+        lines.append(line)
+
+
+def _line(record: Record, phase: Phase) -> TimelineEvent:
+    event = record.event
+    data: dict[str, Any] = decode_json(event.data) if event.data is not None else {}
+    form, _, kind = event.kind.partition(".")
+    is_span = form + "." in (SPAN, OPEN)
+    type_ = _TYPES.get((kind, phase), f"{kind}.span.{phase}") if is_span else event.kind
+    name = event.name or event.agent or kind
+    body = event.body
+    if phase == "start" and form + "." == SPAN:
+        body = Address(data["input"]) if "input" in data else None
+    return TimelineEvent(
+        type=type_,
+        ts_us=_end_us(record) if phase == "end" else event.ts_us,
+        seq=record.seq,
+        run_id=event.run,
+        agent=event.agent,
+        label=_label(record, type_, name),
+        ref=_ref(record, type_),
+        meta=_meta(record, type_, data),
+        body=body,
+    )
+
+
+def _label(record: Record, type_: str, name: str) -> str:
+    event = record.event
+    if type_ == "message":
+        return f"{event.role} message"
+    if type_ == "tool.call":
+        return f"call {name}"
+    if type_ == "tool.result":
+        return f"{name} result"
+    if type_.endswith(".start"):
+        return f"▶ {name}"
+    if type_.endswith(".end"):
+        return f"■ {name} ({(event.duration_us or 0) / 1e6:.2f}s)"
+    return name
+
+
+def _ref(record: Record, type_: str) -> dict[str, str]:
+    event = record.event
+    if type_ == "message":
+        return {"message_id": event.id}
+    if type_ == "tool.call":
+        return {"tool_call_id": event.span or event.id}
+    if type_ == "tool.result":
+        return {"tool_result_id": event.id + ":result"}
+    return {"span_id": event.span or event.id}
+
+
+def _meta(record: Record, type_: str, data: dict[str, Any]) -> dict[str, Any]:
+    event = record.event
+    if type_ == "message":
+        return {
+            "model": event.model,
+            "tokens": None if event.usage is None else event.usage.total,
+            "cost": None if event.cost_nanos is None else float(from_nanos(event.cost_nanos)),
+            "currency": event.currency,
+        }
+    if type_ == "tool.call":
+        return {}
+    if type_ == "tool.result":
+        return {"status": event.status}
+    if type_.endswith(".start"):
+        return {"input_size": data.get("input_size", 0)}
+    if type_.endswith(".end"):
+        return {"status": event.status, "duration": (event.duration_us or 0) / 1e6}
+    return data
+
+
+def _end_us(record: Record) -> int:
+    return record.event.ts_us + (record.event.duration_us or 0)
+
+
+def _is_announced(record: Record) -> bool:
+    data = record.event.data
+    return data is not None and bool(decode_json(data).get("announced"))
+
+
+def _encoded(after: str | None, ends: Sequence[tuple[int, int, Record]]) -> str:
+    position = _Position(after, [(record.event.id, record.event.ts_us) for _, _, record in ends])
+    return urlsafe_b64encode(msgspec.json.encode(position)).decode().rstrip("=")
+
+
+def _decoded(cursor: str | None) -> _Position:
+    if cursor is None:
+        return _Position(None, [])
+    try:
+        return msgspec.json.decode(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=_Position)
+    except (ValueError, msgspec.DecodeError):
+        raise InvalidInput(
+            f"not a cursor of a timeline: {cursor[:80]!r}; pass the cursor of the page before"
+        ) from None

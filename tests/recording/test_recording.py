@@ -1,0 +1,420 @@
+"""Runs, spans, messages and tools: recorded without waiting, read back in order, on every engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+
+import pytest
+
+import treering
+from treering.core.batch import Usage
+from treering.core.clock import ManualClock
+from treering.errors import InvalidInput, NotFound, Unreachable
+from treering.store import Store
+from treering.views.recording.context import carry
+from treering.views.recording.usage import usage_of
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def store(request, tmp_path):
+    if request.param == "postgres":
+        request.applymarker(pytest.mark.postgres)
+        url = request.getfixturevalue("postgres_url")
+    else:
+        url = "memory:" if request.param == "memory" else tmp_path / "store"
+    with treering.open(url, **({} if request.param == "postgres" else {"durability": "fast"})) as opened:
+        yield opened
+
+
+@pytest.fixture
+def slow_time():
+    """A store in memory whose clock moves only when it is told to."""
+    clock = ManualClock()
+    with treering.open("memory:") as opened:
+        store = Store(opened.engine, clock=clock)
+        yield store, clock
+        store.close()
+
+
+def planned(store):
+    with store.run(agent="planner", thread="support/alice", meta={"why": "test"}) as run:
+        run.message("user", "Where is my refund?")
+        with run.span("planner", input={"goal": "refund"}) as span:
+            with span.tool("search", {"q": "refunds"}) as call:
+                call.output = ["page 3"]
+            span.message(
+                "assistant", "On page 3.", model="gpt-5", usage={"input": 412, "output": 96}, cost="0.0045"
+            )
+            span.output = "done"
+    store.flush()
+    return run
+
+
+def test_a_run_is_read_back_as_it_happened(store):
+    run = planned(store)
+    page = store.timeline.of_run(run.id)
+    assert [event.label.split(" (")[0] for event in page.events] == [
+        "user message",
+        "▶ planner",
+        "call search",
+        "search result",
+        "assistant message",
+        "■ planner",
+    ]
+    assert page.cursor is None
+    assert [event.ts_us for event in page.events] == sorted(event.ts_us for event in page.events)
+    bodies = store.timeline.content(*(event.body for event in page.events if event.body is not None))
+    assert bodies == [
+        "Where is my refund?",
+        {"goal": "refund"},
+        {"q": "refunds"},
+        ["page 3"],
+        "On page 3.",
+        "done",
+    ]
+    assert page.events[3].meta == {"status": "ok"}
+    assert page.events[4].meta["tokens"] == 508
+    assert {event.agent for event in page.events} == {"planner"}
+    assert store.runs.get(run.id).status == "ok"
+
+
+def test_pages_of_any_size_give_the_same_timeline(store):
+    with store.run(agent="a") as run, run.span("outer") as outer:
+        for number in range(7):
+            with outer.span(f"inner {number}") as inner:
+                inner.message("assistant", f"{number}")
+    store.flush()
+    whole = store.timeline.of_run(run.id).events
+    assert len(whole) == 2 + 7 * 3
+    for size in (1, 2, 3, 5, 22):
+        paged, cursor = [], None
+        while True:
+            page = store.timeline.of_run(run.id, first=size, cursor=cursor)
+            paged += page.events
+            assert len(page.events) <= size
+            cursor = page.cursor
+            if cursor is None:
+                break
+        assert tuple(paged) == whole
+    assert list(store.timeline.each_of_run(run.id)) == list(whole)
+    with pytest.raises(InvalidInput, match="cursor"):
+        store.timeline.of_run(run.id, cursor="not one")
+
+
+def test_an_open_span_is_seen_while_it_runs_and_once_when_it_ended(store):
+    with store.run(agent="a") as run:
+        with run.span("long", input="what went in") as span:
+            store.flush()
+            seen = store.timeline.of_run(run.id).events
+            assert [event.type for event in seen] == ["agent.span.start"]
+            assert store.timeline.content(seen[0].body) == ["what went in"]
+            assert store.runs.get(run.id).status == "running"
+        span.end()
+    store.flush()
+    assert [event.type for event in store.timeline.of_run(run.id).events] == [
+        "agent.span.start",
+        "agent.span.end",
+    ]
+
+
+def test_costs_are_kept_by_agent_and_currency(store):
+    run = planned(store)
+    with store.run(agent="writer", thread="support/alice") as other:
+        other.message("assistant", "x", model="m", usage={"input": 10}, cost=Decimal("0.1"), currency="EUR")
+        other.message("assistant", "y", model="m", usage={"output": 5}, agent="free")
+    store.flush()
+    report = store.cost.of_run(run.id)
+    assert report.total.tokens == 508
+    assert report.total.amounts == {"USD": Decimal("0.0045")}
+    assert [part.key for part in report.parts] == ["planner"]
+    thread = store.cost.of_thread("support/alice")
+    assert thread.total.amounts == {"USD": Decimal("0.0045"), "EUR": Decimal("0.1")}
+    assert {part.key: part.unpriced_tokens for part in thread.parts} == {"writer": 0, "planner": 0, "free": 5}
+    assert store.cost.of_days(by="model").total.tokens == 523
+    assert store.cost.of_run("unknown").total.tokens == 0
+
+
+def test_errors_are_recorded_and_go_on(store):
+    with pytest.raises(ZeroDivisionError), store.run(agent="a") as run, run.tool("divide", (1, 0)):
+        1 / 0  # noqa: B018
+    store.flush()
+    call, result = store.timeline.of_run(run.id).events
+    assert (call.type, result.type, result.meta) == ("tool.call", "tool.result", {"status": "error"})
+    info = store.runs.get(run.id)
+    assert info.status == "error"
+    assert info.meta["error"]["type"] == "ZeroDivisionError"
+    (record,) = [
+        record
+        for record in store.engine.scan(store.space, treering.core.query.EventQuery(run=run.id)).records
+        if record.event.kind == "span.tool"
+    ]
+    assert b"1 / 0" in record.event.data
+
+
+def test_runs_are_listed_newest_first_and_forgotten_with_their_thread(store):
+    runs = [planned(store).id for _ in range(3)]
+    assert [info.id for info in store.runs.each()] == runs[::-1]
+    page = store.runs.page(first=2)
+    assert [info.id for info in page.runs] == runs[:0:-1]
+    assert [info.id for info in store.runs.page(cursor=page.cursor).runs] == runs[:1]
+    assert store.runs.get(runs[0]).thread == "support/alice"
+    store.forget(thread="support/alice")
+    assert list(store.runs.each()) == []
+    with pytest.raises(NotFound):
+        store.runs.get(runs[0])
+    assert store.timeline.of_run(runs[0]).events == ()
+
+
+def test_decorated_functions_find_their_place(store):
+    @store.tool("add")
+    def add(one, other):
+        return one + other
+
+    @store.agent("planner")
+    def plan(goal):
+        return add(goal, 1)
+
+    @store.agent("async planner")
+    async def plan_async(goal):
+        await asyncio.sleep(0)
+        return await asyncio.create_task(later(goal))
+
+    @store.tool("later")
+    async def later(goal):
+        return add(goal, 2)
+
+    assert add(1, 1) == 2
+    assert plan(1) == 2
+    assert asyncio.run(plan_async(1)) == 3
+    store.flush()
+    runs = list(store.runs.each())
+    labels = [
+        [event.label.split(" (")[0] for event in store.timeline.of_run(info.id).events] for info in runs
+    ]
+    assert labels == [
+        ["▶ async planner", "call later", "call add", "add result", "later result", "■ async planner"],
+        ["▶ planner", "call add", "add result", "■ planner"],
+    ]
+    with pytest.raises(InvalidInput, match="generator"):
+        store.tool("stream")(lambda: (yield))
+
+
+def test_threads_take_their_place_along(store):
+    @store.tool("work")
+    def work(number):
+        return number
+
+    with store.run(agent="a") as run, ThreadPoolExecutor(4) as pool:
+        list(pool.map(carry(work), range(20)))
+        list(pool.map(work, range(3)))  # these are in no run
+    store.flush()
+    calls = [event for event in store.timeline.of_run(run.id).events if event.type == "tool.call"]
+    assert len(calls) == 20
+
+
+def test_what_is_recorded_is_as_it_was_then(store):
+    history = [{"n": 1}]
+    with store.run(agent="a") as run:
+        run.message("user", history)
+        history[0]["n"] = 2
+        run.message("user", object())
+    store.flush()
+    first, second = store.timeline.of_run(run.id).events
+    assert store.timeline.content(first.body) == [[{"n": 1}]]
+    assert store.timeline.content(second.body)[0]["_opaque"] == "object"
+
+
+def test_wrong_words_are_refused_where_they_are_said(store):
+    with store.run(agent="a") as run:
+        for wrong in ({"inptu": 3}, {"input": -1}, {"output": 1.5}):
+            with pytest.raises(InvalidInput, match="usage"):
+                run.message("user", "x", usage=wrong)
+        with pytest.raises(InvalidInput, match="money"):
+            run.message("user", "x", cost="dear")
+        with pytest.raises(InvalidInput, match="currency"):
+            run.message("user", "x", cost=1, currency="euro")
+        with pytest.raises(InvalidInput, match="span name"):
+            run.span("")
+        span = run.span("twice").start()
+        with pytest.raises(InvalidInput, match="started before"):
+            span.start()
+        span.end()
+    store.flush()
+    assert len(store.timeline.of_run(run.id).events) == 2
+
+
+@pytest.mark.parametrize(
+    "given, usage",
+    [
+        ({"input": 1, "output": 2, "cache_read": 3}, Usage(input=1, output=2, cache_read=3)),
+        (
+            {
+                "input_tokens": 5,
+                "output_tokens": 2,
+                "cache_read_input_tokens": 7,
+                "cache_creation_input_tokens": 1,
+            },
+            Usage(input=5, output=2, cache_read=7, cache_write=1),
+        ),
+        (
+            {
+                "prompt_tokens": 10,
+                "completion_tokens": 2,
+                "total_tokens": 12,
+                "prompt_tokens_details": {"cached_tokens": 4},
+            },
+            Usage(input=6, cache_read=4, output=2),
+        ),
+        ({"prompt": 100, "completion": 50, "total": 150}, Usage(input=100, output=50)),
+        ({"total": 9}, Usage(input=9)),
+        (None, None),
+    ],
+)
+def test_tokens_are_understood_in_the_words_of_the_providers(given, usage):
+    assert usage_of(given) == usage
+
+
+def test_times_are_the_clock_s(slow_time):
+    store, clock = slow_time
+    with store.run(agent="a") as run, run.span("step"):
+        clock.advance(seconds=8.23)
+    store.flush()
+    assert [event.label for event in store.timeline.of_run(run.id).events] == ["▶ step", "■ step (8.23s)"]
+
+
+def test_the_store_may_be_away_for_a_while(store, monkeypatch):
+    commit, failures = store.engine.commit, [3]
+
+    def failing(batch):
+        if failures[0]:
+            failures[0] -= 1
+            raise Unreachable("not now")
+        return commit(batch)
+
+    monkeypatch.setattr(store.engine, "commit", failing)
+    run = planned(store)
+    assert failures == [0]
+    assert len(store.timeline.of_run(run.id).events) == 6
+
+
+def test_what_cannot_be_written_is_told_and_harms_no_other(store, monkeypatch):
+    commit = store.engine.commit
+
+    def failing(batch):
+        if any(event.role == "bad" for event in batch.events):
+            raise InvalidInput("this one cannot be stored")
+        return commit(batch)
+
+    monkeypatch.setattr(store.engine, "commit", failing)
+    with store.run(agent="a") as run:
+        run.message("user", "before")
+        run.message("bad", "lost")
+        run.message("user", "after")
+    with pytest.warns(RuntimeWarning, match="cannot be stored"), pytest.raises(InvalidInput):
+        store.flush()
+    assert len(store.timeline.of_run(run.id).events) == 2
+
+
+CHILD = """
+import os, signal, sys, treering
+store = treering.open(sys.argv[1])
+run = store.run(agent="a", id="r").__enter__()
+span = run.span("long").__enter__()
+run.message("user", "kept")
+if sys.argv[2] == "kill":
+    store.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+elif sys.argv[2] == "term":
+    print("up", flush=True)
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "kill", "term"])
+def test_nothing_that_was_recorded_is_lost_with_the_process(tmp_path, how):
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path / "store"), how], stdout=subprocess.PIPE
+    )
+    with child:
+        if how == "term":
+            assert child.stdout.readline() == b"up\n"
+            child.terminate()
+    assert child.returncode == {"exit": 0, "kill": -signal.SIGKILL, "term": -signal.SIGTERM}[how]
+    with treering.open(tmp_path / "store") as store:
+        assert [event.type for event in store.timeline.of_run("r").events] == ["agent.span.start", "message"]
+
+
+def test_a_run_whose_process_died_is_crashed(tmp_path):
+    subprocess.run([sys.executable, "-c", CHILD, str(tmp_path / "store"), "exit"], check=True)
+    with treering.open(tmp_path / "store") as store:
+        # It exited in order, so its lease was given back; the run never ended.
+        assert store.runs.get("r").status == "crashed"
+        assert [info.id for info in store.runs.mark_crashed()] == ["r"]
+        assert store.runs.mark_crashed() == []
+        assert store.runs.get("r").ended_at_us is not None
+        with store.run(agent="alive") as run:
+            store.flush()
+            assert store.runs.mark_crashed() == []
+            assert store.runs.get(run.id).status == "running"
+
+
+def test_a_forked_child_records_for_itself(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        run = store.run(agent="parent", id="parent").start()
+        store.flush()
+        run.message("user", "of the parent")
+        child = os.fork()
+        if child == 0:
+            try:
+                with store.run(agent="child", id="child") as own:
+                    own.message("user", "of the child")
+                store.flush()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        run.end()
+        store.flush()
+        for who in ("parent", "child"):
+            assert [event.type for event in store.timeline.of_run(who).events] == ["message"]
+
+
+def test_many_threads_wait_when_the_store_cannot_keep_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("treering.views.recording.recorder.QUEUE_LIMIT", 50)
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        with store.run(agent="a") as run:
+
+            def work():
+                for number in range(200):
+                    run.message("user", f"{number}")
+
+            workers = [threading.Thread(target=work) for _ in range(4)]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        store.flush()
+        assert len(store.timeline.of_run(run.id, first=2000).events) == 800
+
+
+def test_the_same_words_awaited(tmp_path):
+    async def main():
+        async with treering.open_async(tmp_path / "store") as store:
+            async with store.run(agent="a", thread=store.thread("t")) as run, run.tool("look", 1) as call:
+                call.output = 2
+            await store.flush()
+            page = await store.timeline.of_run(run.id)
+            assert [event.type for event in page.events] == ["tool.call", "tool.result"]
+            assert (await store.runs.get(run.id)).thread == "t"
+            assert [info.id async for info in store.runs.each()] == [run.id]
+            assert (await store.cost.of_run(run.id)).total.events > 0
+
+    asyncio.run(main())
