@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
 
 from treering.errors import Closed
+from treering.keyvalue.awaiting import lend_running_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,10 +34,15 @@ class Bridge:
         self._open = True
 
     def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a function in the pool, with the caller's context variables."""
+        """Run a function in the pool, with the caller's context variables.
+
+        Coroutines that it meets (hooks) run in the caller's event loop, if there is one.
+        """
         if not self._open:
             raise Closed("the store was closed; open it again")
-        return self._pool.submit(contextvars.copy_context().run, function, *args, **kwargs)
+        context = contextvars.copy_context()
+        context.run(lend_running_loop)
+        return self._pool.submit(context.run, function, *args, **kwargs)
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Await a function that runs in the pool."""

@@ -71,6 +71,12 @@ def lent(loop: asyncio.AbstractEventLoop) -> Generator[None]:
         _lent.reset(token)
 
 
+def lend_running_loop() -> None:
+    """As `lent` for the rest of this context, with the loop that runs on this thread (if one does)."""
+    if _runs_a_loop():
+        _lent.set(asyncio.get_running_loop())
+
+
 class _PrivateLoop:
     """An event loop in a thread of its own; a forked child starts another one."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import marshal
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from treering.core.content import Content
     from treering.core.draft import Draft
     from treering.core.engine import Engine
+
+
+_PAGE: Final = 1000
 
 
 class Channel:
@@ -126,13 +129,17 @@ def replace(
 def read(engine: Engine, space: str, stretch: Stretch, *, last: int | None = None) -> list[Any]:
     """The items of a stretch, or only its last ones. A list that lost some of them is `Corrupt`."""
     start = 0 if last is None else max(stretch.length - last, 0)
-    try:
-        contents = engine.read_list(space, stretch.list, start, stretch.length)
-    except NotFound as error:
-        raise _severed(stretch, str(error)) from error
-    if len(contents) != stretch.length - start:
-        raise _severed(stretch, f"{stretch.length - start - len(contents)} of its items are not stored")
-    return [decode(content) for content in contents]
+    items: list[Any] = []
+    for first in range(start, stretch.length, _PAGE):  # in pages: the stored form is never there all at once
+        stop = min(first + _PAGE, stretch.length)
+        try:
+            contents = engine.read_list(space, stretch.list, first, stop)
+        except NotFound as error:
+            raise _severed(stretch, str(error)) from error
+        if len(contents) != stop - first:
+            raise _severed(stretch, f"{stop - first - len(contents)} of its items are not stored")
+        items += map(decode, contents)
+    return items
 
 
 def _contents(items: Sequence[Any]) -> list[Content]:

@@ -1,0 +1,479 @@
+"""Looking at a thread: pages, tails, filters; and what a damaged or trimmed one says."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import tracemalloc
+from threading import Barrier, Thread
+
+import pytest
+
+import treering
+from treering.errors import Corrupt, InvalidInput, NotFound
+from treering.views.checkpoints import Stretch
+from treering.views.heads import ThreadMoved
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def store(request, tmp_path):
+    if request.param == "postgres":
+        request.applymarker(pytest.mark.postgres)
+        url = request.getfixturevalue("postgres_url")
+    else:
+        url = "memory:" if request.param == "memory" else tmp_path / "store"
+    with treering.open(url, **({} if request.param == "postgres" else {"durability": "fast"})) as opened:
+        yield opened
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "store"
+
+
+def say(text):
+    return {"role": "user", "content": text}
+
+
+def told(store, thread_id="t", steps=5):
+    thread = store.thread(thread_id)
+    for step in range(steps):
+        thread.append(
+            say(f"message {step}"),
+            state={"count": step},
+            metadata={"even": step % 2 == 0},
+            tags=("third",) if step % 3 == 0 else (),
+        )
+    return thread
+
+
+def steps(moments):
+    return [moment.step for moment in moments]
+
+
+# Pages
+def test_pages_go_on_behind_the_last_moment(store):
+    thread = told(store, steps=7)
+    fork = thread.fork("f", at=4)
+    fork.append(say("elsewhere"))
+    whole = [moment.id for moment in fork.history()]
+    paged, cursor = [], None
+    while page := list(fork.history(last=2, after=cursor)):
+        paged += [moment.id for moment in page]
+        cursor = page[-1].id
+    assert paged == whole
+    assert len(whole) == 7
+    assert steps(thread.history(after=thread.at(3))) == [2, 1, 0]
+
+
+def test_pages_of_everything_go_on_too(store):
+    thread = told(store)
+    thread.rewind(1)
+    thread.append(say("another way"))
+    first = list(thread.history(last=2, everything=True))
+    rest = list(thread.history(after=first[-1].id, everything=True))
+    assert steps(first) + steps(rest) == [2, 4, 3, 2, 1, 0]
+
+
+def test_a_page_stays_where_it_is_while_the_thread_grows(store):
+    thread = told(store)
+    first = list(thread.history(last=2))
+    thread.append(say("more"))
+    assert steps(thread.history(after=first[-1].id)) == [2, 1, 0]
+
+
+def test_a_cursor_that_is_not_there_is_an_error(store):
+    thread = told(store)
+    other = store.thread("t", namespace="bob")
+    with pytest.raises(NotFound):
+        list(other.history(after=thread.head.id))
+    with pytest.raises(InvalidInput):
+        list(thread.history(after="not an id"))
+
+
+def test_filters_choose_before_the_limit(store):
+    thread = told(store, steps=9)
+    assert steps(thread.history(tags=["third"], last=2)) == [6, 3]
+    assert steps(thread.history(metadata={"even": True}, tags=["third"])) == [6, 0]
+    assert steps(thread.history(metadata={"even": 2})) == []
+    assert steps(thread.history(metadata={"'; DROP TABLE event; --": 1})) == []
+
+
+def test_history_shows_what_others_saved_without_building_on_it(store):
+    first, second = told(store), store.thread("t")
+    second.load()
+    first.append(say("first"))
+    assert steps(second.history(last=1)) == [5]
+    with pytest.raises(ThreadMoved):
+        second.append(say("second"))
+
+
+# Tails and lists
+def test_load_reads_only_the_tail(store):
+    moment = told(store) and store.thread("t").load(last=2)
+    assert [each["content"] for each in moment.messages] == ["message 3", "message 4"]
+    assert moment.message_count == 5
+    assert store.thread("t").load(last=0).messages == []
+    assert len(store.thread("t").load(last=99).messages) == 5
+    with pytest.raises(InvalidInput):
+        store.thread("t").load(last=-1)
+
+
+def test_a_tail_does_not_touch_what_comes_before_it(folder):
+    with treering.open(folder) as store:
+        told(store)
+    damage(folder, "DELETE FROM item WHERE (key & 0xffffffff) < 3")
+    with treering.open(folder) as store:
+        assert len(store.thread("t").load(last=2).messages) == 2
+        with pytest.raises(Corrupt):
+            _ = store.thread("t").load().messages
+
+
+def test_declared_lists_are_kept_as_lists(store):
+    thread, notes = store.thread("t"), []
+    for number in range(10):
+        notes.append({"note": number})
+        thread.checkpoint([say("x")], {"n": number}, lists={"notes": notes})
+    thread.append(say("y"))
+    again = store.thread("t").load()
+    assert again.items("notes") == notes
+    assert again.items("notes", last=2) == notes[-2:]
+    assert again.items("no such list") == []
+    assert set(again.list_names) == {"messages", "notes"}
+    assert store.engine.stats(store.space).items == 10 + 2
+    assert thread.at(3).items("notes") == notes[:4]
+
+
+def test_one_state_value_is_read_alone(store):
+    moment = store.thread("t").checkpoint([], {"a": 1, "big": {"k": "x" * 5000, "l": "y"}})
+    assert moment.value("a") == 1
+    assert moment.value("big") == {"k": "x" * 5000, "l": "y"}
+    assert moment.value("none") is None
+
+
+def test_a_moment_as_a_dict(store):
+    moment = store.thread("t", namespace="ns").checkpoint(
+        [say("a")], {"n": 1}, lists={"notes": [1]}, metadata={"m": 2}, note="first", tags=["x"]
+    )
+    told_ = moment.to_dict()
+    assert told_ == {
+        "id": moment.id,
+        "thread_id": "t",
+        "namespace": "ns",
+        "parent_id": None,
+        "step": 0,
+        "created_at": moment.created_at,
+        "note": "first",
+        "tags": ["x"],
+        "metadata": {"m": 2},
+        "pending_interrupt": None,
+        "message_count": 1,
+        "messages": [say("a")],
+        "state": {"n": 1},
+        "lists": {"notes": [1]},
+    }
+    assert "messages" not in moment.to_dict(content=False)
+
+
+def test_a_moment_is_forked_where_it_is_found(store):
+    thread = told(store)
+    fork = thread.at(2).fork("bolder")
+    assert fork.head.step == 2
+    assert fork.head.metadata["forked_from"] == thread.at(2).id
+    inner = next(fork.history(after=fork.head)).fork("from the past of a fork")
+    assert len(inner.head.messages) == 3
+
+
+# Writers
+def test_a_retried_append_goes_behind_what_came_in_between(store):
+    first, second = told(store, steps=1), store.thread("t")
+    second.load()
+    first.append(say("first"))
+    second.append(say("second"), on_conflict="retry")
+    assert [each["content"] for each in store.thread("t").load().messages] == ["message 0", "first", "second"]
+    assert steps(second.history()) == [2, 1, 0]
+
+
+def test_one_object_may_be_used_from_several_threads(store):
+    thread, barrier = store.thread("t"), Barrier(4)
+
+    def work(name):
+        barrier.wait()
+        for number in range(10):
+            thread.append(say(f"{name}.{number}"))
+
+    workers = [Thread(target=work, args=(name,)) for name in "abcd"]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    messages = [each["content"] for each in store.thread("t").load().messages]
+    assert len(messages) == 40
+    for name in "abcd":
+        assert [each for each in messages if each[0] == name] == [f"{name}.{number}" for number in range(10)]
+
+
+def test_a_save_that_failed_leaves_nothing_in_what_is_remembered(store):
+    first, second = store.thread("t"), store.thread("t")
+    first.checkpoint([say("a")])
+    second.load()
+    first.append(say("b"))
+    history = [say("a"), say("mine")]
+    for _ in range(2):
+        with pytest.raises(ThreadMoved) as caught:
+            second.checkpoint(history)
+        with pytest.raises(ThreadMoved):
+            second.append(say("mine"))
+    assert caught.value.actual == first.head.id
+    assert caught.value.expected == first.at(0).id
+    assert caught.value.actual in str(caught.value)
+    assert caught.value.expected in str(caught.value)
+    second.load()
+    second.checkpoint([say("a"), say("b"), say("c")])
+    assert store.thread("t").load().messages == [say("a"), say("b"), say("c")]
+
+
+def test_append_and_checkpoint_know_of_each_other(store):
+    thread = store.thread("t")
+    thread.append(say("a"))
+    thread.checkpoint([say("a"), say("b")])
+    thread.append(say("c"))
+    thread.checkpoint([say("a"), say("b"), say("c"), say("d")])
+    assert store.engine.stats(store.space).items == 4
+    thread.checkpoint([say("a"), say("B"), say("c"), say("d")])
+    assert store.thread("t").load().messages == [say("a"), say("B"), say("c"), say("d")]
+
+
+def test_hooks_see_and_change_lists_and_know_what_is_appended(store):
+    seen = []
+    store.hooks.add("pre_checkpoint_save", lambda saving: seen.append((saving.appends, dict(saving.lists))))
+    store.hooks.add("pre_checkpoint_save", lambda saving: {"lists": {"notes": [*saving.lists["notes"], "x"]}})
+    thread = store.thread("t")
+    thread.checkpoint([say("a")], lists={"notes": [1]})
+    assert thread.head.items("notes") == [1, "x"]
+    store.hooks.add("pre_checkpoint_save", lambda _: False)
+    store.hooks.remove("pre_checkpoint_save", store.hooks._hooks["pre_checkpoint_save"][1])
+    thread.append(say("b"))
+    assert seen == [(False, {"notes": [1]}), (True, {})]
+
+
+def test_async_hooks_run_in_the_loop_of_the_async_store(tmp_path):
+    async def main():
+        seen = []
+
+        async def hook(_):
+            await asyncio.sleep(0)
+            seen.append(asyncio.get_running_loop())
+
+        async with treering.open_async(tmp_path / "store") as store:
+            store.hooks.add("pre_checkpoint_save", hook)
+            store.hooks.add("post_checkpoint_load", hook)
+            await store.thread("t").append(say("a"))
+            await store.thread("t").load()
+        return seen == [asyncio.get_running_loop()] * 2
+
+    assert asyncio.run(main())
+
+
+# Ids
+@pytest.mark.parametrize(
+    "thread_id", ["a//b", "..", "%2F", "thread/", "x" * 500, "naïve 名前", "a b", "~", "?#"]
+)
+def test_any_readable_id_names_one_thread(store, thread_id):
+    thread = store.thread(thread_id)
+    thread.append(say("a"))
+    assert store.thread(thread_id).load().messages == [say("a")]
+    assert [info.id for info in store.threads()] == [thread_id]
+    assert store.thread("a", namespace=thread_id[:100]).load() is None
+
+
+def test_no_two_threads_share_a_head(store):
+    pairs = [("a//b", ""), ("b", "a"), ("b", "a/"), ("/b", "a"), ("a/b", ""), ("b", "a%2F"), ("b", "a/ ")]
+    for thread_id, namespace in pairs:
+        store.thread(thread_id, namespace).append(say(f"{thread_id} in {namespace}"))
+    for thread_id, namespace in pairs:
+        assert store.thread(thread_id, namespace).load().messages == [say(f"{thread_id} in {namespace}")]
+
+
+def test_an_id_that_is_too_long_says_so(store):
+    with pytest.raises(InvalidInput, match="limit is 512"):
+        store.thread("/" * 400)
+    with pytest.raises(InvalidInput, match="empty"):
+        store.thread("")
+
+
+# Trimmed by retention
+def test_a_trimmed_thread_shows_what_is_left(store):
+    thread = told(store, steps=10)
+    store.gc(keep=treering.Keep(last=4), grace_seconds=0)
+    assert steps(thread.history()) == [9, 8, 7, 6]
+    assert len(thread.load().messages) == 10
+
+
+def test_the_line_goes_on_behind_what_retention_dropped(store):
+    thread = told(store, steps=10)
+    store.gc(keep=treering.Keep(last=2, tagged=("third",)), grace_seconds=0)
+    assert steps(thread.history()) == [9, 8, 6, 3, 0]
+    assert thread.at(3).state == {"count": 3}
+    assert steps(thread.history(after=thread.at(6))) == [3, 0]
+
+
+def test_what_a_rewind_left_behind_does_not_come_back_by_trimming(store):
+    thread = told(store, steps=7)
+    kept = thread.at(1)
+    thread.rewind(kept)
+    for number in range(3):
+        thread.append(say(f"other {number}"))
+    store.gc(keep=treering.Keep(last=1, tagged=("third",)), grace_seconds=0)
+    assert steps(thread.history(everything=True)) == [4, 6, 3, 0]
+    assert steps(thread.history()) == [4, 0]
+
+
+def test_a_fork_outlives_the_trimming_of_its_origin(store):
+    thread = told(store, steps=6)
+    fork = thread.fork("f", at=2)
+    fork.append(say("mine"))
+    store.gc(keep=treering.Keep(last=1), grace_seconds=0)
+    assert steps(fork.history()) == [3]
+    assert len(fork.load().messages) == 4
+
+
+def test_a_fork_outlives_an_origin_without_lists(store):
+    store.thread("t").checkpoint(state={"n": 1})
+    fork = store.thread("t").fork("f")
+    fork.checkpoint(state={"n": 2})
+    store.forget(thread="t")
+    assert [moment.state["n"] for moment in fork.history()] == [2, 1]
+
+
+def test_a_fork_into_another_namespace_does_not_open_the_first_one(store):
+    thread = told(store)
+    fork = thread.fork("f", namespace="bob")
+    assert len(fork.load().messages) == 5
+    assert [(moment.namespace, moment.step) for moment in fork.history()] == [("bob", 4)]
+
+
+# Severed chains
+def damage(folder, statement):
+    connection = sqlite3.connect(folder / "treering.db")
+    with connection:
+        assert connection.execute(statement).rowcount > 0
+    connection.close()
+
+
+def test_a_missing_parent_is_an_error_not_a_short_history(folder):
+    with treering.open(folder) as store:
+        lost = told(store).at(2)
+    damage(folder, f"DELETE FROM event WHERE id = '{lost.id}'")
+    with treering.open(folder) as store:
+        thread = store.thread("t")
+        with pytest.raises(Corrupt, match=lost.id):
+            list(thread.history())
+        with pytest.raises(Corrupt, match=lost.id):
+            thread.at(0)
+        assert len(thread.load().messages) == 5
+
+
+def test_a_missing_parent_of_a_fork_is_an_error_too(folder):
+    with treering.open(folder) as store:
+        thread = told(store)
+        lost = thread.at(2)
+        lost.fork("f")
+    damage(folder, f"DELETE FROM event WHERE id = '{lost.id}'")
+    with treering.open(folder) as store, pytest.raises(Corrupt, match=lost.id):
+        list(store.thread("f").history())
+
+
+def test_a_missing_head_is_an_error_not_a_new_thread(folder):
+    with treering.open(folder) as store:
+        head = told(store).head
+    damage(folder, f"DELETE FROM event WHERE id = '{head.id}'")
+    with treering.open(folder) as store:
+        thread = store.thread("t")
+        for look in (thread.load, lambda: thread.append(say("b")), lambda: list(thread.history())):
+            with pytest.raises(Corrupt, match=head.id):
+                look()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM list",
+        "DELETE FROM item",
+        "DELETE FROM item WHERE (key & 0xffffffff) = 2",
+        "UPDATE list SET length = 3",
+    ],
+)
+def test_a_missing_list_is_an_error_not_an_empty_conversation(folder, statement):
+    with treering.open(folder) as store:
+        told(store)
+    damage(folder, statement)
+    with treering.open(folder) as store:
+        moment = store.thread("t").load()
+        with pytest.raises(Corrupt, match=moment.id):
+            _ = moment.messages
+        assert moment.state == {"count": 4}
+
+
+def test_a_fork_whose_parent_list_is_gone_is_an_error(folder):
+    with treering.open(folder) as store:
+        thread = told(store)
+        lost = thread.head.checkpoint.lists["messages"].list
+        thread.at(2).fork("f").append(say("mine"))
+    damage(folder, f"DELETE FROM list WHERE id = '{lost}'")
+    with treering.open(folder) as store:
+        moment = store.thread("f").load()
+        with pytest.raises(Corrupt, match=moment.id):
+            _ = moment.messages
+        with pytest.raises(Corrupt):
+            store.thread("t").checkpoint([say("other")])
+
+
+def test_a_missing_state_value_is_an_error_not_an_empty_state(folder):
+    with treering.open(folder) as store:
+        told(store)
+    damage(folder, "DELETE FROM body")
+    with treering.open(folder) as store:
+        moment = store.thread("t").load()
+        with pytest.raises(Corrupt, match=moment.id):
+            _ = moment.state
+
+
+def test_a_moment_that_was_deleted_meanwhile_is_not_called_corrupt(store):
+    moment = told(store).load()
+    store.thread("t").delete()
+    with pytest.raises(NotFound, match="removed"):
+        _ = moment.messages
+
+
+def test_a_stretch_past_the_end_of_its_list_is_an_error(store):
+    import msgspec
+
+    from treering.views.moments import Moment
+
+    moment = told(store).load()
+    stretch = moment.checkpoint.lists["messages"]
+    longer = msgspec.structs.replace(moment.checkpoint, lists={"messages": Stretch(stretch.list, 9)})
+    with pytest.raises(Corrupt, match="should have 9 items"):
+        _ = Moment(store.engine, store.space, longer).messages
+
+
+# Memory
+def test_loading_a_long_thread_takes_little_more_than_its_state(tmp_path):
+    count = 10_000
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        thread = store.thread("t")
+        for start in range(0, count, 500):
+            texts = [f"{number} " + "lorem ipsum " * 40 for number in range(start, start + 500)]
+            thread.append(*map(say, texts), state={"count": start})
+    with treering.open(tmp_path / "store") as store:
+        thread = store.thread("t")
+        thread.load(last=1).messages  # noqa: B018 - what is loaded once is not counted
+        tracemalloc.start()
+        try:
+            messages = thread.load().messages
+            own, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert len(messages) == count
+    assert peak < 1.5 * own
