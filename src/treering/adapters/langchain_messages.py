@@ -1,0 +1,174 @@
+"""LangChain messages as readable JSON, and back without validation.
+
+A message is stored as an object with its ``type``, its content and whatever else differs from the defaults, so
+that every other view shows it as a conversation. It is built again by filling in a fresh instance: what was
+stored came out of a message of the same class, so nothing needs to be validated, which is most of the cost of
+loading. **Invariant:** only the message classes listed here are ever built; a message of another class (a
+subclass of your own) is not for this module.
+
+A message is written from a *likeness*: a copy of its fields in which nothing is shared but immutable leaves.
+LangGraph gives a message its id in place while a thread saves it, so what was saved can only be known from the
+copy that was saved; comparing message and likeness later tells exactly whether it has changed since.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final, cast
+from uuid import UUID
+
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    ChatMessageChunk,
+    FunctionMessage,
+    FunctionMessageChunk,
+    HumanMessage,
+    HumanMessageChunk,
+    RemoveMessage,
+    SystemMessage,
+    SystemMessageChunk,
+    ToolMessage,
+    ToolMessageChunk,
+)
+from pydantic_core import PydanticUndefined
+
+Likeness = dict[str, Any]
+"""The fields of a message as they were at one moment; ``_extra`` holds fields that its class does not know."""
+
+EXTRA: Final = "_extra"
+
+_CLASSES: Final[tuple[type[BaseMessage], ...]] = (
+    AIMessage,
+    HumanMessage,
+    ToolMessage,
+    SystemMessage,
+    ChatMessage,
+    FunctionMessage,
+    RemoveMessage,
+    AIMessageChunk,
+    HumanMessageChunk,
+    ToolMessageChunk,
+    SystemMessageChunk,
+    ChatMessageChunk,
+    FunctionMessageChunk,
+)
+_LEAVES: Final = frozenset({str, int, float, bool, type(None), bytes})
+_FIXED: Final = (date, time, timedelta, UUID, Decimal, Enum, frozenset)
+"""What cannot change and need not be copied."""
+_TRIES: Final = 20
+_NO_DEFAULT: Final = object()
+
+
+class _Shape:
+    """What is known of one message class: its fields, and which values need not be stored."""
+
+    __slots__ = ("cls", "containers", "defaults", "fields", "plain")
+
+    def __init__(self, cls: type[BaseMessage]) -> None:
+        self.cls = cls
+        self.fields = frozenset(cls.model_fields)
+        self.plain: dict[str, Any] = {}
+        self.containers: dict[str, type[dict[str, Any] | list[Any]]] = {}
+        self.defaults: dict[str, Any] = {}
+        for name, field in cls.model_fields.items():
+            factory = cast("Any", field.default_factory)
+            if factory is dict or factory is list:
+                self.containers[name] = factory
+                self.defaults[name] = factory()
+            elif field.default is PydanticUndefined:
+                self.defaults[name] = _NO_DEFAULT
+            else:
+                self.plain[name] = self.defaults[name] = field.default
+        self.defaults["type"] = _NO_DEFAULT  # always stored: it says which class this is
+
+
+_SHAPES: Final = {cls: _Shape(cls) for cls in _CLASSES}
+_BY_TYPE: Final = {cls.model_fields["type"].default: shape for cls, shape in _SHAPES.items()}
+MESSAGE_CLASSES: Final = frozenset(_SHAPES)
+"""The classes that can be stored here; a message of any other class is an ordinary value."""
+
+
+def likeness(message: BaseMessage) -> Likeness:
+    """A copy of all that a message holds now, taken again until nothing changed meanwhile."""
+    for _ in range(_TRIES):
+        try:
+            copy = {
+                name: value if type(value) in _LEAVES else _copied(value)
+                for name, value in dict(message.__dict__).items()
+            }
+            if message.__pydantic_extra__:
+                copy[EXTRA] = _copied(message.__pydantic_extra__)
+        except RuntimeError:  # a dict changed its size while it was copied
+            continue
+        if is_like(message, copy):
+            return copy
+    return copy  # pyright: ignore[reportPossiblyUnboundVariable] - it holds something that equals no copy of it
+
+
+def is_like(message: BaseMessage, known: Likeness) -> bool:
+    """Whether a message still is what a likeness of it says."""
+    extra = message.__pydantic_extra__
+    if extra or EXTRA in known:
+        return {**message.__dict__, EXTRA: extra or {}} == {EXTRA: {}, **known}
+    return message.__dict__ == known
+
+
+def to_plain(kind: type[BaseMessage], known: Likeness) -> dict[str, Any]:
+    """What is stored of a message: what differs from the defaults of its class."""
+    shape = _SHAPES[kind]
+    defaults, fields = shape.defaults, shape.fields
+    plain = {
+        name: value
+        for name, value in known.items()
+        if name in fields and (value != defaults[name] or type(value) is not type(defaults[name]))
+    }
+    if EXTRA in known:
+        plain[EXTRA] = known[EXTRA]
+    return plain
+
+
+def from_plain(plain: dict[str, Any]) -> BaseMessage | None:
+    """The message that was stored, or ``None`` where this is no message that we know. Takes ``plain`` over."""
+    shape = _BY_TYPE.get(plain.get("type"))
+    if shape is None or "content" not in plain:
+        return None
+    extra = plain.pop(EXTRA, None)
+    fields = {**shape.plain, **plain}
+    for name, factory in shape.containers.items():
+        if name not in plain:
+            fields[name] = factory()
+    message = shape.cls.__new__(shape.cls)
+    _set(message, "__dict__", fields)
+    _set(message, "__pydantic_fields_set__", set(shape.fields))
+    _set(message, "__pydantic_extra__", extra or {})
+    _set(message, "__pydantic_private__", None)
+    return message
+
+
+_set: Final = object.__setattr__
+
+
+def _copied(value: Any) -> Any:
+    """A copy that shares only what cannot change."""
+    kind = type(value)
+    if kind is dict:
+        return {key: each if type(each) in _LEAVES else _copied(each) for key, each in value.items()}
+    if kind is list:
+        return [each if type(each) in _LEAVES else _copied(each) for each in value]
+    if kind is tuple:
+        return tuple(map(_copied, value))
+    if isinstance(value, _FIXED):
+        return value
+    try:
+        return deepcopy(value)
+    except Exception:  # noqa: BLE001 - whatever an object of the user's own raises
+        return value
+
+
+copied: Final = _copied

@@ -1,0 +1,313 @@
+"""LangGraph's checkpointer on a treering store: `TreeringSaver`, sync and async in one object.
+
+Every LangGraph checkpoint is a checkpoint of the treering thread with the same id, so whatever treering can do
+with threads (log, diff, fork, rewind, forget, copy) it can do with these, and a graph goes on from wherever the
+head was moved to. LangGraph hands over the whole state at every step; what is stored is what is new in it.
+`put` and `put_writes` are durable when they return. LangGraph saves after every superstep, so a tool that has
+run is never run again; there is no ``checkpoint_after_tool_call`` to set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from random import random
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+from treering.adapters.naming import thread_name
+from treering.adapters.opened import Opened, StoreOrUrl
+from treering.bridge import Bridge
+from treering.core.clock import SystemClock
+from treering.errors import MissingExtra
+from treering.store import Store
+from treering.views.graphs import Graphs, Place
+
+try:
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import (
+        WRITES_IDX_MAP,
+        BaseCheckpointSaver,
+        ChannelVersions,
+        Checkpoint,
+        CheckpointMetadata,
+        CheckpointTuple,
+        DeltaChannelHistory,
+        get_checkpoint_id,
+        get_checkpoint_metadata,
+    )
+    from langgraph.checkpoint.serde.base import SerializerProtocol
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] in {"langgraph", "langchain_core", "ormsgpack"}:
+        raise MissingExtra("treering.adapters.langgraph", "langgraph") from error
+    raise
+
+from treering.adapters.langgraph_history import Reader
+from treering.adapters.langgraph_hooks import Hooked
+from treering.adapters.langgraph_removal import Removal
+from treering.adapters.langgraph_saving import Memory, Request, Scribe
+from treering.adapters.langgraph_values import Values, closed_serde
+
+_LONGEST: Final = 160
+"""Thread ids up to this long stand for themselves, also where each of their characters has to be escaped."""
+
+
+class TreeringSaver(BaseCheckpointSaver[int]):
+    """A LangGraph checkpointer: ``builder.compile(checkpointer=TreeringSaver(store))``.
+
+    Takes an open store (sync or async), or a URL or folder, which it then opens; ``close`` (or leaving it as a
+    context manager) closes only what it opened. ``namespace`` is the user or project that the threads belong
+    to. Types of your own in the state come back as the data that they held, unless ``allow`` names them; a
+    ``serde`` of your own replaces all of that and is given every value.
+
+    May be used from any number of threads and event loops.
+    """
+
+    def __init__(
+        self,
+        store: StoreOrUrl | None = None,
+        *,
+        namespace: str = "",
+        allow: Collection[type | tuple[str, str]] = (),
+        serde: SerializerProtocol | None = None,
+    ) -> None:
+        super().__init__(serde=serde or closed_serde(*allow))
+        self._opened = Opened(store)
+        self._namespace = namespace
+        clock = SystemClock()
+        memory = Memory()
+        opened = self._opened.store
+        self._graphs = Graphs(opened.engine, opened.space, namespace)
+        self._scribe = Scribe(opened, self._graphs, memory, clock)
+        self._reader = Reader(opened, self._graphs, memory)
+        self._removal = Removal(opened, self._graphs, memory, clock)
+        self._hooked = Hooked(opened, self._scribe)
+        self._codec = Values(self.serde)
+
+    @property
+    def store(self) -> Store:
+        """The store that everything goes to."""
+        return self._opened.store
+
+    # Reading
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The checkpoint that the config names, or the one at the head of its thread."""
+        place, thread = self._place(config)
+        graph_id = get_checkpoint_id(config)
+        if graph_id is None or graph_id == "":
+            found = self._reader.newest(self._values, place, thread)
+        else:
+            found = self._reader.one(self._values, place, thread, str(graph_id))
+        if found is not None:
+            self._hooked.loaded(place, found.checkpoint["id"], self._graphs)
+        return found
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, newest first; ``filter`` is compared with their metadata, key by key."""
+        place = thread = within = only = None
+        if config is not None:
+            place, thread = self._place(config)
+            within = cast("Any", config)["configurable"].get("checkpoint_ns")
+            only = get_checkpoint_id(config)
+        return self._reader.many(
+            self._values,
+            thread,
+            place,
+            within=within,
+            only=only,
+            metadata=filter,
+            before=get_checkpoint_id(before) if before is not None else None,
+            limit=limit,
+        )
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """For each channel the last value that was stored whole, and what was written since, oldest first.
+
+        A past that was removed raises `Corrupt`; it is never taken for an empty one.
+        """
+        if not channels:
+            return {}
+        place, _ = self._place(config)
+        return self._reader.delta_history(self._values, place, get_checkpoint_id(config), channels)
+
+    # Writing
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Save a checkpoint behind the one that the config names; durable when this returns."""
+        place, thread = self._place(config)
+        request = Request(
+            thread=thread,
+            parent=get_checkpoint_id(config) or None,
+            checkpoint=cast("Mapping[str, Any]", checkpoint),
+            metadata=dict(get_checkpoint_metadata(config, metadata)),
+            new_versions=new_versions,
+        )
+        self._hooked.put(self._values, place, request)
+        saved = {"thread_id": thread, "checkpoint_ns": place.within, "checkpoint_id": checkpoint["id"]}
+        return {"configurable": saved}
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Save what a task wrote before its step is over; durable when this returns."""
+        place, _ = self._place(config)
+        numbered = [
+            (channel, WRITES_IDX_MAP.get(channel, index), value)
+            for index, (channel, value) in enumerate(writes)
+        ]
+        graph_id = str(cast("Any", config)["configurable"]["checkpoint_id"])
+        self._scribe.put_writes(self._values, place, graph_id, numbered, task_id, task_path)
+
+    # Removing and copying
+    def delete_thread(self, thread_id: str) -> None:
+        """Remove a thread. Forks of it (`Thread.fork`) that share its past make this a `Conflict`."""
+        self._removal.delete_thread(self._root(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Remove the checkpoints that these runs made, in all threads."""
+        self._removal.delete_for_runs(run_ids)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a whole thread to a new one that does not depend on it (`Thread.fork` is the one that shares)."""
+        self._removal.copy_thread(
+            self._root(source_thread_id), self._root(target_thread_id), str(target_thread_id)
+        )
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Keep the newest checkpoint of each namespace of these threads (``delete``: none).
+
+        What delta channels of a kept checkpoint are made of is kept as well.
+        """
+        for thread_id in thread_ids:
+            self._removal.prune(self._root(thread_id), strategy)
+
+    # The same words, awaited
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Async twin of `get_tuple`."""
+        return await self._bridge.call(self.get_tuple, config)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Async twin of `list`."""
+        found = self._bridge.iterate(self.list, config, filter=filter, before=before, limit=limit)
+        async for each in found:
+            yield each
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Async twin of `get_delta_channel_history`."""
+        return await self._bridge.call(self.get_delta_channel_history, config=config, channels=channels)
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Async twin of `put`."""
+        return await self._bridge.call(self.put, config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Async twin of `put_writes`."""
+        await self._bridge.call(self.put_writes, config, writes, task_id, task_path)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Async twin of `delete_thread`."""
+        await self._bridge.call(self.delete_thread, thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Async twin of `delete_for_runs`."""
+        await self._bridge.call(self.delete_for_runs, run_ids)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Async twin of `copy_thread`."""
+        await self._bridge.call(self.copy_thread, source_thread_id, target_thread_id)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Async twin of `prune`."""
+        await self._bridge.call(self.prune, thread_ids, strategy=strategy)
+
+    def get_next_version(self, current: int | str | None, channel: None) -> Any:  # noqa: ARG002 - LangGraph's
+        """The next version of a channel: a number; threads that came from another saver keep their form."""
+        if current is None:
+            return 1
+        if isinstance(current, str):
+            number = int(current.partition(".")[0]) + 1
+            return f"{number:032}.{random():016}"
+        return current + 1
+
+    # Opening and closing
+    def close(self) -> None:
+        """Close the store if this object opened it. May be called twice."""
+        self._opened.close()
+
+    async def aclose(self) -> None:
+        """Async twin of `close`."""
+        await self._opened.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def _bridge(self) -> Bridge:
+        return self._opened.bridge
+
+    @property
+    def _values(self) -> Values:
+        """For the serializer as it is now: `with_allowlist` gives a clone another one."""
+        if self._codec.serde is not self.serde:
+            self._codec = Values(self.serde)
+        return self._codec
+
+    def _place(self, config: RunnableConfig) -> tuple[Place, str]:
+        chosen = cast("Any", config)["configurable"]
+        thread = str(chosen["thread_id"])
+        name = thread_name(thread, "thread_id", limit=_LONGEST)
+        return self._graphs.place(name, str(chosen.get("checkpoint_ns") or "")), thread
+
+    def _root(self, thread_id: str) -> Place:
+        return self._graphs.place(thread_name(str(thread_id), "thread_id", limit=_LONGEST), "")

@@ -1,0 +1,286 @@
+"""Reading the steps of LangGraph graphs back: one, many, or what a channel was made of.
+
+Nothing is read that is not asked for: a list of checkpoints reads each message once, however many checkpoints
+hold it, and a filter looks at rows without their content. **Invariant:** what cannot be found where a
+checkpoint says it is raises `Corrupt`; a state is never returned with less in it than was saved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, writes_sort_key
+from langgraph.checkpoint.serde.types import _DeltaSnapshot as DeltaSnapshot
+
+from treering.adapters.langgraph_lists import Known, read_list
+from treering.adapters.langgraph_saving import DELTA, INLINE, MESSAGE_LISTS, Base, Head, Memory
+from treering.core.address import Address, slot_address
+from treering.errors import Corrupt, NotFound
+from treering.views.graphs import Graphs, Place, Step, Written, step_id, writes_key
+from treering.views.values import read_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from langgraph.checkpoint.base import PendingWrite
+
+    from treering.adapters.langgraph_values import Values
+    from treering.store import Store
+
+Reading = "Callable[[str, Any, bool], Known]"
+
+
+class Reader:
+    """Reads checkpoints of one store."""
+
+    def __init__(self, store: Store, graphs: Graphs, memory: Memory) -> None:
+        self._engine = store.engine
+        self._space = store.space
+        self._graphs = graphs
+        self._memory = memory
+
+    def newest(self, values: Values, place: Place, thread: str) -> CheckpointTuple | None:
+        """Where the graph goes on from: the step at the head."""
+        head = self._graphs.head(place)
+        if head is None:
+            return None
+        seen = Head(head.version, head.step.checkpoint.id, head.step.graph_id, head.first_us)
+        self._memory.see(place.ref, seen)
+        return self._loaded(values, place, thread, head.step, is_moved=head.is_moved)
+
+    def one(self, values: Values, place: Place, thread: str, graph_id: str) -> CheckpointTuple | None:
+        """A checkpoint by LangGraph's id."""
+        step = self._graphs.find(place, graph_id)
+        return None if step is None else self._loaded(values, place, thread, step, is_moved=False)
+
+    def many(
+        self,
+        values: Values,
+        thread: str | None,
+        place: Place | None,
+        *,
+        within: str | None,
+        only: str | None,
+        metadata: Mapping[str, Any] | None,
+        before: str | None,
+        limit: int | None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints that match, newest first."""
+        until = step_id(place or self._graphs.place("any", ""), before) if before is not None else None
+        until_us = until[1] + 1000 if until is not None else None
+        if place is None:
+            steps = self._graphs.all_steps(until_us=until_us)
+        else:
+            steps = self._graphs.steps(place, within=within, until_us=until_us)
+        read: dict[str, Known] = {}
+        count = 0
+        for step in steps:
+            if limit is not None and count >= limit:
+                return
+            if (only is not None and step.graph_id != only) or (
+                before is not None and step.graph_id >= before
+            ):
+                continue
+            if metadata and not _has(values, step, metadata):
+                continue
+            count += 1
+            there = self._graphs.place(step.checkpoint.thread, step.within)
+            yield self._tuple(
+                values,
+                there,
+                step.graph.get("thread", step.checkpoint.thread) if thread is None else thread,
+                step,
+                self._lists(values, step, read),
+                self._graphs.written(there, step),
+            )
+
+    def delta_history(
+        self, values: Values, place: Place, graph_id: str | None, channels: Sequence[str]
+    ) -> dict[str, DeltaChannelHistory]:
+        """What each channel was made of: the last value that was stored whole, and what was written since."""
+        head = self._graphs.head(place) if graph_id is None else None
+        step = head.step if head is not None else None
+        if graph_id is not None:
+            step = self._graphs.find(place, graph_id)
+        writes: dict[str, list[PendingWrite]] = {channel: [] for channel in channels}
+        seeds: dict[str, Any] = {}
+        remaining = set(channels)
+        chain: list[tuple[Step, int, int]] = []
+        if step is not None:
+            child = step
+            for ancestor, behind in self._ancestors(place, step):
+                chain.append((ancestor, behind, child.seq))
+                child = ancestor
+                remaining -= {channel for channel in remaining if _holds(ancestor, channel)}
+                if not remaining:
+                    break
+        if chain:
+            self._replay(values, place, chain, set(channels), writes, seeds)
+        return {
+            channel: cast(
+                "DeltaChannelHistory",
+                {"writes": writes[channel], **({"seed": seeds[channel]} if channel in seeds else {})},
+            )
+            for channel in channels
+        }
+
+    def _ancestors(self, place: Place, step: Step) -> Iterator[tuple[Step, int]]:
+        needed = set(step.metadata.get("counters_since_delta_snapshot") or ())
+        try:
+            yield from self._graphs.line(place, step)
+        except Corrupt:
+            if needed:
+                raise
+
+    def _replay(
+        self,
+        values: Values,
+        place: Place,
+        chain: list[tuple[Step, int, int]],
+        remaining: set[str],
+        writes: dict[str, list[PendingWrite]],
+        seeds: dict[str, Any],
+    ) -> None:
+        oldest = min(each.checkpoint.created_at_us for each, _, _ in chain)
+        written = self._graphs.written_since(place, oldest)
+        for ancestor, behind, until in chain:
+            key = writes_key(place, ancestor.graph_id)
+            found = [each for each in written.get(key, ()) if behind < each.seq < until]
+            for write in reversed(self._merged(values, found)):
+                if write[1] in remaining:
+                    writes[write[1]].append(write)
+            here = {channel for channel in remaining if _holds(ancestor, channel)}
+            if here:
+                loaded = self._values(values, ancestor, self._lists(values, ancestor, {}))
+                for channel in here:
+                    seeds[channel] = loaded[channel]
+                remaining -= here
+        for each in writes.values():
+            each.reverse()
+
+    def _loaded(
+        self, values: Values, place: Place, thread: str, step: Step, *, is_moved: bool
+    ) -> CheckpointTuple:
+        read: dict[str, Known] = {}
+        lists = self._lists(values, step, read)
+        found = self._tuple(
+            values, place, thread, step, lists, self._graphs.written(place, step, is_moved=is_moved)
+        )
+        self._memory.keep(Base(step, lists))
+        return found
+
+    def _lists(self, values: Values, step: Step, read: dict[str, Known]) -> dict[str, Known]:
+        """The lists of a step; ``read`` holds those that were read before, which may be longer."""
+        lists: dict[str, Known] = {}
+        names = step.graph.get(MESSAGE_LISTS, ())
+        for name, stretch in step.checkpoint.lists.items():
+            known = read.get(stretch.list)
+            if known is None or known.stretch.length < stretch.length:
+                known = read[stretch.list] = read_list(
+                    self._engine,
+                    self._space,
+                    values,
+                    stretch,
+                    is_messages=name in names,
+                    where=f"channel {name!r} of checkpoint {step.graph_id!r}",
+                )
+            if known.stretch.length > stretch.length:
+                count = stretch.length
+                known = Known(stretch, known.items[:count], known.likenesses[:count], known.is_messages)
+            lists[name] = known
+        return lists
+
+    def _values(self, values: Values, step: Step, lists: Mapping[str, Known]) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            name: values.unpacked(value)
+            for name, value in read_state(self._engine, self._space, step.checkpoint.state).items()
+        }
+        found |= {name: list(known.items) for name, known in lists.items()}
+        found |= step.graph.get(INLINE, {})
+        for name in step.graph.get(DELTA, ()):
+            found[name] = DeltaSnapshot(found[name])
+        return found
+
+    def _tuple(
+        self,
+        values: Values,
+        place: Place,
+        thread: str,
+        step: Step,
+        lists: Mapping[str, Known],
+        written: Sequence[Written],
+    ) -> CheckpointTuple:
+        graph = step.graph
+        checkpoint: Any = {
+            "v": graph["v"],
+            "id": graph["id"],
+            "ts": graph["ts"],
+            "channel_values": self._values(values, step, lists),
+            "channel_versions": dict(graph["versions"]),
+            "versions_seen": {node: dict(versions) for node, versions in graph["seen"].items()},
+            "pending_sends": values.unpacked(graph.get("sends", [])),
+            "updated_channels": list(graph["updated"]) if "updated" in graph else None,
+        }
+        parent = graph.get("parent")
+        return CheckpointTuple(
+            config=_config(thread, place.within, graph["id"]),
+            checkpoint=checkpoint,
+            metadata=cast("Any", {name: values.unpacked(each) for name, each in step.metadata.items()}),
+            parent_config=_config(thread, place.within, parent) if parent is not None else None,
+            pending_writes=self._merged(values, written),
+        )
+
+    def _merged(self, values: Values, written: Sequence[Written]) -> list[PendingWrite]:
+        """Writes in the order in which they apply; of a repeated one the first counts, of a special one the last."""
+        kept: dict[tuple[str, int], tuple[str, str, str, Any, str]] = {}
+        for each in written:
+            task, path = each.data["task"], each.data["path"]
+            for channel, index, form, place in each.data["writes"]:
+                if index < 0 or (task, index) not in kept:
+                    kept[task, index] = (path, channel, form, place, each.batch)
+        order = sorted(kept, key=lambda key: writes_sort_key(kept[key][0], *key))
+        addresses = [address for key in order for address in _addresses(*kept[key][2:])]
+        try:
+            contents = iter(self._engine.get(self._space, addresses) if addresses else ())
+        except NotFound as error:
+            raise Corrupt(f"a pending write is not stored: {error}; run verify, then restore it") from error
+        merged: list[PendingWrite] = []
+        for key in order:
+            _, channel, form, place, _ = kept[key]
+            if form == "v":
+                value = values.unpacked(place)
+            elif form == "l":
+                value = [values.decode_message(next(contents)) for _ in place]
+            else:
+                value = (values.decode_message if form == "m" else values.decode)(next(contents))
+            merged.append((key[0], channel, value))
+        return merged
+
+
+def _addresses(form: str, place: Any, batch: str) -> list[Address]:
+    if form == "v":
+        return []
+    places = place if form == "l" else [place]
+    return [slot_address(batch, 0, each) if type(each) is int else Address(each) for each in places]
+
+
+def _holds(step: Step, channel: str) -> bool:
+    return (
+        channel in step.checkpoint.lists
+        or channel in step.checkpoint.state
+        or channel in step.graph.get(INLINE, ())
+    )
+
+
+def _has(values: Values, step: Step, wanted: Mapping[str, Any]) -> bool:
+    metadata = step.metadata
+    return all(
+        name in metadata and values.unpacked(metadata[name]) == value
+        if value is not None
+        else values.unpacked(metadata.get(name)) is None
+        for name, value in wanted.items()
+    )
+
+
+def _config(thread: str, within: str, graph_id: str) -> Any:
+    return {"configurable": {"thread_id": thread, "checkpoint_ns": within, "checkpoint_id": graph_id}}

@@ -1,0 +1,252 @@
+"""List channels of a LangGraph state: what of a list is new, and how it is written.
+
+LangGraph hands over the whole list at every step. What was saved last is remembered here, item by item: the
+object itself and a likeness of it. An item that is the same object and still equal to its likeness was saved
+before; comparing all of them is one comparison of two lists of dicts, which Python does in C. Everything behind
+the first item that differs is written: behind the list's tail, or as a child list that shares what is common.
+A message that was stored as a task's write is not stored again, its place in the list is the address of it.
+**Invariant:** what is remembered of an item is exactly what was encoded of it, never what it has become since.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections import OrderedDict
+from itertools import islice
+from operator import attrgetter, is_
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.adapters.langchain_messages import EXTRA, copied, is_like, likeness
+from treering.core.body import INLINE_LIMIT
+from treering.core.ids import new_id
+from treering.core.lists import MAX_DEPTH, branch_point
+from treering.errors import Corrupt, NotFound
+from treering.views.checkpoints import Stretch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from treering.adapters.langgraph_values import Values
+    from treering.core.address import Address
+    from treering.core.content import Content
+    from treering.core.draft import Draft
+    from treering.core.engine import Engine
+
+_PAGE: Final = 512
+_RECENT: Final = 512
+_PLAIN: Final = frozenset({str, int, float, bool, type(None), bytes})
+_CONTAINERS: Final = frozenset({dict, list, tuple})
+_extra_of: Final = attrgetter("__pydantic_extra__")
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A list as it was saved: where it lies, its items, and a likeness of each."""
+
+    stretch: Stretch
+    items: list[Any]
+    likenesses: list[Any]
+    is_messages: bool
+
+
+class _Opaque(msgspec.Struct, frozen=True):
+    """The likeness of an object that cannot be copied: what was encoded of it."""
+
+    data: bytes
+
+
+class Recent:
+    """Messages that tasks wrote lately: where they are stored, so that lists can point there."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._known: OrderedDict[int, tuple[Any, Any, str, Address]] = OrderedDict()
+
+    def remember(self, message: Any, known: Any, scope: str, address: Address) -> None:
+        """A message was stored as a write."""
+        with self._lock:
+            self._known[id(message)] = (message, known, scope, address)
+            self._known.move_to_end(id(message))
+            while len(self._known) > _RECENT:
+                self._known.popitem(last=False)
+
+    def place_of(self, message: Any, known: Any, scope: str) -> Address | None:
+        """Where a message that still is what was stored lies."""
+        found = self._known.get(id(message))
+        if found is None or found[0] is not message or found[1] != known or found[2] != scope:
+            return None
+        return found[3]
+
+    def forget(self, messages: Sequence[Any]) -> None:
+        """They are in a list now."""
+        with self._lock:
+            for message in messages:
+                self._known.pop(id(message), None)
+
+
+def is_list(values: Values, value: Any, before: Known | None, content: Content | None) -> bool:
+    """Whether a channel's value is kept as a list: messages, a large list, or one that goes on growing."""
+    if type(value) is not list or not value:
+        return False
+    if values.takes(value[0]) and all(map(values.takes, value)):
+        return True
+    if before is not None and not before.is_messages and len(value) >= len(before.items):
+        return _common(values, before, value) > 0
+    return content is not None and len(content.data) >= INLINE_LIMIT
+
+
+def write_list(
+    draft: Draft,
+    engine: Engine,
+    values: Values,
+    before: Known | None,
+    items: list[Any],
+    *,
+    scope: str,
+    recent: Recent,
+    is_tail: bool,
+) -> Known:
+    """Make a channel hold exactly these items, writing only what is new.
+
+    ``is_tail`` says that the list of ``before`` may be appended to; else what is new goes to a child list.
+    """
+    items = list(items)
+    is_messages = all(map(values.takes, items))
+    if before is not None and before.is_messages != is_messages:
+        before = None
+    same = 0 if before is None else _common(values, before, items)
+    contents: list[Content | Address] = []
+    likenesses: list[Any] = []
+    for item in islice(items, same, None):
+        if is_messages:
+            known: Any = likeness(item)
+            place = recent.place_of(item, known, scope)
+            contents.append(place if place is not None else values.encode_message(item, known))
+        else:
+            known = _frozen(item)
+            content = values.encode(item if known is None else known)
+            contents.append(content)
+            known = _Opaque(content.data) if known is None else known
+        likenesses.append(known)
+    if before is None or same == 0:
+        stretch = _begun(draft, contents, scope)
+        return Known(stretch, items, likenesses, is_messages)
+    if same == before.stretch.length and is_tail:
+        stretch = Stretch(before.stretch.list, len(items))
+        if contents:
+            draft.append(stretch.list, *contents, scope=scope, at=same)
+    else:
+        stretch = _branched(draft, engine, before.stretch, same, contents, scope)
+    return Known(stretch, items, [*before.likenesses[:same], *likenesses], is_messages)
+
+
+def read_list(
+    engine: Engine, space: str, values: Values, stretch: Stretch, *, is_messages: bool, where: str
+) -> Known:
+    """The items of a list, with likenesses to compare them with later. A list that lost items is `Corrupt`."""
+    items: list[Any] = []
+    for start in range(0, stretch.length, _PAGE):
+        stop = min(start + _PAGE, stretch.length)
+        try:
+            contents = engine.read_list(space, stretch.list, start, stop)
+        except NotFound as error:
+            raise _severed(stretch, where, str(error)) from error
+        if len(contents) != stop - start:
+            raise _severed(stretch, where, f"{stop - start - len(contents)} of its items are not stored")
+        items += map(values.decode_message if is_messages else values.decode, contents)
+    if is_messages:
+        return Known(stretch, items, list(map(likeness, items)), is_messages)
+    return Known(stretch, items, [_frozen_or_opaque(values, item) for item in items], is_messages)
+
+
+def _common(values: Values, before: Known, items: list[Any]) -> int:
+    """How many items both begin with."""
+    count = min(len(before.items), len(items))
+    mine = items if count == len(items) else items[:count]
+    if before.is_messages:
+        if all(map(is_, mine, before.items)) and not any(map(_extra_of, mine)):
+            known = before.likenesses if count == len(before.likenesses) else before.likenesses[:count]
+            if [message.__dict__ for message in mine] == known:
+                return count
+        for index, message in enumerate(mine):
+            if type(message) is not type(before.items[index]) or not is_like(
+                message, before.likenesses[index]
+            ):
+                return index
+        return count
+    if _prints(mine) == _prints(before.likenesses[:count]):
+        return count
+    for index, item in enumerate(mine):
+        if not _is_same(values, item, before.likenesses[index]):
+            return index
+    return count
+
+
+def _is_same(values: Values, item: Any, known: Any) -> bool:
+    if type(known) is _Opaque:
+        return values.encode(item).data == known.data
+    return values.encode(item) == values.encode(known)
+
+
+def _prints(items: list[Any]) -> object:
+    """Something that is equal only for equal plain data (it tells 1 from True); never stored."""
+    try:
+        return marshal.dumps(items, 2)
+    except ValueError:
+        return object()
+
+
+def _frozen(item: Any) -> Any:
+    """A copy of plain data that nobody else can change; ``None`` for an object that is not plain (and None)."""
+    kind = type(item)
+    if kind in _PLAIN:
+        return item
+    return copied(item) if kind in _CONTAINERS and _is_plain(item) else None
+
+
+def _frozen_or_opaque(values: Values, item: Any) -> Any:
+    known = _frozen(item)
+    return _Opaque(values.encode(item).data) if known is None else known
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind is dict:
+        return all(map(_is_plain, value.values()))
+    return kind in _CONTAINERS and all(map(_is_plain, value))
+
+
+def _begun(draft: Draft, contents: list[Content | Address], scope: str) -> Stretch:
+    stretch = Stretch(new_id(), len(contents))
+    draft.append(stretch.list, *contents, scope=scope, at=0)
+    return stretch
+
+
+def _branched(
+    draft: Draft, engine: Engine, stretch: Stretch, at: int, contents: list[Content | Address], scope: str
+) -> Stretch:
+    if not contents:
+        return Stretch(stretch.list, at)
+    lineage = engine.lineage(draft.space, stretch.list)
+    if not lineage:
+        raise _severed(stretch, "its channel", "it is not stored")
+    parent = branch_point(lineage, at)
+    if parent.depth >= MAX_DEPTH:
+        return _begun(draft, [*engine.read_list(draft.space, stretch.list, 0, at), *contents], scope)
+    child = Stretch(new_id(), at + len(contents))
+    draft.append(child.list, *contents, scope=scope, at=at, parent=parent.list)
+    return child
+
+
+def _severed(stretch: Stretch, where: str, problem: str) -> Corrupt:
+    return Corrupt(
+        f"{where}: list {stretch.list!r} should have {stretch.length} items: {problem}; "
+        "run verify, then restore it from a backup"
+    )
+
+
+__all__ = ["EXTRA", "Known", "Recent", "is_list", "read_list", "write_list"]

@@ -1,0 +1,472 @@
+"""Saving the steps of a LangGraph run: one commit for a checkpoint, one for what a task wrote.
+
+A checkpoint is written against its parent: values whose version did not change stay where they are, lists are
+compared with what was saved of them. What was saved last is remembered by the id of its checkpoint, so a run
+that goes on reads nothing; a step whose parent is not remembered (another process, a branch) reads it first.
+**Invariant:** the head moves by compare-and-swap, and only forwards: to a newer id, or to a child of where it is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from langgraph.checkpoint.serde.types import _DeltaSnapshot as DeltaSnapshot
+
+from treering.adapters.langchain_messages import likeness
+from treering.adapters.langgraph_lists import Known, Recent, is_list, read_list, write_list
+from treering.core.batch import ABSENT, Event
+from treering.core.content import Content
+from treering.core.draft import Draft
+from treering.core.encoding import encode_json
+from treering.errors import Conflict, ListMoved, RefMoved, Unencodable
+from treering.core.query import Erasure
+from treering.views.checkpoints import MAX_ROW_BYTES, Checkpoint, Value, new_checkpoint_id, write_checkpoint
+from treering.views.graphs import (
+    FORKED,
+    GRAPH,
+    HIDDEN,
+    WRITES,
+    Graphs,
+    Place,
+    Step,
+    head_value,
+    step_id,
+    writes_key,
+)
+from treering.views.values import write_state
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from treering.adapters.langgraph_values import Values
+    from treering.core.address import Address
+    from treering.core.batch import Expect, Receipt
+    from treering.core.clock import Clock
+    from treering.store import Store
+    from treering.views.checkpoints import StateValue, Stretch
+
+DELTA: Final = "delta"
+INLINE: Final = "values"
+MESSAGE_LISTS: Final = "messages"
+
+_TRIES: Final = 8
+_BASES: Final = 64
+_BASE_ITEMS: Final = 50_000
+_SMALL: Final = 256
+_OWN_CHANNELS: Final = ("branch:", "__")
+"""What the names of LangGraph's own channels begin with; their small values lie in the checkpoint's row."""
+
+
+class Base(msgspec.Struct, frozen=True):
+    """A step that further ones may be written against, and its lists as they were saved."""
+
+    step: Step
+    lists: dict[str, Known]
+
+
+class Head(msgspec.Struct, frozen=True):
+    """Where a head was when it was last seen."""
+
+    version: int
+    checkpoint: str
+    graph_id: str
+    first_us: int
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint as LangGraph hands it over."""
+
+    thread: str
+    """The thread id as LangGraph knows it; ``place`` may have another one for it."""
+    parent: str | None
+    checkpoint: Mapping[str, Any]
+    metadata: dict[str, Any]
+    new_versions: Mapping[str, Any]
+
+
+class Memory:
+    """What a saver remembers of the steps that it saved or loaded last."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._bases: OrderedDict[str, Base] = OrderedDict()
+        self._heads: OrderedDict[str, Head] = OrderedDict()
+        self._items = 0
+        self.recent = Recent()
+
+    def base(self, checkpoint_id: str) -> Base | None:
+        """What is remembered of a step."""
+        return self._bases.get(checkpoint_id)
+
+    def keep(self, base: Base, *, instead_of: str | None = None) -> None:
+        """Remember a step; ``instead_of`` the one that it grew out of."""
+        with self._lock:
+            if instead_of is not None:
+                self._drop(instead_of)
+            self._drop(base.step.checkpoint.id)
+            self._bases[base.step.checkpoint.id] = base
+            self._items += _size(base)
+            while len(self._bases) > _BASES or (self._items > _BASE_ITEMS and len(self._bases) > 1):
+                self._drop(next(iter(self._bases)))
+
+    def head(self, ref: str) -> Head | None:
+        """Where a head was last seen."""
+        return self._heads.get(ref)
+
+    def see(self, ref: str, head: Head | None) -> None:
+        """A head was seen; ``None``: it is not there."""
+        with self._lock:
+            self._heads.pop(ref, None)
+            if head is not None:
+                self._heads[ref] = head
+            while len(self._heads) > 16 * _BASES:
+                self._heads.popitem(last=False)
+
+    def forget(self) -> None:
+        """Unlearn everything: something was removed."""
+        with self._lock:
+            self._bases.clear()
+            self._heads.clear()
+            self._items = 0
+
+    def _drop(self, checkpoint_id: str) -> None:
+        dropped = self._bases.pop(checkpoint_id, None)
+        if dropped is not None:
+            self._items -= _size(dropped)
+
+
+class Scribe:
+    """Writes checkpoints and writes of one store."""
+
+    def __init__(self, store: Store, graphs: Graphs, memory: Memory, clock: Clock) -> None:
+        self._engine = store.engine
+        self._space = store.space
+        self._clock = clock
+        self._graphs = graphs
+        self._memory = memory
+
+    def put(self, values: Values, place: Place, request: Request) -> Step:
+        """Save a checkpoint; durable when this returns."""
+        parent = self._parent(values, place, request.parent)
+        is_tail = parent is not None and parent.step.checkpoint.thread == place.thread
+        replaced: Step | None = None
+        is_fresh = False
+        for attempt in range(_TRIES):
+            draft = Draft(self._space)
+            base = self._written(draft, values, place, request, parent, is_tail=is_tail, is_fresh=is_fresh)
+            checkpoint = base.step.checkpoint
+            head = self._move_head(draft, place, base.step, parent, is_known=attempt == 0)
+            try:
+                receipt = self._engine.commit(draft.batch())
+            except ListMoved:  # the tail is someone else's: branch off where the parent ends
+                is_tail = False
+                continue
+            except RefMoved:
+                self._memory.see(place.ref, None)
+                continue
+            if not receipt.new_events:
+                there = self._graphs.find(place, base.step.graph_id)
+                if there is None or not _is_same(there.checkpoint, checkpoint):
+                    replaced = there
+                    is_fresh = True
+                    self._memory.see(place.ref, None)
+                    continue
+            step = self._done(place, base, head, receipt, parent)
+            if replaced is not None:
+                self._engine.erase(self._space, Erasure(event_seqs=(replaced.seq,)))
+            return step
+        raise Conflict(
+            f"thread {place.thread!r} changed {_TRIES} times while checkpoint {request.checkpoint['id']!r} was "
+            "saved; nothing was written, try again"
+        )
+
+    def put_writes(
+        self,
+        values: Values,
+        place: Place,
+        graph_id: str,
+        writes: Sequence[tuple[str, int, Any]],
+        task: str,
+        path: str,
+    ) -> None:
+        """Save what a task wrote, as ``(channel, index, value)``; durable when this returns."""
+        draft = Draft(self._space)
+        links: dict[Address, None] = {}
+        entries: list[Any] = []
+        messages: list[tuple[Any, Any, Address]] = []
+
+        def put(content: Content) -> int | str:
+            address = draft.put(content, scope=place.scope)
+            links[address] = None
+            return address if address.startswith("o:") else int(address.rpartition(".")[2])
+
+        def put_message(message: Any) -> int | str:
+            known = likeness(message)
+            placed = put(values.encode_message(message, known))
+            messages.append((message, known, next(reversed(links))))
+            return placed
+
+        for channel, index, value in writes:
+            if values.takes(value):
+                entries.append([channel, index, "m", put_message(value)])
+            elif type(value) is list and value and all(map(values.takes, value)):
+                entries.append([channel, index, "l", [put_message(each) for each in value]])
+            else:
+                content = values.encode(value)
+                if content.kind == "json" and len(content.data) <= _SMALL:
+                    entries.append([channel, index, "v", value if value is None else values.plain(value)])
+                else:
+                    entries.append([channel, index, "s", put(content)])
+        data: bytes | None = encode_json(
+            {"step": [graph_id, place.within], "task": task, "path": path, "writes": entries}, keep_order=True
+        )
+        body = None
+        if len(data) > MAX_ROW_BYTES:
+            body = draft.put(Content("json", data), scope=place.scope)
+            data = None
+        draft.event(
+            Event(
+                id=draft.id,
+                kind=WRITES,
+                ts_us=self._clock.now_us(),
+                scope=place.scope,
+                thread=writes_key(place, graph_id),
+                data=data,
+                body=body,
+                links=tuple(links),
+            )
+        )
+        self._engine.commit(draft.batch())
+        for message, known, address in messages:
+            self._memory.recent.remember(message, known, place.scope, address)
+
+    def _parent(self, values: Values, place: Place, graph_id: str | None) -> Base | None:
+        if graph_id is None:
+            return None
+        made = step_id(place, graph_id)
+        known = self._memory.base(made[0]) if made is not None else None
+        if known is not None:
+            return known
+        step = self._graphs.find(place, graph_id)
+        if step is None:
+            return None
+        return self._memory.base(step.checkpoint.id) or Base(step, self.lists_of(values, step))
+
+    def lists_of(self, values: Values, step: Step) -> dict[str, Known]:
+        """The lists of a step, read from the store."""
+        names = step.graph.get(MESSAGE_LISTS, ())
+        return {
+            name: read_list(
+                self._engine,
+                self._space,
+                values,
+                stretch,
+                is_messages=name in names,
+                where=f"channel {name!r} of checkpoint {step.graph_id!r}",
+            )
+            for name, stretch in step.checkpoint.lists.items()
+        }
+
+    def _written(
+        self,
+        draft: Draft,
+        values: Values,
+        place: Place,
+        request: Request,
+        parent: Base | None,
+        *,
+        is_tail: bool,
+        is_fresh: bool,
+    ) -> Base:
+        """Put all of a checkpoint but the head into a draft."""
+        checkpoint = request.checkpoint
+        before = parent.step if parent is not None else None
+        state: dict[str, StateValue] = {}
+        lists: dict[str, Stretch] = {}
+        known = dict(parent.lists) if parent is not None else {}
+        graph = _graph(place, request, values)
+        inline: dict[str, Any] = {}
+        message_lists: list[str] = []
+        delta: list[str] = []
+        for channel, given in checkpoint["channel_values"].items():
+            value = given
+            if type(given) is DeltaSnapshot:
+                value = given.value
+                delta.append(channel)
+            elif before is not None and _is_unchanged(before, channel, request):
+                if channel in before.checkpoint.lists:
+                    lists[channel] = before.checkpoint.lists[channel]
+                    if channel in before.graph.get(MESSAGE_LISTS, ()):
+                        message_lists.append(channel)
+                    continue
+                if channel in before.checkpoint.state:
+                    state[channel] = before.checkpoint.state[channel]
+                    continue
+            if channel.startswith(_OWN_CHANNELS) and _is_small(value):
+                inline[channel] = value
+                continue
+            content = (
+                values.encode(value)
+                if type(value) is list and not values.takes(next(iter(value), None))
+                else None
+            )
+            if is_list(values, value, known.get(channel), content):
+                grown = write_list(
+                    draft,
+                    self._engine,
+                    values,
+                    known.get(channel),
+                    value,
+                    scope=place.scope,
+                    recent=self._memory.recent,
+                    is_tail=is_tail,
+                )
+                known[channel] = grown
+                lists[channel] = grown.stretch
+                if grown.is_messages:
+                    message_lists.append(channel)
+            else:
+                known.pop(channel, None)
+                state |= _write_value(draft, values, before, channel, value, place.scope)
+        for name, found in ((INLINE, inline), (MESSAGE_LISTS, message_lists), (DELTA, delta)):
+            if found:
+                graph[name] = found
+        made = (None if is_fresh else step_id(place, checkpoint["id"])) or new_checkpoint_id(self._clock)
+        step = request.metadata.get("step")
+        saved = Checkpoint(
+            id=made[0],
+            thread=place.thread,
+            namespace=place.namespace,
+            parent=before.checkpoint.id if before is not None else None,
+            step=step if type(step) is int else (before.checkpoint.step + 1 if before is not None else 0),
+            created_at_us=made[1],
+            lists=lists,
+            state=state,
+            metadata={**_plain_metadata(values, request.metadata), GRAPH: graph},
+            note=_note(request.metadata),
+        )
+        write_checkpoint(draft, saved, scope=place.scope)
+        return Base(Step(checkpoint=saved, seq=0), known)
+
+    def _move_head(
+        self, draft: Draft, place: Place, step: Step, parent: Base | None, *, is_known: bool
+    ) -> Head | None:
+        """Let the head follow, if it should; where it will be then."""
+        head = self._memory.head(place.ref)
+        if head is None and (parent is not None or not is_known):
+            seen = self._graphs.head(place)
+            if seen is not None:
+                head = Head(seen.version, seen.step.checkpoint.id, seen.step.graph_id, seen.first_us)
+        checkpoint = step.checkpoint
+        if head is not None and head.graph_id > step.graph_id and head.checkpoint != checkpoint.parent:
+            return None
+        first_us = head.first_us if head is not None else checkpoint.created_at_us
+        expect: Expect = head.version if head is not None else ABSENT
+        draft.set_ref(
+            place.ref,
+            head_value(checkpoint, first_us, is_root=not place.within),
+            scope=place.scope,
+            expect=expect,
+        )
+        return Head(0, checkpoint.id, step.graph_id, first_us)
+
+    def _done(
+        self, place: Place, base: Base, head: Head | None, receipt: Receipt, parent: Base | None
+    ) -> Step:
+        step = Step(checkpoint=base.step.checkpoint, seq=receipt.last_seq)
+        if head is not None:
+            self._memory.see(place.ref, msgspec.structs.replace(head, version=receipt.versions[place.ref]))
+        self._memory.keep(
+            Base(step, base.lists), instead_of=parent.step.checkpoint.id if parent is not None else None
+        )
+        for known in base.lists.values():
+            if known.is_messages:
+                self._memory.recent.forget(known.items[-64:])
+        return step
+
+
+def _is_same(one: Checkpoint, other: Checkpoint) -> bool:
+    """Whether two checkpoints say the same, wherever their content lies."""
+    return one.metadata == other.metadata and _digests(one) == _digests(other)
+
+
+def _digests(checkpoint: Checkpoint) -> object:
+    lengths = {name: stretch.length for name, stretch in checkpoint.lists.items()}
+    values = {
+        name: value.digest if isinstance(value, Value) else {key: each.digest for key, each in value.items()}
+        for name, value in checkpoint.state.items()
+    }
+    return lengths, values
+
+
+def _graph(place: Place, request: Request, values: Values) -> dict[str, Any]:
+    checkpoint = request.checkpoint
+    graph: dict[str, Any] = {
+        "id": checkpoint["id"],
+        "v": checkpoint["v"],
+        "ts": checkpoint["ts"],
+        "versions": dict(checkpoint["channel_versions"]),
+        "seen": {node: dict(versions) for node, versions in checkpoint["versions_seen"].items()},
+    }
+    if place.within:
+        graph["ns"] = place.within
+    if request.thread != place.thread:
+        graph["thread"] = request.thread
+    if request.parent is not None:
+        graph["parent"] = request.parent
+    updated = checkpoint.get("updated_channels")
+    if updated is not None:
+        graph["updated"] = list(updated)
+    hidden = {name: request.metadata[name] for name in (GRAPH, FORKED) if name in request.metadata}
+    if hidden:
+        graph[HIDDEN] = _plain_values(values, hidden)
+    sends = checkpoint.get("pending_sends")
+    if sends:
+        graph["sends"] = values.plain(sends)
+    return graph
+
+
+def _is_unchanged(before: Step, channel: str, request: Request) -> bool:
+    if channel in request.new_versions:
+        return False
+    versions = request.checkpoint["channel_versions"]
+    return channel in versions and before.graph["versions"].get(channel) == versions[channel]
+
+
+def _is_small(value: Any) -> bool:
+    return value is None or type(value) in (bool, int) or (type(value) is str and len(value) <= _SMALL)
+
+
+def _write_value(
+    draft: Draft, values: Values, before: Step | None, channel: str, value: Any, scope: str
+) -> dict[str, StateValue]:
+    known = before.checkpoint.state if before is not None else {}
+    return write_state(draft, known, {channel: values.plain(value)}, scope=scope)
+
+
+def _plain_metadata(values: Values, metadata: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in metadata.items() if name not in (GRAPH, FORKED)}
+    counters = plain.get("counters_since_delta_snapshot")
+    if counters:
+        plain["counters_since_delta_snapshot"] = {name: list(each) for name, each in counters.items()}
+    return _plain_values(values, plain)
+
+
+def _plain_values(values: Values, plain: dict[str, Any]) -> dict[str, Any]:
+    try:
+        encode_json(plain)
+    except Unencodable:
+        return {name: values.plain(value) for name, value in plain.items()}
+    return plain
+
+
+def _note(metadata: Mapping[str, Any]) -> str | None:
+    source = metadata.get("source")
+    return source if source in ("input", "update", "fork") else None
+
+
+def _size(base: Base) -> int:
+    return sum(len(known.items) for known in base.lists.values())

@@ -1,0 +1,124 @@
+"""How the values of a LangGraph state are stored: as readable JSON where that keeps them whole.
+
+Messages and plain data become JSON that every other view can show. What JSON cannot say (a dataclass, an
+array, a `Send`) is packed by LangGraph's own serializer, with a closed list of types: a stored type outside of
+it comes back as the data it held, never as code that runs. A serializer of your own (one that encrypts, say)
+is given everything, messages too. **Invariant:** nothing is ever pickled, and ``decode(encode(v))`` is ``v``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+import msgspec
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from treering.adapters.langchain_messages import MESSAGE_CLASSES, Likeness, from_plain, likeness, to_plain
+from treering.core.content import Content
+from treering.core.encoding import codecs, decode, encode
+from treering.errors import Corrupt, Unencodable
+
+_SAFE: Final = frozenset({"null", "bytes", "bytearray", "msgpack"})
+"""What LangGraph's serializer writes today. Its older JSON form builds objects by name; it is not read here."""
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """A value in the form of LangGraph's serializer: the name of the form, and the bytes."""
+
+    form: str
+    data: bytes
+
+
+codecs.register(Packed, "langgraph", lambda packed: [packed.form, packed.data], lambda plain: Packed(*plain))
+
+
+class Values:
+    """Encodes and decodes with one serializer."""
+
+    def __init__(self, serde: SerializerProtocol) -> None:
+        self.serde = serde
+        self._is_readable = type(serde) is JsonPlusSerializer
+
+    def takes(self, value: Any) -> bool:
+        """Whether a value is stored as a message."""
+        return type(value) in MESSAGE_CLASSES
+
+    def plain(self, value: Any) -> Any:
+        """The value itself where it can be stored as it is, else packed."""
+        if self._is_readable:
+            try:
+                encode(value)
+            except Unencodable:
+                pass
+            else:
+                return value
+        return self.packed(value)
+
+    def encode(self, value: Any) -> Content:
+        """A value as content."""
+        if self._is_readable:
+            try:
+                return encode(value, keep_order=True)
+            except Unencodable:
+                pass
+        return encode(self.packed(value))
+
+    def packed(self, value: Any) -> Packed:
+        """A value in the form of the serializer."""
+        form, data = self.serde.dumps_typed(value)
+        return Packed(form, bytes(data))
+
+    def decode(self, content: Content) -> Any:
+        """The value that was encoded."""
+        return self.unpacked(decode(content))
+
+    def unpacked(self, value: Any) -> Any:
+        """A decoded value with what was packed in it, itself or one level below."""
+        if type(value) is Packed:
+            return self._load(value)
+        if type(value) is dict:
+            fields = cast("dict[Any, Any]", value)
+            if any(type(each) is Packed for each in fields.values()):
+                return {key: self.unpacked(each) for key, each in fields.items()}
+            return fields
+        return value
+
+    def encode_message(self, message: BaseMessage, known: Likeness) -> Content:
+        """A message as content, from a likeness of it."""
+        if not self._is_readable:
+            return encode(self.packed(message))
+        plain = to_plain(type(message), known)
+        try:
+            return encode(plain, keep_order=True)
+        except Unencodable:
+            return encode({name: self.plain(value) for name, value in plain.items()}, keep_order=True)
+
+    def decode_message(self, content: Content) -> BaseMessage:
+        """The message that was encoded."""
+        plain = decode(content)
+        if type(plain) is dict:
+            message = from_plain(cast("dict[str, Any]", self.unpacked(plain)))
+            if message is not None:
+                return message
+        elif type(plain) is Packed:
+            loaded = self._load(plain)
+            if isinstance(loaded, BaseMessage):
+                return loaded
+        raise Corrupt(
+            "a stored message is of no class that this version knows; upgrade treering or langchain"
+        )
+
+    def _load(self, packed: Packed) -> Any:
+        if self._is_readable and packed.form not in _SAFE:
+            return {"form": packed.form, "data": packed.data}
+        return self.serde.loads_typed((packed.form, packed.data))
+
+
+def closed_serde(*allowed: type | tuple[str, str]) -> JsonPlusSerializer:
+    """LangGraph's serializer with its list of safe types, these ones more, and nothing else."""
+    return JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=allowed or None)
+
+
+__all__ = ["Packed", "Values", "closed_serde", "likeness"]
