@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from itertools import count
@@ -16,6 +19,7 @@ import pytest
 from claude_agent_sdk.testing import run_session_store_conformance
 
 import treering
+from tests.adapters import claude_worker
 from treering.adapters.claude_agent_sdk import TreeringSessionStore
 from treering.errors import Closed, Conflict, InvalidInput
 
@@ -431,3 +435,86 @@ def test_the_sdk_lists_names_tags_forks_and_deletes_sessions(store, tmp_path):
         assert left.session_id == fork.session_id
 
     asyncio.run(main())
+
+
+# --- real runs: the SDK and its CLI, with a scripted model ----------------------------------------
+
+
+@pytest.fixture
+def cli():
+    """Whether the installed wheel brings its CLI (those for some platforms do not)."""
+    if not (Path(sdk.__file__).parent / "_bundled" / "claude").exists() and shutil.which("claude") is None:
+        pytest.skip("this platform's wheel of claude-agent-sdk has no CLI in it")
+
+
+@pytest.mark.usefixtures("cli")
+def test_a_real_session_is_mirrored_and_resumed_where_only_the_store_knows_it(memory, tmp_path, monkeypatch):
+    for name in list(os.environ):
+        if name.upper().startswith(("ANTHROPIC", "CLAUDE")) or name.upper().endswith("_PROXY"):
+            monkeypatch.delenv(name)
+
+    async def ask(sessions, api, home, **more):
+        chosen = claude_worker.options(tmp_path, home, api, session_store=sessions, **more)
+        seen = [message async for message in sdk.query(prompt="Add up the squares.", options=chosen)]
+        assert not any(isinstance(message, sdk.MirrorErrorMessage) for message in seen)
+        return seen[-1]
+
+    async def main(api):
+        sessions = TreeringSessionStore(memory)
+        first = await ask(sessions, api, tmp_path / "home")
+        assert first.result == claude_worker.ANSWER
+        (listed,) = await sdk.list_sessions_from_store(sessions, directory=str(tmp_path / "project"))
+        assert listed.session_id == first.session_id
+        assert listed.first_prompt == "Add up the squares."
+
+        (info,) = memory.threads(namespace=None)
+        assert info.id == first.session_id
+        entries = memory.thread(info.id, info.namespace).load().messages
+        on_disk = next((tmp_path / "home").rglob(f"{first.session_id}.jsonl")).read_text().splitlines()
+        known = {each["uuid"]: each for each in entries if "uuid" in each}
+        for line in map(json.loads, on_disk):
+            assert "uuid" not in line or known[line["uuid"]] == line
+
+        shutil.rmtree(tmp_path / "home")
+        again = await ask(sessions, api, tmp_path / "elsewhere", resume=first.session_id)
+        assert again.result == claude_worker.ANSWER
+        longer = memory.thread(info.id, info.namespace).load().messages
+        assert longer[: len(entries)] == entries
+        assert claude_worker.tool_results(longer) == ["1:1", "2:4", "3:9", "4:16"]
+
+    with claude_worker.scripted_api() as api:
+        asyncio.run(main(api))
+    assert (tmp_path / "ran.txt").read_text().split() == ["1", "2", "3", "4"]
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("cli")
+def test_a_session_that_was_killed_goes_on_in_another_process(tmp_path):
+    """Killed while its third tool runs, its CLI too, and its home lost; what was mirrored is enough."""
+    command = [sys.executable, "-m", "tests.adapters.claude_worker", str(tmp_path)]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "home"), "-", "3"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as worker:
+        said = next(line for line in worker.stdout if line.startswith("2 "))
+        os.killpg(worker.pid, signal.SIGKILL)
+    session_id = said.split()[1]
+    first = (tmp_path / "ran.txt").read_text().split()
+    assert first in (["1", "2"], ["1", "2", "3"])
+    shutil.rmtree(tmp_path / "home")
+    done = subprocess.run(
+        [*command, str(tmp_path / "another"), session_id],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"answer: {claude_worker.ANSWER}" in done.stdout.splitlines()
+    assert (tmp_path / "ran.txt").read_text().split() == [*first, "3", "4"]
+    with treering.open(tmp_path / "store") as store:
+        assert store.verify().ok
