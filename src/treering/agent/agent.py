@@ -14,9 +14,10 @@ from typing import Any, Final, Self, cast
 
 from treering.agent.driving import Steps, drive, drive_async
 from treering.agent.keepers import Keeper
-from treering.agent.loop import Prompt, Run, Setup, Told
+from treering.agent.loop import Run, Setup, Told
 from treering.agent.middleware import Middleware
 from treering.agent.parts import Part, Result
+from treering.agent.shapes import Prompt
 from treering.agent.tools import toolbox
 from treering.errors import InvalidInput
 from treering.views.budgets import Budget

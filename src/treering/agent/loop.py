@@ -12,9 +12,8 @@ process that dies in between makes that one call again, so a tool that must not 
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -26,12 +25,13 @@ from treering.agent.parts import Context, Part, Result
 from treering.agent.replies import Pieces, is_stream, read_reply
 from treering.agent.shapes import (
     Message,
+    Prompt,
     ToolCall,
+    answer_of,
     as_one_turn,
-    calls_of,
     open_calls,
+    prompt_messages,
     result_message,
-    results_of,
     text_of,
 )
 from treering.agent.tools import Tool, result_text
@@ -44,8 +44,6 @@ RUN_KEY: Final = "treering.agent"
 
 Told = Literal["tell", "raise"]
 """What becomes of an error in a tool call: the model is told, or the run ends with it."""
-
-Prompt = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 Doing = Generator[Call | Part, Any, Any]
 
@@ -110,7 +108,7 @@ class Run:
             yield from self._save("done")
         self.result = Result(
             run_id=self._id,
-            text=next((text for each in reversed(self._new()) if (text := _answer(each))), ""),
+            text=next(filter(None, map(answer_of, reversed(self._new()))), None) or "",
             messages=self._new(),
             state=dict(self._state),
             checkpoint=self._checkpoint,
@@ -163,8 +161,8 @@ class Run:
         if self._prompt is not None:
             self._id = new_id()
             self._budgets.next_run()
-            self._messages += _prompted(self._prompt)
-        elif not self._messages or _answer(self._messages[-1], even_empty=True) is not None:
+            self._messages += prompt_messages(self._prompt)
+        elif not self._messages or answer_of(self._messages[-1]) is not None:
             raise InvalidInput(
                 f"thread {self._thread_id!r} has nothing unfinished to go on with; give a prompt="
             )
@@ -287,7 +285,7 @@ class Run:
             context = self._context(call)
         self._budgets.spend(call.name)
         yield Part(kind="tool_call", call=call)
-        make = wrapped(_executor(tool, context), context, self._setup.middleware)
+        make = wrapped(tool.caller(context), context, self._setup.middleware)
         try:
             value = yield Call(make, (call,))
         except Exception as error:
@@ -356,36 +354,6 @@ class Run:
 
 class _Refused(Exception):
     """A call that is not made; the model is told why."""
-
-
-def _executor(tool: Tool, context: Context) -> Callable[[ToolCall], Any]:
-    if inspect.iscoroutinefunction(tool.function):
-
-        async def execute_async(call: ToolCall) -> Any:
-            return await tool.function(**tool.bound(call.arguments, context))
-
-        return execute_async
-
-    def execute(call: ToolCall) -> Any:
-        return tool.function(**tool.bound(call.arguments, context))
-
-    return execute
-
-
-def _prompted(prompt: Prompt) -> list[Message]:
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    if isinstance(prompt, Mapping):
-        return [dict(prompt)]
-    return [dict(each) for each in prompt]
-
-
-def _answer(message: Message, *, even_empty: bool = False) -> str | None:
-    """The text of an assistant's message that asks for nothing."""
-    if message.get("role") != "assistant" or calls_of(message) or results_of(message):
-        return None
-    text = text_of(message)
-    return text if text or even_empty else None
 
 
 def _shown(pending: Any) -> str:

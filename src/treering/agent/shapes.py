@@ -22,6 +22,9 @@ import msgspec
 from treering.errors import InvalidInput
 
 Message = dict[str, Any]
+Prompt = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""What a run begins with: a text, a message, or several."""
+
 Style = Literal["openai", "anthropic", "blocks"]
 
 
@@ -117,6 +120,20 @@ def text_of(message: Mapping[str, Any]) -> str:
         for block in _mappings(content)
         if block.get("type") == "text" and isinstance(block.get("text"), str)
     )
+
+
+def answer_of(message: Mapping[str, Any]) -> str | None:
+    """The text of an assistant's message that asks for nothing; ``None`` for any other message."""
+    if message.get("role") != "assistant" or calls_of(message) or results_of(message):
+        return None
+    return text_of(message)
+
+
+def prompt_messages(prompt: Prompt) -> list[Message]:
+    """A prompt as messages."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return [dict(prompt)] if isinstance(prompt, Mapping) else [dict(each) for each in prompt]
 
 
 def _openai_call(entry: Mapping[str, Any]) -> ToolCall:

@@ -15,6 +15,7 @@ from typing import Any, Final, cast, get_type_hints
 import msgspec
 
 from treering.agent.parts import Context
+from treering.agent.shapes import ToolCall
 from treering.errors import InvalidInput
 
 Approval = bool | Callable[[dict[str, Any]], Any]
@@ -67,6 +68,20 @@ class Tool:
     def bound(self, arguments: Mapping[str, Any], context: Context) -> dict[str, Any]:
         """The keyword arguments for the function; `InvalidInput` when they do not fit its signature."""
         return self._signature.bound(arguments, context)
+
+    def caller(self, context: Context) -> Callable[[ToolCall], Any]:
+        """The function that makes a call of this tool; async if the tool is."""
+        if inspect.iscoroutinefunction(self.function):
+
+            async def call_async(call: ToolCall) -> Any:
+                return await self.function(**self.bound(call.arguments, context))
+
+            return call_async
+
+        def call(call: ToolCall) -> Any:
+            return self.function(**self.bound(call.arguments, context))
+
+        return call
 
 
 def tool(
@@ -128,7 +143,7 @@ class _Signature:
         fields: list[Any] = []
         takes_more = False
         hints = _hints(function)
-        for each in inspect.signature(function).parameters.values():
+        for each in _parameters(function, tool_name):
             kind = hints.get(each.name, Any)
             if each.kind is inspect.Parameter.VAR_KEYWORD:
                 takes_more = True
@@ -162,6 +177,15 @@ class _Signature:
         if self._context is not None:
             given[self._context] = context
         return given
+
+
+def _parameters(function: Callable[..., Any], tool_name: str) -> Iterable[inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters.values()
+    except ValueError:
+        raise InvalidInput(
+            f"tool {tool_name!r} has no signature to read its parameters from; wrap it in a function"
+        ) from None
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

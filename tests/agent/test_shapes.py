@@ -1,0 +1,104 @@
+"""Tool calls and results, found and written in the three styles."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.agent.scripted import answered, asking, said, user
+from treering.agent.shapes import as_one_turn, calls_of, open_calls, result_message, results_of, text_of
+from treering.errors import InvalidInput
+
+STYLES = ["openai", "anthropic", "blocks"]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_calls_are_found_in_their_order(style) -> None:
+    message = asking(("c1", "look", {"n": 1}), ("c2", "find", {}), style=style, text="Let me see.")
+    assert [(each.id, each.name, each.arguments, each.style) for each in calls_of(message)] == [
+        ("c1", "look", {"n": 1}, style),
+        ("c2", "find", {}, style),
+    ]
+    assert text_of(message) == "Let me see."
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_result_is_written_in_the_style_of_its_call(style) -> None:
+    (call,) = calls_of(asking(("c1", "look", {}), style=style))
+    assert result_message(call, "seen") == answered("c1", "seen", style=style, name="look")
+    assert results_of(result_message(call, "no", is_error=True)) == {"c1"}
+
+
+def test_an_error_is_marked_where_the_style_can() -> None:
+    call = {style: calls_of(asking(("c1", "look", {}), style=style))[0] for style in STYLES}
+    assert result_message(call["anthropic"], "no", is_error=True)["content"][0]["is_error"] is True
+    assert result_message(call["blocks"], "no", is_error=True)["content"][0]["output"]["type"] == "error-text"
+
+
+def test_names_in_snake_case_are_understood() -> None:
+    block = {"type": "tool-call", "tool_call_id": "c1", "tool_name": "look", "args": {"n": 1}}
+    result = {"type": "tool-result", "tool_call_id": "c1", "output": "x"}
+    (call,) = calls_of({"role": "assistant", "content": [block]})
+    assert (call.name, call.arguments) == ("look", {"n": 1})
+    assert results_of({"role": "tool", "content": [result]}) == {"c1"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "tool_calls": [{"id": "c1"}]},
+        {"role": "assistant", "tool_calls": [{"id": "", "function": {"name": "look"}}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "input": {}}]},
+        {"role": "assistant", "content": [{"type": "tool-call", "toolName": "look"}]},
+    ],
+)
+def test_a_call_that_cannot_be_answered_is_refused(message) -> None:
+    with pytest.raises(InvalidInput, match="a tool call without"):
+        calls_of(message)
+
+
+@pytest.mark.parametrize("arguments, problem", [("{", "not JSON"), ("[1]", "not an object"), (None, None)])
+def test_arguments_that_cannot_be_read_are_a_problem_of_the_call(arguments, problem) -> None:
+    entry = {"id": "c1", "function": {"name": "look", "arguments": arguments}}
+    (call,) = calls_of({"role": "assistant", "tool_calls": [entry]})
+    assert call.arguments == {}
+    assert (problem in call.problem) if problem else call.problem is None
+
+
+def test_ordinary_messages_have_neither() -> None:
+    for message in (user("Hi"), said("Hello"), {"role": "assistant", "content": None}, {"role": "user"}):
+        assert calls_of(message) == []
+        assert results_of(message) == set()
+        assert isinstance(text_of(message), str)
+
+
+def test_a_provider_may_have_answered_its_own_call() -> None:
+    message = asking(("p1", "web", {}), ("c1", "look", {}), style="blocks")
+    message["content"] += answered("p1", "page", style="blocks", name="web")["content"]
+    assert [each.id for each in open_calls([message])] == ["c1"]
+
+
+@given(
+    style=st.sampled_from(STYLES),
+    rounds=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    missing=st.integers(0, 4),
+)
+def test_what_is_open_is_what_has_no_result(style, rounds, missing) -> None:
+    messages = [user("Hi")]
+    for number, calls in enumerate(rounds):
+        ids = [f"c{number}.{call}" for call in range(calls)]
+        messages.append(asking(*((each, "look", {}) for each in ids), style=style))
+        messages += [answered(each, "x", style=style, name="look") for each in ids]
+    missing = min(missing, rounds[-1])
+    cut = messages[: len(messages) - missing]
+    last = len(rounds) - 1
+    expected = [f"c{last}.{call}" for call in range(rounds[-1] - missing, rounds[-1])]
+    assert [each.id for each in open_calls(cut)] == expected
+    seen = as_one_turn(cut)
+    assert [each.id for each in open_calls(seen)] == expected
+    assert set().union(*map(results_of, seen)) == set().union(*map(results_of, cut))
+    if style == "openai":
+        assert seen == cut
+    else:
+        assert len(seen) == 1 + 2 * len(rounds) - (missing == rounds[-1])
