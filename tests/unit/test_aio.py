@@ -265,7 +265,7 @@ class TestCancellation:
             assert store.verify().ok
 
 
-DIRECT = {"chat", "draft", "in_namespace", "submit", "thread"}
+DIRECT = {"agent", "chat", "draft", "in_namespace", "run", "submit", "thread", "tool"}
 """What does no I/O, or gives back a future, and is therefore not awaited."""
 
 
