@@ -1,0 +1,78 @@
+"""What can be saved, and how a caller may say it: by name, as a dict, or as a checkpoint that was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypedDict
+
+from treering.core.ids import check_id
+from treering.errors import InvalidInput
+from treering.savers.checkpoint import Checkpoint
+from treering.savers.shelf import Writing
+
+
+class Fields(TypedDict, total=False):
+    """What can be saved; ``messages`` and ``state`` that are left out stay as they were."""
+
+    thread_id: str
+    messages: Sequence[Any] | None
+    state: Mapping[str, Any] | None
+    pending_interrupt: Any
+    metadata: Mapping[str, Any] | None
+    note: str | None
+    tags: Sequence[str]
+    step: int | None
+    expect: str | None
+
+
+def writing_of(
+    checkpoint: Checkpoint | Mapping[str, Any] | None, fields: Mapping[str, Any], namespace: str
+) -> Writing:
+    """The checkpoint to be written; fields by name win."""
+    given = {**_given(checkpoint, namespace), **fields}
+    if unknown := sorted(set(given) - set(_FIELDS)):
+        raise InvalidInput(f"a checkpoint has no {', '.join(unknown)}; it has {', '.join(_FIELDS)}")
+    if "thread_id" not in given:
+        raise InvalidInput("save needs a thread_id: save(thread_id='conversation-1', messages=[...])")
+    state = given.get("state")
+    messages = given.get("messages")
+    return Writing(
+        thread_id=checked(given["thread_id"]),
+        messages=None if messages is None else list(messages),
+        state=None if state is None else dict(state),
+        pending_interrupt=given.get("pending_interrupt"),
+        metadata=dict(given.get("metadata") or {}),
+        note=given.get("note"),
+        tags=tuple(given.get("tags") or ()),
+        step=given.get("step"),
+        expect=given.get("expect"),
+    )
+
+
+def checked(thread_id: str) -> str:
+    """The thread id if it can be one."""
+    return check_id(thread_id, "thread id")
+
+
+def checked_namespace(namespace: str) -> str:
+    """The namespace if it can be one; empty stands for none."""
+    return check_id(namespace, "namespace") if namespace else ""
+
+
+def _given(checkpoint: Checkpoint | Mapping[str, Any] | None, namespace: str) -> dict[str, Any]:
+    if checkpoint is None:
+        return {}
+    if isinstance(checkpoint, Checkpoint):
+        return {name: getattr(checkpoint, name) for name in _OF_A_LOADED_ONE}
+    given = {name: value for name, value in checkpoint.items() if name not in _OF_THE_SAVER}
+    if (checkpoint.get("namespace") or namespace) != namespace:
+        raise InvalidInput(
+            f"this saver is for namespace {namespace!r}, the checkpoint is of {checkpoint['namespace']!r}; "
+            "save it with in_namespace(...)"
+        )
+    return given
+
+
+_FIELDS: Final = tuple(Fields.__annotations__)
+_OF_A_LOADED_ONE: Final = ("thread_id", "messages", "state", "pending_interrupt", "metadata", "note", "tags")
+_OF_THE_SAVER: Final = frozenset({"id", "parent_id", "namespace", "created_at", "updated_at"})

@@ -1,0 +1,327 @@
+"""Checkpoints in a key-value store: values that never change, and one head per thread that moves.
+
+A save puts its new messages and state values, then the checkpoint's record, and last it sets the thread's
+head, which is the moment at which the save has happened. A writer that dies earlier leaves values that no
+head leads to; they are in nobody's way and go when the thread is deleted. Retention first leads the
+checkpoints that stay past those that go, then removes these, then what only they needed. **Invariant:**
+whatever a head leads to is there; where it is not, that is `Corrupt`, never a shorter history.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from threading import Lock
+from typing import Any, Final
+
+from msgspec import structs
+
+from treering.core.clock import Clock
+from treering.core.ids import file_name
+from treering.core.retention import Entry, Keep, select
+from treering.core.storage import KeyValueStore
+from treering.errors import NotFound, TreeringError
+from treering.keyvalue.awaiting import call, refuse_to_block
+from treering.savers import spine
+from treering.savers.checkpoint import Checkpoint, Contents, given
+from treering.savers.drawer import Drawer, Pending
+from treering.savers.locks import Locks
+from treering.savers.records import Record, read_state, values_of, write_state
+from treering.savers.shelf import FIRST_STATE, NEW, Shelf, Writing, check_expected
+from treering.views.channels import fingerprint
+from treering.views.checkpoints import created_at_us, new_checkpoint_id
+
+_TRIES: Final = 10
+_REMEMBERED: Final = 256
+"""So many threads are remembered by the fingerprints of their messages, for saving only what is new."""
+
+
+class KeyValueShelf:
+    """Threads of one namespace of one key-value store."""
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        *,
+        namespace: str,
+        keep: Keep | None,
+        locks: Locks,
+        clock: Clock,
+        prefix: str = "",
+    ) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._keep = keep
+        self._locks = locks
+        self._clock = clock
+        self._prefix = prefix
+        self._root = f"{prefix}@{file_name(namespace)}/" if namespace else prefix
+        self._lock = Lock()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    @property
+    def namespace(self) -> str:
+        """The tenant; empty for none."""
+        return self._namespace
+
+    def elsewhere(self, namespace: str) -> Shelf:
+        """The same store for another tenant."""
+        return KeyValueShelf(
+            self._store,
+            namespace=namespace,
+            keep=self._keep,
+            locks=self._locks,
+            clock=self._clock,
+            prefix=self._prefix,
+        )
+
+    def write(self, writing: Writing) -> Checkpoint:
+        """Append a checkpoint."""
+        drawer = self._drawer(writing.thread_id)
+        with self._locks.holding(drawer.head_key):
+            before = drawer.newest()
+            check_expected(writing, None if before is None else before.id)
+            known = self._recalled(drawer, before)
+            pending = Pending(drawer)
+            messages, prints = _messages(drawer, pending, before, known, writing)
+            state = writing.state
+            if state is None and before is None:
+                state = FIRST_STATE
+            places = before.state if before is not None else {}
+            if state is not None:
+                places = write_state(places, state, pending.value)
+            record = self._record(writing, before, messages, places)
+            record = pending.record(record)
+            pending.write(head=record.id)
+            known = _Known(record.id, prints, None if known.line is None else [*known.line, _entry(record)])
+            if self._keep is not None:
+                self._prune(drawer, known, self._keep)
+            self._remember(writing.thread_id, known)
+        return Checkpoint(record.facts, given(writing.messages, state, _stored(drawer, record)))
+
+    def newest(self, thread_id: str) -> Checkpoint | None:
+        """The checkpoint that the head names, with its content."""
+        drawer = self._drawer(thread_id)
+        for _ in range(_TRIES):
+            record = drawer.newest()
+            if record is None:
+                return None
+            try:
+                return Checkpoint(record.facts, _stored(drawer, record)).read()
+            except NotFound:  # saved over or deleted between two reads
+                continue
+        raise NotFound(f"thread {thread_id!r} is removed as often as it is read; load it again")
+
+    def find(self, thread_id: str, checkpoint_id: str) -> Checkpoint:
+        """The checkpoint with this id."""
+        created_at_us(checkpoint_id)  # an id, and not a path to somewhere else
+        drawer = self._drawer(thread_id)
+        record = drawer.record(checkpoint_id)
+        if record is None:
+            raise NotFound(f"thread {thread_id!r} has no checkpoint {checkpoint_id!r}; list it to see them")
+        return Checkpoint(record.facts, _stored(drawer, record)).read()
+
+    def exists(self, thread_id: str) -> bool:
+        """Whether the thread has a head."""
+        return self._drawer(thread_id).head() is not None
+
+    def threads(self) -> Iterator[str | TreeringError]:
+        """All threads, by the names of their heads."""
+        folder = self._root + "head/"
+        for key in sorted(call(self._store.list, folder)):
+            try:
+                drawer = Drawer(self._store, self._root, self._namespace, key.removeprefix(folder), None)
+                head = drawer.head()
+            except TreeringError as error:
+                yield error
+            else:
+                if head is not None:
+                    yield head["thread"]
+
+    def history(self, thread_id: str) -> Iterator[Checkpoint]:
+        """From the head back, as far as there are checkpoints."""
+        drawer = self._drawer(thread_id)
+        record = drawer.newest()
+        while record is not None:
+            yield Checkpoint(record.facts, _stored(drawer, record))
+            record = drawer.earlier(record)
+
+    def fork(self, thread_id: str, new_id: str, checkpoint_id: str | None) -> Checkpoint:
+        """A copy: the fork needs nothing of the thread that it came from."""
+        origin = self.newest(thread_id) if checkpoint_id is None else self.find(thread_id, checkpoint_id)
+        if origin is None:
+            raise NotFound(f"thread {thread_id!r} was never saved; there is nothing to fork")
+        return self.write(
+            Writing(
+                thread_id=new_id,
+                messages=origin.messages,
+                state=origin.state,
+                pending_interrupt=origin.pending_interrupt,
+                metadata={**origin.metadata, "forked_from": origin.id},
+                note=origin.note,
+                tags=origin.tags,
+                step=origin.step,
+                parent_id=origin.id,
+                expect=NEW,
+            )
+        )
+
+    def remove(self, thread_id: str, *, cascade: bool) -> bool:  # noqa: ARG002 - forks are copies here
+        """Remove the head, then everything behind it; a damaged thread can be removed too."""
+        drawer = self._drawer(thread_id)
+        with self._lock:
+            self._known.pop(thread_id, None)
+        with self._locks.holding(drawer.head_key):
+            return drawer.clear()
+
+    def refuse_to_block(self) -> None:
+        """Raise `Unsupported` for an async store on a thread that runs a loop."""
+        store = self._store
+        refuse_to_block(store.get, store.set, store.delete, store.list)
+
+    def close(self) -> None:
+        """The store is its owner's."""
+
+    def _drawer(self, thread_id: str) -> Drawer:
+        return Drawer(self._store, self._root, self._namespace, file_name(thread_id), thread_id)
+
+    def _record(
+        self, writing: Writing, before: Record | None, messages: spine.Spine, state: dict[str, Any]
+    ) -> Record:
+        origin = writing.origin
+        parent = before.id if before is not None else writing.parent_id
+        if origin is not None:
+            made, ts_us = origin.id, origin.updated_at_us
+            parent, first_us = origin.parent_id, origin.created_at_us
+        else:
+            made, ts_us = new_checkpoint_id(self._clock)
+            first_us = ts_us
+        step = writing.step
+        if step is None:
+            step = 0 if before is None else before.step + 1
+        return Record(
+            id=made,
+            thread=writing.thread_id,
+            namespace=self._namespace,
+            parent=parent,
+            earlier=None if before is None else before.id,
+            step=step,
+            first_us=first_us if before is None else before.first_us,
+            ts_us=ts_us,
+            messages=messages,
+            state=state,
+            interrupt=writing.pending_interrupt,
+            metadata=writing.metadata,
+            note=writing.note,
+            tags=writing.tags,
+            size=0,
+        )
+
+    def _recalled(self, drawer: Drawer, before: Record | None) -> _Known:
+        """What is known of the thread as it is now; read again where someone else has saved since."""
+        if before is None:
+            return _Known(None, [], [] if self._keep is not None else None)
+        with self._lock:
+            known = self._known.pop(before.thread, None)
+        if known is not None and known.head == before.id:
+            return known
+        line: list[Entry] | None = None
+        if self._keep is not None:
+            line = [_entry(record) for record in drawer.line(before)]
+            line.reverse()
+        return _Known(before.id, None, line)
+
+    def _remember(self, thread_id: str, known: _Known) -> None:
+        with self._lock:
+            self._known[thread_id] = known
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+
+    def _prune(self, drawer: Drawer, known: _Known, keep: Keep) -> None:
+        line = known.line or []
+        decision = select(_in_order(line), keep, now_us=self._clock.now_us())
+        going = {each.id for each in decision.dropped}
+        if not going:
+            return
+        records: list[str] = []
+        values: set[str] = set()
+        older: Record | None = None
+        run: list[Record] = []
+        for at, entry in enumerate(line):
+            if entry.id in going:
+                run.append(drawer.needed(entry.id))
+            elif run:
+                younger = structs.replace(
+                    drawer.needed(entry.id), earlier=None if older is None else older.id
+                )
+                drawer.set_record(younger)
+                kept = (younger,) if older is None else (older, younger)
+                for each in run:
+                    values |= _only_of(drawer, each, kept)
+                records += [each.id for each in run]
+                older, run = younger, []
+            elif at + 1 < len(line) and line[at + 1].id in going:
+                older = drawer.needed(entry.id)
+        drawer.drop(records, values)
+        known.line = [entry for entry in line if entry.id not in going]
+
+
+class _Known:
+    """A thread as this saver left it: fingerprints of its messages, and its line (oldest first)."""
+
+    __slots__ = ("head", "line", "prints")
+
+    def __init__(self, head: str | None, prints: list[bytes] | None, line: list[Entry] | None) -> None:
+        self.head = head
+        self.prints = prints
+        self.line = line
+
+
+def _stored(drawer: Drawer, record: Record) -> Contents:
+    """The content of a checkpoint, read when it is asked for."""
+    return Contents(
+        lambda: drawer.messages(record),
+        lambda: read_state(record.state, lambda name: drawer.value(name, record)),
+    )
+
+
+def _messages(
+    drawer: Drawer, pending: Pending, before: Record | None, known: _Known, writing: Writing
+) -> tuple[spine.Spine, list[bytes] | None]:
+    """The spine of the messages to be saved, and their fingerprints; what is new goes into a chunk."""
+    past = before.messages if before is not None else ()
+    if writing.messages is None:
+        return past, known.prints
+    prints = [fingerprint(each) for each in writing.messages]
+    were = known.prints
+    if were is None:
+        were = [] if before is None else [fingerprint(each) for each in drawer.messages(before)]
+    same = next(
+        (at for at, (mine, other) in enumerate(zip(were, prints, strict=False)) if mine != other),
+        min(len(were), len(prints)),
+    )
+    read_node = drawer.nodes(before)
+    kept = past if same == len(were) else spine.first(past, same, read_node)
+    fresh = writing.messages[same:]
+    if fresh:
+        kept = spine.grown(kept, pending.chunk(fresh), len(fresh), pending.node)
+    return kept, prints
+
+
+def _only_of(drawer: Drawer, gone: Record, kept: tuple[Record, ...]) -> set[str]:
+    """The values that a checkpoint needs and its neighbours, on both sides, do not."""
+    state = set(values_of(gone.state)).difference(*(values_of(each.state) for each in kept))
+    parts = spine.unshared(gone.messages, [each.messages for each in kept], drawer.nodes(gone))
+    return state | parts
+
+
+def _entry(record: Record) -> Entry:
+    return Entry(id=record.id, ts_us=record.ts_us, tags=frozenset(record.tags), size_bytes=record.size)
+
+
+def _in_order(line: list[Entry]) -> Iterator[Entry]:
+    """The same entries with times that never go back, and the newest one safe, whatever clocks did."""
+    latest_us = 0
+    for at, entry in enumerate(line):
+        latest_us = max(latest_us + 1, entry.ts_us)
+        yield structs.replace(entry, ts_us=latest_us, pinned=at == len(line) - 1)

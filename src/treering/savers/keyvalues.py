@@ -1,0 +1,49 @@
+"""Checkpoints on any store with ``get``, ``set``, ``delete`` and ``list(prefix)``, plain or ``async``.
+
+A dict, a folder and Redis are in `treering.keyvalue`; a user's own class works as well. Values are texts,
+keys are readable and at most about 350 characters long, whatever the ids are. How durable a save is depends
+on the store's ``set``.
+
+These four methods cannot make two writers wait for each other: one saver orders its own threads and tasks,
+but of two *processes* that save to the same thread at the same moment, the later one's head stays, and the
+other's checkpoint is left out of the history. Give each thread one process, or use `FileSaver`, `SqliteSaver`
+or `PostgresSaver`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treering.core.clock import Clock, SystemClock
+from treering.savers.fields import checked_namespace
+from treering.savers.keyvalue_shelf import KeyValueShelf
+from treering.savers.locks import ProcessLocks
+from treering.savers.saver import HooksLike, Saver
+
+if TYPE_CHECKING:
+    from treering.core.retention import Keep
+    from treering.core.storage import KeyValueStore
+
+
+class KeyValueStoreSaver(Saver):
+    """Checkpoints in a key-value store; every key begins with ``prefix``."""
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        *,
+        namespace: str = "",
+        prefix: str = "checkpoints/",
+        hooks: HooksLike | None = None,
+        keep: Keep | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        shelf = KeyValueShelf(
+            store,
+            namespace=checked_namespace(namespace),
+            prefix=prefix,
+            keep=keep,
+            locks=ProcessLocks(),
+            clock=clock or SystemClock(),
+        )
+        super().__init__(shelf, hooks=hooks)

@@ -1,0 +1,131 @@
+"""The record of a checkpoint in a key-value store: all that is said about it, and where its content lies.
+
+A small state value stands in the record; a larger one is a value of its own, written again only when it
+changed; a large dict (an agent's virtual files) is kept key by key, so that a step writes the files that
+changed. ``earlier`` leads to the checkpoint before it that is still there; ``parent`` is the one that it was
+saved upon, kept or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeGuard, cast
+
+import msgspec
+
+from treering.core.body import INLINE_LIMIT
+from treering.core.encoding import encode
+from treering.savers import spine
+from treering.savers.checkpoint import Facts
+from treering.savers.spine import Spine
+
+_INLINE: Final = 512
+_DIGEST: Final = 24
+
+Put = Callable[[Any], str]
+Get = Callable[[str], Any]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint."""
+
+    id: str
+    thread: str
+    namespace: str
+    parent: str | None
+    earlier: str | None
+    step: int
+    first_us: int
+    ts_us: int
+    messages: Spine
+    state: dict[str, Any]
+    interrupt: Any
+    metadata: dict[str, Any]
+    note: str | None
+    tags: tuple[str, ...]
+    size: int
+    """Bytes that its save wrote."""
+
+    @property
+    def facts(self) -> Facts:
+        """As a checkpoint shows it."""
+        return Facts(
+            id=self.id,
+            thread_id=self.thread,
+            namespace=self.namespace,
+            parent_id=self.parent,
+            step=self.step,
+            created_at_us=self.first_us,
+            updated_at_us=self.ts_us,
+            pending_interrupt=self.interrupt,
+            metadata=self.metadata,
+            note=self.note,
+            tags=self.tags,
+        )
+
+
+def to_plain(record: Record) -> dict[str, Any]:
+    """For storing."""
+    return msgspec.structs.asdict(record) | {
+        "messages": spine.plain(record.messages),
+        "tags": list(record.tags),
+    }
+
+
+def from_plain(plain: Mapping[str, Any]) -> Record:
+    """What `to_plain` gave."""
+    fields: dict[str, Any] = {**plain}
+    fields["messages"] = spine.parse(fields["messages"])
+    fields["tags"] = tuple(fields["tags"])
+    return Record(**fields)
+
+
+def write_state(known: Mapping[str, Any], state: Mapping[str, Any], put: Put) -> dict[str, Any]:
+    """Where each value lies; those that are not as ``known`` are put."""
+    return {name: _placed(known.get(name), value, put) for name, value in state.items()}
+
+
+def read_state(state: Mapping[str, Any], get: Get) -> dict[str, Any]:
+    """All values."""
+    return {name: _read(place, get) for name, place in state.items()}
+
+
+def values_of(state: Mapping[str, Any]) -> Iterator[str]:
+    """The ids of all values that a state refers to."""
+    for place in state.values():
+        if place[0] == "at":
+            yield place[1]
+        elif place[0] == "keys":
+            yield from (each[0] for each in place[1].values())
+
+
+def _placed(known: Any, value: Any, put: Put) -> Any:
+    content = encode(value, keep_order=True)
+    size = len(content.data)
+    if size < _INLINE:
+        return ["is", value]
+    if size >= INLINE_LIMIT and _is_splittable(value):
+        before: dict[str, Any] = known[1] if known is not None and known[0] == "keys" else {}
+        return ["keys", {key: _kept(before.get(key), each, put) for key, each in value.items()}]
+    before_it = known[1:] if known is not None and known[0] == "at" else None
+    return ["at", *_kept(before_it, value, put)]
+
+
+def _kept(known: Any, value: Any, put: Put) -> list[Any]:
+    digest = encode(value, keep_order=True).name[:_DIGEST]
+    return list(known) if known is not None and known[1] == digest else [put(value), digest]
+
+
+def _read(place: Any, get: Get) -> Any:
+    if place[0] == "is":
+        return place[1]
+    if place[0] == "at":
+        return get(place[1])
+    return {key: get(each[0]) for key, each in place[1].items()}
+
+
+def _is_splittable(value: Any) -> TypeGuard[dict[str, Any]]:
+    if not isinstance(value, dict):
+        return False
+    keys = list(cast("dict[Any, Any]", value))
+    return len(keys) > 1 and all(isinstance(key, str) for key in keys)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.savers.places import ALL, kinds, place
+
+
+@pytest.fixture(params=kinds(ALL))
+def anywhere(request):
+    """A place of each kind, one after the other."""
+    made = place(request.param, request)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def saver(anywhere):
+    return anywhere.open()
