@@ -100,7 +100,7 @@ class _Drawing:
         label.append(f"{moment.step:>3}  ", style="bold")
         label.append(self._short[moment.id], style="yellow")
         label.append(f"  {when(moment.created_at)}  ")
-        label.append(clean(moment.note) if moment.note else self._preview(moment))
+        label.append(clean(" ".join(moment.note.split())) if moment.note else self._preview(moment))
         for tag in moment.tags:
             label.append(f" [{clean(tag)}]", style="magenta")
         if moment.pending_interrupt is not None:

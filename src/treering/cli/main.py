@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
-from treering.cli import care, threads
+from treering.cli import care, exports, imports, threads
 from treering.errors import TreeringError
 
 app: Final = typer.Typer(
@@ -24,8 +24,8 @@ app: Final = typer.Typer(
     rich_markup_mode=None,  # a plain help page: rich would take longer than all the rest
     pretty_exceptions_enable=False,
 )
-threads.add_to(app)
-care.add_to(app)
+for commands in (threads, exports, imports, care):
+    commands.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - how Typer calls it

@@ -1,0 +1,224 @@
+"""Importing what Agentry Lab leaves behind: the newest state of each thread, from its ``checkpoints.db``.
+
+A row that is JSON becomes a checkpoint as `thread.snapshot_state` makes it, so `restore_state` puts it
+back. A row that was pickled is refused: reading a pickle runs code that whoever wrote it chose. Who trusts
+the file passes an ``unpickler`` of their own. **Invariant:** all rows are read before the first one is
+written.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.clock import SECOND_US
+from treering.core.ids import check_id
+from treering.errors import InvalidInput, NotFound
+from treering.importers.derived import derived_checkpoint_id
+from treering.importers.folders import import_folder
+from treering.importers.histories import HeadMade, Histories, ListMade, Made
+from treering.importers.report import FileReport, ImportReport, Progress
+from treering.views.directory import thread_info
+from treering.views.state_objects import Portrait, portray
+
+if TYPE_CHECKING:
+    from treering.store import Store
+    from treering.views.moments import Moment
+
+Unpickler = Callable[[bytes], Any]
+
+_SHOWN: Final = 5
+_NOTE: Final = "imported from Agentry Lab"
+
+
+def import_agentry(
+    source: str | Path,
+    store: Store,
+    *,
+    on_progress: Progress | None = None,
+    dry_run: bool = False,
+    unpickler: Unpickler | None = None,
+    skip_pickled: bool = False,
+) -> ImportReport:
+    """Import an ``outputs`` folder, or its ``checkpoints.db`` alone.
+
+    ``unpickler`` gets the bytes of each pickled row and gives back the state, a dict or an object.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return import_folder(
+            "agentry",
+            {"data": path},
+            store,
+            on_progress=on_progress,
+            dry_run=dry_run,
+            options={"unpickler": unpickler, "skip_pickled": skip_pickled},
+        )
+    files = load_checkpoints(
+        path, store, on_progress=on_progress, dry_run=dry_run, unpickler=unpickler, skip_pickled=skip_pickled
+    )
+    return ImportReport(importer="agentry", source=str(path), dry_run=dry_run, files=tuple(files))
+
+
+def load_checkpoints(
+    path: Path,
+    store: Store,
+    *,
+    on_progress: Progress | None = None,
+    dry_run: bool = False,
+    unpickler: Unpickler | None = None,
+    skip_pickled: bool = False,
+) -> list[FileReport]:
+    """Import the rows of one ``checkpoints.db``."""
+    rows = _rows(path)
+    pickled = [row.thread for row in rows if not row.is_json]
+    if pickled and unpickler is None and not skip_pickled:
+        some = ", ".join(map(repr, pickled[:_SHOWN])) + (", ..." if len(pickled) > _SHOWN else "")
+        raise InvalidInput(
+            f"{path}: {len(pickled)} of {len(rows)} rows are pickled ({some}), and reading a pickle can run "
+            "any code; nothing was imported. If you trust the file, pass unpickler= (--unpickler "
+            "MODULE:FUNCTION), a function from bytes to the state; to take the other rows only, pass "
+            "skip_pickled= (--skip-pickled)"
+        )
+    wanted = [row for row in rows if row.is_json or unpickler is not None]
+    portraits = [_portrait(path, row, unpickler) for row in wanted]
+    new, known, older = 0, 0, 0
+    for done, (row, portrait) in enumerate(zip(wanted, portraits, strict=True), 1):
+        outcome = _store(row, portrait, store, dry_run=dry_run)
+        new, known, older = (
+            new + (outcome == "new"),
+            known + (outcome == "known"),
+            older + (outcome == "older"),
+        )
+        if on_progress is not None:
+            on_progress(done, len(wanted))
+    notes = [f"{len(pickled)} pickled rows were skipped"] if unpickler is None and pickled else []
+    notes += [f"{older} threads went on here since"] if older else []
+    return [
+        FileReport(
+            path=str(path),
+            holds="checkpoints",
+            found=len(rows),
+            new=new,
+            known=known,
+            left_out=len(rows) - new - known,
+            note="; ".join(notes),
+        )
+    ]
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True):
+    thread: str
+    payload: bytes
+    updated_at_us: int
+
+    @property
+    def is_json(self) -> bool:
+        return self.payload.lstrip()[:1] == b"{"
+
+    @property
+    def checkpoint_id(self) -> str:
+        return derived_checkpoint_id(self.updated_at_us, "agentry", self.thread, self.payload)
+
+
+def _rows(path: Path) -> list[_Row]:
+    if not path.is_file():
+        raise NotFound(
+            f"there is no file {str(path)!r}; give the outputs folder of Agentry Lab, or its checkpoints.db"
+        )
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            found = database.execute(
+                "SELECT thread_id, payload, updated_at FROM checkpoints ORDER BY updated_at"
+            )
+            return [_row(path, *each) for each in found]
+    except sqlite3.Error as error:
+        raise InvalidInput(
+            f"{path} is no checkpoints.db of Agentry Lab ({error}); "
+            "that has a table checkpoints with the columns thread_id, payload and updated_at"
+        ) from None
+
+
+def _row(path: Path, thread: Any, payload: Any, updated_at: Any) -> _Row:
+    data = payload.encode() if isinstance(payload, str) else payload
+    if not isinstance(data, bytes) or not isinstance(updated_at, (int, float)) or updated_at < 0:
+        raise InvalidInput(
+            f"{path}: the row of thread {thread!r} has no payload or no time; nothing was imported"
+        )
+    return _Row(
+        thread=check_id(thread, f"{path}: thread id"),
+        payload=data,
+        updated_at_us=round(updated_at * SECOND_US),
+    )
+
+
+def _portrait(path: Path, row: _Row, unpickler: Unpickler | None) -> Portrait:
+    state: Any
+    if row.is_json:
+        try:
+            state = msgspec.json.decode(row.payload)
+        except msgspec.DecodeError as error:
+            raise InvalidInput(
+                f"{path}: the row of thread {row.thread!r} is not JSON ({error}); nothing was imported"
+            ) from None
+    else:
+        try:
+            state = unpickler(row.payload) if unpickler is not None else {}
+        except Exception as error:
+            raise InvalidInput(
+                f"{path}: the unpickler failed at thread {row.thread!r}: {error!r}; nothing was imported"
+            ) from error
+    return portray(state)
+
+
+def _store(row: _Row, portrait: Portrait, store: Store, *, dry_run: bool) -> str:
+    """Put a row behind what its thread has: ``new``, ``known``, or ``older`` than what is there."""
+    histories = Histories(store)
+    if row.checkpoint_id in histories.owners([row.checkpoint_id]):
+        info = thread_info(store.engine, store.space, row.thread, "")
+        if info is not None:
+            return "known"
+    head = store.thread(row.thread).head
+    if head is not None and head.id > row.checkpoint_id:
+        return "older"
+    if dry_run:
+        return "new"
+    if row.checkpoint_id not in histories.owners([row.checkpoint_id]):
+        histories.add(
+            Made(
+                id=row.checkpoint_id,
+                thread=row.thread,
+                namespace="",
+                parent=None if head is None else head.id,
+                step=0 if head is None else head.step + 1,
+                created_at_us=row.updated_at_us,
+                lists={name: _grown(head, name, items) for name, items in portrait.lists.items()},
+                state=portrait.state,
+                metadata=portrait.metadata(None),
+                note=_NOTE,
+            )
+        )
+    histories.set_head(
+        HeadMade(
+            thread=row.thread,
+            namespace="",
+            checkpoint=row.checkpoint_id,
+            first_us=row.updated_at_us,
+            moments={row.checkpoint_id} | (set() if head is None else {head.id}),
+            rewinds=histories.rewinds(row.thread, ""),
+        )
+    )
+    return "new"
+
+
+def _grown(head: Moment | None, name: str, items: Sequence[Any]) -> ListMade:
+    before = [] if head is None else head.items(name)
+    keep = 0
+    while keep < min(len(before), len(items)) and before[keep] == items[keep]:
+        keep += 1
+    return ListMade(keep=keep, add=items[keep:])

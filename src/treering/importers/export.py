@@ -1,0 +1,279 @@
+"""Writing whole histories of threads as JSON lines (see `lines`), which `import_jsonl` reads back.
+
+Everything is streamed: of a long history one page is held at a time. Moments whose parent was dropped by
+retention are hung onto what is left of their past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.address import Address
+from treering.core.clock import to_iso
+from treering.core.encoding import decode_json
+from treering.core.query import EventQuery
+from treering.importers.lines import (
+    CheckpointLine,
+    End,
+    ListChange,
+    RewindLine,
+    Start,
+    StateChange,
+    ThreadLine,
+    ValueChange,
+    raw_content,
+    raw_value,
+    write_line,
+)
+from treering.views.checkpoints import KIND, Checkpoint, Stretch, Value, read_checkpoint
+from treering.views.journal import Journal, thread_scope
+
+if TYPE_CHECKING:
+    from treering.core.records import ListInfo
+    from treering.importers.report import Progress
+    from treering.store import Store
+    from treering.views.checkpoints import StateValue
+    from treering.views.directory import ThreadInfo
+
+_PAGE: Final = 500
+_REWIND: Final = "rewind"
+
+
+class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an export wrote; ``left_out`` counts events by kind that belong to a framework's adapter."""
+
+    threads: int
+    checkpoints: int
+    rewinds: int
+    left_out: dict[str, int]
+
+
+def export_jsonl(
+    store: Store,
+    threads: Iterable[ThreadInfo],
+    write: Callable[[bytes], Any],
+    *,
+    on_progress: Progress | None = None,
+) -> ExportReport:
+    """Write the histories of these threads, with the past that they share with others."""
+    return _Export(store, write, on_progress).run(threads)
+
+
+class _Export:
+    def __init__(self, store: Store, write: Callable[[bytes], Any], on_progress: Progress | None) -> None:
+        self._engine = store.engine
+        self._space = store.space
+        self._write = write
+        self._on_progress = on_progress
+        self._written: set[str] = set()
+        self._recent: dict[str, Checkpoint] = {}
+        self._lineages: dict[str, list[ListInfo]] = {}
+        self._rewinds = 0
+        self._left_out: dict[str, int] = {}
+
+    def run(self, threads: Iterable[ThreadInfo]) -> ExportReport:
+        count = 0
+        self._write(write_line(Start()))
+        for thread in threads:
+            count += 1
+            self._thread(thread)
+        self._write(write_line(End(threads=count, checkpoints=len(self._written))))
+        return ExportReport(
+            threads=count,
+            checkpoints=len(self._written),
+            rewinds=self._rewinds,
+            left_out=self._left_out,
+        )
+
+    def _thread(self, thread: ThreadInfo) -> None:
+        self._write(
+            write_line(
+                ThreadLine(
+                    thread=thread.id,
+                    namespace=thread.namespace,
+                    head=thread.head,
+                    created_at=thread.created_at,
+                )
+            )
+        )
+        scope = thread_scope(thread.id, thread.namespace)
+        after = None
+        while True:
+            page = self._engine.scan(self._space, EventQuery(scope=scope), after=after, limit=_PAGE)
+            for record in page.records:
+                event = record.event
+                if event.kind == KIND:
+                    self._moment(read_checkpoint(self._engine, self._space, record))
+                elif event.kind == _REWIND:
+                    self._rewinds += 1
+                    told = decode_json(event.data or b"{}")
+                    self._write(
+                        write_line(
+                            RewindLine(
+                                id=event.id,
+                                thread=thread.id,
+                                namespace=thread.namespace,
+                                at=to_iso(event.ts_us),
+                                told=raw_value(told),
+                            )
+                        )
+                    )
+                else:
+                    self._left_out[event.kind] = self._left_out.get(event.kind, 0) + 1
+            if page.cursor is None:
+                break
+            after = page.cursor
+        if thread.head not in self._written:  # rewound to a moment of another thread
+            self._moment(Journal(self._engine, self._space, thread.namespace).by_id(thread.head))
+
+    def _moment(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint behind those of its ancestors that are not in the file yet."""
+        chain = [checkpoint]
+        if checkpoint.parent is not None and checkpoint.parent not in self._written:
+            for ancestor in self._ancestors(checkpoint):
+                chain.append(ancestor)
+                if ancestor.id in self._written:
+                    break
+        parent = chain.pop() if chain[-1].id in self._written else self._known(checkpoint.parent)
+        for each in reversed(chain):
+            self._line(each, parent)
+            parent = each
+
+    def _ancestors(self, checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+        line = Journal(self._engine, self._space, checkpoint.namespace).line(checkpoint)
+        next(line, None)
+        return line
+
+    def _known(self, checkpoint_id: str | None) -> Checkpoint | None:
+        """A checkpoint that was written before."""
+        if checkpoint_id is None or checkpoint_id not in self._written:
+            return None
+        return self._recent.get(checkpoint_id) or self._fetched(checkpoint_id)
+
+    def _fetched(self, checkpoint_id: str) -> Checkpoint:
+        from treering.views.checkpoints import by_id
+
+        (record,) = self._engine.scan(self._space, by_id(checkpoint_id), limit=1).records
+        return read_checkpoint(self._engine, self._space, record)
+
+    def _line(self, checkpoint: Checkpoint, parent: Checkpoint | None) -> None:
+        if checkpoint.id in self._written:
+            return
+        known = parent.lists if parent is not None else {}
+        self._write(
+            write_line(
+                CheckpointLine(
+                    id=checkpoint.id,
+                    thread=checkpoint.thread,
+                    namespace=checkpoint.namespace,
+                    parent=None if parent is None else parent.id,
+                    step=checkpoint.step,
+                    created_at=checkpoint.created_at,
+                    note=checkpoint.note,
+                    tags=list(checkpoint.tags),
+                    lists={
+                        name: self._list(known.get(name), stretch)
+                        for name, stretch in checkpoint.lists.items()
+                    },
+                    state=self._state(None if parent is None else parent.state, checkpoint.state),
+                    metadata=raw_value(checkpoint.metadata),
+                    pending_interrupt=raw_value(checkpoint.pending_interrupt),
+                    snapshot=checkpoint.snapshot,
+                )
+            )
+        )
+        self._written.add(checkpoint.id)
+        self._recent[checkpoint.id] = checkpoint
+        if len(self._recent) > _PAGE:
+            self._recent.pop(next(iter(self._recent)))
+        if self._on_progress is not None:
+            self._on_progress(len(self._written), None)
+
+    def _list(self, before: Stretch | None, now: Stretch) -> ListChange:
+        keep = 0 if before is None else self._shared(before, now)
+        items = self._engine.read_list(self._space, now.list, keep, now.length)
+        return ListChange(keep=keep, add=[raw_content(each) for each in items])
+
+    def _shared(self, one: Stretch, other: Stretch) -> int:
+        """How many first items two stretches have in common, because they are the same list's."""
+        if one.list == other.list:
+            return min(one.length, other.length)
+        shared = {one.list: one.length}
+        length = one.length
+        for info in self._lineage(one.list):
+            length = min(length, info.start)
+            if info.parent is not None:
+                shared[info.parent] = length
+        length = other.length
+        if other.list in shared:
+            return min(length, shared[other.list])
+        for info in self._lineage(other.list):
+            length = min(length, info.start)
+            if info.parent in shared:
+                return min(length, shared[info.parent])
+        return 0
+
+    def _lineage(self, list_id: str) -> list[ListInfo]:
+        known = self._lineages.get(list_id)
+        if known is None:
+            known = self._lineages[list_id] = self._engine.lineage(self._space, list_id)
+        return known
+
+    def _state(self, before: dict[str, StateValue] | None, now: dict[str, StateValue]) -> StateChange:
+        known = before or {}
+        if before is None or not _keeps_order(known, now):
+            return StateChange(whole=True, set={name: self._value(value) for name, value in now.items()})
+        change = {
+            name: self._changed(old, value)
+            for name, value in now.items()
+            if isinstance(value, dict)
+            and isinstance(old := known.get(name), dict)
+            and not _same(old, value)
+            and _keeps_order(old, value)
+        }
+        return StateChange(
+            set={
+                name: self._value(value)
+                for name, value in now.items()
+                if name not in change and not (name in known and _same(known[name], value))
+            },
+            drop=[name for name in known if name not in now],
+            change=change,
+        )
+
+    def _changed(self, before: dict[str, Value], now: dict[str, Value]) -> ValueChange:
+        new = {
+            key: each for key, each in now.items() if key not in before or before[key].digest != each.digest
+        }
+        return ValueChange(set=self._contents(new), drop=[key for key in before if key not in now])
+
+    def _value(self, value: StateValue) -> msgspec.Raw:
+        if isinstance(value, Value):
+            (content,) = self._engine.get(self._space, [Address(value.address)])
+            return raw_content(content)
+        return msgspec.Raw(msgspec.json.encode(self._contents(value)))
+
+    def _contents(self, values: dict[str, Value]) -> dict[str, msgspec.Raw]:
+        contents = (
+            self._engine.get(self._space, [Address(each.address) for each in values.values()])
+            if values
+            else []
+        )
+        return {key: raw_content(content) for key, content in zip(values, contents, strict=True)}
+
+
+def _same(one: StateValue, other: StateValue) -> bool:
+    if isinstance(one, Value) and isinstance(other, Value):
+        return one.digest == other.digest
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(one[key].digest == other[key].digest for key in one)
+    return False
+
+
+def _keeps_order(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether setting and dropping keys leads from one order to the other."""
+    stay = [key for key in before if key in now]
+    return stay == list(now)[: len(stay)]

@@ -1,0 +1,275 @@
+"""Writing moments that were made elsewhere, with their own ids and times.
+
+A history arrives in order, each moment behind its parent. Many moments go into one commit; what a moment
+shares with its parent is written once, as when the thread itself saves. **Invariant:** a thread's head is
+set only when all of its moments are stored, so an import that was interrupted leaves no half thread to be
+seen, and the next run finds what is there already and writes the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.batch import ABSENT, Event
+from treering.core.draft import Draft
+from treering.core.encoding import decode_json, encode_json
+from treering.core.query import EventQuery
+from treering.errors import Conflict, NotFound
+from treering.views import channels
+from treering.views.checkpoints import Checkpoint, Stretch, by_id, read_checkpoint, write_checkpoint
+from treering.views.journal import Journal, head_ref, thread_scope
+from treering.views.values import read_state, write_state
+
+if TYPE_CHECKING:
+    from treering.core.records import Ref
+    from treering.store import Store
+    from treering.views.checkpoints import StateValue
+
+_MOMENTS_A_COMMIT: Final = 200
+_BYTES_A_COMMIT: Final = 4_000_000
+_RECENT: Final = 1_000
+REWIND: Final = "rewind"
+
+
+class ListMade(msgspec.Struct, frozen=True, kw_only=True):
+    """The first ``keep`` items of the parent's list, then these."""
+
+    keep: int = 0
+    add: Sequence[Any] = ()
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment to be stored.
+
+    ``state`` are the values that differ from the parent's, ``changed`` the dicts of which only some keys do
+    (set and dropped), ``dropped`` those that are gone. With ``whole`` the parent's state does not count.
+    """
+
+    id: str
+    thread: str
+    namespace: str
+    parent: str | None
+    step: int
+    created_at_us: int
+    lists: Mapping[str, ListMade]
+    state: Mapping[str, Any]
+    whole: bool = True
+    dropped: Sequence[str] = ()
+    changed: Mapping[str, tuple[Mapping[str, Any], Sequence[str]]] = {}
+    pending_interrupt: Any = None
+    metadata: Mapping[str, Any] = {}
+    note: str | None = None
+    tags: Sequence[str] = ()
+    snapshot: str | None = None
+
+
+class HeadMade(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a thread's head shall be; ``moments`` and ``rewinds`` are the ids of all that came with it."""
+
+    thread: str
+    namespace: str
+    checkpoint: str
+    first_us: int
+    moments: AbstractSet[str]
+    rewinds: AbstractSet[str] = frozenset()
+
+
+class Histories:
+    """Stores moments in one space. What was added is written by and by, the rest by `finish`."""
+
+    def __init__(self, store: Store) -> None:
+        self._engine = store.engine
+        self._space = store.space
+        self._draft = Draft(self._space)
+        self._waiting = 0
+        self._bytes = 0
+        self._known: dict[str, Checkpoint] = {}
+        self._tails: dict[str, tuple[int, str]] = {}
+        self._unwritten: set[str] = set()
+
+    def owners(self, checkpoint_ids: Iterable[str]) -> dict[str, tuple[str, str]]:
+        """Which of these checkpoints are in the space already, with the thread and namespace of each."""
+        by_day: dict[tuple[int | None, int | None], list[str]] = {}
+        for each in checkpoint_ids:
+            query = by_id(each)
+            by_day.setdefault((query.since_us, query.until_us), []).append(each)
+        found: dict[str, tuple[str, str]] = {}
+        for ids in by_day.values():
+            for start in range(0, len(ids), _MOMENTS_A_COMMIT):
+                query = by_id(*ids[start : start + _MOMENTS_A_COMMIT])
+                for record in self._engine.scan(self._space, query, limit=_MOMENTS_A_COMMIT).records:
+                    checkpoint = read_checkpoint(self._engine, self._space, record)
+                    found[checkpoint.id] = checkpoint.thread, checkpoint.namespace
+        return found
+
+    def rewinds(self, thread: str, namespace: str) -> set[str]:
+        """The ids of a thread's rewinds that are in the space already."""
+        query = EventQuery(kinds=(REWIND,), scope=thread_scope(thread, namespace))
+        found: set[str] = set()
+        after = None
+        while True:
+            page = self._engine.scan(self._space, query, after=after)
+            found.update(record.event.id for record in page.records)
+            if page.cursor is None:
+                return found
+            after = page.cursor
+
+    def add(self, made: Made, *, size: int = 0) -> None:
+        """Take a moment whose parent was taken before, or is stored; ``size`` is about how many bytes."""
+        parent = None if made.parent is None else self._checkpoint(made.parent)
+        scope = thread_scope(made.thread, made.namespace)
+        before = parent.lists if parent is not None else {}
+        if made.changed or any(
+            self._needs(before.get(name), change, scope) for name, change in made.lists.items()
+        ):
+            self.finish()  # what it grows out of must be stored before it can be read
+        lists = {name: self._list(before.get(name), change, scope) for name, change in made.lists.items()}
+        state = self._state({} if parent is None or made.whole else parent.state, made, scope)
+        checkpoint = Checkpoint(
+            id=made.id,
+            thread=made.thread,
+            namespace=made.namespace,
+            parent=made.parent,
+            step=made.step,
+            created_at_us=made.created_at_us,
+            lists=lists,
+            state=state,
+            pending_interrupt=made.pending_interrupt,
+            metadata=dict(made.metadata),
+            note=made.note,
+            tags=tuple(made.tags),
+            snapshot=made.snapshot,
+        )
+        write_checkpoint(self._draft, checkpoint, scope=scope)
+        self._remember(checkpoint)
+        self._count(size)
+
+    def add_event(self, event: Event) -> None:
+        """Take an event of a thread that is no moment (a rewind); one that is stored stays as it is."""
+        self._draft.event(event)
+        self._count(0)
+
+    def finish(self) -> None:
+        """Write what is waiting."""
+        if self._waiting:
+            self._engine.commit(self._draft.batch())
+        self._draft = Draft(self._space)
+        self._waiting = self._bytes = 0
+        self._unwritten.clear()
+
+    def head_moves(self, head: HeadMade) -> bool:
+        """Whether an import sets this head; not if the thread is there, or further, already.
+
+        A thread whose head did not come with the import has a life of its own here: if what came is not part
+        of its past, that is a `Conflict`. One that was rewound here stays where it was rewound to.
+        """
+        ref = self._ref(head)
+        if ref is None:
+            return True
+        now = decode_json(ref.value)["checkpoint"]
+        if now == head.checkpoint:
+            return False
+        if now in head.moments:
+            return self.rewinds(head.thread, head.namespace) <= head.rewinds
+        journal = Journal(self._engine, self._space, head.namespace)
+        if any(each.id == head.checkpoint for each in journal.line(journal.by_id(now))):
+            return False
+        raise Conflict(
+            f"thread {head.thread!r} has moments here that the source does not know; "
+            "import it into another namespace (--namespace NAME), or rename the thread there"
+        )
+
+    def set_head(self, head: HeadMade) -> None:
+        """Point a thread at its newest moment; everything that was added is written first."""
+        self.finish()
+        if not self.head_moves(head):
+            return
+        ref = self._ref(head)
+        first_us = head.first_us if ref is None else min(head.first_us, decode_json(ref.value)["first_us"])
+        value = {
+            "checkpoint": head.checkpoint,
+            "thread": head.thread,
+            "step": self._checkpoint(head.checkpoint).step,
+            "first_us": first_us,
+        }
+        if head.namespace:
+            value["namespace"] = head.namespace
+        draft = Draft(self._space)
+        draft.set_ref(
+            head_ref(head.thread, head.namespace),
+            encode_json(value),
+            scope=thread_scope(head.thread, head.namespace),
+            expect=ABSENT if ref is None else ref.version,
+        )
+        self._engine.commit(draft.batch())
+
+    def _ref(self, head: HeadMade) -> Ref | None:
+        name = head_ref(head.thread, head.namespace)
+        return self._engine.refs(self._space, [name]).get(name)
+
+    def _list(self, before: Stretch | None, change: ListMade, scope: str) -> Stretch:
+        add = list(change.add)
+        if before is None or change.keep == 0:
+            stretch = channels.extend(self._draft, None, add, scope=scope)
+        elif not add:
+            return Stretch(before.list, change.keep)
+        elif change.keep == before.length and self._is_tail(before, scope):
+            stretch = channels.extend(self._draft, before, add, scope=scope)
+        else:
+            stretch = channels.branch(self._draft, self._engine, before, change.keep, add, scope=scope)
+        self._tails[stretch.list] = stretch.length, scope
+        self._unwritten.add(stretch.list)
+        return stretch
+
+    def _needs(self, before: Stretch | None, change: ListMade, scope: str) -> bool:
+        """Whether a list will branch off from one that is not stored yet."""
+        if before is None or before.list not in self._unwritten or not (change.keep and change.add):
+            return False
+        return change.keep != before.length or not self._is_tail(before, scope)
+
+    def _is_tail(self, stretch: Stretch, scope: str) -> bool:
+        """Whether a list ends with this stretch, and is the same thread's."""
+        tail = self._tails.get(stretch.list)
+        if tail is None:
+            info = self._engine.list_info(self._space, stretch.list)
+            if info is None:
+                return False
+            tail = self._tails[stretch.list] = info.length, info.scope
+        return tail == (stretch.length, scope)
+
+    def _state(self, known: Mapping[str, StateValue], made: Made, scope: str) -> dict[str, StateValue]:
+        values = dict(made.state)
+        for name, (new, gone) in made.changed.items():
+            (old,) = read_state(self._engine, self._space, {name: known[name]}).values()
+            values[name] = {key: each for key, each in {**old, **new}.items() if key not in gone}
+        written = write_state(self._draft, known, values, scope=scope)
+        state = {name: value for name, value in known.items() if name not in made.dropped}
+        state.update(written)
+        return state
+
+    def _checkpoint(self, checkpoint_id: str) -> Checkpoint:
+        known = self._known.get(checkpoint_id)
+        if known is not None:
+            return known
+        self.finish()
+        page = self._engine.scan(self._space, by_id(checkpoint_id), limit=1)
+        for record in page.records:
+            checkpoint = read_checkpoint(self._engine, self._space, record)
+            self._remember(checkpoint)
+            return checkpoint
+        raise NotFound(f"checkpoint {checkpoint_id!r} is neither in this store nor in the import")
+
+    def _remember(self, checkpoint: Checkpoint) -> None:
+        self._known[checkpoint.id] = checkpoint
+        if len(self._known) > _RECENT:
+            self._known.pop(next(iter(self._known)))
+
+    def _count(self, size: int) -> None:
+        self._waiting += 1
+        self._bytes += size
+        if self._waiting >= _MOMENTS_A_COMMIT or self._bytes >= _BYTES_A_COMMIT:
+            self.finish()
