@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import tracemalloc
+from decimal import Decimal
 from threading import Barrier, Thread
 
 import pytest
@@ -273,6 +274,48 @@ def test_async_hooks_run_in_the_loop_of_the_async_store(tmp_path):
         return seen == [asyncio.get_running_loop()] * 2
 
     assert asyncio.run(main())
+
+
+# Records
+@pytest.mark.parametrize("note", ["two\nlines", "x" * 5000, "\n", "\t", "", "tab\there", "ünïcode"])
+def test_a_note_may_be_any_text(store, note):
+    store.thread("t").append(say("a"), note=note)
+    assert store.thread("t").load().note in {note, note or None}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"$decimal": "1"},
+        {"$$x": {"$y": 1}},
+        {"a": Decimal("1.10"), "b": (1, 2), "c": {3}},
+        {"lone": "\ud800"},
+        {1: "a"},
+        {"big": 1 << 70, "nan": float("inf")},
+        {"$": []},
+    ],
+)
+def test_records_keep_what_json_cannot_say(store, odd):
+    thread = store.thread("t")
+    named = {str(key): value for key, value in odd.items()}
+    thread.checkpoint(
+        [odd], named, lists={"$list": [odd]}, metadata=named, pending_interrupt=odd, tags=["$t"]
+    )
+    again = store.thread("t").load()
+    assert again.metadata == named
+    assert again.state == named
+    assert again.pending_interrupt == odd
+    assert again.messages == again.items("$list") == [odd]
+    assert again.tags == ("$t",)
+    assert next(thread.history()) == again
+
+
+def test_a_record_that_cannot_be_read_is_corrupt(folder):
+    with treering.open(folder) as store:
+        head = told(store).head
+    damage(folder, f"UPDATE event SET data = X'7b2273746570223a317d' WHERE id = '{head.id}'")
+    with treering.open(folder) as store, pytest.raises(Corrupt, match=head.id):
+        store.thread("t").load()
 
 
 # Ids

@@ -16,7 +16,7 @@ from treering.core.address import Address, list_address
 from treering.core.batch import Event
 from treering.core.clock import DAY_US, day_of, to_iso
 from treering.core.content import Content
-from treering.core.encoding import decode, decode_json, encode_json
+from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import new_id, time_of
 from treering.core.query import EventQuery
 from treering.errors import Corrupt, InvalidInput
@@ -36,16 +36,17 @@ MAX_ROW_BYTES: Final = 16 * 1024
 """A longer record goes into the body of its event, so that pages of history stay small."""
 
 _SHORT: Final = 13
+_TITLE_CHARS: Final = 200
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class Stretch(msgspec.Struct, frozen=True, array_like=True):
     """The first ``length`` items of a list: what a list channel held at one moment."""
 
     list: str
     length: int
 
 
-class Value(msgspec.Struct, frozen=True):
+class Value(msgspec.Struct, frozen=True, array_like=True):
     """Where a state value lies, and the digest of its encoding."""
 
     address: str
@@ -115,7 +116,7 @@ def by_id(*checkpoint_ids: str) -> EventQuery:
 
 def write_checkpoint(draft: Draft, checkpoint: Checkpoint, *, scope: str) -> None:
     """Put a checkpoint into a batch as an event; a thread's checkpoints are found by its scope."""
-    record = encode_json(_plain(checkpoint), keep_order=True)
+    record = _record(checkpoint)
     body = None
     if len(record) > MAX_ROW_BYTES:
         body = draft.put(Content("json", record), scope=scope)
@@ -126,7 +127,7 @@ def write_checkpoint(draft: Draft, checkpoint: Checkpoint, *, scope: str) -> Non
             kind=KIND,
             ts_us=checkpoint.created_at_us,
             scope=scope,
-            name=checkpoint.note,
+            name=_title(checkpoint.note),
             data=record,
             body=body,
             links=_links(checkpoint),
@@ -138,26 +139,82 @@ def read_checkpoint(engine: Engine, space: str, record: Record) -> Checkpoint:
     """A checkpoint out of its row in the journal."""
     event = record.event
     if event.data is not None:
-        plain = decode_json(event.data)
+        data = event.data
     elif event.body is not None:
-        plain = decode(engine.get(space, [event.body])[0])
+        data = engine.get(space, [event.body])[0].data
     else:
         raise Corrupt(f"checkpoint {event.id!r} has no record; restore it from a backup")
+    try:
+        row = msgspec.convert(decode_json(data), _Row) if _is_tagged(data) else _decode_row(data)
+    except msgspec.DecodeError as error:
+        raise Corrupt(
+            f"the record of checkpoint {event.id!r} cannot be read ({error}); restore it from a backup"
+        ) from error
     return Checkpoint(
         id=event.id,
-        thread=plain["thread"],
-        namespace=plain.get("namespace", ""),
-        parent=plain.get("parent"),
-        step=plain["step"],
+        thread=row.thread,
+        namespace=row.namespace,
+        parent=row.parent,
+        step=row.step,
         created_at_us=event.ts_us,
-        lists={name: Stretch(*stretch) for name, stretch in plain.get("lists", {}).items()},
-        state={name: _value(each) for name, each in plain.get("state", {}).items()},
-        pending_interrupt=plain.get("interrupt"),
-        metadata=plain.get("metadata", {}),
-        note=plain.get("note"),
-        tags=tuple(plain.get("tags", ())),
-        snapshot=plain.get("snapshot"),
+        lists=row.lists,
+        state=row.state,
+        pending_interrupt=row.interrupt,
+        metadata=row.metadata,
+        note=row.note,
+        tags=row.tags,
+        snapshot=row.snapshot,
     )
+
+
+class _Row(msgspec.Struct, omit_defaults=True):
+    """A checkpoint as its event holds it: what the event has columns for is left out."""
+
+    thread: str
+    step: int
+    namespace: str = ""
+    parent: str | None = None
+    lists: dict[str, Stretch] = {}
+    state: dict[str, StateValue] = {}
+    metadata: Any = {}
+    note: str | None = None
+    tags: tuple[str, ...] = ()
+    snapshot: str | None = None
+    interrupt: Any = None
+
+
+_decode_row: Final = msgspec.json.Decoder(_Row).decode
+_encode_row: Final = msgspec.json.Encoder().encode
+
+
+def _record(checkpoint: Checkpoint) -> bytes:
+    row = _Row(
+        thread=checkpoint.thread,
+        step=checkpoint.step,
+        namespace=checkpoint.namespace,
+        parent=checkpoint.parent,
+        lists=checkpoint.lists,
+        state=checkpoint.state,
+        metadata=_raw(checkpoint.metadata) if checkpoint.metadata else {},
+        note=checkpoint.note,
+        tags=checkpoint.tags,
+        snapshot=checkpoint.snapshot,
+        interrupt=None if checkpoint.pending_interrupt is None else _raw(checkpoint.pending_interrupt),
+    )
+    try:
+        record = _encode_row(row)
+    except UnicodeEncodeError:  # a lone surrogate has no place in plain JSON
+        return encode_json(_plain(checkpoint), keep_order=True)
+    # Tags, and names that look like one, take the longer way, which knows them all.
+    return encode_json(_plain(checkpoint), keep_order=True) if _is_tagged(record) else record
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(encode_json(value, keep_order=True))
+
+
+def _is_tagged(record: bytes) -> bool:
+    return b"$" in record and b'{"$' in record
 
 
 def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -184,10 +241,12 @@ def _place(value: StateValue) -> Any:
     return {key: [each.address, each.digest] for key, each in value.items()}
 
 
-def _value(place: Any) -> StateValue:
-    if isinstance(place, list):
-        return Value(*place)  # pyright: ignore[reportUnknownArgumentType] - address and digest
-    return {key: Value(*each) for key, each in place.items()}
+def _title(note: str | None) -> str | None:
+    """The note as the name of an event: one readable line of it, if it has one."""
+    if not note:
+        return None
+    line = note if note.isprintable() else next(filter(str.isprintable, note.splitlines()), "")
+    return line.strip()[:_TITLE_CHARS] or None
 
 
 def _links(checkpoint: Checkpoint) -> tuple[Address, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct, structs
+import msgspec
 
 from treering.core.batch import ABSENT, Event
 from treering.core.draft import Draft
@@ -46,7 +46,7 @@ class ThreadMoved(Conflict):
         )
 
 
-class Adopted(Struct, frozen=True, kw_only=True):
+class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint that was made elsewhere keeps: its id, its time, and the first save of its thread.
 
     ``parent`` counts for a thread that is not there yet; the id and ``created_at_us`` are of one UTC day.
@@ -56,6 +56,19 @@ class Adopted(Struct, frozen=True, kw_only=True):
     created_at_us: int
     first_us: int
     parent: str | None = None
+
+
+class _Value(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a head ref holds, as JSON; retention reads ``checkpoint``, the directory all of it."""
+
+    checkpoint: str
+    first_us: int
+    step: int
+    thread: str
+    namespace: str = ""
+
+
+_encode_value: Final = msgspec.json.Encoder().encode
 
 
 class Head:
@@ -157,7 +170,7 @@ class Head:
         with self._lock:
             draft = Draft(self._space)
             checkpoint_id, now_us = new_checkpoint_id(self._clock)
-            checkpoint = structs.replace(
+            checkpoint = msgspec.structs.replace(
                 origin,
                 id=checkpoint_id,
                 thread=self._thread_id,
@@ -248,16 +261,11 @@ class Head:
             first_us = self._first_us
         elif first_us is None:
             first_us = checkpoint.created_at_us
-        value = {
-            "checkpoint": checkpoint.id,
-            "thread": self._thread_id,
-            "step": checkpoint.step,
-            "first_us": first_us,
-        }
-        if self._namespace:
-            value["namespace"] = self._namespace
         expect = ABSENT if self._version is None else self._version
-        draft.set_ref(self.ref, encode_json(value), scope=self.scope, expect=expect)
+        value = _encode_value(
+            _Value(checkpoint.id, first_us, checkpoint.step, self._thread_id, self._namespace)
+        )
+        draft.set_ref(self.ref, value, scope=self.scope, expect=expect)
         try:
             receipt = self._engine.commit(draft.batch())
         except RefMoved:

@@ -7,6 +7,7 @@ the second gets a `ThreadMoved` that names both heads, or (``on_conflict="fork"`
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from treering.core.clock import from_datetime
@@ -279,14 +280,10 @@ class Thread:
             source = self._head.journal.all_of(self._head.scope, behind=cursor)
         else:
             source = self._line() if cursor is None else self._head.journal.line_behind(cursor)
-        wanted_tags, wanted = set(tags), dict(metadata or {})
-        count = 0
-        for checkpoint in source:
-            if last is not None and count >= last:
-                return
-            if checkpoint.has(wanted_tags, wanted):
-                count += 1
-                yield self._moment(checkpoint)
+        if tags or metadata:
+            wanted_tags, wanted = set(tags), dict(metadata or {})
+            source = (checkpoint for checkpoint in source if checkpoint.has(wanted_tags, wanted))
+        yield from map(self._moment, islice(source, last))
 
     # Going back, and elsewhere
     def rewind(self, to: str | int | datetime | Moment) -> Moment:
