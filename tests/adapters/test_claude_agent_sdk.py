@@ -518,3 +518,15 @@ def test_a_session_that_was_killed_goes_on_in_another_process(tmp_path):
     assert (tmp_path / "ran.txt").read_text().split() == [*first, "3", "4"]
     with treering.open(tmp_path / "store") as store:
         assert store.verify().ok
+
+
+def test_the_example_brings_each_entry_once():
+    command = [sys.executable, str(ROOT / "examples" / "claude_agent_sdk_store.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    once = [
+        "00000000-0000-0000-0000-000000000001  Count the rings.",
+        "  entries: 3, subagents: 1, moments: 1",
+        "verified: True",
+    ]
+    assert done.stdout.splitlines() == once * 2

@@ -580,3 +580,20 @@ def test_a_run_that_was_killed_goes_on_in_another_process(tmp_path, how, last_wo
         outputs = [item["output"] for item in messages if item.get("type") == "function_call_output"]
         assert outputs == ["1:1", "2:4", "3:9", "4:16"]
         assert store.verify().ok
+
+
+@pytest.mark.faults
+def test_the_example_goes_on_after_the_kill():
+    command = [sys.executable, str(ROOT / "examples" / "openai_agents_session.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "One process begins:",
+        "  looking up bark",
+        "  looking up rings",
+        "  ended with SIGKILL",
+        "Another one goes on:",
+        "  looking up roots",
+        "  Read: bark, rings, roots.",
+        "6 moments, 9 items, verified: True",
+    ]
