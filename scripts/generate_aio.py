@@ -42,7 +42,7 @@ TWINS: Final = (
         module="treering.store",
         name="Store",
         twin="AsyncStore",
-        direct=frozenset({"agent", "chat", "draft", "in_namespace", "run", "thread", "tool"}),
+        direct=frozenset({"agent", "chat", "draft", "in_namespace", "run", "thread", "tool", "transcript"}),
         awaits={"commit": "submit"},
     ),
     Twin(
@@ -66,6 +66,14 @@ TWINS: Final = (
     Twin(module="treering.views.runs", name="Runs", twin="AsyncRuns"),
     Twin(module="treering.views.timeline", name="Timeline", twin="AsyncTimeline"),
     Twin(module="treering.views.costs", name="Costs", twin="AsyncCosts"),
+    Twin(module="treering.views.transcripts", name="Transcript", twin="AsyncTranscript"),
+    Twin(module="treering.views.chat_logs", name="ChatLog", twin="AsyncChatLog"),
+    Twin(
+        module="treering.views.workspaces.workspace",
+        name="Workspace",
+        twin="AsyncWorkspace",
+        direct=frozenset({"camera"}),
+    ),
 )
 
 HEADER: Final = '''"""The async store: the same words, awaited.

@@ -40,6 +40,8 @@ from treering.views.runs import Runs
 from treering.views.thread_keys import thread_key
 from treering.views.threads import Thread
 from treering.views.timeline import Timeline
+from treering.views.transcripts import Transcript
+from treering.views.workspaces.workspace import Workspace
 
 
 class Opener(Protocol):
@@ -72,6 +74,7 @@ class Store:
         self._opener = opener
         self._hooks = Hooks()
         self._recorder: Recorder | None = None
+        self._workspace = Workspace(engine, self._space, folder=folder, clock=self._clock)
 
     @property
     def space(self) -> str:
@@ -99,6 +102,11 @@ class Store:
         """Code of your own around saving and loading checkpoints, whoever saves."""
         return self._hooks
 
+    @property
+    def workspace(self) -> Workspace:
+        """The files that agents work on: snapshots of folders, and what can be done with them."""
+        return self._workspace
+
     def thread(self, id: str, namespace: str | None = None) -> Thread:
         """A conversation and its state, moment by moment; made by its first checkpoint."""
         return Thread(self._engine, self._space, id, namespace or "", clock=self._clock, hooks=self._hooks)
@@ -120,6 +128,19 @@ class Store:
         )
 
     # Recording
+    def transcript(
+        self, thread: Thread | str, namespace: str | None = None, *, outputs: str | Path | None = None
+    ) -> Transcript:
+        """The log of a thread, in order; with ``outputs`` also a file of JSON lines that grows along."""
+        return Transcript(
+            self._engine,
+            self._space,
+            thread.id if isinstance(thread, Thread) else thread,
+            thread.namespace if isinstance(thread, Thread) else namespace or "",
+            clock=self._clock,
+            outputs=None if outputs is None else Path(outputs),
+        )
+
     def run(
         self,
         agent: str | None = None,

@@ -265,7 +265,7 @@ class TestCancellation:
             assert store.verify().ok
 
 
-DIRECT = {"agent", "chat", "draft", "in_namespace", "run", "submit", "thread", "tool"}
+DIRECT = {"agent", "chat", "draft", "in_namespace", "run", "submit", "thread", "tool", "transcript"}
 """What does no I/O, or gives back a future, and is therefore not awaited."""
 
 

@@ -9,6 +9,7 @@ older copy, never leads back into a thread that was there.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.batch import ABSENT, Event
@@ -19,6 +20,7 @@ from treering.core.query import EventQuery
 from treering.core.scopes import Scope, namespace_prefix
 from treering.errors import Corrupt, RefMoved
 from treering.views.chat_ids import ChatId, chat_id_of, parse_thread_id
+from treering.views.chat_logs import ChatLog
 from treering.views.journal import head_ref, heads_prefix
 from treering.views.threads import Thread
 
@@ -93,6 +95,18 @@ class Chat:
         """The threads that were saved, newest number first."""
         for number in sorted(self._saved_numbers(), reverse=True):
             yield self._thread(number)
+
+    def log(self, folder: str | Path | None = None) -> ChatLog:
+        """The session log of the current thread; with a folder it is also a file that grows along."""
+        return ChatLog(
+            self._engine,
+            self._space,
+            self.thread.id,
+            self._namespace,
+            channel=self.channel,
+            clock=self._clock,
+            folder=None if folder is None else Path(folder),
+        )
 
     def reset(self) -> Thread:
         """Leave the current thread as it is and begin a new one, which nobody else gets."""

@@ -1,0 +1,380 @@
+"""Looking at a folder: which files are as they were, and the bytes of those that are not.
+
+The walk goes by descriptors, one name at a time, and never follows a link: of a folder that is swapped for
+a link to somewhere else while it is walked, nothing is read. Files whose stamp is known are not opened. The
+others are read in the order of their paths and handed out as contents for `stage`, so that memory stays
+bounded; what their objects are called is known afterwards (`Scan.finish`), and with it the trees. A file that
+changes while it is read is read again, and if it will not hold still, kept as it was read and named in
+``changed``. **Invariant:** equal folders give equal trees, in whatever order the file system lists them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stats
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from treering.core.chunking import WHOLE_BYTES, stream_chunks
+from treering.core.content import Content
+from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, encode_tree
+from treering.errors import InvalidInput, TimedOut
+from treering.files import translated
+from treering.views.workspaces.known import (
+    KnownFile,
+    KnownFolder,
+    Stamp,
+    stamp_of,
+    trusted,
+    untrusted,
+)
+from treering.views.workspaces.rules import RESERVED, Rules
+
+MAX_DEPTH: Final = 256
+READ_TRIES: Final = 3
+
+FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK, opening a named pipe that was swapped in would wait for its other end.
+FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_SWAPPED: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV})
+_RULES_MODE: Final = 0o600
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a snapshot or a restore may touch; past it, nothing is written and the error says what."""
+
+    entries: int = 5_000_000
+    bytes: int = 1 << 42
+    depth: int = MAX_DEPTH
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """Something that is in the folder and not in the snapshot, though no ordinary pattern says so."""
+
+    path: str
+    reason: str
+    """``credential``, ``socket``, ``pipe``, ``device`` or ``unreadable``."""
+
+
+class _Fresh:
+    """A file that was read: its objects are the ``count`` contents from the ``start``-th on."""
+
+    __slots__ = ("count", "size", "stamp", "start")
+
+    def __init__(self, start: int, count: int, size: int, stamp: Stamp) -> None:
+        self.start = start
+        self.count = count
+        self.size = size
+        self.stamp = stamp
+
+
+class _Seen:
+    """A folder that was walked and is not as it was known."""
+
+    __slots__ = ("files", "folders", "links", "mode")
+
+    def __init__(self, mode: int) -> None:
+        self.mode = mode
+        self.files: dict[str, KnownFile | _Fresh] = {}
+        self.links: dict[str, str] = {}
+        self.folders: dict[str, _Seen | KnownFolder] = {}
+
+
+class Scan:
+    """One look at one folder. First run `contents` to its end, then call `finish` with the names."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        known: KnownFolder | None = None,
+        avoid: frozenset[tuple[int, int]] = frozenset(),
+        limits: Limits | None = None,
+        deadline: float | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._rules = rules
+        self._known = known
+        self._avoid = avoid
+        self._limits = limits or Limits()
+        self._deadline = deadline
+        self._on_progress = on_progress
+        self._root: _Seen | KnownFolder | None = None
+        self._given = 0
+        self._entries = 0
+        self._read_bytes = 0
+        self.read_files = 0
+        self.left_out: list[LeftOut] = []
+        self.changed: list[str] = []
+
+    def contents(self, folder: int) -> Iterator[Content]:
+        """The contents of all files that are not known, below an open folder."""
+        with translated("the workspace", writing=False):
+            self._root = yield from self._walk(folder, "", self._known, 0, 0)
+
+    def finish(self, names: Sequence[str]) -> tuple[KnownFolder, list[Content]]:
+        """The folder as it was seen, and the trees that are new, those below before those above.
+
+        ``names`` are those of the contents, in the order in which they were given.
+        """
+        assert self._root is not None  # noqa: S101 - contents() ran before
+        trees: list[Content] = []
+        return self._settled(self._root, names, trees, is_root=True), trees
+
+    # Walking
+    def _walk(  # noqa: C901 - one loop over one folder, as flat as it can be: every file passes here
+        self, folder: int, path: str, known: KnownFolder | None, mode: int, depth: int
+    ) -> Generator[Content, None, _Seen | KnownFolder]:
+        if depth > self._limits.depth:
+            raise InvalidInput(
+                f"folder {path[:80]!r}... is deeper than {self._limits.depth}; exclude it or move it up"
+            )
+        self._check_time()
+        known_files = {} if known is None else known.files
+        known_links = {} if known is None else known.links
+        known_folders = {} if known is None else known.folders
+        seen = _Seen(mode)
+        fresh: list[tuple[str, os.stat_result]] = []
+        below: list[tuple[str, int]] = []
+        files = seen.files
+        with os.scandir(folder) as listed:
+            for entry in listed:
+                name = entry.name
+                try:
+                    stat = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                st_mode = stat.st_mode
+                kind = st_mode & 0o170000
+                if kind == stats.S_IFREG:
+                    row = known_files.get(name)
+                    if row is not None:
+                        if row.stamp == (
+                            stat.st_ino,
+                            stat.st_size,
+                            stat.st_mtime_ns,
+                            stat.st_ctime_ns,
+                            st_mode,
+                        ):
+                            files[name] = row
+                        else:
+                            fresh.append((name, stat))
+                    elif self._is_wanted(path + name, is_folder=False):
+                        fresh.append((name, stat))
+                elif kind == stats.S_IFDIR:
+                    if (stat.st_dev, stat.st_ino) not in self._avoid and (
+                        name in known_folders or self._is_wanted(path + name, is_folder=True)
+                    ):
+                        below.append((name, st_mode & 0o777))
+                elif kind == stats.S_IFLNK:
+                    if name in known_links or self._is_wanted(path + name, is_folder=False):
+                        seen.links[name] = os.readlink(name, dir_fd=folder)
+                elif self._rules.reason(path + name, is_folder=False) is None:
+                    self.left_out.append(LeftOut(path + name, _KINDS.get(kind, "device")))
+        self._count(len(files) + len(fresh) + len(below) + len(seen.links), path)
+        for name, stat in sorted(fresh, key=_by_name):
+            read = yield from self._file(folder, name, path + name, stat)
+            if read is not None:
+                files[name] = read
+        is_same = (
+            known is not None
+            and bool(known.tree)
+            and not fresh
+            and len(files) == len(known_files)
+            and seen.links == known_links
+            and len(below) == len(known_folders)
+        )
+        for name, folder_mode in sorted(below, key=_by_name):
+            was = known_folders.get(name)
+            got = yield from self._below(folder, name, path, was, folder_mode, depth)
+            if got is None:
+                is_same = False
+                continue
+            seen.folders[name] = got
+            is_same = is_same and got is was
+        if is_same and known is not None and known.mode == mode:
+            return known
+        return seen
+
+    def _below(
+        self, folder: int, name: str, path: str, known: KnownFolder | None, mode: int, depth: int
+    ) -> Generator[Content, None, _Seen | KnownFolder | None]:
+        try:
+            inner = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+        except FileNotFoundError:
+            return None
+        except NotADirectoryError:  # it became something else just now
+            self.changed.append(path + name)
+            return None
+        except PermissionError:
+            self.left_out.append(LeftOut(path + name, "unreadable"))
+            return None
+        try:
+            return (yield from self._walk(inner, f"{path}{name}/", known, mode, depth + 1))
+        finally:
+            os.close(inner)
+
+    def _is_wanted(self, path: str, *, is_folder: bool) -> bool:
+        reason = self._rules.reason(path, is_folder=is_folder)
+        if reason == "credential":
+            self.left_out.append(LeftOut(path, reason))
+        return reason is None
+
+    def _count(self, entries: int, path: str) -> None:
+        self._entries += entries
+        if self._entries > self._limits.entries:
+            raise InvalidInput(
+                f"the workspace has more than {self._limits.entries:,} entries (seen up to {path!r}); "
+                "exclude some with .treeringignore, or raise limits="
+            )
+
+    def _check_time(self) -> None:
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise TimedOut(
+                f"the workspace was not read in time ({self.read_files:,} files so far); "
+                "nothing was kept, what was read counts for the next try"
+            )
+
+    # Reading
+    def _file(
+        self, folder: int, name: str, path: str, stat: os.stat_result
+    ) -> Generator[Content, None, _Fresh | None]:
+        start = size = 0
+        for attempt in range(1, READ_TRIES + 1):
+            try:
+                file = os.open(name, FILE_FLAGS, dir_fd=folder)
+            except FileNotFoundError:
+                return None
+            except PermissionError:
+                self.left_out.append(LeftOut(path, "unreadable"))
+                return None
+            except OSError as error:
+                if error.errno not in _SWAPPED:
+                    raise
+                self.changed.append(path)
+                return None
+            try:
+                stat = os.fstat(file)
+                if not stats.S_ISREG(stat.st_mode):
+                    self.changed.append(path)
+                    return None
+                read_at_ns = time.time_ns()
+                start = self._given
+                if stat.st_size <= WHOLE_BYTES:
+                    data = _read_whole(file, stat.st_size)
+                    size = len(data)
+                    is_still = size == stat.st_size and _is_same(stat, os.fstat(file))
+                    if data and (is_still or attempt == READ_TRIES):
+                        yield from self._pieces((data,), path)
+                else:
+                    yield from self._pieces(stream_chunks(_reader(file, stat.st_size)), path)
+                    size = os.lseek(file, 0, os.SEEK_CUR)
+                    is_still = size == stat.st_size and _is_same(stat, os.fstat(file))
+            finally:
+                os.close(file)
+            if is_still:
+                stamp = trusted(stamp_of(stat), read_at_ns=read_at_ns)
+                return self._done(_Fresh(start, self._given - start, size, stamp))
+        self.changed.append(path)
+        return self._done(_Fresh(start, self._given - start, size, untrusted(stat.st_mode)))
+
+    def _pieces(self, pieces: Iterable[bytes], path: str) -> Iterator[Content]:
+        for piece in pieces:
+            self._given += 1
+            self._read_bytes += len(piece)
+            if self._read_bytes > self._limits.bytes:
+                raise InvalidInput(
+                    f"the workspace has more than {self._limits.bytes:,} bytes (read up to {path!r}); "
+                    "exclude some with .treeringignore, or raise limits="
+                )
+            self._check_time()
+            yield Content("bytes", piece)
+
+    def _done(self, fresh: _Fresh) -> _Fresh:
+        self.read_files += 1
+        if self._on_progress is not None:
+            self._on_progress(self.read_files, self._read_bytes)
+        return fresh
+
+    # Trees
+    def _settled(
+        self, seen: _Seen | KnownFolder, names: Sequence[str], trees: list[Content], *, is_root: bool = False
+    ) -> KnownFolder:
+        if isinstance(seen, KnownFolder):
+            return seen
+        files: dict[str, KnownFile] = {}
+        entries: list[TreeEntry] = []
+        size = 0
+        for name, each in seen.files.items():
+            known = each
+            if isinstance(known, _Fresh):
+                content = tuple(names[known.start : known.start + known.count])
+                known = KnownFile(known.stamp, known.size, content)
+            files[name] = known
+            size += known.size
+            mode = known.stamp[4] & 0o777
+            entries.append(FileEntry(name=name, mode=mode, size=known.size, content=known.content))
+        folders = {name: self._settled(each, names, trees) for name, each in seen.folders.items()}
+        entries += [FolderEntry(name=name, mode=each.mode, tree=each.tree) for name, each in folders.items()]
+        entries += [LinkEntry(name=name, target=target) for name, target in seen.links.items()]
+        if is_root and (rules := self._rules.to_bytes()) is not None:
+            kept = Content("bytes", rules)
+            trees.append(kept)
+            entries.append(FileEntry(name=RESERVED, mode=_RULES_MODE, size=len(rules), content=(kept.name,)))
+        tree = encode_tree(Tree(entries=tuple(entries)))
+        trees.append(tree)
+        return KnownFolder(
+            tree=tree.name,
+            mode=seen.mode,
+            files=files,
+            links=seen.links,
+            folders=folders,
+            count=len(files) + len(seen.links) + sum(each.count for each in folders.values()),
+            size=size + sum(each.size for each in folders.values()),
+        )
+
+
+_KINDS: Final = {
+    stats.S_IFSOCK: "socket",
+    stats.S_IFIFO: "pipe",
+    stats.S_IFCHR: "device",
+    stats.S_IFBLK: "device",
+}
+
+
+def _by_name(each: tuple[str, object]) -> bytes:
+    return os.fsencode(each[0])
+
+
+def _is_same(before: os.stat_result, after: os.stat_result) -> bool:
+    return stamp_of(before) == stamp_of(after)
+
+
+def _read_whole(file: int, size: int) -> bytes:
+    data = os.read(file, size)
+    if not data or len(data) == size:
+        return data
+    pieces = [data]
+    left = size - len(data)
+    while left and (data := os.read(file, left)):
+        pieces.append(data)
+        left -= len(data)
+    return b"".join(pieces)
+
+
+def _reader(file: int, size: int) -> Callable[[int], bytes]:
+    """Reads up to the size that the file had: one that grows and grows still has an end."""
+    left = size
+
+    def read(wanted: int) -> bytes:
+        nonlocal left
+        data = os.read(file, min(wanted, left))
+        left -= len(data)
+        return data
+
+    return read

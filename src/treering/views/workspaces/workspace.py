@@ -1,0 +1,236 @@
+"""Workspaces: an agent's files, kept moment by moment like its conversation.
+
+A snapshot is cheap enough to be taken after every tool call: what did not change is not read, what was seen
+before is not stored again. Everything here takes the id of a snapshot; a checkpoint that has one is restored
+by `Moment.restore`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.address import object_address
+from treering.core.batch import Event
+from treering.core.draft import Draft
+from treering.core.encoding import decode_json, encode_json
+from treering.core.ids import check_id
+from treering.core.query import EventQuery
+from treering.core.scopes import Scope
+from treering.errors import InvalidInput
+from treering.views.workspaces.known import Shelf
+from treering.views.workspaces.scanning import LeftOut, Limits
+from treering.views.workspaces.snapshots import Camera, Taken, real_folder
+
+if TYPE_CHECKING:
+    from treering.core.clock import Clock
+    from treering.core.engine import Engine
+
+SNAPSHOT: Final = "snapshot"
+_PAGE: Final = 250
+_LISTED: Final = 100
+"""How many left-out or changed paths an event names; it always says how many there are."""
+
+
+class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the journal says of a snapshot.
+
+    ``workspace`` is the name that snapshots of one folder share (its path, unless another was given),
+    ``files`` and ``size_bytes`` are what a restore would write.
+    """
+
+    id: str
+    workspace: str
+    taken_at_us: int
+    files: int
+    size_bytes: int
+    read_files: int
+    note: str | None = None
+    tags: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    changed: tuple[str, ...] = ()
+
+
+class Workspace:
+    """The files of one space. `Store.workspace` gives it; ``folder`` is where a local store lies."""
+
+    def __init__(self, engine: Engine, space: str, *, folder: Path | None, clock: Clock) -> None:
+        self._engine = engine
+        self._space = space
+        self._folder = folder
+        self._clock = clock
+        self._shelf = Shelf(_cache(engine, space, folder))
+
+    def __repr__(self) -> str:
+        return f"<Workspace {self._engine.url} space={self._space!r}>"
+
+    def snapshot(
+        self,
+        folder: str | Path,
+        *,
+        exclude: Iterable[str] = (),
+        include: Iterable[str] = (),
+        name: str | None = None,
+        note: str | None = None,
+        tags: Iterable[str] = (),
+        limits: Limits | None = None,
+        seconds: float | None = None,
+        allow_home: bool = False,
+        on_progress: Callable[[int, int], None] | None = None,
+        on_done: Callable[[SnapshotInfo], None] | None = None,
+    ) -> str:
+        """Keep a folder as it is; gives the snapshot's id, the SHA-256 name of its root tree.
+
+        Files, modes, links and empty folders are kept; what `rules` lists is not, nor are sockets, pipes and
+        devices. ``exclude`` and ``include`` are patterns as in .gitignore, on top of the folder's own
+        ``.treeringignore``. Snapshots of one ``name`` (without one, the folder's path) are kept and dropped
+        together by `gc`. ``seconds`` is a deadline: past it `TimedOut` is raised and nothing is kept.
+        ``on_progress`` gets files and bytes read so far, ``on_done`` what was kept and what was left out.
+        """
+        real = real_folder(folder, allow_home=allow_home, what="snapshot")
+        workspace = check_id(name, "workspace name") if name is not None else _label(real)
+        scope = str(Scope("", "workspace", workspace))
+
+        def commit(taken: Taken) -> SnapshotInfo:
+            draft = Draft(self._space)
+            info = _info(taken, workspace=workspace, at_us=self._clock.now_us(), note=note, tags=tuple(tags))
+            draft.require(*taken.requires)
+            draft.event(
+                Event(
+                    id=f"snap_{draft.id}",
+                    kind=SNAPSHOT,
+                    ts_us=info.taken_at_us,
+                    scope=scope,
+                    name=note,
+                    data=encode_json(_told(info)),
+                    links=(object_address(taken.root),),
+                )
+            )
+            self._engine.commit(draft.batch())
+            return info
+
+        info = self.camera().keeping(
+            real,
+            commit,
+            exclude=exclude,
+            include=include,
+            limits=limits,
+            seconds=seconds,
+            on_progress=on_progress,
+        )
+        if on_done is not None:
+            on_done(info)
+        return info.id
+
+    def snapshots(self, *, name: str | Path | None = None, last: int | None = None) -> Iterator[SnapshotInfo]:
+        """The snapshots that were taken by themselves (of one workspace, if given), newest first."""
+        scope = None
+        if name is not None:
+            label = _label(name.resolve()) if isinstance(name, Path) else name
+            scope = str(Scope("", "workspace", label))
+        query = EventQuery(kinds=(SNAPSHOT,), scope=scope, newest_first=True)
+        after, count = None, 0
+        while True:
+            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
+            for record in page.records:
+                if last is not None and count >= last:
+                    return
+                count += 1
+                yield _read_info(record.event)
+            if page.cursor is None:
+                return
+            after = page.cursor
+
+    def camera(self) -> Camera:
+        """What takes the snapshots; threads use it to keep files together with a checkpoint."""
+        return Camera(self._engine, self._space, self._shelf, avoid=self._avoided())
+
+    def _avoided(self) -> frozenset[tuple[int, int]]:
+        """The store's own folder: a workspace may hold it, its snapshot never does."""
+        if self._folder is None:
+            return frozenset()
+        try:
+            stat = self._folder.stat()
+        except OSError:
+            return frozenset()
+        return frozenset({(stat.st_dev, stat.st_ino)})
+
+
+def _info(
+    taken: Taken, *, workspace: str, at_us: int, note: str | None, tags: tuple[str, ...]
+) -> SnapshotInfo:
+    return SnapshotInfo(
+        id=taken.root,
+        workspace=workspace,
+        taken_at_us=at_us,
+        files=taken.files,
+        size_bytes=taken.size_bytes,
+        read_files=taken.read_files,
+        note=note,
+        tags=tags,
+        left_out=taken.left_out,
+        changed=taken.changed,
+    )
+
+
+def _told(info: SnapshotInfo) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "snapshot": info.id,
+        "workspace": info.workspace,
+        "files": info.files,
+        "size_bytes": info.size_bytes,
+        "read_files": info.read_files,
+    }
+    if info.tags:
+        told["tags"] = list(info.tags)
+    if info.left_out:
+        told["left_out"] = [[_shown(each.path), each.reason] for each in info.left_out[:_LISTED]]
+        told["left_out_count"] = len(info.left_out)
+    if info.changed:
+        told["changed"] = [_shown(each) for each in info.changed[:_LISTED]]
+        told["changed_count"] = len(info.changed)
+    return told
+
+
+def _read_info(event: Event) -> SnapshotInfo:
+    told: dict[str, Any] = decode_json(event.data or b"{}")
+    return SnapshotInfo(
+        id=told["snapshot"],
+        workspace=told["workspace"],
+        taken_at_us=event.ts_us,
+        files=told["files"],
+        size_bytes=told["size_bytes"],
+        read_files=told["read_files"],
+        note=event.name,
+        tags=tuple(told.get("tags", ())),
+        left_out=tuple(LeftOut(path, reason) for path, reason in told.get("left_out", ())),
+        changed=tuple(told.get("changed", ())),
+    )
+
+
+def _cache(engine: Engine, space: str, folder: Path | None) -> Path | None:
+    """Where stat caches are: beside a local store, else where the user keeps caches."""
+    if folder is not None:
+        return folder / "workspaces" / space
+    if not engine.caps.durable:
+        return None
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - may lack a home
+    key = sha256(f"{engine.url}\0{space}".encode()).hexdigest()[:32]
+    return Path(base) / "treering" / "workspaces" / key if Path(base).is_absolute() else None
+
+
+def _label(folder: Path) -> str:
+    """The name of a folder's snapshots: its path, or a hash of a path that cannot be a name."""
+    try:
+        return check_id(str(folder), "workspace name")
+    except InvalidInput:
+        return f"folder-{sha256(os.fsencode(folder)).hexdigest()[:32]}"
+
+
+def _shown(path: str) -> str:
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
