@@ -254,6 +254,31 @@ def test_a_cancelled_run_goes_on_later() -> None:
     assert made == [1, 2, 2]
 
 
+def test_a_cancelled_run_ends_when_its_save_has_ended() -> None:
+    saving, go_on = threading.Event(), threading.Event()
+
+    def slow(_):
+        saving.set()
+        assert go_on.wait(timeout=60)
+
+    async def work(store):
+        agent = create_agent(
+            model=Scripted("Done."), checkpointer=store, hooks={"pre_checkpoint_save": [slow]}
+        )
+        run = asyncio.create_task(agent.agenerate(thread_id="t", prompt="Hi"))
+        await asyncio.to_thread(saving.wait)
+        run.cancel()
+        await asyncio.sleep(0)
+        assert not run.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert len(store.thread("t").load().messages) == 2, "what was being saved is saved"
+
+    with treering.open("memory:") as store:
+        asyncio.run(work(store))
+
+
 def test_an_agent_serves_many_threads_at_once() -> None:
     async def model(messages, tools):  # noqa: ARG001
         await asyncio.sleep(0)

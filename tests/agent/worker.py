@@ -16,6 +16,7 @@ import signal
 
 import treering
 from tests.agent.scripted import asking, said
+from treering import savers
 from treering.agent import create_agent
 from treering.agent.shapes import results_of
 
@@ -23,6 +24,8 @@ CALLS = 4
 CHECKPOINTERS = {
     "url": str,
     "store": lambda place: treering.open(place, durability="fast"),
+    "sqlite": lambda place: savers.SqliteSaver(place, durability="fast"),
+    "files": savers.FileSaver,
 }
 
 

@@ -17,7 +17,9 @@ import pytest
 from tests.agent.scripted import Scripted, answered, asking, forgetful, said, user
 
 import treering
+from treering import savers
 from treering.agent import create_agent
+from treering.keyvalue import InMemoryStore
 
 ROOT = Path(__file__).resolve().parents[2]
 STYLES = ["openai", "anthropic", "blocks"]
@@ -40,6 +42,10 @@ class OwnSaver:
 
 CHECKPOINTERS = {
     "store": lambda folder: treering.open(folder / "store", durability="fast"),
+    "memory": lambda _: savers.MemorySaver(),
+    "sqlite": lambda folder: savers.SqliteSaver(folder / "saver", durability="fast"),
+    "files": lambda folder: savers.FileSaver(folder / "files"),
+    "keyvalue": lambda _: savers.KeyValueStoreSaver(InMemoryStore()),
     "own": lambda _: OwnSaver(),
 }
 
@@ -96,6 +102,7 @@ class TestResuming:
         code = """
 import sys
 from tests.agent.scripted import forgetful
+from treering import savers
 from treering.agent import create_agent
 with create_agent(model=forgetful, checkpointer=sys.argv[1]) as agent:
     print(agent.generate(thread_id="conversation-1", prompt=sys.argv[2]).text)
@@ -203,6 +210,8 @@ class TestIncrementalCheckpoints:
             ("store", "blocks", ("--die-after", 3)),
             ("store", "openai", ("--die-after", 4)),
             ("store", "anthropic", ("--die-in", 1)),
+            ("sqlite", "openai", ("--die-in", 3)),
+            ("files", "openai", ("--die-after", 2)),
         ],
         ids=lambda value: value if isinstance(value, str) else f"{value[0][2:]}-{value[1]}",
     )
@@ -270,6 +279,15 @@ class TestHooks:
             said_by_hooks.clear()
             store.thread("by-hand").append(user("Hi"))
             assert said_by_hooks == ["Saving checkpoint for by-hand", "Checkpoint saved for by-hand"]
+
+    @pytest.mark.parametrize("kind", ["memory", "files", "keyvalue"])
+    def test_they_fire_for_a_saver_too(self, tmp_path, kind) -> None:
+        fired = []
+        saver = CHECKPOINTERS[kind](tmp_path)
+        hooks = {"post_checkpoint_save": lambda saved: fired.append(saved.thread_id)}
+        create_agent(model=forgetful, checkpointer=saver, hooks=hooks).generate(thread_id="t", prompt="Hi")
+        assert fired == ["t"]
+        saver.close()
 
     def test_a_hook_may_change_what_is_saved(self) -> None:
         def redact(saving):

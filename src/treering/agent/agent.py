@@ -22,7 +22,7 @@ from treering.agent.tools import toolbox
 from treering.errors import InvalidInput
 from treering.views.budgets import Budget
 from treering.views.hooks import HookName
-from treering.views.threads import Decision
+from treering.views.interrupts import Decision
 
 _METHODS: Final = ("before_model", "after_model", "wrap_tool", "needs_approval", "tools")
 
@@ -220,10 +220,6 @@ class _Answering:
     def __init__(
         self, keeper: Keeper, thread_id: str, decision: Decision, value: Any, interrupt_id: str | None
     ) -> None:
-        if decision not in ("approve", "deny", "edit"):
-            raise InvalidInput(f"{decision!r} is no decision; use approve, deny or edit")
-        if (decision == "edit") != (value is not None):
-            raise InvalidInput("edit needs the new value, and only edit takes one")
         if value is not None and not isinstance(value, Mapping):
             raise InvalidInput(f"value= has to be the new arguments as a dict, not {type(value).__name__}")
         book = keeper.book(thread_id)

@@ -24,10 +24,15 @@ END: Final[Any] = object()
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A function to be called; it may be plain or async."""
+    """A function to be called; it may be plain or async.
+
+    One that ``settles`` is waited for even by a caller who is cancelled: so whoever catches the cancellation
+    finds a thread as it will stay, not one that is still being saved.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
+    settles: bool = False
 
 
 Steps = Generator[Call | Part, Any, None]
@@ -86,7 +91,8 @@ async def drive_async(run: Drivable) -> AsyncIterator[Part]:
                 yield step
                 continue
             try:
-                answer = await awaited(step.function, *step.args)
+                wait = _settled if step.settles else awaited
+                answer = await wait(step.function, *step.args)
             except Exception as raised:  # noqa: BLE001 - the loop decides what an error means
                 error = raised
     finally:
@@ -104,6 +110,20 @@ async def awaited(function: Callable[..., Any], *args: Any) -> Any:
     if inspect.iscoroutinefunction(function):
         return await function(*args)
     return await call_async(_lent_to, asyncio.get_running_loop(), function, *args)
+
+
+async def _settled(function: Callable[..., Any], *args: Any) -> Any:
+    task = asyncio.ensure_future(awaited(function, *args))
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+    if cancelled is not None:
+        task.exception()  # looked at, so that asyncio does not complain about it
+        raise cancelled
+    return task.result()
 
 
 def pieces_of(stream: Any) -> Call:

@@ -1,14 +1,14 @@
 """Keepers: where an agent's conversations are kept.
 
 An agent can keep them in a store, in a saver (see `treering.savers`) or in anything of yours with ``save``
-and ``load``, plain or async; or nowhere. For each run a keeper opens a `Book`. That of a store remembers the
-head that the run began at: when someone else saves to the thread meanwhile, this run's save fails instead of
-overwriting.
+and ``load``, plain or async; or nowhere. For each run a keeper opens a `Book`, which remembers the head that
+the run began at: when someone else saves to the thread meanwhile, this run's save fails instead of
+overwriting. (A saver of yours sees to that itself, or does not.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,12 @@ from treering.api import open as open_store
 from treering.core.batch import Event
 from treering.core.encoding import encode_json
 from treering.core.ids import new_id, time_of
-from treering.errors import Conflict, InvalidInput
+from treering.errors import InvalidInput
+from treering.savers.saver import Saver as TreeringSaver
+from treering.savers.shelf import NEW
 from treering.store import Store
 from treering.views.hooks import Hook, HookName, Hooks
+from treering.views.interrupts import Decision, answer
 from treering.views.journal import thread_scope
 
 FAILED: Final = "checkpoint.failed"
@@ -78,7 +81,7 @@ class Book(Protocol):
         """Save and give the checkpoint; ``None`` when a hook vetoed it."""
         ...
 
-    def answer(self, decision: str, interrupt_id: str | None, value: Any) -> Calls:
+    def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
         """Keep a person's decision about the pending interrupt."""
         ...
 
@@ -149,23 +152,22 @@ class Keeper:
 
 
 class _ThreadBook:
-    """A thread of a store."""
+    """A thread of a store. What is at its head already is not looked at again when it is saved."""
 
     def __init__(self, store: Store, thread_id: str, namespace: str) -> None:
         self._store = store
         self._thread = store.thread(thread_id, namespace=namespace or None)
+        self._kept = 0
 
     def load(self) -> Calls:
         return (yield Call(self._load))
 
     def save(self, page: Page) -> Calls:
-        return (yield Call(self._save, (page,)))
+        return (yield Call(self._save, (page,), settles=True))
 
-    def answer(self, decision: str, interrupt_id: str | None, value: Any) -> Calls:
-        def resume() -> Any:
-            return self._thread.resume(cast("Any", decision), interrupt_id=interrupt_id, value=value)
-
-        return (yield Call(resume))
+    def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
+        resume = partial(self._thread.resume, interrupt_id=interrupt_id, value=value)
+        return (yield Call(resume, (decision,), settles=True))
 
     def report(self, error: Exception, run_id: str) -> Calls:
         yield Call(_report, (self._store, self._thread.id, self._thread.namespace, error, run_id))
@@ -174,6 +176,7 @@ class _ThreadBook:
         moment = self._thread.load()
         if moment is None:
             return None
+        self._kept = len(moment.messages)
         return Page(
             messages=moment.messages,
             state=moment.state,
@@ -183,13 +186,20 @@ class _ThreadBook:
         )
 
     def _save(self, page: Page) -> Any:
-        return self._thread.checkpoint(
-            messages=page.messages,
-            state=page.state,
-            pending_interrupt=page.pending_interrupt,
-            metadata=page.metadata,
-            note=page.note,
-        )
+        if page.pending_interrupt is not None or self._store.hooks.has("pre_checkpoint_save"):
+            saved = self._thread.checkpoint(  # the whole, which is what a hook expects to see
+                messages=page.messages,
+                state=page.state,
+                pending_interrupt=page.pending_interrupt,
+                metadata=page.metadata,
+                note=page.note,
+            )
+        else:
+            new = page.messages[self._kept :]
+            saved = self._thread.append(*new, state=page.state, metadata=page.metadata, note=page.note)
+        if saved is not None:
+            self._kept = len(page.messages)
+        return saved
 
 
 class _SaverBook:
@@ -198,11 +208,14 @@ class _SaverBook:
     def __init__(self, saver: Any, thread_id: str) -> None:
         self._saver = saver
         self._id = thread_id
+        self._is_ours = isinstance(saver, TreeringSaver)
+        self._head = NEW
 
     def load(self) -> Calls:
         found = yield Call(self._saver.load, (self._id,))
         if found is None:
             return None
+        self._head = _field(found, "id") or self._head
         return Page(
             messages=list(_field(found, "messages") or ()),
             state=dict(_field(found, "state") or {}),
@@ -212,46 +225,31 @@ class _SaverBook:
         )
 
     def save(self, page: Page) -> Calls:
-        return (
-            yield _keyworded(
-                self._saver.save,
-                thread_id=self._id,
-                messages=page.messages,
-                state=page.state,
-                pending_interrupt=page.pending_interrupt,
-                metadata=page.metadata,
-            )
-        )
+        fields: dict[str, Any] = {
+            "thread_id": self._id,
+            "messages": page.messages,
+            "state": page.state,
+            "pending_interrupt": page.pending_interrupt,
+            "metadata": page.metadata,
+        }
+        if self._is_ours:
+            fields |= {"note": page.note, "expect": self._head}
+        saved = yield Call(partial(self._saver.save, **fields), settles=True)
+        self._head = _field(saved, "id") or self._head
+        return saved
 
-    def answer(self, decision: str, interrupt_id: str | None, value: Any) -> Calls:
-        page: Page | None = yield from self.load()
-        pending = _pending(page, self._id, interrupt_id)
-        payload = value if decision == "edit" else _field(pending, "payload")
-        answer = {"id": _field(pending, "id"), "decision": decision, "payload": payload}
-        kept = cast("Page", page)
-        answered = Page(messages=kept.messages, state=kept.state, metadata={"resumed": answer})
+    def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
+        page: Page = (yield from self.load()) or Page()
+        given = answer(self._id, page.pending_interrupt, decision, interrupt_id=interrupt_id, value=value)
+        answered = msgspec.structs.replace(
+            page, pending_interrupt=None, metadata={"resumed": given}, note=f"resume: {decision}"
+        )
         return (yield from self.save(answered))
 
     def report(self, error: Exception, run_id: str) -> Calls:
-        store = getattr(self._saver, "store", None)
+        store = getattr(getattr(self._saver, "shelf", None), "store", None)
         if isinstance(store, Store):
-            namespace = getattr(self._saver, "namespace", "") or ""
-            yield Call(_report, (store, self._id, namespace, error, run_id))
-
-
-def _keyworded(function: Callable[..., Any], **arguments: Any) -> Call:
-    return Call(partial(function, **arguments))
-
-
-def _pending(page: Page | None, thread_id: str, interrupt_id: str | None) -> Any:
-    pending = page.pending_interrupt if page is not None else None
-    if pending is None:
-        raise Conflict(f"thread {thread_id!r} waits for no decision; there is nothing to resume")
-    if interrupt_id is not None and _field(pending, "id") != interrupt_id:
-        raise Conflict(
-            f"thread {thread_id!r} waits for interrupt {_field(pending, 'id')!r}, not {interrupt_id!r}"
-        )
-    return pending
+            yield Call(_report, (store, self._id, self._saver.namespace, error, run_id))
 
 
 def _report(store: Store, thread_id: str, namespace: str, error: Exception, run_id: str) -> None:

@@ -88,7 +88,7 @@ class Run:
         self._budgets = Budgets(setup.budget)
         self._id = new_id()
         self._messages: list[Message] = []
-        self._state: dict[str, Any] = {}
+        self._state: dict[str, Any] = {"todos": [], "files": {}}
         self._resumed: Any = None
         self._checkpoint: Any = None
         self._known = 0
@@ -128,7 +128,7 @@ class Run:
                     f"{_shown(page.pending_interrupt)}; resume() it before going on"
                 )
             self._messages = list(page.messages)
-            self._state = dict(page.state)
+            self._state |= page.state
             self._resumed = page.metadata.get("resumed")
             self._checkpoint = page.checkpoint
         self._known = len(self._messages)

@@ -17,8 +17,8 @@ PartKind = Literal[
 class Context(msgspec.Struct, frozen=True, kw_only=True):
     """Where in its work an agent is. A tool with a parameter of this type gets one, middleware always does.
 
-    ``state`` is the thread's state (todos, files, whatever the tools keep); changes to it are saved with
-    the next checkpoint. ``call`` is the tool call, where there is one.
+    ``state`` is the thread's state: ``todos`` (a list), ``files`` (a dict) and whatever else the tools keep;
+    changes to it are saved with the next checkpoint. ``call`` is the tool call, where there is one.
     """
 
     thread_id: str | None

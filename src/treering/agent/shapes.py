@@ -171,8 +171,11 @@ def _call(block: Mapping[str, Any], style: Style, name: Any, arguments: Any) -> 
 
 
 def _is_results(message: Mapping[str, Any]) -> bool:
-    blocks = list(_mappings(message.get("content")))
-    return bool(blocks) and all(block.get("type") in {"tool_result", "tool-result"} for block in blocks)
+    content = message.get("content")
+    if not isinstance(content, list) or not content:
+        return False
+    blocks = list(_mappings(cast("list[Any]", content)))
+    return all(block.get("type") in {"tool_result", "tool-result"} for block in blocks)
 
 
 def _either(block: Mapping[str, Any], one: str, other: str) -> Any:

@@ -1,0 +1,186 @@
+"""The same agent over everything that can keep its conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+import treering
+from tests.agent.scripted import Scripted, answered, asking, said, user
+from treering import savers
+from treering.agent import CheckpointWarning, create_agent, tool
+from treering.core.query import EventQuery
+from treering.errors import Conflict, InvalidInput, StoreFull
+from treering.keyvalue import InMemoryStore, RedisStore
+
+
+class OwnSaver:
+    """A user's own, with dicts and async methods."""
+
+    def __init__(self):
+        self.kept = {}
+
+    async def save(self, *, thread_id, messages, state, pending_interrupt, metadata):
+        kept = {
+            "messages": messages,
+            "state": state,
+            "pending_interrupt": pending_interrupt,
+            "metadata": metadata,
+        }
+        self.kept[thread_id] = json.dumps(kept)
+        return kept
+
+    async def load(self, thread_id):
+        await asyncio.sleep(0)
+        return json.loads(self.kept.get(thread_id, "null"))
+
+
+class AsyncKeyValueStore:
+    """A user's own key-value store, whose methods must all be awaited in one loop."""
+
+    def __init__(self):
+        self.kept = InMemoryStore()
+        self.loops = set()
+
+    async def get(self, key):
+        self.loops.add(asyncio.get_running_loop())
+        return self.kept.get(key)
+
+    async def set(self, key, value):
+        self.loops.add(asyncio.get_running_loop())
+        self.kept.set(key, value)
+
+    async def delete(self, key):
+        self.kept.delete(key)
+
+    async def list(self, prefix=""):
+        return self.kept.list(prefix)
+
+
+KINDS = {
+    "memory": lambda _: savers.MemorySaver(),
+    "sqlite": lambda folder: savers.SqliteSaver(folder / "saver", durability="fast"),
+    "files": lambda folder: savers.FileSaver(folder / "files"),
+    "keyvalue": lambda _: savers.KeyValueStoreSaver(InMemoryStore()),
+    "async keyvalue": lambda _: savers.KeyValueStoreSaver(AsyncKeyValueStore()),
+    "own": lambda _: OwnSaver(),
+}
+
+
+@pytest.fixture(params=KINDS)
+def saver(request, tmp_path):
+    made = KINDS[request.param](tmp_path)
+    yield made
+    if hasattr(made, "close"):
+        made.close()
+
+
+def careful(checkpointer, deleted):
+    @tool(needs_approval=True)
+    def delete(path: str) -> str:
+        deleted.append(path)
+        return f"{path} is gone"
+
+    wants = asking(("c1", "delete", {"path": "a"}), ("c2", "delete", {"path": "b"}))
+    return create_agent(model=Scripted(wants, "Done."), tools=[delete], checkpointer=checkpointer)
+
+
+def decide(agent, deleted):
+    first = agent.generate(thread_id="t", prompt="Clean up")
+    with pytest.raises(Conflict, match="waits for a decision"):
+        agent.generate(thread_id="t", prompt="Hurry up")
+    with pytest.raises(Conflict, match="not 'other'"):
+        agent.resume(thread_id="t", decision="approve", interrupt_id="other")
+    with pytest.raises(InvalidInput, match="no decision"):
+        agent.resume(thread_id="t", decision="perhaps")
+    agent.resume(thread_id="t", decision="edit", value={"path": "z"}, interrupt_id=first.interrupt["id"])
+    result = agent.resume(thread_id="t", decision="deny")
+    with pytest.raises(Conflict, match="nothing to resume"):
+        agent.resume(thread_id="t", decision="approve")
+    assert deleted == ["z"]
+    assert result.run_id == first.run_id
+    assert result.messages == [answered("c2", "the call was denied by the user"), said("Done.")]
+
+
+def test_a_person_decides(saver) -> None:
+    deleted = []
+    decide(careful(saver, deleted), deleted)
+
+
+def test_a_person_decides_over_postgres(postgres_url) -> None:
+    deleted = []
+    with careful(postgres_url, deleted) as agent:
+        decide(agent, deleted)
+
+
+def test_a_person_decides_over_redis(redis_url) -> None:
+    deleted = []
+    with savers.KeyValueStoreSaver(RedisStore(redis_url)) as saver:
+        decide(careful(saver, deleted), deleted)
+
+
+def test_a_person_decides_in_async_code(saver) -> None:
+    deleted = []
+
+    async def work():
+        agent = careful(saver, deleted)
+        await agent.agenerate(thread_id="t", prompt="Clean up", checkpoint_after_tool_call=True)
+        await agent.aresume(thread_id="t", decision="approve", checkpoint_after_tool_call=True)
+        return await agent.aresume(thread_id="t", decision="approve")
+
+    assert asyncio.run(work()).text == "Done."
+    assert deleted == ["a", "b"]
+
+
+def test_an_async_key_value_store_is_used_in_the_callers_loop() -> None:
+    store = AsyncKeyValueStore()
+    saver = savers.KeyValueStoreSaver(store)
+
+    async def work():
+        await create_agent(model=Scripted("Hello!"), checkpointer=saver).agenerate(thread_id="t", prompt="Hi")
+        assert store.loops == {asyncio.get_running_loop()}
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "own"])
+def test_of_two_runs_at_once_the_second_does_not_overwrite_the_first(tmp_path, kind) -> None:
+    saver = KINDS[kind](tmp_path)
+
+    def model(messages, _):
+        if messages[-1]["content"] == "slow":
+            fast.generate(thread_id="t", prompt="fast")
+        return said(f"{messages[-1]['content']} answer")
+
+    fast = create_agent(model=model, checkpointer=saver)
+    with pytest.warns(CheckpointWarning, match="t' could not be saved"):
+        slow = create_agent(model=model, checkpointer=saver).generate(thread_id="t", prompt="slow")
+    assert (slow.text, slow.checkpoint) == ("slow answer", None)
+    assert saver.load("t").messages == [user("fast"), said("fast answer")]
+    saver.close()
+
+
+def test_a_failed_checkpoint_of_a_saver_is_noted_in_its_store() -> None:
+    def fails(_):
+        raise StoreFull("the disk is full")
+
+    with treering.open("memory:") as store:
+        saver = savers.MemorySaver(store, namespace="acme", hooks={"pre_checkpoint_save": [fails]})
+        with pytest.warns(CheckpointWarning, match="the disk is full"):
+            create_agent(model=Scripted("Hello!"), checkpointer=saver).generate(thread_id="t", prompt="Hi")
+        (noted,) = store.engine.scan(store.space, EventQuery(kinds=("checkpoint.failed",)), limit=9).records
+        assert noted.event.name == "StoreFull"
+        store.forget(namespace="acme")
+        assert not store.engine.scan(store.space, EventQuery(kinds=("checkpoint.failed",)), limit=9).records
+
+
+def test_a_saver_without_hooks_takes_none() -> None:
+    with pytest.raises(InvalidInput, match="OwnSaver has none"):
+        create_agent(model=Scripted(), checkpointer=OwnSaver(), hooks={"post_checkpoint_save": print})
+
+
+def test_a_saver_has_its_own_namespace() -> None:
+    with pytest.raises(InvalidInput, match="a saver has its own"):
+        create_agent(model=Scripted(), checkpointer=OwnSaver(), namespace="acme")
