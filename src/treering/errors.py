@@ -113,6 +113,14 @@ class Busy(Unreachable):
     """The store stayed locked by other writers past the deadline; try again."""
 
 
+class TimedOut(TreeringError):
+    """The work was not done by its deadline; nothing of it was kept."""
+
+    http_status = 504
+    exit_code = 12
+    retryable = True
+
+
 class ReadOnly(TreeringError):
     """The store cannot be written here: the folder or the connection is read-only."""
 
