@@ -358,10 +358,10 @@ def test_calls_on_one_session_take_effect_in_the_order_they_were_made(store):
 
 
 def test_the_stores_hooks_fire_change_and_veto(store):
-    seen = []
+    seen, loops = [], []
 
     async def stamp(saving):
-        await asyncio.sleep(0)
+        loops.append(asyncio.get_running_loop())
         return {"metadata": {**saving.metadata, "stamped": True}}
 
     store.hooks.add("pre_checkpoint_save", stamp)
@@ -373,6 +373,7 @@ def test_the_stores_hooks_fire_change_and_veto(store):
         await session.add_items([say("a")])
         await session.get_items()
         assert seen == [("saved", 0), ("loaded", 0)]
+        assert loops == [asyncio.get_running_loop()]
         assert store.thread("s").head.metadata == {"stamped": True}
         store.hooks.add("pre_checkpoint_save", lambda saving: saving.thread_id != "s")
         await session.add_items([say("b")])

@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
 from treering.bridge import Bridge
+from treering.keyvalue.awaiting import lend_running_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Lane:
     def _enqueue(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         done: Future[T] = Future()
         context = contextvars.copy_context()
+        context.run(lend_running_loop)  # for hooks that are coroutines, as the bridge does it
         with self._lock:
             if not self._is_busy:
                 self._bridge.submit(self._work)
