@@ -9,6 +9,7 @@ import pytest
 
 import treering
 from treering.keyvalue import FolderStore, InMemoryStore, RedisStore
+from treering.keyvalue.awaiting import call
 from treering.savers import FileSaver, KeyValueStoreSaver, MemorySaver, PostgresSaver, Saver, SqliteSaver
 
 
@@ -55,14 +56,19 @@ class PlainStore(dict):
 class Place:
     """Where checkpoints lie; ``open`` gives another saver on the same ones."""
 
-    def __init__(self, make: Callable[..., Saver]) -> None:
+    def __init__(self, make: Callable[..., Saver], store=None) -> None:
         self._make = make
+        self._store = store
         self._opened: list[Saver] = []
 
     def open(self, **options) -> Saver:
         saver = self._make(**options)
         self._opened.append(saver)
         return saver
+
+    def keys(self) -> list[str]:
+        """All keys of a key-value store."""
+        return sorted(call(self._store.list, ""))
 
     def close(self) -> None:
         for saver in self._opened:
@@ -109,7 +115,7 @@ def place(kind: str, request: pytest.FixtureRequest) -> Place:
             kept = PlainStore()
         case _:
             raise AssertionError(kind)
-    return Place(lambda **options: KeyValueStoreSaver(kept, **options))
+    return Place(lambda **options: KeyValueStoreSaver(kept, **options), kept)
 
 
 def say(text: str) -> dict:

@@ -26,7 +26,7 @@ from treering.views.interrupts import Decision
 P = ParamSpec("P")
 T = TypeVar("T")
 
-HooksLike = Hooks | Mapping[HookName, Sequence[Hook]]
+HooksLike = Hooks | Mapping[HookName, Hook | Sequence[Hook]]
 """A `treering.views.hooks.Hooks`, or hooks by name: ``{"post_checkpoint_save": [tell]}``."""
 
 
@@ -304,5 +304,5 @@ def _as_hooks(hooks: HooksLike | None) -> Hooks:
         return hooks
     made = Hooks()
     for name, each in (hooks or {}).items():
-        made.add(name, *each)
+        made.add(name, *([each] if callable(each) else each))
     return made

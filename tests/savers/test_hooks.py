@@ -1,0 +1,99 @@
+"""Hooks around saving and loading: change, veto, look on; plain or async; on every saver."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import treering
+from tests.savers.places import say, talk
+from treering.errors import InvalidInput
+from treering.savers import MemorySaver
+from treering.views.hooks import Hooks
+
+
+def test_hooks_change_veto_and_look_on(anywhere):
+    seen = []
+
+    async def stamp(saving):
+        await asyncio.sleep(0)
+        return {
+            "metadata": {**saving.metadata, "stamped": True},
+            "messages": [*saving.messages, say("added")],
+        }
+
+    def veto(saving):
+        return False if saving.metadata.get("secret") else None
+
+    saver = anywhere.open(
+        hooks={
+            "pre_checkpoint_save": [stamp, veto],
+            "post_checkpoint_save": [
+                lambda saved: seen.append(("saved", saved.thread_id, saved.checkpoint.step))
+            ],
+            "post_checkpoint_load": [lambda saved: seen.append(("loaded", len(saved.checkpoint.messages)))],
+        }
+    )
+    saved = saver.save(thread_id="t", messages=[say("a")], metadata={"user": 1})
+    assert saved.metadata == {"user": 1, "stamped": True}
+    assert saved.messages == [say("a"), say("added")]
+    assert saver.save(thread_id="t", messages=[], metadata={"secret": True}) is None
+    assert saver.load("t").messages == [say("a"), say("added")]
+    assert seen == [("t", 0), ("loaded", 2)]
+    assert saver.load("nobody") is None
+    assert len(seen) == 2
+
+
+def test_hooks_are_the_same_objects_as_a_stores(anywhere):
+    hooks, seen = Hooks(), []
+    saver = anywhere.open(hooks=hooks)
+    hooks.add("post_checkpoint_save", lambda saved: seen.append(saved.checkpoint.step))
+    talk(saver, steps=2)
+    assert saver.hooks is hooks
+    saver.in_namespace("bob").save(thread_id="t")
+    assert seen == [0, 1, 0]
+
+
+def test_a_hook_that_fails_before_the_save_saves_nothing(anywhere):
+    def fail(_):
+        raise RuntimeError("no")
+
+    saver = anywhere.open(hooks={"pre_checkpoint_save": [fail]})
+    with pytest.raises(RuntimeError, match="no"):
+        saver.save(thread_id="t")
+    assert not saver.exists("t")
+
+
+def test_a_hook_may_save_and_load_itself(anywhere):
+    def mirror(saved):
+        if saved.thread_id == "t":
+            saver.save(thread_id="mirror", messages=saved.checkpoint.messages)
+
+    saver = anywhere.open(hooks={"post_checkpoint_save": [mirror]})
+    messages = talk(saver, "t", steps=3)
+    assert saver.load("mirror").messages == messages
+
+
+def test_a_hook_that_answers_nonsense_is_told(anywhere):
+    for answer in (7, {"no_field": 1}):
+        saver = anywhere.open(hooks={"pre_checkpoint_save": [lambda _, answer=answer: answer]})
+        with pytest.raises(InvalidInput, match="lambda"):
+            saver.save(thread_id="t")
+    with pytest.raises(InvalidInput, match="no hook 'pre_save'"):
+        anywhere.open(hooks={"pre_save": []})
+
+
+def test_a_stores_own_hooks_fire_once_whoever_saves():
+    seen = []
+    with treering.open("memory:") as store:
+        store.hooks.add(
+            "pre_checkpoint_save", lambda saving: {"messages": [*(saving.messages or ()), say("x")]}
+        )
+        store.hooks.add("post_checkpoint_save", lambda saved: seen.append(saved.checkpoint.step))
+        store.hooks.add("post_checkpoint_load", lambda _: seen.append("loaded"))
+        saver = MemorySaver(store, hooks=store.hooks)
+        assert saver.save(thread_id="t", messages=[say("a")]).messages == [say("a"), say("x")]
+        store.thread("t").append(say("b"))
+        assert saver.load("t").messages == [say("a"), say("x"), say("b"), say("x")]
+    assert seen == [0, 1, "loaded"]
