@@ -175,16 +175,15 @@ class TestRuns:
     def test_a_killed_run_ends_as_one_that_was_not(self, place: str, tmp_path: Path) -> None:
         log = tmp_path / "log"
         undisturbed = asyncio.run(numbers([].append).run("add them up"))
-        for die_in in (1, 3):
-            killed = _worker(place, "killed", log, str(die_in))
-            assert killed.returncode == -signal.SIGKILL, killed.stderr
+        killed = _worker(place, "killed", log, 2)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
         resumed = _worker(place, "killed", log)
         assert resumed.stdout == undisturbed.output + "\n", resumed.stderr
         # Every model call happened once; only the tools that did not come back were called again.
         lines = log.read_text().split("\n")[:-1]
         assert lines == [
-            *("model 0", "tool 1", "tool 1", "model 1", "tool 2"),
-            *("model 2", "tool 3", "tool 3", "model 3"),
+            *("model 0", "tool 1", "model 1", "tool 2"),
+            *("tool 2", "model 2", "tool 3", "model 3"),
         ]
         with treering.open(place) as store:
             assert _kinds(load_history(store.thread("killed"))) == _kinds(undisturbed.all_messages())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.adapters.langchain_messages import EXTRA, copied, is_like, likeness
+from treering.adapters.langchain_messages import MESSAGE_CLASSES, copied, is_like, likeness
 from treering.core.body import INLINE_LIMIT
 from treering.core.ids import new_id
 from treering.core.lists import MAX_DEPTH, branch_point
@@ -90,11 +90,16 @@ def is_list(values: Values, value: Any, before: Known | None, content: Content |
     """Whether a channel's value is kept as a list: messages, a large list, or one that goes on growing."""
     if type(value) is not list or not value:
         return False
-    if values.takes(value[0]) and all(map(values.takes, value)):
-        return True
+    if type(value[0]) in MESSAGE_CLASSES:
+        return are_messages(value)
     if before is not None and not before.is_messages and len(value) >= len(before.items):
         return _common(values, before, value) > 0
     return content is not None and len(content.data) >= INLINE_LIMIT
+
+
+def are_messages(items: list[Any], start: int = 0) -> bool:
+    """Whether all items from ``start`` on are stored as messages."""
+    return set(map(type, islice(items, start, None))) <= MESSAGE_CLASSES
 
 
 def write_list(
@@ -113,10 +118,10 @@ def write_list(
     ``is_tail`` says that the list of ``before`` may be appended to; else what is new goes to a child list.
     """
     items = list(items)
-    is_messages = all(map(values.takes, items))
-    if before is not None and before.is_messages != is_messages:
-        before = None
     same = 0 if before is None else _common(values, before, items)
+    is_messages = (same == 0 or (before is not None and before.is_messages)) and are_messages(items, same)
+    if before is not None and before.is_messages != is_messages:
+        before, same = None, 0
     contents: list[Content | Address] = []
     likenesses: list[Any] = []
     for item in islice(items, same, None):
@@ -247,6 +252,3 @@ def _severed(stretch: Stretch, where: str, problem: str) -> Corrupt:
         f"{where}: list {stretch.list!r} should have {stretch.length} items: {problem}; "
         "run verify, then restore it from a backup"
     )
-
-
-__all__ = ["EXTRA", "Known", "Recent", "is_list", "read_list", "write_list"]

@@ -437,7 +437,12 @@ def _is_unchanged(before: Step, channel: str, request: Request) -> bool:
 
 
 def _is_small(value: Any) -> bool:
-    return value is None or type(value) in (bool, int) or (type(value) is str and len(value) <= _SMALL)
+    return (
+        value is None
+        or value == []
+        or type(value) in (bool, int)
+        or (type(value) is str and len(value) <= _SMALL)
+    )
 
 
 def _write_value(

@@ -1,0 +1,337 @@
+"""What the saver keeps, what it removes, and what it refuses to make up."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Annotated
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import MessagesState
+from typing_extensions import TypedDict
+
+import treering
+from tests.adapters.langgraph_scripts import config
+from treering.adapters.langgraph import TreeringSaver
+from treering.adapters.langgraph_values import Packed
+from treering.core.query import Erasure, EventQuery
+from treering.errors import Conflict, Corrupt
+
+
+def joined(state, writes):
+    return [*state, *(each for write in writes for each in write)]
+
+
+class Deltas(TypedDict):
+    seen: Annotated[list, DeltaChannel(joined, snapshot_frequency=5)]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path):
+    with treering.open("memory:" if request.param == "memory" else tmp_path / "store") as opened:
+        yield opened
+
+
+def put(saver, values, *, parent=None, metadata=None, thread="alice"):
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"] = values
+    versions = dict.fromkeys(values, checkpoint["id"])
+    checkpoint["channel_versions"] = versions
+    where = parent or config(thread, checkpoint_ns="")
+    return saver.put(where, checkpoint, metadata or {"source": "loop", "step": 0}, versions)
+
+
+def deltas(saver):
+    builder = StateGraph(Deltas)
+    builder.add_node("work", lambda state: {"seen": [f"{len(state['seen'])}"]})
+    builder.add_edge(START, "work")
+    builder.add_edge("work", END)
+    return builder.compile(checkpointer=saver)
+
+
+# Delta channels
+def test_delta_channels_are_rebuilt(store):
+    for number in range(14):
+        state = deltas(TreeringSaver(store)).invoke({"seen": [f"in {number}"]}, config())
+    assert len(state["seen"]) == 28
+    graph = deltas(TreeringSaver(store))
+    assert graph.get_state(config()).values == state
+    sizes = [len(each.values.get("seen", [])) for each in graph.get_state_history(config())]
+    assert sizes[0] == 28
+    assert sorted(sizes, reverse=True) == sizes
+
+
+def test_a_branch_of_a_delta_channel_does_not_replay_the_branch_that_was_left(store):
+    graph = deltas(TreeringSaver(store))
+    graph.invoke({"seen": ["one"]}, config())
+    graph.invoke({"seen": ["two"]}, config())
+    thread = store.thread("alice")
+    thread.rewind(1)
+    state = deltas(TreeringSaver(store)).invoke({"seen": ["other"]}, config())
+    assert state["seen"] == ["one", "1", "other", "3"]
+    assert deltas(TreeringSaver(store)).get_state(config()).values == state
+
+
+def test_pruning_keeps_what_a_delta_channel_is_made_of(store):
+    saver = TreeringSaver(store)
+    for number in range(7):
+        state = deltas(saver).invoke({"seen": [f"in {number}"]}, config())
+    before = len(list(saver.list(config())))
+    saver.prune(["alice"])
+    assert 1 < len(list(saver.list(config()))) < before
+    assert deltas(TreeringSaver(store)).get_state(config()).values == state
+    assert store.verify().ok
+
+
+def test_a_severed_past_is_an_error_and_never_an_empty_state(store):
+    saver = TreeringSaver(store)
+    for number in range(3):
+        deltas(saver).invoke({"seen": [f"in {number}"]}, config())
+    records = store.engine.scan(store.space, EventQuery(kinds=("checkpoint",))).records
+    store.engine.erase(store.space, Erasure(event_seqs=tuple(each.seq for each in records[:-1])))
+    with pytest.raises(Corrupt, match="lost its parent"):
+        deltas(TreeringSaver(store)).get_state(config())
+
+
+def test_a_lost_checkpoint_is_an_error_and_never_a_new_thread(store):
+    saver = TreeringSaver(store)
+    put(saver, {"x": 1})
+    records = store.engine.scan(store.space, EventQuery(kinds=("checkpoint",))).records
+    store.engine.erase(store.space, Erasure(event_seqs=(records[-1].seq,)))
+    with pytest.raises(Corrupt, match="not stored"):
+        TreeringSaver(store).get_tuple(config())
+
+
+# Removing
+def test_pruning_keeps_the_newest_state_and_gives_space_back(store):
+    saver = TreeringSaver(store)
+    where, messages = None, []
+    for number in range(30):
+        messages = [*messages, HumanMessage("x" * 500, id=f"{number}")]
+        where = put(saver, {"messages": messages, "files": {"a": "y" * 5000 + str(number)}}, parent=where)
+    bytes_before = sum(store.stats().bytes.values())
+    saver.prune(["alice"])
+    assert len(list(saver.list(config()))) == 1
+    assert TreeringSaver(store).get(config())["channel_values"]["messages"] == messages
+    assert sum(store.stats().bytes.values()) < bytes_before
+    assert [each.step for each in store.thread("alice").history()] == [0]
+    put(saver, {"messages": [*messages, HumanMessage("more", id="more")]}, parent=where)
+    assert len(TreeringSaver(store).get(config())["channel_values"]["messages"]) == 31
+
+
+def test_deleting_the_run_at_the_head_moves_the_head_back(store):
+    saver = TreeringSaver(store)
+    first = put(saver, {"x": 1}, metadata={"step": 0, "run_id": "a"})
+    put(saver, {"x": 2}, parent=first, metadata={"step": 1, "run_id": "b"})
+    saver.delete_for_runs(["b"])
+    assert saver.get(config())["channel_values"] == {"x": 1}
+    assert TreeringSaver(store).get(config())["channel_values"] == {"x": 1}
+
+
+def test_a_copy_does_not_depend_on_its_source(store):
+    saver = TreeringSaver(store)
+    where = put(saver, {"messages": [HumanMessage("a", id="a")], "files": {"f": "y" * 9000, "g": "z"}})
+    saver.put_writes(where, [("messages", [AIMessage("b" * 9000, id="b")]), ("n", 1)], "task", "path")
+    where = put(saver, {"messages": [HumanMessage("a", id="a"), AIMessage("b" * 9000, id="b")]}, parent=where)
+    source = list(saver.list(config()))
+    saver.copy_thread("alice", "bob")
+    with pytest.raises(Conflict):
+        saver.copy_thread("alice", "bob")
+    saver.delete_thread("alice")
+    copied = list(TreeringSaver(store).list(config("bob")))
+    assert [each.checkpoint for each in copied] == [each.checkpoint for each in source]
+    assert [each.pending_writes for each in copied] == [each.pending_writes for each in source]
+    assert store.verify().ok
+
+
+def test_a_thread_with_forks_is_not_deleted_by_accident(store):
+    saver = TreeringSaver(store)
+    put(saver, {"messages": [HumanMessage("a", id="a")]})
+    store.thread("alice").fork("bob")
+    with pytest.raises(Conflict, match="depend"):
+        saver.delete_thread("alice")
+    assert saver.get(config()) is not None
+
+
+def test_putting_a_checkpoint_again_replaces_it(store):
+    saver = TreeringSaver(store)
+    first = put(saver, {"x": 1})
+    checkpoint = saver.get(first)
+    again = {**checkpoint, "channel_values": {"x": 2}}
+    saver.put(config(checkpoint_ns=""), checkpoint, {"source": "loop", "step": 0}, {"x": 1})
+    assert len(list(saver.list(config()))) == 1
+    saver.put(config(checkpoint_ns=""), again, {"source": "loop", "step": 0}, {"x": 1})
+    assert [each.checkpoint["channel_values"] for each in TreeringSaver(store).list(config())] == [{"x": 2}]
+    assert TreeringSaver(store).get(config())["channel_values"] == {"x": 2}
+
+
+# Filters
+def test_filters_are_compared_and_never_become_sql(store):
+    saver = TreeringSaver(store)
+    hostile = "x') OR 1=1 --"
+    put(saver, {"x": 1}, metadata={"step": 0, hostile: "yes", "nested": {"a": [1]}})
+    put(saver, {"x": 2}, metadata={"step": 1}, thread="bob")
+    found = lambda wanted: [
+        each.checkpoint["channel_values"]["x"] for each in saver.list(None, filter=wanted)
+    ]  # noqa: E731
+    assert found({hostile: "yes"}) == [1]
+    assert found({"x') OR 1=1 OR ('": 1}) == []
+    assert found({"nested": {"a": [1]}}) == [1]
+    assert found({"step": 1}) == [2]
+    assert found({"missing": None}) == [2, 1]
+
+
+# Hooks
+def test_hooks_of_the_store_fire_for_the_saver(store):
+    seen: list[str] = []
+
+    def stamp(saving):
+        seen.append(f"saving {len(saving.messages or [])}")
+        if saving.messages and saving.messages[-1]["content"] == "secret":
+            return False
+        return {"metadata": {**saving.metadata, "stamped": True}}
+
+    def redact(saving):
+        if saving.messages:
+            return {
+                "messages": [
+                    {**each, "content": each["content"].replace("4711", "****")} for each in saving.messages
+                ]
+            }
+        return None
+
+    store.hooks.add("pre_checkpoint_save", stamp, redact)
+    store.hooks.add("post_checkpoint_save", lambda saved: seen.append(f"saved {saved.checkpoint.step}"))
+    store.hooks.add("post_checkpoint_load", lambda saved: seen.append(f"loaded {saved.thread_id}"))
+    saver = TreeringSaver(store)
+    where = put(saver, {"messages": [HumanMessage("my pin is 4711", id="1")]}, metadata={"step": 0})
+    vetoed = put(
+        saver,
+        {"messages": [HumanMessage("my pin is 4711", id="1"), HumanMessage("secret", id="2")]},
+        parent=where,
+    )
+    assert saver.get_tuple(config()).metadata == {"step": 0, "stamped": True}
+    third = [HumanMessage("my pin is 4711", id="1"), HumanMessage("fine", id="3")]
+    put(saver, {"messages": third}, parent=vetoed, metadata={"step": 2})
+    kept = TreeringSaver(store).get_tuple(config())
+    assert kept.checkpoint["channel_values"]["messages"][0] == HumanMessage("my pin is ****", id="1")
+    assert kept.parent_config == where
+    assert seen == ["saving 1", "saved 0", "saving 2", "loaded alice", "saving 2", "saved 2", "loaded alice"]
+
+
+# Types
+@dataclasses.dataclass
+class Basket:
+    fruit: list[str]
+
+
+built: list[str] = []
+
+
+class Trap:
+    """What must never be built from stored data."""
+
+    def __init__(self, text: str = "") -> None:
+        built.append(text)
+        self.text = text
+
+    def model_dump(self):
+        return {"text": self.text}
+
+
+def test_a_type_outside_of_the_list_loads_as_data(store, caplog):
+    saver = TreeringSaver(store)
+    put(saver, {"basket": Basket(["apple"]), "trap": Trap("sprung"), "messages": [HumanMessage("a", id="a")]})
+    built.clear()
+    with caplog.at_level(logging.ERROR):
+        plain = TreeringSaver(store).get(config())["channel_values"]
+    assert plain == {
+        "basket": {"fruit": ["apple"]},
+        "trap": {"text": "sprung"},
+        "messages": [HumanMessage("a", id="a")],
+    }
+    assert built == []
+    allowed = TreeringSaver(store, allow=[Basket]).get(config())["channel_values"]
+    assert allowed["basket"] == Basket(["apple"])
+    widened = TreeringSaver(store).with_allowlist([(Basket.__module__, "Basket")])
+    assert widened.get(config())["channel_values"]["basket"] == Basket(["apple"])
+
+
+def test_nothing_is_pickled_and_a_stored_pickle_stays_data(store):
+    saver = TreeringSaver(store)
+    with pytest.raises(TypeError):
+        put(saver, {"x": lambda: None})
+    moment = store.thread("alice").checkpoint(state={"x": Packed("pickle", b"cos\nsystem\n(S'true'\ntR.")})
+    graph = {"id": "a", "v": 4, "ts": "", "versions": {"x": 1}, "seen": {}}
+    store.thread("bob").checkpoint(state=moment.state, metadata={"_graph": graph})
+    loaded = saver.get(config("bob"))["channel_values"]["x"]
+    assert loaded == {"form": "pickle", "data": b"cos\nsystem\n(S'true'\ntR."}
+
+
+def test_a_message_with_an_artifact_is_kept_whole(store):
+    saver = TreeringSaver(store, allow=[Basket])
+    message = ToolMessage("done", tool_call_id="1", id="t", artifact=Basket(["pear"]))
+    where = put(saver, {"messages": [message]})
+    message.artifact.fruit.append("plum")
+    put(saver, {"messages": [message, AIMessage("ok", id="ok")]}, parent=where)
+    kept = [each.checkpoint["channel_values"]["messages"][0].artifact.fruit for each in saver.list(config())]
+    assert kept == [["pear", "plum"], ["pear"]]
+    assert store.thread("alice").load().messages[0]["content"] == "done"
+
+
+def test_a_serializer_that_encrypts_is_given_everything(store):
+    pytest.importorskip("cryptography")
+    from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+
+    class Reversed:
+        def encrypt(self, plaintext):
+            return "reversed", plaintext[::-1]
+
+        def decrypt(self, ciphername, ciphertext):  # noqa: ARG002
+            return ciphertext[::-1]
+
+    saver = TreeringSaver(store, serde=EncryptedSerializer(Reversed()))
+    where = put(saver, {"messages": [HumanMessage("hush", id="1")], "note": "hush"})
+    saver.put_writes(where, [("messages", [AIMessage("hush", id="2")]), ("note", "hush")], "task")
+    found = saver.get_tuple(config())
+    assert found.checkpoint["channel_values"] == {"messages": [HumanMessage("hush", id="1")], "note": "hush"}
+    assert [value for _, _, value in found.pending_writes] == [[AIMessage("hush", id="2")], "hush"]
+    whole = b"".join(
+        content for part in store.engine.export(store.space) for content in [repr(part).encode()]
+    )
+    assert b"hush" not in whole
+
+
+def test_a_large_message_is_stored_once_as_a_write_and_in_the_list(store):
+    saver = TreeringSaver(store)
+    where = put(saver, {"messages": []})
+    large = ToolMessage("r" * 50_000, tool_call_id="1", id="t")
+    small = AIMessage("s" * 1000, id="a")
+    saver.put_writes(where, [("messages", [small, large])], "task")
+    before = store.stats()
+    put(saver, {"messages": [small, large]}, parent=where)
+    after = store.stats()
+    assert after.rows["objects"] == before.rows["objects"] == 1
+    assert sum(after.bytes.values()) - sum(before.bytes.values()) < 900
+    assert TreeringSaver(store).get(config())["channel_values"]["messages"] == [small, large]
+
+
+def test_lists_of_plain_data_grow_and_change(store):
+    saver = TreeringSaver(store)
+    items = [{"n": number, "text": "t" * 100} for number in range(60)]
+    where = put(saver, {"log": items})
+    items = [*items, {"n": True}]
+    where = put(saver, {"log": items}, parent=where)
+    items[3]["n"] = "changed"
+    where = put(saver, {"log": items}, parent=where)
+    put(saver, {"log": []}, parent=where)
+    states = [each.checkpoint["channel_values"]["log"] for each in TreeringSaver(store).list(config())]
+    assert states[0] == []
+    assert states[1] == items
+    assert states[2][3]["n"] == 3
+    assert states[2][-1] == {"n": True}
+    assert len(states[3]) == 60
