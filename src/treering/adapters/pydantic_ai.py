@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from treering.adapters.opened import Opened, StoreOrUrl
+from treering.adapters.transcripts import Vetoed
 from treering.errors import InvalidInput, MissingExtra
 from treering.views.moments import Moment
 from treering.views.threads import Thread
@@ -150,7 +151,8 @@ class TreeringCheckpoints(AbstractCapability[Any]):
     ``checkpoint_after_tool_call`` saves each model response before its tools run, and their results before
     the model is asked again; without it, the run is saved when it ends. After a crash,
     ``agent.run(conversation=await conversations.load(id))`` goes on with what is missing. A run that
-    begins with another history than the stored one raises `ConversationConflict`, as a late save would.
+    begins with another history than the stored one raises `ConversationConflict`, as a late save would. A
+    save that a hook vetoed does not disturb the run.
     """
 
     def __init__(
@@ -207,10 +209,10 @@ class TreeringCheckpoints(AbstractCapability[Any]):
     async def after_run(self, ctx: RunContext[Any], *, result: AgentRunResult[Any]) -> AgentRunResult[Any]:
         """The run is over; its result knows that it is saved."""
         conversation = result.conversation
-        await self._save(
+        is_saved = await self._save(
             ctx, conversation.messages, deferred=conversation.deferred_tool_requests, is_the_last=True
         )
-        if self._revision is not None:
+        if is_saved and self._revision is not None:
             result._conversation_saved(self._revision)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - as ConversationStore.save does
         return result
 
@@ -221,22 +223,25 @@ class TreeringCheckpoints(AbstractCapability[Any]):
         *,
         deferred: DeferredToolRequests | None = None,
         is_the_last: bool = False,
-    ) -> None:
-        first = self._unsaved
-        self._remember(first)
-        new = first + [each for each in messages if each.run_id == ctx.run_id and id(each) not in self._saved]
+    ) -> bool:
+        told = self._saved.keys() | {id(each) for each in self._unsaved}
+        new = [*self._unsaved, *(m for m in messages if m.run_id == ctx.run_id and id(m) not in told)]
         if not new and not is_the_last:
-            return
-        self._revision = await self._conversations.extend(
-            _conversation_id(ctx),
-            new,
-            expected_revision=self._revision,
-            usage=ctx.usage,
-            deferred_tool_requests=deferred,
-            scope=self._scope,
-        )
+            return True
+        try:
+            self._revision = await self._conversations.extend(
+                _conversation_id(ctx),
+                new,
+                expected_revision=self._revision,
+                usage=ctx.usage,
+                deferred_tool_requests=deferred,
+                scope=self._scope,
+            )
+        except Vetoed:
+            return False  # the run goes on; the next save that is wanted brings these messages too
         self._remember(new)
         self._unsaved = []
+        return True
 
     def _remember(self, messages: Iterable[ModelMessage]) -> None:
         # The messages are kept, not only their ids: an id that is free could be given to another one.

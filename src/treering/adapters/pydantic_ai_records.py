@@ -7,6 +7,7 @@ tells, without an index of its own. **Invariant:** where an entry lies is believ
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from threading import Lock
@@ -18,14 +19,14 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.conversation_store import ConversationConflict, ConversationEntry, ConversationRecord
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 
-from treering.adapters.transcripts import Head, Transcript, thread_id_for
+from treering.adapters.transcripts import Head, Transcript, heads_of, thread_id_for
 from treering.core.clock import DAY_US, SECOND_US, to_iso
 from treering.core.encoding import decode
 from treering.core.query import EventQuery
 from treering.core.scopes import parse_scope
 from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.store import Store
-from treering.views.checkpoints import KIND, MESSAGES, Checkpoint, Stretch, by_id, read_checkpoint
+from treering.views.checkpoints import KIND, MESSAGES, Checkpoint, Stretch, read_checkpoint
 from treering.views.moments import Moment
 from treering.views.values import read_state
 
@@ -67,16 +68,10 @@ class Records:
 
     def read_all(self, scope: str | None, limit: int | None) -> list[ConversationRecord]:
         """The records of a scope (``None``: of all), the last saved first."""
-        store = self._store
-        heads = [info.head for info in store.threads(namespace=self._namespace)]
-        records: list[ConversationRecord] = []
-        for start in range(0, len(heads), _PAGE):
-            page = store.engine.scan(store.space, by_id(*heads[start : start + _PAGE]), limit=_PAGE)
-            ours = [read_checkpoint(store.engine, store.space, each) for each in page.records]
-            ours = [each for each in ours if STATE in each.state]
-            wanted = {each.id: each.state[STATE] for each in ours}
-            kept = read_state(store.engine, store.space, wanted)
-            records += [self._record(each, each.thread, kept[each.id]) for each in ours]
+        heads = [each for each in heads_of(self._store, self._namespace) if STATE in each.state]
+        wanted = {each.id: each.state[STATE] for each in heads}
+        kept = read_state(self._store.engine, self._store.space, wanted)
+        records = [self._record(each, each.thread, kept[each.id]) for each in heads]
         chosen = [each for each in records if scope is None or each.scope == scope]
         return sorted(chosen, key=lambda each: each.updated_at, reverse=True)[:limit]
 
@@ -275,11 +270,18 @@ def dump_messages(messages: Sequence[ModelMessage]) -> list[dict[str, Any]]:
 def load_messages(stored: Sequence[Any]) -> list[ModelMessage]:
     """Messages out of their JSON values; other keys than pydantic-ai's are left aside."""
     try:
-        return ModelMessagesTypeAdapter.validate_json(orjson.dumps(stored))
+        return ModelMessagesTypeAdapter.validate_json(_json(stored))
     except (ValidationError, TypeError) as error:
         raise InvalidInput(
             f"these are not messages of pydantic-ai ({str(error)[:300]}); was the thread written otherwise?"
         ) from error
+
+
+def _json(stored: Sequence[Any]) -> bytes | str:
+    try:
+        return orjson.dumps(stored)
+    except TypeError:  # an integer past 64 bits, which only the slower one writes
+        return json.dumps(stored)
 
 
 class _Tips:

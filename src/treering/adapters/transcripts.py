@@ -9,7 +9,8 @@ messages, state, head and what ``also`` adds are stored together or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -20,18 +21,31 @@ from treering.core.batch import ABSENT
 from treering.core.clock import SystemClock
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import MAX_ID_CHARS, check_id
+from treering.core.ids import check_id
 from treering.core.query import Erasure
 from treering.errors import Conflict, InvalidInput, ListMoved
 from treering.store import Store
 from treering.views import channels
-from treering.views.checkpoints import MESSAGES, Checkpoint, Stretch, new_checkpoint_id, write_checkpoint
+from treering.views.checkpoints import (
+    MESSAGES,
+    Checkpoint,
+    Stretch,
+    by_id,
+    new_checkpoint_id,
+    read_checkpoint,
+    write_checkpoint,
+)
 from treering.views.hooks import Saved, Saving
 from treering.views.journal import Journal, head_ref, thread_scope
 from treering.views.moments import Moment
 from treering.views.values import write_state
 
 _TRIES: Final = 3
+_PAGE: Final = 200
+_LONGEST: Final = 400
+_LONGEST_PART: Final = 120
+_READABLE: Final = 40
+_TO_ESCAPE: Final = re.compile(r"[/%~\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _CLOCK: Final = SystemClock()
 
 
@@ -218,15 +232,42 @@ class Transcript:
         return Head(version=receipt.versions[self._ref], checkpoint=checkpoint, first_us=first_us)
 
 
+def heads_of(store: Store, namespace: str, *, prefix: str = "") -> Iterator[Checkpoint]:
+    """The newest checkpoint of every thread whose id starts with ``prefix``, many in one read."""
+    heads = [info.head for info in store.threads(namespace=namespace, prefix=prefix)]
+    for start in range(0, len(heads), _PAGE):
+        page = store.engine.scan(store.space, by_id(*heads[start : start + _PAGE]), limit=_PAGE)
+        for record in page.records:
+            yield read_checkpoint(store.engine, store.space, record)
+
+
 def thread_id_for(given: str) -> str:
     """The thread id of a framework's id: itself, or a readable substitute where it cannot be one.
 
     Frameworks allow the empty string, line breaks and any length. The substitute ends in a ``~`` and the
-    whole SHA-256 of the given id; the adapters keep the given id beside the messages and compare it.
+    SHA-256 of the given id; the adapters keep the given id beside the messages and compare it.
     """
     try:
-        return check_id(given, "id")
+        if len(given) + 2 * given.count("/") + 2 * given.count("%") <= _LONGEST:  # as scopes spell it
+            return check_id(given, "id")
     except InvalidInput:
-        readable = "".join(each if each.isprintable() else "-" for each in given[:80]).strip() or "id"
-        digest = sha256(given.encode("utf-8", "surrogatepass")).hexdigest()
-        return f"{readable}~{digest}"[-MAX_ID_CHARS:]
+        pass
+    readable = "".join(each if each.isprintable() else "-" for each in given[:_READABLE]).strip() or "id"
+    return f"{readable}~{_digest(given)}"
+
+
+def quoted(part: str) -> str:
+    """A part of a thread id that holds no ``/``: percent-escaped, and past some length cut, with a digest.
+
+    Two parts are never quoted alike: a ``~`` stands before a digest only.
+    """
+    escaped = _TO_ESCAPE.sub(_escaped, part)
+    return escaped if len(escaped) <= _LONGEST_PART else f"{escaped[:_READABLE]}~{_digest(part)}"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass"))
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,131 @@
+"""Google ADK: sessions that are threads of a store, and artifacts beside them.
+
+Behaves as the SDK's own services do (`InMemorySessionService`, `SqliteSessionService`): the prefixes
+``app:``, ``user:`` and ``temp:`` of state, stale sessions, the order of lists. Calls for one session are
+made one after the other, in the order of the caller, whichever tasks they come from.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from types import TracebackType
+from typing import Any, Final, Self
+
+from treering.adapters.lane import Lane
+from treering.adapters.opened import Opened, StoreOrUrl
+from treering.adapters.transcripts import Vetoed
+from treering.errors import MissingExtra
+
+try:
+    from google.adk.events.event import Event
+    from google.adk.platform import time as platform_time
+    from google.adk.platform import uuid as platform_uuid
+    from google.adk.sessions.base_session_service import (
+        BaseSessionService,
+        GetSessionConfig,
+        ListSessionsResponse,
+    )
+    from google.adk.sessions.session import Session
+
+    from treering.adapters.adk_sessions import Names, Seat, Sessions
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] == "treering":
+        raise
+    raise MissingExtra("treering.adapters.adk", "adk") from error
+
+__all__ = ["TreeringSessionService", "thread_id_of"]
+
+_SEATS: Final = 1024
+
+
+def thread_id_of(session: Session) -> str:
+    """The id of the thread that a session is: ``store.thread(thread_id_of(session))``."""
+    return Names(session.app_name, session.user_id, session.id).thread_id
+
+
+class TreeringSessionService(BaseSessionService):
+    """ADK's session service on a treering store, a URL or a folder.
+
+    Deleting a session erases it; what its user and its app share stays. An event whose save a hook vetoed
+    stays in the session object only, and the run goes on.
+    """
+
+    def __init__(self, store: StoreOrUrl | None = None, *, namespace: str = "") -> None:
+        self._opened = Opened(store)
+        self._sessions = Sessions(self._opened.store, namespace)
+        self._seats: OrderedDict[str, tuple[Seat, Lane]] = OrderedDict()
+
+    async def create_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        state: dict[str, Any] | None = None,
+        session_id: str | None = None,
+    ) -> Session:
+        """A new session; `AlreadyExistsError` when there is one of that id."""
+        given = session_id.strip() if session_id else ""
+        names = Names(app_name, user_id, given or platform_uuid.new_uuid())
+        return await self._opened.bridge.call(
+            self._sessions.create, names, state or {}, platform_time.get_time()
+        )
+
+    async def get_session(
+        self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
+    ) -> Session | None:
+        """A session with its events, or ``None``; of a few recent events only these are read."""
+        names = Names(app_name, user_id, session_id.strip())
+        return await self._opened.bridge.call(self._sessions.get, names, config)
+
+    async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
+        """The sessions of an app (of one user, if given) without their events, the last changed one last."""
+        found = await self._opened.bridge.call(self._sessions.all_of, app_name, user_id)
+        return ListSessionsResponse(sessions=found)
+
+    async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
+        """Erase a session, if it is there."""
+        names = Names(app_name, user_id, session_id.strip())
+        await self._opened.bridge.call(self._sessions.delete, names)
+
+    async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
+        """What all sessions of a user share, under keys without ``user:``."""
+        return await self._opened.bridge.call(self._sessions.user_state, Names(app_name, user_id, ""))
+
+    async def append_event(self, session: Session, event: Event) -> Event:
+        """Store an event and the state that it changes, in one commit, then add it to the session object."""
+        if event.partial:
+            return event
+        self._apply_temp_state(session, event)
+        event = self._trim_temp_delta_state(event)
+        seat, lane = self._seat(Names(session.app_name, session.user_id, session.id))
+
+        def commit() -> None:
+            self._commit_event_to_session(session, event)
+
+        try:
+            await lane.settle(self._sessions.append, seat, session, event, commit)
+        except Vetoed:
+            commit()
+        return event
+
+    async def close(self) -> None:
+        """Close the store if it was opened here; one that was given stays open."""
+        await self._opened.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _seat(self, names: Names) -> tuple[Seat, Lane]:
+        key = names.thread_id
+        found = self._seats.get(key)
+        if found is None:
+            found = self._seats[key] = (self._sessions.seat(names), Lane(self._opened.bridge))
+            if len(self._seats) > _SEATS:
+                self._seats.popitem(last=False)
+        self._seats.move_to_end(key)
+        return found

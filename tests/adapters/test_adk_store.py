@@ -1,0 +1,306 @@
+"""What ADK's sessions get from being threads of a store; real runs with scripted models, killed, resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, ParallelAgent
+from google.adk.errors import StaleSessionError
+from google.adk.events.event_actions import EventActions
+from google.adk.runners import Runner
+from google.adk.sessions.base_session_service import GetSessionConfig
+from google.adk.sessions.session import Session
+from google.genai import types
+
+import treering
+from tests.adapters.adk_talk import ENGINES, open_store, said, texts
+from tests.adapters.adk_worker import Scripted, numbers, run
+from treering.adapters.adk import TreeringSessionService, thread_id_of
+from treering.adapters.transcripts import Vetoed
+from treering.store import Store
+
+ALICE: dict[str, Any] = {"app_name": "shop", "user_id": "alice"}
+
+
+@pytest.fixture(params=ENGINES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    yield from open_store(request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "store")
+    request.applymarker("postgres")
+    return request.getfixturevalue("postgres_url")
+
+
+class TestOnAStore:
+    def test_it_is_a_thread_with_readable_messages(self, store: Store) -> None:
+        async def go() -> Session:
+            sessions = TreeringSessionService(store)
+            session = await sessions.create_session(
+                **ALICE, session_id="s", state={"cart": ["tea"], "user:x": 1}
+            )
+            await sessions.append_event(session, said("Where is it?"))
+            return session
+
+        session = asyncio.run(go())
+        assert thread_id_of(session) == "shop/alice/s"
+        assert [info.id for info in store.threads(prefix="shop/alice/")] == ["shop/alice/s"]
+        moment = store.thread("shop/alice/s").load()
+        assert moment is not None
+        assert moment.messages[0]["author"] == "user"
+        assert moment.messages[0]["content"] == {"parts": [{"text": "Where is it?"}], "role": "user"}
+        assert moment.state == {"cart": ["tea"]}
+        assert moment.metadata["session_id"] == "s"
+
+    def test_another_process_finds_it(self, tmp_path: Path) -> None:
+        async def write() -> Session:
+            async with TreeringSessionService(tmp_path) as sessions:
+                session = await sessions.create_session(**ALICE, session_id="s", state={"app:open": True})
+                await sessions.append_event(session, said("hello"))
+                return session
+
+        async def read() -> Session | None:
+            async with TreeringSessionService(tmp_path) as sessions:
+                return await sessions.get_session(**ALICE, session_id="s")
+
+        assert asyncio.run(write()) == asyncio.run(read())
+
+    def test_namespaces_do_not_see_each_other(self, store: Store) -> None:
+        async def go() -> None:
+            one, two = (TreeringSessionService(store, namespace=each) for each in ("one", "two"))
+            session = await one.create_session(**ALICE, session_id="s", state={"app:a": 1, "user:u": 1})
+            assert await two.get_session(**ALICE, session_id="s") is None
+            assert (await two.list_sessions(app_name="shop")).sessions == []
+            assert await two.get_user_state(**ALICE) == {}
+            other = await two.create_session(**ALICE, session_id="s")
+            assert other.state == {}
+            await two.delete_session(**ALICE, session_id="s")
+            assert await one.get_session(**ALICE, session_id="s") == session
+
+        asyncio.run(go())
+
+    def test_hooks_change_and_look_on(self, store: Store) -> None:
+        heard: list[str] = []
+
+        async def redact(saving: Any) -> dict[str, Any]:
+            for message in saving.messages:
+                message["content"]["parts"][0]["text"] = "****"
+            return {"messages": saving.messages, "state": {**(saving.state or {}), "checked": True}}
+
+        store.hooks.add("pre_checkpoint_save", redact)
+        store.hooks.add("post_checkpoint_save", lambda told: heard.append(f"saved {told.thread_id}"))
+        store.hooks.add("post_checkpoint_load", lambda told: heard.append(f"loaded {told.thread_id}"))
+
+        async def go() -> None:
+            sessions = TreeringSessionService(store)
+            session = await sessions.create_session(**ALICE, session_id="s", state={"n": 1})
+            await sessions.append_event(session, said("4711", actions=EventActions(state_delta={"n": 2})))
+            await sessions.append_event(session, said("4712", actions=EventActions(state_delta={"m": 3})))
+            found = await sessions.get_session(**ALICE, session_id="s")
+            assert found is not None
+            assert texts(found) == ["****", "****"]
+            assert found.state == {"n": 2, "m": 3, "checked": True}
+
+        asyncio.run(go())
+        assert heard == ["saved shop/alice/s"] * 3 + ["loaded shop/alice/s"]
+
+    def test_a_vetoed_event_stays_in_the_session_object(self, store: Store) -> None:
+        def veto(saving: Any) -> bool | None:
+            return False if any("secret" in str(each) for each in saving.messages) else None
+
+        store.hooks.add("pre_checkpoint_save", veto)
+
+        async def go() -> None:
+            sessions = TreeringSessionService(store)
+            session = await sessions.create_session(**ALICE, session_id="s")
+            for text in ("one", "secret", "three"):
+                await sessions.append_event(session, said(text))
+            assert texts(session) == ["one", "secret", "three"]
+            found = await sessions.get_session(**ALICE, session_id="s")
+            assert found is not None
+            assert texts(found) == ["one", "three"]
+            store.hooks.add("pre_checkpoint_save", lambda _: False)
+            with pytest.raises(Vetoed):
+                await sessions.create_session(**ALICE, session_id="t")
+
+        asyncio.run(go())
+
+    def test_an_event_that_is_sent_again_is_stored_once(self, store: Store) -> None:
+        async def go() -> None:
+            sessions = TreeringSessionService(store)
+            await sessions.create_session(**ALICE, session_id="s")
+            session = await sessions.get_session(**ALICE, session_id="s")
+            twin = await sessions.get_session(**ALICE, session_id="s")
+            assert session is not None
+            assert twin is not None
+            event = said("once", actions=EventActions(state_delta={"user:n": 1}))
+            await sessions.append_event(session, event)
+            await sessions.append_event(session, event)
+            await sessions.append_event(twin, event.model_copy(deep=True))  # its answer was lost
+            assert texts(session) == texts(twin) == ["once"]
+            await sessions.append_event(twin, said("next"))
+            found = await sessions.get_session(**ALICE, session_id="s")
+            assert found is not None
+            assert texts(found) == ["once", "next"]
+            with pytest.raises(StaleSessionError):
+                await sessions.append_event(session, event)
+
+        asyncio.run(go())
+
+    def test_tasks_that_share_a_session_keep_their_order(self, store: Store) -> None:
+        async def go() -> None:
+            sessions = TreeringSessionService(store)
+            session = await sessions.create_session(**ALICE, session_id="s")
+            await asyncio.gather(*(sessions.append_event(session, said(str(n))) for n in range(20)))
+            found = await sessions.get_session(**ALICE, session_id="s")
+            assert found is not None
+            assert texts(found) == texts(session) == [str(n) for n in range(20)]
+
+        asyncio.run(go())
+
+    def test_each_event_is_stored_once(self, store: Store) -> None:
+        async def go() -> None:
+            sessions = TreeringSessionService(store)
+            session = await sessions.create_session(**ALICE, session_id="s", state={"big": "x" * 100_000})
+            before = store.stats().rows["items"]
+            for n in range(30):
+                await sessions.append_event(session, said(str(n), actions=EventActions(state_delta={"n": n})))
+            assert store.stats().rows["items"] - before == 30
+            assert store.stats().rows["objects"] == 1  # the big value, which did not change
+
+        asyncio.run(go())
+
+    def test_a_long_session_is_read_from_its_end(self, store: Store) -> None:
+        async def go() -> None:
+            sessions = TreeringSessionService(store)
+            session = await sessions.create_session(**ALICE, session_id="s")
+            for n in range(230):
+                await sessions.append_event(session, said(str(n), at=1000.0 + n))
+            config = GetSessionConfig(after_timestamp=1010.0)
+            found = await sessions.get_session(**ALICE, session_id="s", config=config)
+            assert found is not None
+            assert texts(found) == [str(n) for n in range(10, 230)]
+
+        asyncio.run(go())
+
+    def test_a_rewound_thread_is_the_session_at_that_point(self, store: Store) -> None:
+        async def go() -> None:
+            sessions = TreeringSessionService(store)
+            session = await sessions.create_session(**ALICE, session_id="s")
+            for n in range(4):
+                await sessions.append_event(session, said(str(n), actions=EventActions(state_delta={"n": n})))
+            store.thread("shop/alice/s").rewind(2)
+            with pytest.raises(StaleSessionError):
+                await sessions.append_event(session, said("x"))
+            found = await sessions.get_session(**ALICE, session_id="s")
+            assert found is not None
+            assert texts(found) == ["0", "1"]
+            assert found.state == {"n": 1}
+            await sessions.append_event(found, said("else"))
+            again = await sessions.get_session(**ALICE, session_id="s")
+            assert again is not None
+            assert texts(again) == ["0", "1", "else"]
+
+        asyncio.run(go())
+        assert store.verify().ok
+
+    def test_a_session_can_be_forgotten(self, store: Store) -> None:
+        async def go() -> None:
+            sessions = TreeringSessionService(store)
+            session = await sessions.create_session(**ALICE, session_id="s")
+            await sessions.append_event(session, said("secret"))
+            store.forget(thread=thread_id_of(session))
+            assert await sessions.get_session(**ALICE, session_id="s") is None
+
+        asyncio.run(go())
+
+
+class TestRuns:
+    def test_a_run_stores_every_event(self, store: Store) -> None:
+        async def go() -> None:
+            sessions = TreeringSessionService(store)
+            runner = numbers(sessions, [].append)
+            names = {"app_name": "numbers", "user_id": "alice", "session_id": "s"}
+            await sessions.create_session(**names)
+            assert await run(runner, "s") == "the sum is 666"
+            assert await run(runner, "s", "once more") == "the sum is 666"
+            found = await sessions.get_session(**names)
+            assert found is not None
+            assert found.state == {"sum": "the sum is 666"}
+            calls = [call.name for each in found.events for call in each.get_function_calls()]
+            assert calls == ["number"] * 3
+            await runner.close()
+
+        asyncio.run(go())
+
+    @pytest.mark.filterwarnings("ignore:ParallelAgent is deprecated:DeprecationWarning")
+    def test_agents_in_parallel_share_a_session(self, store: Store) -> None:
+        async def go() -> None:
+            sessions = TreeringSessionService(store)
+            lines: list[str] = []
+
+            def number(which: int) -> int:
+                """Give a number."""
+                return which
+
+            agents = [
+                LlmAgent(
+                    name=f"agent{n}",
+                    model=Scripted(model="scripted", log=lines.append),
+                    tools=[number],
+                    output_key=f"sum{n}",
+                )
+                for n in range(4)
+            ]
+            runner = Runner(
+                app_name="numbers",
+                agent=ParallelAgent(name="all", sub_agents=agents),
+                session_service=sessions,
+            )
+            names = {"app_name": "numbers", "user_id": "alice", "session_id": "s"}
+            await sessions.create_session(**names)
+            message = types.Content(role="user", parts=[types.Part(text="go")])
+            async for _ in runner.run_async(user_id="alice", session_id="s", new_message=message):
+                pass
+            found = await sessions.get_session(**names)
+            assert found is not None
+            assert found.state == {f"sum{n}": "the sum is 6" for n in range(4)}
+            assert len(found.events) == 1 + 4 * 7
+            await runner.close()
+
+        asyncio.run(go())
+
+    def test_a_killed_run_ends_as_one_that_was_not(self, place: str, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        killed = _worker(place, "s", log, 2)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        resumed = _worker(place, "s", log)
+        assert resumed.stdout == "the sum is 666\n", resumed.stderr
+        # Every model call happened once; only the tools that did not come back were called again.
+        assert log.read_text().split("\n")[:-1] == [
+            *("model 0", "tool 1", "model 1", "tool 2"),
+            *("tool 2", "model 2", "tool 3", "model 3"),
+        ]
+        with treering.open(place) as store:
+            assert store.verify().ok
+
+
+def _worker(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.adapters.adk_worker", *map(str, arguments)],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
