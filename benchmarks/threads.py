@@ -1,4 +1,4 @@
-"""The native API: a thread of 1,000 steps, beside OpenAI Agents' SQLiteSession and LangGraph's SqliteSaver."""
+"""The native API: a thread of 1,000 steps, beside the sessions of OpenAI Agents and LangGraph's saver."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 import treering
-from treering.core.batch import Event
 from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput
 from treering.views.budgets import Budget, Budgets
@@ -215,10 +214,7 @@ def test_nothing_is_pickled(store):
 
 # A7, cleaning up
 def say_something(store, thread_id):
-    """An event of the thread's transcript, as the timeline will write it."""
-    draft = store.draft()
-    draft.event(Event(id=draft.id, kind="message", ts_us=1, scope=f"/thread/{thread_id}", thread=thread_id))
-    store.commit(draft)
+    store.transcript(thread_id).append("pro", "an argument", iter=0)
 
 
 def kinds(store, scope=None):
@@ -234,7 +230,7 @@ def test_clean_removes_transcript_and_checkpoint_of_its_own_thread(store):
     assert (cleaned.transcript_events, cleaned.checkpoints) == (1, 1)
     assert store.thread("debate").load() is None
     assert not kinds(store, "/thread/debate")
-    assert kinds(store, "/thread/other") == {"checkpoint": 1, "message": 1}
+    assert kinds(store, "/thread/other") == {"checkpoint": 1, "transcript": 1}
     assert kinds(store)["thread.cleaned"] == 1
     assert store.verify().ok
 
@@ -247,7 +243,7 @@ def test_clean_takes_only_the_checkpoint(store):
     say_something(store, "debate")
     assert thread.clean(delete_transcript=False).checkpoints == 2
     assert thread.load() is None
-    assert kinds(store, "/thread/debate") == {"message": 1}
+    assert kinds(store, "/thread/debate") == {"transcript": 1}
     assert store.engine.stats(store.space).items == 0
     assert store.verify().ok
     turn(fresh(), thread)
@@ -261,6 +257,21 @@ def test_clean_takes_only_the_transcript(store):
     assert thread.clean(delete_checkpoint=False).transcript_events == 1
     assert thread.load().state["iter"] == 1
     assert kinds(store, "/thread/debate") == {"checkpoint": 1}
+
+
+def test_clean_leaves_the_runs_of_the_thread(store):
+    with store.run(agent="pro", thread="debate") as run:
+        run.message("user", "go")
+    turn(fresh(), store.thread("debate"))
+    say_something(store, "debate")
+    store.flush()
+    before = kinds(store, "/thread/debate")
+    store.thread("debate").clean()
+    assert store.thread("debate").load() is None
+    assert store.transcript("debate").read() == []
+    assert kinds(store, "/thread/debate") == before - Counter(["checkpoint", "transcript"])
+    assert before["message"] == 1
+    assert store.verify().ok
 
 
 def test_clean_of_another_thread_leaves_this_one(store):

@@ -39,14 +39,14 @@ _SHORT: Final = 13
 _TITLE_CHARS: Final = 200
 
 
-class Stretch(msgspec.Struct, frozen=True, array_like=True):
+class Stretch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The first ``length`` items of a list: what a list channel held at one moment."""
 
     list: str
     length: int
 
 
-class Value(msgspec.Struct, frozen=True, array_like=True):
+class Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a state value lies, and the digest of its encoding."""
 
     address: str

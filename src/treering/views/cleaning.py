@@ -1,7 +1,8 @@
 """Cleaning: remove a thread's transcript, its checkpoints, or all of it, and say so without saying whose.
 
-The transcript are the thread's events other than its checkpoints and rewinds; the checkpoints take the head,
-the lists and the state along. Storage is wiped as `forget` wipes it.
+The transcript is what was logged in the thread; its checkpoints take the head, the lists and the state along.
+Runs that were recorded in the thread stay: they go with `delete` and `forget`. Storage is wiped as `forget`
+wipes it.
 """
 
 from __future__ import annotations
@@ -52,12 +53,9 @@ def clean(
     has_head = checkpoints and head.ref in engine.refs(space, [head.ref])
     if not chosen and not has_head:
         return Cleaned()
-    whole = transcript and checkpoints
     erased = engine.erase(
         space,
-        Erasure(scopes=(head.scope,), cascade=cascade, secure=True)
-        if whole
-        else Erasure(
+        Erasure(
             event_seqs=tuple(chosen),
             refs=(head.ref,) if has_head else (),
             lists=tuple(events.lists) if checkpoints else (),
@@ -102,8 +100,10 @@ class _Events:
                     self.checkpoints.append(record.seq)
                     stretches = read_checkpoint(engine, space, record).lists.values()
                     named.update(stretch.list for stretch in stretches)
-                else:
-                    (self.rewinds if kind == REWIND else self.transcript).append(record.seq)
+                elif kind == REWIND:
+                    self.rewinds.append(record.seq)
+                elif record.event.run is None:
+                    self.transcript.append(record.seq)
             if page.cursor is None:
                 break
             after = page.cursor

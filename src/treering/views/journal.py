@@ -32,7 +32,8 @@ CLEANED: Final = "thread.cleaned"
 LEDGER: Final = str(Scope("", "ledger", "threads"))
 """Where it is written that a thread was removed: a scope of its own, which no thread takes along."""
 
-_PAGE: Final = 250
+_FIRST_PAGE: Final = 20
+_LAST_PAGE: Final = 1000
 _RETENTION: Final = "retention"
 _REMOVALS: Final = (DELETED, CLEANED, "forget", _RETENTION)
 
@@ -157,12 +158,14 @@ class Journal:
         return self._engine.scan(self._space, by_id(checkpoint_id), limit=1).records
 
     def _records(self, query: EventQuery, after: str | None) -> Iterator[Record]:
+        """In pages that grow: who wants the newest few reads few, who wants all asks seldom."""
+        limit = _FIRST_PAGE
         while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
+            page = self._engine.scan(self._space, query, after=after, limit=limit)
             yield from page.records
             if page.cursor is None:
                 return
-            after = page.cursor
+            after, limit = page.cursor, min(limit * 4, _LAST_PAGE)
 
 
 def _target(record: Record) -> str | None:
