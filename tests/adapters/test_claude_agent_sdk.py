@@ -154,6 +154,21 @@ def test_concurrent_appends_lose_nothing_repeat_nothing_and_fold_every_entry(sto
     asyncio.run(main())
 
 
+def test_writers_of_two_stores_on_one_folder_keep_each_entry_once(tmp_path):
+    """Two openings share nothing but the disk, as two processes do."""
+
+    async def write(sessions):
+        for number in range(25):
+            await sessions.append(KEY, [entry(str(number)), entry(str(number + 1))])
+
+    async def main():
+        async with TreeringSessionStore(tmp_path) as one, TreeringSessionStore(tmp_path) as other:
+            await asyncio.gather(write(one), write(other))
+            return uuids(await one.load(KEY))
+
+    assert asyncio.run(main()) == [str(number) for number in range(26)]
+
+
 def test_calls_of_one_process_are_kept_in_their_order(memory):
     async def main():
         sessions = TreeringSessionStore(memory)

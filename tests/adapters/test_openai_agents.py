@@ -10,9 +10,13 @@ import sys
 from pathlib import Path
 from threading import Event
 
+import httpx
 import pytest
 from agents import Agent, RunConfig, RunHooks, Runner, Session, SessionSettings, SQLiteSession, function_tool
+from agents.extensions.memory import EncryptedSession
+from agents.memory import OpenAIResponsesCompactionSession
 from agents.testing import ScriptedModel, assistant_message, function_call
+from openai import AsyncOpenAI
 
 import treering
 from tests.adapters import openai_worker
@@ -269,6 +273,50 @@ def test_a_real_run_with_tools_and_a_handoff_is_kept_the_same(make_session, tmp_
     asyncio.run(main())
 
 
+def test_the_sdks_own_wrappers_go_around_it(make_session):
+    """Encryption at rest, and compaction by a real client whose server is scripted."""
+    summary = {"type": "compaction", "id": "cmp_1", "encrypted_content": "a year of growth"}
+
+    def compact(request):
+        assert request.url.path.endswith("/responses/compact")
+        return httpx.Response(
+            200,
+            json={
+                "id": "resp_1",
+                "object": "response.compaction",
+                "created_at": 1,
+                "output": [summary],
+                "usage": {
+                    "input_tokens": 1,
+                    "output_tokens": 1,
+                    "total_tokens": 2,
+                    "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                    "output_tokens_details": {"reasoning_tokens": 0},
+                },
+            },
+        )
+
+    async def main():
+        hidden = EncryptedSession("e", make_session("e"), encryption_key="made up", ttl=600)
+        model = ScriptedModel([[assistant_message("Noted.")], [assistant_message("It is 7.")]])
+        agent = Agent(name="keeper", model=model)
+        for question in ("The number is 7.", "What is it?"):
+            result = await Runner.run(agent, question, session=hidden, run_config=QUIET)
+        assert result.final_output == "It is 7."
+        assert len(model.last_call.input) == 3
+        assert "The number" not in str(await make_session("e").get_items())
+
+        async with httpx.AsyncClient(transport=httpx.MockTransport(compact)) as http:
+            client = AsyncOpenAI(api_key="made up", http_client=http)
+            short = OpenAIResponsesCompactionSession("c", make_session("c"), client=client)
+            await short.add_items([say("a"), say("b", "assistant")])
+            await short.run_compaction({"force": True, "compaction_mode": "input"})
+            (kept,) = await make_session("c").get_items()
+            assert (kept["type"], kept["encrypted_content"]) == ("compaction", "a year of growth")
+
+    asyncio.run(main())
+
+
 def _without_ids(items):
     return [{name: value for name, value in item.items() if name != "id"} for item in items]
 
@@ -342,6 +390,33 @@ def test_only_the_tail_is_read(store, monkeypatch):
         assert texts(await session.get_items(limit=1)) == ["498"]
 
     asyncio.run(main())
+
+
+def test_writers_of_two_stores_on_one_folder_lose_nothing(tmp_path):
+    """Two openings share nothing but the disk, as two processes do."""
+
+    async def write(session, name):
+        for number in range(20):
+            await session.add_items([say(f"{name} {number}")])
+            if number % 5 == 4:
+                await session.add_items([say("to be taken back")])
+                await session.pop_item()
+
+    async def main():
+        async with TreeringSession("s", tmp_path) as one, TreeringSession("s", tmp_path) as other:
+            await asyncio.gather(write(one, "x"), write(other, "y"))
+            return texts(await one.get_items())
+
+    found = asyncio.run(main())
+    assert len(found) == 40
+    with treering.open(tmp_path) as opened:
+        written = {
+            message["content"]
+            for moment in opened.thread("s").history(everything=True)
+            for message in moment.last_messages(2)
+        }
+        assert {f"{name} {number}" for name in "xy" for number in range(20)} <= written
+        assert opened.verify().ok
 
 
 def test_calls_on_one_session_take_effect_in_the_order_they_were_made(store):
