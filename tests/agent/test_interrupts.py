@@ -107,6 +107,24 @@ def test_a_decision_counts_for_one_call_only(store, agent, deleted) -> None:
     assert deleted == []
 
 
+def test_a_model_that_uses_an_id_again_asks_again(store, deleted) -> None:
+    @tool(needs_approval=True)
+    def delete(path: str) -> str:
+        deleted.append(path)
+        return f"{path} is gone"
+
+    model = Scripted(
+        asking(("c1", "delete", {"path": "a"})), asking(("c1", "delete", {"path": "/"})), "Done."
+    )
+    agent = create_agent(model=model, tools=[delete], checkpointer=store)
+    first = agent.generate(thread_id="t", prompt="Clean up")
+    second = agent.resume(thread_id="t", decision="approve")
+    assert second.interrupt["payload"] == payload("c1", "/")
+    assert deleted == ["a"]
+    with pytest.raises(Conflict):
+        agent.resume(thread_id="t", decision="approve", interrupt_id=first.interrupt["id"])
+
+
 def test_what_does_not_match_is_refused(agent) -> None:
     with pytest.raises(Conflict, match="waits for no decision"):
         agent.resume(thread_id="t", decision="approve")

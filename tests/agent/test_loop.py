@@ -161,7 +161,13 @@ class TestTools:
         def stop():
             return next(iter(()))
 
-        failed, stopped = self.told([fail, stop], ("fail", {}), ("stop", {}))
+        def cycle():
+            ring = []
+            ring.append(ring)
+            return ring
+
+        failed, stopped, endless = self.told([fail, stop, cycle], ("fail", {}), ("stop", {}), ("cycle", {}))
+        assert endless.startswith("RecursionError: ")
         assert failed == "ValueError: no such city"
         assert stopped.startswith("RuntimeError: ")
         assert stopped.endswith("raised StopIteration")

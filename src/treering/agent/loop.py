@@ -3,7 +3,7 @@
 **Invariant:** a conversation says by itself where its run stopped. Calls without a result are made before
 anything else, those with one never again; so a run goes on after a crash, a failure or a person's decision
 by loading the thread and doing what is left. Beside the messages only a small record is kept while a run is
-unfinished (state key `RUN_KEY`): its id, and its counters of tool calls.
+unfinished (state key `RUN_KEY`): its id, its counters of tool calls, and which call a person was asked about.
 
 Calls of one message are made one after the other, in their order. A call is saved when it has its result; a
 process that dies in between makes that one call again, so a tool that must not run twice should use
@@ -78,7 +78,6 @@ class Run:
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self.stream: Any = None
-        self.result: Result | None = None
         self._setup = setup
         self._thread_id = thread_id
         self._prompt = prompt
@@ -89,7 +88,8 @@ class Run:
         self._id = new_id()
         self._messages: list[Message] = []
         self._state: dict[str, Any] = {"todos": [], "files": {}}
-        self._resumed: Any = None
+        self._asked: dict[str, str] = {}
+        self._resumed: Mapping[str, Any] = {}
         self._checkpoint: Any = None
         self._known = 0
         self._iterations = 0
@@ -106,7 +106,7 @@ class Run:
             raise
         if interrupt is None:
             yield from self._save("done")
-        self.result = Result(
+        result = Result(
             run_id=self._id,
             text=next(filter(None, map(answer_of, reversed(self._new()))), None) or "",
             messages=self._new(),
@@ -116,7 +116,7 @@ class Run:
             iterations=self._iterations,
             counters=self._budgets.counters(),
         )
-        yield Part(kind="finish", text=self.result.text, result=self.result)
+        yield Part(kind="finish", text=result.text, result=result)
 
     # Where the thread is
     def _load(self) -> Doing:
@@ -129,13 +129,14 @@ class Run:
                 )
             self._messages = list(page.messages)
             self._state |= page.state
-            self._resumed = page.metadata.get("resumed")
+            self._resumed = page.metadata.get("resumed") or {}
             self._checkpoint = page.checkpoint
         self._known = len(self._messages)
         unfinished: Any = self._state.pop(RUN_KEY, None)
         if unfinished is not None:
             self._id = unfinished["run"]
             self._budgets.restore(unfinished["tool_calls"])
+            self._asked = unfinished.get("asked") or {}
 
     def _work(self) -> Doing:
         """All iterations; the interrupt that stopped them, or ``None`` when the model wants no more."""
@@ -245,23 +246,27 @@ class Run:
         return tool
 
     def _decision(self, tool: Tool, call: ToolCall, context: Context) -> Doing:
-        """What was decided about a call (a dict), or ``None`` when a person still has to."""
-        resumed = self._resumed
-        if isinstance(resumed, Mapping):
-            decided = cast("Mapping[str, Any]", resumed)
-            if decided.get("id") == self._interrupt_id(call):
-                return decided
-        asked: Any = tool.needs_approval
-        if callable(asked):
-            asked = yield Call(asked, (call.arguments,))
+        """What was decided about a call (a dict), or ``None`` when a person still has to.
+
+        A decision is good for the call that was asked about, once.
+        """
+        asked, decided = self._asked, self._resumed
+        self._asked, self._resumed = {}, {}
+        if asked.get("call") == call.id and asked.get("interrupt") == decided.get("id"):
+            return decided
+        needed: Any = tool.needs_approval
+        if callable(needed):
+            needed = yield Call(needed, (call.arguments,))
         for each in self._setup.middleware:
-            if not asked and isinstance(each, AsksFirst):
-                asked = yield Call(each.needs_approval, (call, context))
-        return None if asked else {"decision": "approve"}
+            if not needed and isinstance(each, AsksFirst):
+                needed = yield Call(each.needs_approval, (call, context))
+        return None if needed else {"decision": "approve"}
 
     def _interrupt(self, call: ToolCall) -> Doing:
         payload = {"tool_call": {"id": call.id, "name": call.name, "arguments": call.arguments}}
-        pending = {"id": self._interrupt_id(call), "payload": payload}
+        interrupt_id = new_id()
+        pending = {"id": interrupt_id, "payload": payload}
+        self._asked = {"call": call.id, "interrupt": interrupt_id}
         if self._book is None:
             raise InvalidInput(
                 f"tool {call.name!r} needs approval, and this agent has nowhere to wait for it; "
@@ -287,15 +292,11 @@ class Run:
         yield Part(kind="tool_call", call=call)
         make = wrapped(tool.caller(context), context, self._setup.middleware)
         try:
-            value = yield Call(make, (call,))
+            return call, result_text((yield Call(make, (call,)))), False
         except Exception as error:
             if self._setup.on_tool_error == "raise":
                 raise
             return call, f"{type(error).__name__}: {error}", True
-        return call, result_text(value), False
-
-    def _interrupt_id(self, call: ToolCall) -> str:
-        return f"{self._id}/{call.id}"
 
     def _context(self, call: ToolCall | None = None) -> Context:
         return Context(
@@ -318,7 +319,7 @@ class Run:
         counters = msgspec.to_builtins(self._budgets.counters())
         state = dict(self._state)
         if status != "done":
-            state[RUN_KEY] = {"run": self._id, "tool_calls": counters}
+            state[RUN_KEY] = {"run": self._id, "tool_calls": counters, "asked": self._asked}
         page = Page(
             messages=list(self._messages),
             state=state,
