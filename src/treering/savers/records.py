@@ -22,6 +22,15 @@ from treering.savers.spine import Spine
 _INLINE: Final = 512
 _DIGEST: Final = 24
 
+_USUAL: Final[dict[str, Any]] = {
+    "namespace": "",
+    "parent": None,
+    "interrupt": None,
+    "metadata": {},
+    "note": None,
+    "tags": (),
+}
+
 Put = Callable[[Any], str]
 Get = Callable[[str], Any]
 
@@ -65,17 +74,25 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_plain(record: Record) -> dict[str, Any]:
-    """For storing."""
-    return msgspec.structs.asdict(record) | {
-        "messages": spine.plain(record.messages),
-        "tags": list(record.tags),
+    """For storing: only what is not as it usually is."""
+    plain = {
+        name: value for name, value in msgspec.structs.asdict(record).items() if value != _USUAL.get(name)
     }
+    plain["messages"] = spine.plain(record.messages)
+    if record.tags:
+        plain["tags"] = list(record.tags)
+    if record.earlier == record.parent:
+        plain.pop("earlier", None)
+    elif record.earlier is None:
+        plain["earlier"] = None
+    return plain
 
 
 def from_plain(plain: Mapping[str, Any]) -> Record:
     """What `to_plain` gave."""
-    fields: dict[str, Any] = {**plain}
-    fields["messages"] = spine.parse(fields["messages"])
+    fields: dict[str, Any] = {**_USUAL, **plain}
+    fields["earlier"] = plain["earlier"] if "earlier" in plain else fields["parent"]
+    fields["messages"] = spine.parse(plain["messages"])
     fields["tags"] = tuple(fields["tags"])
     return Record(**fields)
 

@@ -1,8 +1,8 @@
 """A spine: a long list of messages as a short list of references, so that a save writes only what is new.
 
 Each save puts its new messages into one *chunk*, a value of its own. A checkpoint lists chunks; as soon as
-eight references of one level stand at the end of that list, they become one *node*, again a value of its
-own, as digits carry. A checkpoint of *n* saves therefore holds O(log n) references, and a thread of *n* steps
+there are eight references of one level in that list, they become one *node*, again a value of its own, as
+digits carry. A checkpoint of *n* saves therefore holds O(log n) references, and a thread of *n* steps
 takes O(n) bytes. Chunks and nodes are never changed. A list that was shortened or changed half-way keeps the
 references before that point; a chunk that it goes through is referred to by its first items.
 **Invariant:** levels never rise from left to right.
@@ -66,9 +66,11 @@ def first(spine: Spine, count: int, read_node: ReadNode) -> Spine:
 def grown(spine: Spine, chunk_id: str, count: int, write_node: WriteNode) -> Spine:
     """The spine with one more chunk at its end."""
     parts = [*spine, Part(chunk_id, count)]
-    while len(parts) >= FAN and len({part.level for part in parts[-FAN:]}) == 1:
-        full = tuple(parts[-FAN:])
-        parts[-FAN:] = [Part(write_node(full), length(full), full[0].level + 1)]
+    level = 0
+    while len(full := [part for part in parts if part.level == level][:FAN]) == FAN:
+        at = parts.index(full[0])
+        parts[at : at + FAN] = [Part(write_node(tuple(full)), length(tuple(full)), level + 1)]
+        level += 1
     return tuple(parts)
 
 
