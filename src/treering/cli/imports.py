@@ -1,16 +1,15 @@
 """Commands that bring in what others wrote: ``treering import <name> SOURCE``.
 
 Each row of `treering.importers.table` has its command here. A store that is not there yet is made, but only
-once the source was found; a dry run makes and changes nothing.
+once the source was read to its end; a dry run makes and changes nothing.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -19,9 +18,10 @@ from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, 
 
 if TYPE_CHECKING:
     from treering.importers.report import ImportReport
-    from treering.store import Store
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would come in.")]
+
+_IN_MEMORY: Final = 8_000_000
 
 app: Final = typer.Typer(
     name="import",
@@ -47,9 +47,9 @@ def jsonl(
     as_json: JsonOption = False,
 ) -> None:
     """Threads that `treering export` wrote."""
-    source = sys.stdin.buffer if file == "-" else _there(file)
-    with _target(store, store_blobs, namespace, dry_run=dry_run) as target:
-        _run("jsonl", source, target, dry_run=dry_run, as_json=as_json)
+    source = _stdin() if file == "-" else _there(file)
+    place = _Place(store, store_blobs, namespace)
+    _run("jsonl", source, place, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -66,8 +66,8 @@ def langgraph(
 ) -> None:
     """Whole histories from LangGraph's own savers."""
     found = source if source.startswith(("postgresql://", "postgres://")) else _there(source)
-    with _target(store, store_blobs, namespace, dry_run=dry_run) as target:
-        _run("langgraph", found, target, dry_run=dry_run, as_json=as_json)
+    place = _Place(store, store_blobs, namespace)
+    _run("langgraph", found, place, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -90,8 +90,8 @@ def agentry(
     """Threads of Agentry Lab."""
     options = {"unpickler": None if unpickler is None else _function(unpickler), "skip_pickled": skip_pickled}
     found = _there(source)
-    with _target(store, store_blobs, namespace, dry_run=dry_run) as target:
-        _run("agentry", found, target, dry_run=dry_run, as_json=as_json, **options)
+    place = _Place(store, store_blobs, namespace)
+    _run("agentry", found, place, dry_run=dry_run, as_json=as_json, **options)
 
 
 @app.command()
@@ -110,36 +110,50 @@ def ciana(
     """Chats of a CianaParrot agent."""
     found = _there(data)
     folder = None if workspace is None else _there(workspace)
-    with _target(store, store_blobs, namespace, dry_run=dry_run) as target:
-        _run("ciana", found, target, dry_run=dry_run, as_json=as_json, workspace=folder)
+    place = _Place(store, store_blobs, namespace)
+    _run("ciana", found, place, dry_run=dry_run, as_json=as_json, workspace=folder)
 
 
-def _run(name: str, source: Any, target: Store, *, dry_run: bool, as_json: bool, **options: Any) -> None:
-    from treering.importers.table import importer, loaded
+class _Place(NamedTuple):
+    """Where to import to."""
 
-    with progress("importing") as update:
-        report: ImportReport = loaded(importer(name).function)(
-            source, target, on_progress=update, dry_run=dry_run, **options
-        )
-    show(report, _lines(report), as_json=as_json)
+    store: str | None
+    blobs: str | None
+    namespace: str | None
 
 
-@contextmanager
-def _target(url: str | None, blobs: str | None, namespace: str | None, *, dry_run: bool) -> Generator[Store]:
-    """The store to import into; in a dry run one that is not there is taken as empty."""
+def _run(name: str, source: Any, place: _Place, *, dry_run: bool, as_json: bool, **options: Any) -> None:
+    """Import; a store is only made once it is known that the source can be imported."""
     from treering.api import locate, look
     from treering.api import open as open_store
+    from treering.importers.table import importer, loaded
 
-    place = locate(url)
-    is_there = look(place).there
-    if dry_run and not is_there:
-        with open_store("memory:", namespace=namespace) as empty:
-            yield empty
-        return
-    with open_store(url, blobs=blobs, namespace=namespace) as opened:
+    function = loaded(importer(name).function)
+    report: ImportReport
+    located = locate(place.store)
+    is_there = look(located).there
+    if not is_there:
+        with open_store("memory:", namespace=place.namespace) as empty:
+            report = function(source, empty, dry_run=True, **options)
+    if not dry_run or is_there:
+        with (
+            open_store(place.store, blobs=place.blobs, namespace=place.namespace) as opened,
+            progress("importing") as update,
+        ):
+            report = function(source, opened, on_progress=update, dry_run=dry_run, **options)
         if not is_there:
-            say(f"note: made a new store in {place.shown}")
-        yield opened
+            say(f"note: made a new store in {located.shown}")
+    show(report, _lines(report), as_json=as_json)  # pyright: ignore[reportPossiblyUnboundVariable] - one of them ran
+
+
+def _stdin() -> IO[bytes]:
+    """What comes through the pipe, so that it can be read more than once."""
+    import shutil
+    import tempfile
+
+    copy = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - gone with the process
+    shutil.copyfileobj(sys.stdin.buffer, copy)
+    return copy
 
 
 def _there(source: str) -> Path:

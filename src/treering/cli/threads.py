@@ -347,6 +347,8 @@ def _value(text: str) -> Any:
 
 def _moment_lines(moment: Moment, messages: list[Any], state: dict[str, Any]) -> Iterator[str]:
     checkpoint = moment.checkpoint
+    # Names that begin with _ are a framework's own bookkeeping; --json has them too.
+    metadata = {name: value for name, value in checkpoint.metadata.items() if not name.startswith("_")}
     whose = f" of {clean(checkpoint.namespace)}" if checkpoint.namespace else ""
     yield typer.style(f"{clean(checkpoint.thread)}{whose}, step {checkpoint.step}", bold=True)
     facts = {
@@ -355,7 +357,7 @@ def _moment_lines(moment: Moment, messages: list[Any], state: dict[str, Any]) ->
         "saved": checkpoint.created_at,
         "note": checkpoint.note or "",
         "tags": ", ".join(checkpoint.tags),
-        "metadata": json_text(checkpoint.metadata) if checkpoint.metadata else "",
+        "metadata": json_text(metadata) if metadata else "",
         "waits for": json_text(checkpoint.pending_interrupt)
         if checkpoint.pending_interrupt is not None
         else "",

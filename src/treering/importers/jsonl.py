@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -39,11 +39,10 @@ from treering.views.checkpoints import created_at_us
 from treering.views.journal import thread_scope
 
 _SHOWN: Final = 20
-_IN_MEMORY: Final = 8_000_000
 
 
 def import_jsonl(
-    source: str | Path | BinaryIO,
+    source: str | Path | IO[bytes],
     store: Store,
     *,
     on_progress: Progress | None = None,
@@ -62,12 +61,16 @@ def import_jsonl(
 
 
 @contextmanager
-def _opened(source: str | Path | BinaryIO) -> Generator[tuple[BinaryIO, str]]:
+def _opened(source: str | Path | IO[bytes]) -> Generator[tuple[IO[bytes], str]]:
     """The source as something that can be read twice, and its name."""
     if not isinstance(source, (str, Path)):
-        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as copy:
+        if source.seekable():
+            source.seek(0)
+            yield source, _name_of(source)
+            return
+        with tempfile.TemporaryFile() as copy:
             shutil.copyfileobj(source, copy)
-            yield copy, str(getattr(source, "name", "stdin")).strip("<>")  # pyright: ignore[reportReturnType]
+            yield copy, _name_of(source)
         return
     path = Path(source)
     try:
@@ -82,7 +85,12 @@ def _opened(source: str | Path | BinaryIO) -> Generator[tuple[BinaryIO, str]]:
         yield file, str(path)
 
 
-def _numbered(lines: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _name_of(source: IO[bytes]) -> str:
+    name: Any = getattr(source, "name", None)
+    return name.strip("<>") if isinstance(name, str) else "stdin"
+
+
+def _numbered(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     lines.seek(0)
     for number, text in enumerate(lines, 1):
         if stripped := text.strip():
@@ -92,7 +100,7 @@ def _numbered(lines: BinaryIO) -> Iterator[tuple[int, bytes]]:
 class _Checked:
     """The first reading: what the file holds, and that all of it can be stored."""
 
-    def __init__(self, lines: BinaryIO, name: str, histories: Histories) -> None:
+    def __init__(self, lines: IO[bytes], name: str, histories: Histories) -> None:
         self._histories = histories
         self._bad: list[str] = []
         self._bad_count = 0
@@ -251,7 +259,7 @@ class _Writing:
     """The second reading."""
 
     def __init__(
-        self, lines: BinaryIO, checked: _Checked, histories: Histories, on_progress: Progress | None
+        self, lines: IO[bytes], checked: _Checked, histories: Histories, on_progress: Progress | None
     ) -> None:
         self._lines = lines
         self._checked = checked
