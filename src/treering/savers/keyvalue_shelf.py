@@ -271,7 +271,7 @@ class _Known:
 
     __slots__ = ("head", "line", "prints")
 
-    def __init__(self, head: str | None, prints: list[bytes] | None, line: list[Entry] | None) -> None:
+    def __init__(self, head: str | None, prints: list[int] | None, line: list[Entry] | None) -> None:
         self.head = head
         self.prints = prints
         self.line = line
@@ -287,7 +287,7 @@ def _stored(drawer: Drawer, record: Record) -> Contents:
 
 def _messages(
     drawer: Drawer, pending: Pending, before: Record | None, known: _Known, writing: Writing
-) -> tuple[spine.Spine, list[bytes] | None]:
+) -> tuple[spine.Spine, list[int] | None]:
     """The spine of the messages to be saved, and their fingerprints; what is new goes into a chunk."""
     past = before.messages if before is not None else ()
     if writing.messages is None:

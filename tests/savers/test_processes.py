@@ -1,0 +1,84 @@
+"""Several processes on one saver's storage: every save has its place, none is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from tests.savers.places import say
+from treering.keyvalue import RedisStore
+from treering.savers import FileSaver, KeyValueStoreSaver, PostgresSaver, SqliteSaver
+
+COUNT = 15
+
+WRITER = f"""
+import sys
+from treering.keyvalue import RedisStore
+from treering.savers import FileSaver, KeyValueStoreSaver, PostgresSaver, SqliteSaver
+kind, where, thread, name = sys.argv[1:]
+saver = {{
+    "files": lambda: FileSaver(where, None),
+    "sqlite": lambda: SqliteSaver(where, durability="fast"),
+    "postgres": lambda: PostgresSaver(where),
+    "redis": lambda: KeyValueStoreSaver(RedisStore(where)),
+}}[kind]()
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range({COUNT}):
+    saver.save(thread_id=thread, messages=[{{"by": name, "number": number}}])
+saver.close()
+"""
+
+
+def write_at_once(kind, where, threads):
+    """Processes that wait for each other and then save, each under its own name."""
+    with ExitStack() as stack:
+        writers = []
+        for name, thread in enumerate(threads):
+            command = [sys.executable, "-c", WRITER, kind, str(where), thread, str(name)]
+            writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            writers.append(stack.enter_context(writer))
+        for writer in writers:
+            assert writer.stdout.readline() == "ready\n"
+        for writer in writers:
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+        assert [writer.wait(60) for writer in writers] == [0] * len(writers)
+
+
+def written(history):
+    return sorted((each.messages[0]["by"], each.messages[0]["number"]) for each in history)
+
+
+@pytest.mark.parametrize("kind", ["files", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def test_two_processes_save_to_one_thread(kind, request, tmp_path):
+    where = request.getfixturevalue("postgres_url") if kind == "postgres" else tmp_path / "kept"
+    write_at_once(kind, where, ["t", "t"])
+    open_ = {"files": lambda: FileSaver(where, None), "sqlite": lambda: SqliteSaver(where)}
+    with open_.get(kind, lambda: PostgresSaver(where))() as saver:
+        history = list(saver.list("t"))
+        assert [each.step for each in history] == list(range(2 * COUNT - 1, -1, -1))
+        assert written(history) == sorted((name, number) for name in "01" for number in range(COUNT))
+        for name in "01":
+            own = [each.messages[0]["number"] for each in history if each.messages[0]["by"] == name]
+            assert own == sorted(own, reverse=True)
+
+
+def test_two_processes_share_a_redis_with_a_thread_each(redis_url):
+    write_at_once("redis", redis_url, ["t0", "t1"])
+    saver = KeyValueStoreSaver(RedisStore(redis_url))
+    for name in "01":
+        assert written(saver.list(f"t{name}")) == [(name, number) for number in range(COUNT)]
+
+
+def test_threads_of_a_process_save_to_one_thread(anywhere):
+    saver = anywhere.open()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: saver.save(thread_id="t", messages=[say(str(number))]), range(24)))
+    history = list(saver.list("t"))
+    assert [each.step for each in history] == list(range(23, -1, -1))
+    assert {each.messages[0]["content"] for each in history} == {str(number) for number in range(24)}
