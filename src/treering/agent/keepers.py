@@ -18,7 +18,6 @@ import msgspec
 
 from treering.agent.driving import Call
 from treering.agent.shapes import Message
-from treering.aio import AsyncStore
 from treering.api import open as open_store
 from treering.core.batch import Event
 from treering.core.encoding import encode_json
@@ -98,10 +97,11 @@ class Keeper:
         self._ours: Store | None = None
         self._store: Store | None = None
         self._saver: Any = None
-        if isinstance(checkpointer, AsyncStore):
-            self._store = checkpointer.sync
-        elif isinstance(checkpointer, Store):
+        below = getattr(checkpointer, "sync", None)  # of an AsyncStore, which not every agent has to import
+        if isinstance(checkpointer, Store):
             self._store = checkpointer
+        elif isinstance(below, Store):
+            self._store = below
         elif isinstance(checkpointer, (str, Path)):
             self._store = self._ours = open_store(checkpointer)
         elif callable(getattr(checkpointer, "save", None)) and callable(getattr(checkpointer, "load", None)):
