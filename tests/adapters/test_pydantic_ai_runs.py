@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.conversation import Conversation
 from pydantic_ai.conversation_store import (
@@ -20,6 +21,7 @@ from pydantic_ai.messages import (
     ModelMessage,
 )
 from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.models.test import TestModel
 
 import treering
 from tests.adapters.pydantic_ai_talk import ENGINES, counting, items, open_store, said, saved, words
@@ -60,6 +62,7 @@ class TestRuns:
             assert loaded.messages == result.all_messages()
             assert loaded.usage == result.usage
             assert loaded.usage.tool_calls == 3
+            assert lengths == [1, 2, 3, 4, 5, 6, 7, 8]
             await conversations.save(result)
             again = await agent.run("again", conversation=result.conversation)
             reloaded = await conversations.load("c")
@@ -68,7 +71,6 @@ class TestRuns:
             assert items(store) == len(reloaded.messages)
 
         asyncio.run(run())
-        assert lengths[:8] == [1, 2, 3, 4, 5, 6, 7, 8]
 
     def test_without_tool_checkpoints_it_is_saved_once(self, store: Store) -> None:
         lengths: list[int] = []
@@ -81,6 +83,52 @@ class TestRuns:
 
         asyncio.run(run())
         assert lengths == [8]
+
+    def test_a_vetoed_checkpoint_does_not_disturb_the_run(self, store: Store) -> None:
+        def only_the_end(saving: Any) -> bool | None:
+            return None if len(saving.messages) == 8 else False
+
+        store.hooks.add("pre_checkpoint_save", only_the_end)
+
+        async def run() -> None:
+            conversations = TreeringConversationStore(store)
+            agent = numbers([].append, TreeringCheckpoints(conversations))
+            result = await agent.run("add", conversation_id="c")
+            assert result.output == "the sum is 666"
+            loaded = await conversations.load("c")
+            assert loaded is not None
+            assert loaded.messages == result.all_messages()
+
+        asyncio.run(run())
+
+    def test_a_run_that_waits_for_approval_is_saved_with_its_requests(self, store: Store) -> None:
+        async def run() -> None:
+            conversations = TreeringConversationStore(store)
+            agent = Agent(
+                TestModel(),
+                output_type=[str, DeferredToolRequests],
+                capabilities=[TreeringCheckpoints(conversations)],
+            )
+
+            @agent.tool_plain(requires_approval=True)
+            def remove(path: str) -> str:
+                return f"removed {path}"
+
+            await agent.run("clean up", conversation_id="c")
+            head = store.thread("c").head
+            assert head is not None
+            assert head.pending_interrupt["payload"]["approvals"][0]["tool_name"] == "remove"
+            loaded = await conversations.load("c")
+            assert loaded is not None
+            assert loaded.deferred_tool_requests is not None
+            results = loaded.deferred_tool_requests.build_results(approve_all=True)
+            done = await agent.run(conversation=loaded, deferred_tool_results=results)
+            loaded = await conversations.load("c")
+            assert loaded is not None
+            assert loaded.deferred_tool_requests is None
+            assert loaded.messages == done.all_messages()
+
+        asyncio.run(run())
 
     def test_a_streamed_run_is_saved_as_it_goes(self, store: Store) -> None:
         async def run() -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent
+from pydantic_ai.conversation import Conversation
 from pydantic_ai.conversation_store import (
     ConversationConflict,
     ConversationEntry,
     ConversationRecord,
 )
+from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 
 from tests.adapters.pydantic_ai_talk import ENGINES, answered, counting, items, open_store, said, saved, words
@@ -194,6 +196,16 @@ class TestOnAStore:
             assert words(load_history(thread)) == ["one", "two", "other"]
             listed = {each.conversation_id for each in await conversations.list_conversations()}
             assert listed == {"c", "by hand"}
+
+        asyncio.run(run())
+
+    def test_a_number_of_any_size_is_kept(self, store: Store) -> None:
+        async def run() -> None:
+            conversations = TreeringConversationStore(store)
+            call = ModelResponse(parts=[ToolCallPart("add", {"a": 10**30})])
+            first = Conversation(conversation_id="c", messages=[said("add"), call])
+            await conversations.save(first)
+            assert await conversations.load("c") == first
 
         asyncio.run(run())
 

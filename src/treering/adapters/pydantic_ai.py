@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -168,6 +169,7 @@ class TreeringCheckpoints(AbstractCapability[Any]):
         self._revision: str | None = None
         self._saved: dict[int, ModelMessage] = {}
         self._unsaved: list[ModelMessage] = []
+        self._usage: RunUsage | None = None
 
     async def for_run(self, ctx: RunContext[Any]) -> TreeringCheckpoints:  # noqa: ARG002 - pydantic-ai's signature
         """A capability of its own for each run: it remembers what that run has saved."""
@@ -210,7 +212,7 @@ class TreeringCheckpoints(AbstractCapability[Any]):
         """The run is over; its result knows that it is saved."""
         conversation = result.conversation
         is_saved = await self._save(
-            ctx, conversation.messages, deferred=conversation.deferred_tool_requests, is_the_last=True
+            ctx, conversation.messages, deferred=conversation.deferred_tool_requests, counts_usage=True
         )
         if is_saved and self._revision is not None:
             result._conversation_saved(self._revision)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - as ConversationStore.save does
@@ -222,11 +224,11 @@ class TreeringCheckpoints(AbstractCapability[Any]):
         messages: Sequence[ModelMessage],
         *,
         deferred: DeferredToolRequests | None = None,
-        is_the_last: bool = False,
+        counts_usage: bool = False,
     ) -> bool:
         told = self._saved.keys() | {id(each) for each in self._unsaved}
         new = [*self._unsaved, *(m for m in messages if m.run_id == ctx.run_id and id(m) not in told)]
-        if not new and not is_the_last:
+        if not new and deferred is None and not (counts_usage and ctx.usage != self._usage):
             return True
         try:
             self._revision = await self._conversations.extend(
@@ -241,6 +243,7 @@ class TreeringCheckpoints(AbstractCapability[Any]):
             return False  # the run goes on; the next save that is wanted brings these messages too
         self._remember(new)
         self._unsaved = []
+        self._usage = copy(ctx.usage)
         return True
 
     def _remember(self, messages: Iterable[ModelMessage]) -> None:
