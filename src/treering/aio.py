@@ -45,6 +45,11 @@ from treering.views.runs import RunPage, Runs
 from treering.views.threads import Thread
 from treering.views.timeline import Timeline, TimelineEvent, TimelinePage
 from treering.views.transcripts import Role, Transcript, TranscriptEvent
+from treering.views.workspaces.checking import SnapshotCheck
+from treering.views.workspaces.comparing import FileChange
+from treering.views.workspaces.looking import Entry
+from treering.views.workspaces.planning import LinkPolicy
+from treering.views.workspaces.restoring import Restored
 from treering.views.workspaces.scanning import Limits
 from treering.views.workspaces.snapshots import Camera
 from treering.views.workspaces.workspace import SnapshotInfo, Workspace
@@ -957,6 +962,71 @@ class AsyncWorkspace:
             allow_home=allow_home,
             on_progress=self._bridge.in_loop(on_progress),
             on_done=self._bridge.in_loop(on_done),
+        )
+
+    async def restore(
+        self,
+        id: str,
+        target: str | Path,
+        *,
+        delete: bool = False,
+        keep_before: bool = True,
+        links: LinkPolicy = "preserve",
+        limits: Limits | None = None,
+        dry_run: bool = False,
+        allow_home: bool = False,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Restored:
+        """Async twin of `Workspace.restore`."""
+        return await self._bridge.call(
+            self._workspace.restore,
+            id,
+            target,
+            delete=delete,
+            keep_before=keep_before,
+            links=links,
+            limits=limits,
+            dry_run=dry_run,
+            allow_home=allow_home,
+            on_progress=self._bridge.in_loop(on_progress),
+        )
+
+    async def diff(self, before: str, after: str, *, text: bool = True) -> list[FileChange]:
+        """Async twin of `Workspace.diff`."""
+        return await self._bridge.call(self._workspace.diff, before, after, text=text)
+
+    async def ls(self, id: str, path: str = "", *, recursive: bool = False) -> AsyncIterator[Entry]:
+        """Async twin of `Workspace.ls`."""
+        async for each in self._bridge.iterate(self._workspace.ls, id, path, recursive=recursive):
+            yield each
+
+    async def cat(self, id: str, path: str) -> bytes:
+        """Async twin of `Workspace.cat`."""
+        return await self._bridge.call(self._workspace.cat, id, path)
+
+    async def download(
+        self,
+        id: str,
+        files: str | Iterable[str],
+        target: str | Path,
+        *,
+        overwrite: bool = False,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> tuple[str, ...]:
+        """Async twin of `Workspace.download`."""
+        return await self._bridge.call(
+            self._workspace.download,
+            id,
+            files,
+            target,
+            overwrite=overwrite,
+            on_progress=self._bridge.in_loop(on_progress),
+        )
+
+    async def check(self, id: str, *, on_progress: Callable[[int, int], None] | None = None) -> SnapshotCheck:
+        """Async twin of `Workspace.check`."""
+        return await self._bridge.call(
+            self._workspace.check, id, on_progress=self._bridge.in_loop(on_progress)
         )
 
     async def snapshots(

@@ -128,13 +128,15 @@ class Camera:
             known=now,
         )
 
-    def look(self, folder: Path, rules: Rules, *, limits: Limits | None = None) -> KnownFolder:
-        """A folder as it is, without storing anything of it."""
+    def look(
+        self, folder: Path, rules: Rules, *, limits: Limits | None = None
+    ) -> tuple[KnownFolder, tuple[LeftOut, ...]]:
+        """A folder as it is, and what was left out, without storing anything of it."""
         known = self._trusted(folder, rules)
         scan = Scan(rules, known=None if known is None else known.folder, avoid=self._avoid, limits=limits)
         with opened(folder) as descriptor:
             names = [content.name for content in scan.contents(descriptor)]
-        return scan.finish(names)[0]
+        return scan.finish(names)[0], tuple(scan.left_out)
 
     def _trusted(self, folder: Path, rules: Rules) -> Known | None:
         known = self.shelf.load(str(folder))

@@ -23,9 +23,15 @@ from treering.core.ids import check_id
 from treering.core.query import EventQuery
 from treering.core.scopes import Scope
 from treering.errors import InvalidInput
+from treering.views.workspaces.checking import SnapshotCheck, check
+from treering.views.workspaces.comparing import FileChange, compare
 from treering.views.workspaces.known import Shelf
+from treering.views.workspaces.looking import Entry, cat, chosen, ls, plan_of
+from treering.views.workspaces.planning import LinkPolicy
+from treering.views.workspaces.restoring import Restored, download, restore
 from treering.views.workspaces.scanning import LeftOut, Limits
 from treering.views.workspaces.snapshots import Camera, Taken, real_folder
+from treering.views.workspaces.stored import Snapshot
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
@@ -94,29 +100,10 @@ class Workspace:
         """
         real = real_folder(folder, allow_home=allow_home, what="snapshot")
         workspace = check_id(name, "workspace name") if name is not None else _label(real)
-        scope = str(Scope("", "workspace", workspace))
-
-        def commit(taken: Taken) -> SnapshotInfo:
-            draft = Draft(self._space)
-            info = _info(taken, workspace=workspace, at_us=self._clock.now_us(), note=note, tags=tuple(tags))
-            draft.require(*taken.requires)
-            draft.event(
-                Event(
-                    id=f"snap_{draft.id}",
-                    kind=SNAPSHOT,
-                    ts_us=info.taken_at_us,
-                    scope=scope,
-                    name=note,
-                    data=encode_json(_told(info)),
-                    links=(object_address(taken.root),),
-                )
-            )
-            self._engine.commit(draft.batch())
-            return info
-
+        given_tags = tuple(tags)
         info = self.camera().keeping(
             real,
-            commit,
+            lambda taken: self._commit(taken, workspace=workspace, note=note, tags=given_tags),
             exclude=exclude,
             include=include,
             limits=limits,
@@ -126,6 +113,79 @@ class Workspace:
         if on_done is not None:
             on_done(info)
         return info.id
+
+    def restore(
+        self,
+        id: str,
+        target: str | Path,
+        *,
+        delete: bool = False,
+        keep_before: bool = True,
+        links: LinkPolicy = "preserve",
+        limits: Limits | None = None,
+        dry_run: bool = False,
+        allow_home: bool = False,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Restored:
+        """Make a folder (a new one, or one with files) into a snapshot; only what differs is written.
+
+        What the folder has besides stays, unless ``delete`` is given; what the snapshot's rules left out is
+        never touched. What was there is kept as a snapshot first (``Restored.before``), so a restore can be
+        undone; without ``keep_before`` it is gone. Every object is checked against its hash, and each file
+        appears whole or not at all. ``links`` says what becomes of symbolic links: all as they are
+        ("preserve"), only those that cannot lead out of the folder ("inside"), or none ("drop").
+        """
+        snapshot = self._snapshot(id, limits)
+        place = Path(target).expanduser()
+        if not dry_run:
+            place.mkdir(parents=True, exist_ok=True)
+        real = real_folder(place, allow_home=allow_home, what="restore into")
+        return restore(
+            self.camera(),
+            snapshot,
+            real,
+            keep=(lambda taken: self._keep_before(taken, real, id)) if keep_before else None,
+            delete=delete,
+            links=links,
+            dry_run=dry_run,
+            on_progress=on_progress,
+        )
+
+    def diff(self, before: str, after: str, *, text: bool = True) -> list[FileChange]:
+        """What differs between two snapshots, by path; for small text files with a unified diff."""
+        return list(compare(self._snapshot(before), self._snapshot(after), text=text))
+
+    def ls(self, id: str, path: str = "", *, recursive: bool = False) -> Iterator[Entry]:
+        """What a folder of a snapshot holds, without restoring it."""
+        yield from ls(self._snapshot(id), path, recursive=recursive)
+
+    def cat(self, id: str, path: str) -> bytes:
+        """The bytes of one file of a snapshot."""
+        return cat(self._snapshot(id), path)
+
+    def download(
+        self,
+        id: str,
+        files: str | Iterable[str],
+        target: str | Path,
+        *,
+        overwrite: bool = False,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> tuple[str, ...]:
+        """Write some files of a snapshot into a folder, under their own paths; which ones.
+
+        ``files`` are paths (a folder stands for all that is in it) and patterns as in .gitignore. Each must
+        choose something, else `NotFound`. A file that is there already is a `Conflict`, unless ``overwrite``.
+        """
+        snapshot = self._snapshot(id)
+        plan = plan_of(snapshot, chosen(snapshot, files))
+        place = Path(target).expanduser()
+        place.mkdir(parents=True, exist_ok=True)
+        return download(snapshot, plan, place.resolve(), overwrite=overwrite, on_progress=on_progress)
+
+    def check(self, id: str, *, on_progress: Callable[[int, int], None] | None = None) -> SnapshotCheck:
+        """Read everything that a snapshot names and rehash it; says what could not be restored."""
+        return check(self._snapshot(id), on_progress=on_progress)
 
     def snapshots(self, *, name: str | Path | None = None, last: int | None = None) -> Iterator[SnapshotInfo]:
         """The snapshots that were taken by themselves (of one workspace, if given), newest first."""
@@ -145,6 +205,32 @@ class Workspace:
             if page.cursor is None:
                 return
             after = page.cursor
+
+    def _snapshot(self, id: str, limits: Limits | None = None) -> Snapshot:
+        return Snapshot(self._engine, self._space, id, limits=limits)
+
+    def _keep_before(self, taken: Taken, folder: Path, id: str) -> None:
+        self._commit(taken, workspace=_label(folder), note=f"before the restore of {id[:12]}", tags=())
+
+    def _commit(
+        self, taken: Taken, *, workspace: str, note: str | None, tags: tuple[str, ...]
+    ) -> SnapshotInfo:
+        draft = Draft(self._space)
+        info = _info(taken, workspace=workspace, at_us=self._clock.now_us(), note=note, tags=tags)
+        draft.require(*taken.requires)
+        draft.event(
+            Event(
+                id=f"snap_{draft.id}",
+                kind=SNAPSHOT,
+                ts_us=info.taken_at_us,
+                scope=str(Scope("", "workspace", workspace)),
+                name=note,
+                data=encode_json(_told(info)),
+                links=(object_address(taken.root),),
+            )
+        )
+        self._engine.commit(draft.batch())
+        return info
 
     def camera(self) -> Camera:
         """What takes the snapshots; threads use it to keep files together with a checkpoint."""

@@ -1,0 +1,301 @@
+"""Restoring: only what differs, never what was left out, and a way back."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import treering
+from tests.workspaces.pictures import picture
+from treering.errors import Conflict, InvalidInput, NotFound, StoreFull
+from treering.store import Store
+from treering.views.workspaces import restoring
+from treering.views.workspaces.planning import stays_inside
+
+
+def test_a_restored_folder_equals_the_original(store: Store, folder: Path, tmp_path: Path) -> None:
+    (folder / "src" / "deep").chmod(0o500)
+    (folder / "README.md").chmod(0o400)
+    snapshot = store.workspace.snapshot(folder)
+    done = store.workspace.restore(snapshot, tmp_path / "new" / "place")
+    assert picture(tmp_path / "new" / "place") == picture(folder)
+    assert done.before is None
+    assert set(done.written) == {
+        *("README.md", "run.sh", "latest", "empty/", "src/", "src/deep/", "src/deep/data.bin"),
+        *("src/main.py", "src/nothing"),
+    }
+    assert done.bytes_written == sum(each.stat().st_size for each in folder.rglob("*") if each.is_file()) - 15
+    assert store.workspace.snapshot(tmp_path / "new" / "place") == snapshot
+
+
+def test_only_what_differs_is_written(store: Store, folder: Path) -> None:
+    snapshot = store.workspace.snapshot(folder)
+    inodes = {path: path.lstat().st_ino for path in folder.rglob("*")}
+    before = picture(folder)
+    (folder / "src" / "main.py").write_text("changed\n")
+    (folder / "README.md").chmod(0o600)
+    (folder / "latest").unlink()
+    (folder / "latest").symlink_to("README.md")
+    (folder / "empty").rmdir()
+    (folder / "notes.txt").write_text("mine")
+    done = store.workspace.restore(snapshot, folder)
+    assert sorted(done.written) == ["README.md", "empty/", "latest", "src/main.py"]
+    assert done.removed == ()
+    assert picture(folder) == {**before, "notes.txt": picture(folder)["notes.txt"]}
+    kept = {path for path, inode in inodes.items() if path.exists() and path.lstat().st_ino == inode}
+    assert {folder / "README.md", folder / "run.sh", folder / "src" / "deep" / "data.bin"} <= kept
+    assert store.workspace.restore(snapshot, folder).written == ()
+
+
+def test_a_restore_can_be_undone(store: Store, folder: Path) -> None:
+    first = store.workspace.snapshot(folder)
+    (folder / "src" / "main.py").write_text("unsaved work\n")
+    (folder / "new").mkdir()
+    (folder / "new" / "file").write_text("also unsaved")
+    unsaved = picture(folder)
+    done = store.workspace.restore(first, folder, delete=True)
+    assert sorted(done.removed) == ["new/", "new/file"]
+    assert done.before is not None
+    store.workspace.restore(done.before, folder, delete=True)
+    assert picture(folder) == unsaved
+    notes = [each.note for each in store.workspace.snapshots()]
+    assert notes[1] == f"before the restore of {first[:12]}"
+
+
+def test_what_was_left_out_is_never_touched(store: Store, folder: Path) -> None:
+    for name in (".git", "node_modules", "logs"):
+        (folder / name).mkdir()
+        (folder / name / "file").write_text("mine")
+    (folder / ".env.key").write_text("secret")
+    snapshot = store.workspace.snapshot(folder, exclude=["logs/"])
+    (folder / ".treeringignore").write_text("src/\n")  # today's rules are not the snapshot's
+    (folder / "src" / "main.py").write_text("changed\n")
+    (folder / "extra").write_text("goes")
+    done = store.workspace.restore(snapshot, folder, delete=True)
+    assert sorted(done.removed) == [".treeringignore", "extra"]
+    assert (folder / "src" / "main.py").read_text() == "print('hello')\n"
+    for name in (".git/file", "node_modules/file", "logs/file", ".env.key"):
+        assert (folder / name).exists(), name
+
+
+def test_a_folder_that_holds_what_was_left_out_stays(store: Store, folder: Path) -> None:
+    snapshot = store.workspace.snapshot(folder)
+    (folder / "package" / "node_modules").mkdir(parents=True)
+    (folder / "package" / "node_modules" / "x").touch()
+    (folder / "package" / "index.js").touch()
+    store.workspace.restore(snapshot, folder, delete=True)
+    assert (folder / "package" / "node_modules" / "x").exists()
+    assert not (folder / "package" / "index.js").exists()
+
+
+def test_files_become_folders_and_back(store: Store, folder: Path) -> None:
+    before = picture(folder)
+    snapshot = store.workspace.snapshot(folder)
+    (folder / "README.md").unlink()
+    (folder / "README.md").mkdir()
+    (folder / "README.md" / "inner").write_text("x")
+    (folder / "empty").rmdir()
+    (folder / "empty").write_text("a file now")
+    (folder / "latest").unlink()
+    (folder / "latest").mkdir()
+    with pytest.raises(Conflict, match=r"README\.md.*is a folder.*delete=True"):
+        store.workspace.restore(snapshot, folder)
+    store.workspace.restore(snapshot, folder, delete=True)
+    assert picture(folder) == before
+
+
+def test_a_dry_run_says_what_would_happen_and_does_nothing(store: Store, folder: Path) -> None:
+    snapshot = store.workspace.snapshot(folder)
+    (folder / "run.sh").unlink()
+    (folder / "extra").touch()
+    changed = picture(folder)
+    told = store.workspace.restore(snapshot, folder, delete=True, dry_run=True)
+    assert (told.written, told.removed, told.dry_run) == (("run.sh",), ("extra",), True)
+    assert picture(folder) == changed
+    assert len(list(store.workspace.snapshots())) == 1
+
+
+def test_without_keeping_what_was_there(store: Store, folder: Path) -> None:
+    snapshot = store.workspace.snapshot(folder)
+    (folder / "README.md").write_text("lost")
+    (folder / "extra").write_text("stays")
+    done = store.workspace.restore(snapshot, folder, keep_before=False)
+    assert done.before is None
+    assert len(list(store.workspace.snapshots())) == 1
+    again = store.workspace.snapshot(folder)
+    assert store.workspace.cat(again, "extra") == b"stays"
+
+
+def test_sparse_files_keep_their_holes(store: Store, folder: Path, tmp_path: Path) -> None:
+    hollow = folder / "disk.img"
+    with hollow.open("wb") as file:
+        file.write(b"head")
+        file.seek(48 * 1024 * 1024)
+        file.write(b"tail")
+    snapshot = store.workspace.snapshot(folder)
+    assert store.stats().total_bytes < 500_000
+    store.workspace.restore(snapshot, tmp_path / "new")
+    restored = tmp_path / "new" / "disk.img"
+    assert picture(tmp_path / "new") == picture(folder)
+    assert restored.stat().st_blocks * 512 < 8 * 1024 * 1024
+
+
+def test_a_sparse_end_is_kept(store: Store, folder: Path, tmp_path: Path) -> None:
+    with (folder / "disk.img").open("wb") as file:
+        file.write(b"head")
+        file.truncate(20 * 1024 * 1024)
+    store.workspace.restore(store.workspace.snapshot(folder), tmp_path / "new")
+    assert picture(tmp_path / "new") == picture(folder)
+
+
+def test_large_files_are_put_together(store: Store, folder: Path, tmp_path: Path) -> None:
+    (folder / "big.bin").write_bytes(random.Random(3).randbytes(20_000_000))
+    for index in range(1200):
+        (folder / f"f{index}").write_text(f"file {index % 700}")
+    store.workspace.restore(store.workspace.snapshot(folder), tmp_path / "new")
+    assert picture(tmp_path / "new") == picture(folder)
+
+
+def test_setuid_is_dropped(store: Store, folder: Path, tmp_path: Path) -> None:
+    (folder / "run.sh").chmod(0o4755)
+    store.workspace.restore(store.workspace.snapshot(folder), tmp_path / "new")
+    assert stat.S_IMODE((tmp_path / "new" / "run.sh").stat().st_mode) == 0o755
+
+
+def test_hard_links_come_back_as_files_of_their_own(store: Store, folder: Path, tmp_path: Path) -> None:
+    os.link(folder / "README.md", folder / "twin")
+    store.workspace.restore(store.workspace.snapshot(folder), tmp_path / "new")
+    assert (tmp_path / "new" / "twin").read_text() == "# Report\n"
+    assert (tmp_path / "new" / "twin").stat().st_nlink == 1
+
+
+def test_a_hard_link_in_the_target_does_not_lead_out(store: Store, folder: Path, tmp_path: Path) -> None:
+    """Writing through a hard link would change the other file; a rename replaces the name only."""
+    snapshot = store.workspace.snapshot(folder)
+    outside = tmp_path / "outside.txt"
+    outside.write_text("of the host")
+    (folder / "README.md").unlink()
+    os.link(outside, folder / "README.md")
+    store.workspace.restore(snapshot, folder)
+    assert outside.read_text() == "of the host"
+    assert (folder / "README.md").read_text() == "# Report\n"
+
+
+def test_the_policies_for_links(store: Store, folder: Path, tmp_path: Path) -> None:
+    (folder / "out").symlink_to("/etc/passwd")
+    (folder / "src" / "up").symlink_to("../README.md")
+    (folder / "src" / "far").symlink_to("../../x")
+    snapshot = store.workspace.snapshot(folder)
+    store.workspace.restore(snapshot, tmp_path / "all")
+    assert picture(tmp_path / "all") == picture(folder)
+    done = store.workspace.restore(snapshot, tmp_path / "inside", links="inside")
+    assert sorted(done.left_links) == ["out", "src/far"]
+    assert (tmp_path / "inside" / "src" / "up").is_symlink()
+    done = store.workspace.restore(snapshot, tmp_path / "none", links="drop")
+    assert not any(path.is_symlink() for path in (tmp_path / "none").rglob("*"))
+    assert store.workspace.snapshot(tmp_path / "none") != snapshot
+
+
+@pytest.mark.parametrize(
+    "target, depth, inside",
+    [
+        ("a/b", 0, True),
+        ("../a", 0, False),
+        ("../a", 1, True),
+        ("/a", 5, False),
+        ("a/../b", 5, False),  # a may be a link
+        ("./a//b", 0, True),
+        ("..", 1, True),
+        ("..", 0, False),
+    ],
+)
+def test_which_links_stay_inside(target: str, depth: int, *, inside: bool) -> None:
+    assert stays_inside(target, depth) is inside
+
+
+def test_a_full_disk_is_found_out_before_anything_is_written(
+    store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = store.workspace.snapshot(folder)
+    real = os.fstatvfs
+
+    def nearly_full(descriptor: int):
+        found = list(real(descriptor))
+        found[4] = 0
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(restoring.os, "fstatvfs", nearly_full)
+    with pytest.raises(StoreFull, match="nothing was written"):
+        store.workspace.restore(snapshot, tmp_path / "new")
+    assert picture(tmp_path / "new") == {}
+
+
+def test_unknown_snapshots_and_forbidden_places(
+    store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = store.workspace.snapshot(folder)
+    with pytest.raises(NotFound, match="no snapshot"):
+        store.workspace.restore("0" * 64, tmp_path / "new")
+    with pytest.raises(InvalidInput, match="not a snapshot"):
+        store.workspace.restore("latest", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(InvalidInput, match="whole machine"):
+        store.workspace.restore(snapshot, "/")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(InvalidInput, match="home"):
+        store.workspace.restore(snapshot, tmp_path)
+
+
+def test_something_that_no_snapshot_holds_is_in_the_way(store: Store, folder: Path) -> None:
+    snapshot = store.workspace.snapshot(folder)
+    (folder / "README.md").unlink()
+    os.mkfifo(folder / "README.md")
+    with pytest.raises(Conflict, match=r"README\.md.*in the way"):
+        store.workspace.restore(snapshot, folder)
+
+
+_names = st.sampled_from(["a", "b", "c.txt", "d e", "ä", ".hidden", "[x]", "-r", "Ab"])
+_trees = st.recursive(
+    st.one_of(
+        st.tuples(st.just("file"), st.binary(max_size=40), st.sampled_from([0o644, 0o755, 0o600])),
+        st.tuples(st.just("link"), st.sampled_from(["a", "../b", "/nowhere"])),
+    ),
+    lambda inner: st.tuples(st.just("folder"), st.dictionaries(_names, inner, max_size=4)),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=st.dictionaries(_names, _trees, max_size=4), after=st.dictionaries(_names, _trees, max_size=4))
+def test_any_folder_becomes_any_other_and_back(
+    tmp_path_factory: pytest.TempPathFactory, before: dict, after: dict
+) -> None:
+    root = tmp_path_factory.mktemp("any")
+    with treering.open("memory:") as store:
+        _make(root / "one", before)
+        _make(root / "two", after)
+        one, two = store.workspace.snapshot(root / "one"), store.workspace.snapshot(root / "two")
+        done = store.workspace.restore(two, root / "one", delete=True)
+        assert picture(root / "one") == picture(root / "two")
+        assert store.workspace.snapshot(root / "one") == two
+        assert bool(done.written or done.removed) == (one != two)
+        store.workspace.restore(one, root / "one", delete=True)
+        assert store.workspace.snapshot(root / "one") == one
+
+
+def _make(root: Path, tree: dict) -> None:
+    root.mkdir()
+    for name, (kind, *what) in tree.items():
+        if kind == "folder":
+            _make(root / name, what[0])
+        elif kind == "link":
+            (root / name).symlink_to(what[0])
+        else:
+            (root / name).write_bytes(what[0])
+            (root / name).chmod(what[1])
