@@ -10,6 +10,7 @@ run is never run again; there is no ``checkpoint_after_tool_call`` to set.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from random import random
 from types import TracebackType
 from typing import Any, Final, Self, cast
@@ -306,8 +307,13 @@ class TreeringSaver(BaseCheckpointSaver[int]):
     def _place(self, config: RunnableConfig) -> tuple[Place, str]:
         chosen = cast("Any", config)["configurable"]
         thread = str(chosen["thread_id"])
-        name = thread_name(thread, "thread_id", limit=_LONGEST)
-        return self._graphs.place(name, str(chosen.get("checkpoint_ns") or "")), thread
+        return self._graphs.place(thread_id_of(thread), str(chosen.get("checkpoint_ns") or "")), thread
 
     def _root(self, thread_id: str) -> Place:
-        return self._graphs.place(thread_name(str(thread_id), "thread_id", limit=_LONGEST), "")
+        return self._graphs.place(thread_id_of(str(thread_id)), "")
+
+
+@lru_cache(maxsize=4096)
+def thread_id_of(thread: str) -> str:
+    """The id that a thread of LangGraph has in the store: its own, where that can be one."""
+    return thread_name(thread, "thread_id", limit=_LONGEST)

@@ -56,6 +56,7 @@ _TRIES: Final = 8
 _BASES: Final = 64
 _BASE_ITEMS: Final = 50_000
 _SMALL: Final = 256
+_SIMPLE: Final = frozenset({str, int, bool, type(None)})
 _OWN_CHANNELS: Final = ("branch:", "__")
 """What the names of LangGraph's own channels begin with; their small values lie in the checkpoint's row."""
 
@@ -214,10 +215,12 @@ class Scribe:
                 entries.append([channel, index, "m", put_message(value)])
             elif type(value) is list and value and all(map(values.takes, value)):
                 entries.append([channel, index, "l", [put_message(each) for each in value]])
+            elif value is None:
+                entries.append([channel, index, "v", None])
             else:
                 content = values.encode(value)
                 if content.kind == "json" and len(content.data) <= _SMALL:
-                    entries.append([channel, index, "v", value if value is None else values.plain(value)])
+                    entries.append([channel, index, "v", values.plain(value)])
                 else:
                     entries.append([channel, index, "s", put(content)])
         data: bytes | None = encode_json(
@@ -382,9 +385,10 @@ class Scribe:
         self._memory.keep(
             Base(step, base.lists), instead_of=parent.step.checkpoint.id if parent is not None else None
         )
-        for known in base.lists.values():
+        for name, known in base.lists.items():
             if known.is_messages:
-                self._memory.recent.forget(known.items[-64:])
+                before = parent.lists.get(name) if parent is not None else None
+                self._memory.recent.forget(known.items[len(before.items) if before is not None else 0 :])
         return step
 
 
@@ -461,6 +465,8 @@ def _plain_metadata(values: Values, metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain_values(values: Values, plain: dict[str, Any]) -> dict[str, Any]:
+    if all(type(value) in _SIMPLE or value == {} for value in plain.values()):
+        return plain
     try:
         encode_json(plain)
     except Unencodable:

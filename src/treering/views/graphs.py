@@ -13,9 +13,10 @@ child: whoever goes on from the step once more must not be given it again.
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 import msgspec
 
@@ -43,9 +44,12 @@ WRITES: Final = "writes"
 
 _HEADS: Final = "graph/"
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
+_UUID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _GREGORIAN_US: Final = 12_219_292_800_000_000
 _LAST_MS: Final = (1 << 47) - 1
 _PAGE: Final = 500
+_PLACES: Final = 4096
 _WINDOW: Final = 64
 """Two runs on one thread commit a little out of order; that far back, steps are put in the order of their ids."""
 FORKED: Final = "forked_from"
@@ -113,19 +117,24 @@ def step_id(place: Place, graph_id: str) -> tuple[str, int] | None:
 
     Ids of one namespace sort as the framework's own do.
     """
+    return _made_id(place.namespace, place.thread, place.within, graph_id)
+
+
+@lru_cache(maxsize=4096)
+def _made_id(namespace: str, thread: str, within: str, graph_id: str) -> tuple[str, int] | None:
     ticks = _ticks(graph_id)
     if ticks is None:
         return None
     ms, rest = divmod(ticks, 10_000)
-    digest = blake2b(_name(place, graph_id), digest_size=8).digest()
+    digest = blake2b(_name(namespace, thread, within, graph_id), digest_size=8).digest()
     number = ms << 80 | rest << 64 | int.from_bytes(digest, "big")
-    digits = [_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5)]
-    return PREFIX + "".join(digits), ticks // 10
+    return PREFIX + "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -1, -10)]), ticks // 10
 
 
 def writes_key(place: Place, graph_id: str) -> str:
     """What the writes of a step have in common, in the journal's indexed column."""
-    return "writes:" + blake2b(_name(place, graph_id), digest_size=16).hexdigest()
+    name = _name(place.namespace, place.thread, place.within, graph_id)
+    return "writes:" + blake2b(name, digest_size=12).hexdigest()
 
 
 class Graphs:
@@ -135,9 +144,18 @@ class Graphs:
         self._engine = engine
         self._space = space
         self._namespace = namespace
+        self._places: dict[tuple[str, str], Place] = {}
 
     def place(self, thread_id: str, within: str) -> Place:
         """Where a graph's steps go."""
+        known = self._places.get((thread_id, within))
+        if known is None:
+            if len(self._places) >= _PLACES:
+                self._places.clear()
+            known = self._places[thread_id, within] = self._placed(thread_id, within)
+        return known
+
+    def _placed(self, thread_id: str, within: str) -> Place:
         ref = head_ref(thread_id, self._namespace)
         if within:
             ref = f"{_HEADS}{namespace_prefix(self._namespace)}{namespace_prefix(thread_id)}{within}"
@@ -357,23 +375,20 @@ def _by_graph_id(step: Step) -> str:
     return step.graph_id
 
 
-def _name(place: Place, graph_id: str) -> bytes:
-    return f"{place.namespace}\0{place.thread}\0{place.within}\0{graph_id}".encode("utf-8", "surrogatepass")
+def _name(*parts: str) -> bytes:
+    return "\0".join(parts).encode("utf-8", "surrogatepass")
 
 
 def _ticks(graph_id: str) -> int | None:
     """When a UUID of version 6 or 7 was made, in tenths of a microsecond since 1970."""
-    try:
-        number = UUID(graph_id)
-    except ValueError:
+    if _UUID.fullmatch(graph_id) is None:
         return None
-    if str(number) != graph_id:
-        return None
-    if number.version == 6:  # noqa: PLR2004 - of RFC 9562
-        stamp = number.int >> 80 << 12 | number.int >> 64 & 0xFFF
-        ticks = stamp - _GREGORIAN_US * 10
-    elif number.version == 7:  # noqa: PLR2004 - of RFC 9562
-        ticks = (number.int >> 80) * 10_000 + (number.int >> 64 & 0xFFF)
+    number = int(graph_id.replace("-", ""), 16)
+    version = graph_id[14]
+    if version == "6":
+        ticks = (number >> 80 << 12 | number >> 64 & 0xFFF) - _GREGORIAN_US * 10
+    elif version == "7":
+        ticks = (number >> 80) * 10_000 + (number >> 64 & 0xFFF)
     else:
         return None
     return ticks if 0 <= ticks // 10_000 <= _LAST_MS else None
