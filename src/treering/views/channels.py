@@ -10,7 +10,6 @@ place.
 from __future__ import annotations
 
 import marshal
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -28,8 +27,13 @@ if TYPE_CHECKING:
     from treering.core.draft import Draft
     from treering.core.engine import Engine
 
+    def _kind_of(_value: object, /) -> type[object]: ...
+else:
+    _kind_of = type  # under a name that keeps the checker from narrowing Any to something less known
+
 
 _PAGE: Final = 1000
+_BY_TEXT: Final = frozenset({bool, float, int, type(None)})
 
 
 class Channel:
@@ -37,7 +41,7 @@ class Channel:
 
     __slots__ = ("prints", "stretch")
 
-    def __init__(self, stretch: Stretch | None, prints: list[bytes] | None) -> None:
+    def __init__(self, stretch: Stretch | None, prints: list[int] | None) -> None:
         self.stretch = stretch
         self.prints = prints
 
@@ -48,13 +52,25 @@ class First(msgspec.Struct, frozen=True):
     count: int
 
 
-def fingerprint(value: Any) -> bytes:
-    """A digest of a value as it is now; for comparing within this process only, never stored."""
+def fingerprint(value: Any) -> int:
+    """A hash of a value as it is now, types and all; for comparing within this process only, never stored.
+
+    Python keeps the hash of a str with it, so a conversation that is looked at again and again costs a
+    glance at its structure, not a pass over its text.
+    """
+    kind = _kind_of(value)
+    if kind is str:
+        return hash(value)
+    if kind is dict:
+        return hash((kind, *value, *map(type, value), *map(fingerprint, value.values())))
+    if kind is list:
+        return hash((kind, *map(fingerprint, value)))
+    if kind in _BY_TEXT:  # hash(-1) == hash(-2), and hash(1) == hash(True)
+        return hash((kind, repr(value)))
     try:
-        plain = marshal.dumps(value, 2)
+        return hash(marshal.dumps(value, 2))
     except ValueError:
-        plain = encode(value, keep_order=True).data
-    return blake2b(plain, digest_size=16).digest()
+        return hash(encode(value, keep_order=True).data)
 
 
 def extend(draft: Draft, stretch: Stretch | None, items: Sequence[Any], *, scope: str) -> Stretch:
@@ -160,7 +176,7 @@ def _shorter(channel: Channel | None, count: int) -> Channel:
     return Channel(Stretch(channel.stretch.list, min(count, channel.stretch.length)), prints)
 
 
-def _common(known: Sequence[bytes], prints: Sequence[bytes]) -> int:
+def _common(known: Sequence[int], prints: Sequence[int]) -> int:
     if known == prints[: len(known)]:
         return len(known)
     same = 0

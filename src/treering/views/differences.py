@@ -103,7 +103,7 @@ def _below(path: str, key: object) -> str:
     return f"{path}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
 
-def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
     same = 0
     for mine, theirs in zip(one, other, strict=False):
         if mine != theirs:
