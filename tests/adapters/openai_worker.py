@@ -1,9 +1,9 @@
 """An agent of the OpenAI Agents SDK with a scripted model, in a process that can be killed.
 
-    python openai_worker.py FOLDER (turns | parallel) [HANGING TOOL]
+    python -m tests.adapters.openai_worker FOLDER [HANGING TOOL]
 
 The model is a function of what it is shown: it asks for the squares of 1 to 4 that it has not got yet, one a
-turn or all at once, and then adds up. So its last answer is right only if every tool result is there, once.
+turn (or all at once), and then adds up. So its last answer is right only if every tool result is there, once.
 Each tool notes in a file that it ran; the hanging one never returns. Every save is said on stdout.
 """
 
@@ -47,39 +47,32 @@ def is_square(item) -> bool:
 
 
 def make_agent(folder: Path, how: str, hanging: int | None = None) -> Agent:
-    done = {number: asyncio.Event() for number in NUMBERS}
-
     @function_tool
     async def square(number: int) -> str:
         """The square of a number."""
-        if how == "parallel" and number - 1 in done and hanging is not None:
-            await done[number - 1].wait()  # one after the other, so that it is known what was saved
         with (folder / "ran.txt").open("a") as ran:
             ran.write(f"{number}\n")
         if number == hanging:
             await asyncio.Event().wait()
-        done[number].set()
         return f"{number}:{number * number}"
 
     model = ScriptedModel([respond(how)] * 10)
     return Agent(name="adder", model=model, tools=[square])
 
 
-async def main(folder: Path, how: str, hanging: int | None) -> None:
+async def main(folder: Path, hanging: int | None) -> None:
     async with treering.open_async(folder / "store") as store:
         store.hooks.add("post_checkpoint_save", lambda saved: print(saved.checkpoint.note, flush=True))
         session = TreeringSession("squares", store)
         is_new = await store.thread("squares").head() is None
-        hooks = session.checkpoint_after_tool_call() if how == "parallel" else None
         result = await Runner.run(
-            make_agent(folder, how, hanging),
+            make_agent(folder, "turns", hanging),
             QUESTION if is_new else [],
             session=session,
-            hooks=hooks,
             run_config=RunConfig(tracing_disabled=True),
         )
         print("answer:", result.final_output, flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if sys.argv[3:] else None))
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else None))

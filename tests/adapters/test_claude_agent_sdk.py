@@ -503,6 +503,7 @@ def test_a_real_session_is_mirrored_and_resumed_where_only_the_store_knows_it(me
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(300)  # importing the SDK in each process takes most of it
 @pytest.mark.usefixtures("cli")
 def test_a_session_that_was_killed_goes_on_in_another_process(tmp_path):
     """Killed while its third tool runs, its CLI too, and its home lost; what was mirrored is enough."""
@@ -526,7 +527,7 @@ def test_a_session_that_was_killed_goes_on_in_another_process(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert f"answer: {claude_worker.ANSWER}" in done.stdout.splitlines()
@@ -537,7 +538,7 @@ def test_a_session_that_was_killed_goes_on_in_another_process(tmp_path):
 
 def test_the_example_brings_each_entry_once():
     command = [sys.executable, str(ROOT / "examples" / "claude_agent_sdk_store.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
     once = [
         "00000000-0000-0000-0000-000000000001  Count the rings.",

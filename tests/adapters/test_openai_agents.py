@@ -636,18 +636,21 @@ def test_an_unfinished_turn_is_read_and_then_kept_once(store):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("how, last_word", [("turns", "None"), ("parallel", "tool: square")])
-def test_a_run_that_was_killed_goes_on_in_another_process(tmp_path, how, last_word):
-    """Killed while its third tool runs; the first two are not run again and the answer is right."""
-    command = [sys.executable, "-m", "tests.adapters.openai_worker", str(tmp_path), how]
+@pytest.mark.timeout(300)  # importing the SDK in each process takes most of it
+def test_a_run_that_was_killed_goes_on_in_another_process(tmp_path):
+    """Killed while its third tool runs; the first two are not run again and the answer is right.
+
+    That is between turns; the example is killed within one.
+    """
+    command = [sys.executable, "-m", "tests.adapters.openai_worker", str(tmp_path)]
     with subprocess.Popen([*command, "3"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         said = [worker.stdout.readline().strip() for _ in range(3)]
         os.kill(worker.pid, signal.SIGKILL)
-    assert said == ["None", last_word, last_word]
+    assert said == ["None"] * 3
     first = (tmp_path / "ran.txt").read_text().split()
     assert first in (["1", "2"], ["1", "2", "3"])
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"answer: {openai_worker.ANSWER}"
     assert (tmp_path / "ran.txt").read_text().split() == [*first, "3", "4"]
@@ -659,9 +662,10 @@ def test_a_run_that_was_killed_goes_on_in_another_process(tmp_path, how, last_wo
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(300)  # importing the SDK in each process takes most of it
 def test_the_example_goes_on_after_the_kill():
     command = [sys.executable, str(ROOT / "examples" / "openai_agents_session.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "One process begins:",
