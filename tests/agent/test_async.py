@@ -279,6 +279,83 @@ def test_a_cancelled_run_ends_when_its_save_has_ended() -> None:
         asyncio.run(work(store))
 
 
+def test_many_runs_with_layers_of_both_kinds_do_not_wait_for_each_other() -> None:
+    together = threading.Barrier(40)
+
+    def look(n: int) -> int:
+        together.wait(timeout=60)
+        return n
+
+    def model(messages, tools):  # noqa: ARG001
+        return said("Done.") if messages[-1]["role"] == "tool" else WANTS
+
+    async def work():
+        around = [PlainAround(), AsyncAround(), PlainAround()]
+        agent = create_agent(model=model, tools=[look], middleware=around)
+        return await asyncio.gather(*(agent.agenerate(prompt="Hi") for _ in range(40)))
+
+    assert {result.messages[2]["content"] for result in asyncio.run(work())} == {"4"}
+
+
+def test_a_plain_stream_stays_in_one_thread() -> None:
+    threads = set()
+
+    def model(messages, tools):  # noqa: ARG001
+        for piece in "abc":
+            threads.add(threading.get_ident())
+            yield piece
+
+    assert asyncio.run(create_agent(model=model).agenerate(prompt="Hi")).text == "abc"
+    assert len(threads) == 1
+    assert threads != {threading.get_ident()}
+
+
+def test_a_plain_stream_that_is_cancelled_in_the_middle_of_a_piece_is_closed_after_it() -> None:
+    inside, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def model(messages, tools):  # noqa: ARG001
+        try:
+            inside.set()
+            assert go_on.wait(timeout=60)
+            yield "late"
+        finally:
+            closed.set()
+
+    async def work():
+        run = asyncio.create_task(create_agent(model=model).agenerate(prompt="Hi"))
+        await asyncio.to_thread(inside.wait)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert not closed.is_set()
+        go_on.set()
+        await asyncio.to_thread(closed.wait)
+
+    asyncio.run(work())
+    assert closed.is_set()
+
+
+def test_a_stream_that_breaks_is_closed_and_its_error_is_raised() -> None:
+    class Broken:
+        closed = False
+
+        def __next__(self):
+            raise ConnectionError("cut off")
+
+        def __iter__(self):
+            return self
+
+        def close(self):
+            self.closed = True
+
+    for way in ("plain", "async"):
+        broken = Broken()
+        agent = create_agent(model=Scripted(broken))
+        with pytest.raises(ConnectionError, match="cut off"):
+            agent.generate(prompt="Hi") if way == "plain" else asyncio.run(agent.agenerate(prompt="Hi"))
+        assert broken.closed
+
+
 def test_an_agent_serves_many_threads_at_once() -> None:
     async def model(messages, tools):  # noqa: ARG001
         await asyncio.sleep(0)

@@ -3,24 +3,27 @@
 The loop is a generator. It yields a `Call` for everything that takes time (the model, a tool, a checkpoint)
 and gets the result sent back, or the error thrown in; it yields a `Part` for whoever watches. The two drivers
 here are the only code that knows whether it waits or awaits, so plain and async models, tools, middleware
-and savers mix freely. **Invariant:** no running event loop is ever blocked.
+and savers mix freely. **Invariant:** no running event loop is ever blocked. Under asyncio, the plain
+functions of a run are called in a thread that is the run's own, so runs never wait for each other's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from treering.agent.parts import Part
-from treering.keyvalue.awaiting import call, call_async, lent
+from treering.keyvalue.awaiting import call, lent
 
 END: Final[Any] = object()
-"""What `advance` gives when a stream is over."""
+"""What a stream gives when it is over (see `next_piece`)."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -72,12 +75,13 @@ def drive(run: Drivable) -> Iterator[Part]:
     finally:
         steps.close()
         if run.stream is not None:
-            call(close_stream, run.stream)
+            call(_close, run.stream)
 
 
 async def drive_async(run: Drivable) -> AsyncIterator[Part]:
-    """Carry out the steps, awaiting each; plain functions run in a worker thread."""
+    """Carry out the steps, awaiting each."""
     steps = run.steps()
+    worker = Worker()
     answer: Any = None
     error: Exception | None = None
     try:
@@ -91,29 +95,77 @@ async def drive_async(run: Drivable) -> AsyncIterator[Part]:
                 yield step
                 continue
             try:
-                wait = _settled if step.settles else awaited
-                answer = await wait(step.function, *step.args)
+                result = worker.awaited(step.function, *step.args)
+                answer = await (_settled(result) if step.settles else result)
             except Exception as raised:  # noqa: BLE001 - the loop decides what an error means
                 error = raised
     finally:
         steps.close()
-        if run.stream is not None:
-            await awaited(close_stream, run.stream)
+        try:
+            if run.stream is not None:
+                await worker.close_stream(run.stream)
+        finally:
+            worker.close()
 
 
-async def awaited(function: Callable[..., Any], *args: Any) -> Any:
-    """The result of a function that may be plain or async.
-
-    A plain one runs in a worker thread; what it calls that is async (a hook, a tool behind plain middleware)
-    is awaited in this loop all the same.
-    """
-    if inspect.iscoroutinefunction(function):
-        return await function(*args)
-    return await call_async(_lent_to, asyncio.get_running_loop(), function, *args)
+def open_stream(reply: Any) -> Any:
+    """The iterator behind something that can be iterated over."""
+    return aiter(reply) if hasattr(reply, "__aiter__") else iter(reply)
 
 
-async def _settled(function: Callable[..., Any], *args: Any) -> Any:
-    task = asyncio.ensure_future(awaited(function, *args))
+def next_piece(stream: Any) -> Call:
+    """The call that gives the next piece of a stream, or `END`."""
+    return Call(_next_async if hasattr(stream, "__anext__") else _next, (stream,))
+
+
+class Worker:
+    """A thread in which plain functions are called, one after the other; it begins at the first need."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._last: Future[Any] | None = None
+
+    async def awaited(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The result of a function that may be plain or async.
+
+        What a plain one calls that is async (a hook, a tool behind plain middleware) is awaited in this
+        loop all the same.
+        """
+        if inspect.iscoroutinefunction(function):
+            return await function(*args)
+        result = await asyncio.wrap_future(self._submit(function, *args))
+        return await result if inspect.isawaitable(result) else result
+
+    async def close_stream(self, stream: Any) -> None:
+        """Let go of a stream that nobody will read to its end.
+
+        A plain one whose next piece is still being made (its reader was cancelled) is closed after that.
+        """
+        if hasattr(stream, "__anext__"):
+            result = _close(stream)
+            if inspect.isawaitable(result):
+                await result
+            return
+        is_idle = self._last is None or self._last.done()
+        closing = self._submit(_close, stream)
+        if is_idle:
+            await asyncio.wrap_future(closing)
+
+    def close(self) -> None:
+        """Take no more calls; the thread ends when it has finished its own."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+    def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="treering-agent")
+        context = contextvars.copy_context()
+        self._last = self._pool.submit(context.run, _lent_to, asyncio.get_running_loop(), function, *args)
+        return self._last
+
+
+async def _settled(result: Coroutine[Any, Any, Any]) -> Any:
+    task = asyncio.ensure_future(result)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -126,35 +178,19 @@ async def _settled(function: Callable[..., Any], *args: Any) -> Any:
     return task.result()
 
 
-def pieces_of(stream: Any) -> Call:
-    """The call that gives the next piece of a stream, or `END`."""
-    if hasattr(stream, "__anext__"):
-        return Call(_advance_async, (stream,))
-    return Call(_advance, (stream,))
-
-
-def opened(stream: Any) -> Any:
-    """The iterator behind something that can be iterated over."""
-    return aiter(stream) if hasattr(stream, "__aiter__") else iter(stream)
-
-
-def close_stream(stream: Any) -> Any:
-    """Let go of a stream that nobody will read to its end."""
-    for name in ("aclose", "close"):
-        close = getattr(stream, name, None)
-        if close is not None:
-            return close()
-    return None
-
-
-def _advance(stream: Any) -> Any:
+def _next(stream: Any) -> Any:
     return next(stream, END)
 
 
-async def _advance_async(stream: Any) -> Any:
+async def _next_async(stream: Any) -> Any:
     with suppress(StopAsyncIteration):
         return await anext(stream)
     return END
+
+
+def _close(stream: Any) -> Any:
+    close = getattr(stream, "aclose", None) or getattr(stream, "close", None)
+    return None if close is None else close()
 
 
 def _lent_to(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from treering.agent.driving import END, Call, Steps, opened, pieces_of
+from treering.agent.driving import END, Call, Steps, next_piece, open_stream
 from treering.agent.keepers import Book, Keeper, Page
 from treering.agent.middleware import AfterModel, AsksFirst, BeforeModel, Middleware, wrapped
 from treering.agent.parts import Context, Part, Result
@@ -193,8 +193,8 @@ class Run:
             yield Part(kind="message", message=message)
 
     def _gather(self, reply: Any) -> Doing:
-        self.stream = stream = opened(reply)
-        following = pieces_of(stream)
+        self.stream = stream = open_stream(reply)
+        following = next_piece(stream)
         pieces = Pieces()
         while (piece := (yield following)) is not END:
             text = pieces.take(piece)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from treering.agent.driving import awaited
+from treering.agent.driving import Worker
 from treering.agent.parts import Context
 from treering.agent.shapes import Message, ToolCall
 from treering.keyvalue.awaiting import call as waited
@@ -77,7 +77,11 @@ def _layer(wrap: Callable[..., Any], context: Context, inner: Proceed) -> Procee
     if inspect.iscoroutinefunction(wrap):
 
         async def proceed_async(call: ToolCall) -> Any:
-            return await awaited(inner, call)
+            worker = Worker()  # of its own: the run's may be waiting for this very call
+            try:
+                return await worker.awaited(inner, call)
+            finally:
+                worker.close()
 
         async def outer_async(call: ToolCall) -> Any:
             return await wrap(call, context, proceed_async)
