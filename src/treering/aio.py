@@ -49,6 +49,7 @@ from treering.views.workspaces.checking import SnapshotCheck
 from treering.views.workspaces.comparing import FileChange
 from treering.views.workspaces.looking import Entry
 from treering.views.workspaces.planning import LinkPolicy
+from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.restoring import Restored
 from treering.views.workspaces.scanning import Limits
 from treering.views.workspaces.snapshots import Camera
@@ -598,6 +599,10 @@ class AsyncChat:
         """Async twin of `Chat.reset`."""
         return AsyncThread(await self._bridge.call(self._chat.reset), self._bridge)
 
+    async def delete(self, *, cascade: bool = False) -> None:
+        """Async twin of `Chat.delete`."""
+        await self._bridge.call(self._chat.delete, cascade=cascade)
+
     async def synchronise(self, *, at_least: int = 0) -> int:
         """Async twin of `Chat.synchronise`."""
         return await self._bridge.call(self._chat.synchronise, at_least=at_least)
@@ -945,7 +950,7 @@ class AsyncWorkspace:
         limits: Limits | None = None,
         seconds: float | None = None,
         allow_home: bool = False,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[FileProgress], None] | None = None,
         on_done: Callable[[SnapshotInfo], None] | None = None,
     ) -> str:
         """Async twin of `Workspace.snapshot`."""
@@ -975,7 +980,7 @@ class AsyncWorkspace:
         limits: Limits | None = None,
         dry_run: bool = False,
         allow_home: bool = False,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[FileProgress], None] | None = None,
     ) -> Restored:
         """Async twin of `Workspace.restore`."""
         return await self._bridge.call(
@@ -1011,7 +1016,7 @@ class AsyncWorkspace:
         target: str | Path,
         *,
         overwrite: bool = False,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[FileProgress], None] | None = None,
     ) -> tuple[str, ...]:
         """Async twin of `Workspace.download`."""
         return await self._bridge.call(
@@ -1023,7 +1028,9 @@ class AsyncWorkspace:
             on_progress=self._bridge.in_loop(on_progress),
         )
 
-    async def check(self, id: str, *, on_progress: Callable[[int, int], None] | None = None) -> SnapshotCheck:
+    async def check(
+        self, id: str, *, on_progress: Callable[[FileProgress], None] | None = None
+    ) -> SnapshotCheck:
         """Async twin of `Workspace.check`."""
         return await self._bridge.call(
             self._workspace.check, id, on_progress=self._bridge.in_loop(on_progress)

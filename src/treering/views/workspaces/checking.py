@@ -12,6 +12,7 @@ import msgspec
 from treering.core.tree import FileEntry, FolderEntry
 from treering.errors import Corrupt, NotFound, TreeringError
 from treering.views.workspaces.feeding import BATCH_OBJECTS, Feed
+from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.stored import Snapshot
 
 
@@ -36,7 +37,7 @@ class SnapshotCheck(msgspec.Struct, frozen=True, kw_only=True):
         return not self.problems
 
 
-def check(snapshot: Snapshot, *, on_progress: Callable[[int, int], None] | None = None) -> SnapshotCheck:
+def check(snapshot: Snapshot, *, on_progress: Callable[[FileProgress], None] | None = None) -> SnapshotCheck:
     """Read everything that a snapshot names."""
     problems: list[SnapshotProblem] = []
     files = list(_files(snapshot, problems))
@@ -49,7 +50,7 @@ def check(snapshot: Snapshot, *, on_progress: Callable[[int, int], None] | None 
         else:
             size += found
         if on_progress is not None:
-            on_progress(at + 1, size)
+            on_progress(FileProgress(at + 1, size))
     return SnapshotCheck(id=snapshot.root, files=len(files), size_bytes=size, problems=tuple(problems))
 
 

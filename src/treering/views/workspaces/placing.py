@@ -22,6 +22,7 @@ from treering.errors import Conflict, Corrupt
 from treering.files import translated
 from treering.views.workspaces.known import KnownFile, KnownFolder, Stamp, stamp_of, trusted, untrusted
 from treering.views.workspaces.planning import FolderPlan
+from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.rules import TEMPORARY
 from treering.views.workspaces.scanning import FOLDER_FLAGS
 
@@ -48,7 +49,7 @@ class Placer:
         *,
         now_ns: Callable[[], int],
         joins: bool = False,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[FileProgress], None] | None = None,
     ) -> None:
         self._take = take
         self._joins = joins
@@ -146,7 +147,7 @@ class Placer:
         self.bytes += size
         self.written.append(path)
         if self._on_progress is not None:
-            self._on_progress(len(self.written), self.bytes)
+            self._on_progress(FileProgress(len(self.written), self.bytes))
         # Renaming moves ctime; everything else is as it was when the file was closed, or someone was faster.
         stamp = stamp_of(os.stat(entry.name, dir_fd=folder, follow_symlinks=False))
         return stamp if stamp[:3] == stamp_of(written)[:3] else untrusted(stamp[4])

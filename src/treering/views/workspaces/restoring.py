@@ -22,6 +22,7 @@ from treering.views.workspaces.feeding import Feed
 from treering.views.workspaces.known import Known, KnownFolder
 from treering.views.workspaces.placing import Placer
 from treering.views.workspaces.planning import FolderPlan, LinkPolicy, Planner
+from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.rules import TEMPORARY
 from treering.views.workspaces.snapshots import Taken, opened
 
@@ -57,7 +58,7 @@ def restore(
     delete: bool = False,
     links: LinkPolicy = "preserve",
     dry_run: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[FileProgress], None] | None = None,
 ) -> Restored:
     """Make a folder into a snapshot; ``keep`` commits what was there before (``None``: it is not kept)."""
     rules = snapshot.rules
@@ -93,7 +94,7 @@ def download(
     target: Path,
     *,
     overwrite: bool,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[FileProgress], None] | None = None,
 ) -> tuple[str, ...]:
     """Write the files of a plan into a folder that may have others; their paths."""
     taken = [path for path in _paths(plan) if os.path.lexists(target / path)]

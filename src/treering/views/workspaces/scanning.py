@@ -32,6 +32,7 @@ from treering.views.workspaces.known import (
     trusted,
     untrusted,
 )
+from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.rules import RESERVED, Rules
 
 MAX_DEPTH: Final = 256
@@ -96,7 +97,7 @@ class Scan:
         avoid: frozenset[tuple[int, int]] = frozenset(),
         limits: Limits | None = None,
         deadline: float | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[FileProgress], None] | None = None,
     ) -> None:
         self._rules = rules
         self._known = known
@@ -298,7 +299,7 @@ class Scan:
     def _done(self, fresh: _Fresh) -> _Fresh:
         self.read_files += 1
         if self._on_progress is not None:
-            self._on_progress(self.read_files, self._read_bytes)
+            self._on_progress(FileProgress(self.read_files, self._read_bytes))
         return fresh
 
     # Trees

@@ -22,6 +22,7 @@ import msgspec
 
 from treering.errors import InvalidInput, MissingObjects, NotFound
 from treering.views.workspaces.known import Known, KnownFolder, Shelf
+from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.rules import IGNORE_FILE, Rules, make_rules
 from treering.views.workspaces.scanning import FILE_FLAGS, LeftOut, Limits, Scan
 
@@ -71,7 +72,7 @@ class Camera:
         include: Iterable[str] = (),
         limits: Limits | None = None,
         seconds: float | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[FileProgress], None] | None = None,
     ) -> T:
         """Take a snapshot and let ``commit`` write what names it; gives back what that gives back."""
         exclude, include = _listed(exclude), _listed(include)
@@ -96,7 +97,7 @@ class Camera:
         *,
         limits: Limits | None = None,
         seconds: float | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[FileProgress], None] | None = None,
     ) -> Taken:
         """Stage everything that is new in a folder. Nothing points at it yet: that is for a commit."""
         deadline = None if seconds is None else time.monotonic() + seconds

@@ -28,6 +28,7 @@ from treering.views.workspaces.comparing import FileChange, compare
 from treering.views.workspaces.known import Shelf
 from treering.views.workspaces.looking import Entry, cat, chosen, ls, plan_of
 from treering.views.workspaces.planning import LinkPolicy
+from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.restoring import Restored, download, restore
 from treering.views.workspaces.scanning import LeftOut, Limits
 from treering.views.workspaces.snapshots import Camera, Taken, real_folder
@@ -87,7 +88,7 @@ class Workspace:
         limits: Limits | None = None,
         seconds: float | None = None,
         allow_home: bool = False,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[FileProgress], None] | None = None,
         on_done: Callable[[SnapshotInfo], None] | None = None,
     ) -> str:
         """Keep a folder as it is; gives the snapshot's id, the SHA-256 name of its root tree.
@@ -96,7 +97,7 @@ class Workspace:
         devices. ``exclude`` and ``include`` are patterns as in .gitignore, on top of the folder's own
         ``.treeringignore``. Snapshots of one ``name`` (without one, the folder's path) are kept and dropped
         together by `gc`. ``seconds`` is a deadline: past it `TimedOut` is raised and nothing is kept.
-        ``on_progress`` gets files and bytes read so far, ``on_done`` what was kept and what was left out.
+        ``on_progress`` hears how far it is, ``on_done`` what was kept and what was left out.
         """
         real = real_folder(folder, allow_home=allow_home, what="snapshot")
         workspace = check_id(name, "workspace name") if name is not None else _label(real)
@@ -125,7 +126,7 @@ class Workspace:
         limits: Limits | None = None,
         dry_run: bool = False,
         allow_home: bool = False,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[FileProgress], None] | None = None,
     ) -> Restored:
         """Make a folder (a new one, or one with files) into a snapshot; only what differs is written.
 
@@ -170,7 +171,7 @@ class Workspace:
         target: str | Path,
         *,
         overwrite: bool = False,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[FileProgress], None] | None = None,
     ) -> tuple[str, ...]:
         """Write some files of a snapshot into a folder, under their own paths; which ones.
 
@@ -183,7 +184,7 @@ class Workspace:
         place.mkdir(parents=True, exist_ok=True)
         return download(snapshot, plan, place.resolve(), overwrite=overwrite, on_progress=on_progress)
 
-    def check(self, id: str, *, on_progress: Callable[[int, int], None] | None = None) -> SnapshotCheck:
+    def check(self, id: str, *, on_progress: Callable[[FileProgress], None] | None = None) -> SnapshotCheck:
         """Read everything that a snapshot names and rehash it; says what could not be restored."""
         return check(self._snapshot(id), on_progress=on_progress)
 
