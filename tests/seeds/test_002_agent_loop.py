@@ -205,11 +205,9 @@ class TestIncrementalCheckpoints:
     @pytest.mark.parametrize(
         "checkpointer, style, death",
         [
-            ("url", "openai", ("--die-after", 1)),
-            ("url", "anthropic", ("--die-after", 2)),
+            ("url", "anthropic", ("--die-after", 1)),
             ("store", "blocks", ("--die-after", 3)),
             ("store", "openai", ("--die-after", 4)),
-            ("store", "anthropic", ("--die-in", 1)),
             ("sqlite", "openai", ("--die-in", 3)),
             ("files", "openai", ("--die-after", 2)),
         ],
