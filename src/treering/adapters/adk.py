@@ -27,13 +27,14 @@ try:
     )
     from google.adk.sessions.session import Session
 
+    from treering.adapters.adk_artifacts import TreeringArtifactService
     from treering.adapters.adk_sessions import Names, Seat, Sessions
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] == "treering":
         raise
     raise MissingExtra("treering.adapters.adk", "adk") from error
 
-__all__ = ["TreeringSessionService", "thread_id_of"]
+__all__ = ["TreeringArtifactService", "TreeringSessionService", "thread_id_of"]
 
 _SEATS: Final = 1024
 
