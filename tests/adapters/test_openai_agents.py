@@ -522,7 +522,8 @@ def test_without_the_sdk_the_extra_is_named():
 # --- tool results as they come, and death in between -------------------------------------------------
 
 
-def test_each_tool_result_is_saved_when_it_is_there(store, tmp_path):
+@pytest.mark.parametrize("streamed", [False, True])
+def test_each_tool_result_is_saved_when_it_is_there(store, tmp_path, streamed):
     calls = []
 
     class Own(RunHooks):
@@ -552,10 +553,17 @@ def test_each_tool_result_is_saved_when_it_is_there(store, tmp_path):
         adder = openai_worker.make_agent(tmp_path, "parallel")
         desk = ScriptedModel([[function_call("transfer_to_adder", {}, call_id="c0")]])
         agent = Agent(name="desk", model=desk, handoffs=[adder])
-        hooks = session.checkpoint_after_tool_call(Own())
-        result = await Runner.run(
-            agent, openai_worker.QUESTION, session=session, hooks=hooks, run_config=QUIET
-        )
+        options = {
+            "session": session,
+            "hooks": session.checkpoint_after_tool_call(Own()),
+            "run_config": QUIET,
+        }
+        if streamed:
+            result = Runner.run_streamed(agent, openai_worker.QUESTION, **options)
+            async for _ in result.stream_events():
+                pass
+        else:
+            result = await Runner.run(agent, openai_worker.QUESTION, **options)
         assert result.final_output == openai_worker.ANSWER
         return await session.get_items()
 
