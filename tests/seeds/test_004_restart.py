@@ -1,0 +1,234 @@
+"""E9, as far as conversations (E1), thread ids (E2) and session counters (E4) go: an agent that survives.
+
+An existing ``data/`` and ``workspace/`` as the document describes them come in by one command; the agent
+goes on with them, is killed with SIGKILL in the middle of a turn, and goes on again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from tests.seeds.ciana_agent import build
+
+import treering
+from treering.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+SAID = {
+    "telegram_123456": ["hello", "what's the weather?"],
+    "telegram_123456_s3": ["start over"],
+    "telegram_789012_s1": ["hi"],
+    "scheduler_a1b2c3d4": ["Check the weather forecast and send me a summary"],
+}
+COUNTERS = {"telegram_123456": 3, "telegram_789012": 1}
+LOG = {"role": "user", "content": "hello", "ts": "2026-02-24T14:30:00.123456+00:00", "channel": "telegram"}
+TASK = {"id": "a1b2c3d4", "prompt": "Check", "type": "cron", "value": "0 8 * * *", "active": True}
+CHECKPOINTS = sum(3 * len(said) for said in SAID.values())
+
+
+@pytest.fixture
+def data(tmp_path):
+    """What the agent left behind, its conversations written by LangGraph's own saver."""
+    folder = tmp_path / "data"
+    (folder / "sessions").mkdir(parents=True)
+    asyncio.run(converse(folder / "checkpoints.db"))
+    write(folder / "session_counters.json", COUNTERS)
+    write(folder / "scheduled_tasks.json", [TASK])
+    write(folder / "cc_user_states.json", {"123456": {"mode": "claude_code"}})
+    (folder / "sessions" / "telegram_123456.jsonl").write_text(json.dumps(LOG) + "\n", encoding="utf-8")
+    workspace = tmp_path / "workspace"
+    (workspace / "skills" / "weather").mkdir(parents=True)
+    for name in ("IDENTITY.md", "AGENT.md", "MEMORY.md", "skills/weather/SKILL.md"):
+        (workspace / name).write_text(f"# {name}\n", encoding="utf-8")
+    return folder
+
+
+async def converse(path: Path) -> None:
+    async with AsyncSqliteSaver.from_conn_string(str(path)) as saver:
+        graph = build().compile(checkpointer=saver)
+        for thread, said in SAID.items():
+            for text in said:
+                config = {"configurable": {"thread_id": thread}}
+                await graph.ainvoke({"messages": [HumanMessage(text)]}, config)
+
+
+def write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+COMMAND = ("import", "ciana", "data", "--workspace", "workspace", "--store", "store", "--json")
+
+
+@pytest.fixture
+def bring(tmp_path, capsys, monkeypatch):
+    """Run the command; how it ended, and per file what was found, what is new and what was left out."""
+
+    def call(*options):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            main([*COMMAND, *options])
+        told = capsys.readouterr()
+        if ended.value.code:
+            return ended.value.code, told.err
+        files = json.loads(told.out)["files"]
+        return 0, {
+            (each["path"], each["holds"]): (each["found"], each["new"], each["left_out"]) for each in files
+        }
+
+    return call
+
+
+class Agent:
+    """The agent in a process of its own."""
+
+    def __init__(self, store: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.seeds.ciana_agent", str(store)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        assert self.hears() == {"ready": True}
+
+    def told(self, chat: str, text: str):
+        self._process.stdin.write(f"{chat} {text}\n")
+        self._process.stdin.flush()
+        return self.hears()
+
+    def hears(self):
+        return json.loads(self._process.stdout.readline())
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.communicate()
+        assert self._process.returncode == -signal.SIGKILL
+
+
+@pytest.fixture
+def agents(tmp_path):
+    started = []
+
+    def start():
+        started.append(Agent(tmp_path / "store"))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each._process.poll() is None:
+            each._process.kill()
+            each._process.communicate()
+
+
+@pytest.mark.usefixtures("data")
+def test_one_command_imports_everything_with_a_count_per_file(tmp_path, bring):
+    code, planned = bring("--dry-run")
+    assert code == 0
+    assert not (tmp_path / "store").exists()
+    assert planned.pop(("checkpoints.db", "writes"))[0] > 0
+    assert planned == {
+        ("checkpoints.db", "checkpoints"): (CHECKPOINTS, CHECKPOINTS, 0),
+        ("session_counters.json", "counters"): (2, 2, 0),
+        ("sessions/telegram_123456.jsonl", "session log entries"): (1, 0, 1),
+        ("scheduled_tasks.json", "scheduled tasks"): (1, 0, 1),
+        ("cc_user_states.json", "user states"): (1, 0, 1),
+        **{
+            (f"workspace/{name}", "memory files"): (1, 0, 1)
+            for name in ("IDENTITY.md", "AGENT.md", "MEMORY.md", "skills/weather/SKILL.md")
+        },
+    }
+    code, done = bring()
+    done.pop(("checkpoints.db", "writes"))
+    assert (code, done) == (0, planned)
+    code, again = bring()
+    assert code == 0
+    assert {new for _, new, _ in again.values()} == {0}
+    with treering.open(tmp_path / "store") as store:
+        assert {each.id for each in store.threads()} == set(SAID)
+        assert store.chat("telegram", 123456).thread.id == "telegram_123456_s3"
+        assert store.chat("telegram", 789012).reset().id == "telegram_789012_s2"
+        for thread, said in SAID.items():
+            told = [
+                each["content"] for each in store.thread(thread).load().messages if each["type"] == "human"
+            ]
+            assert told == said
+        assert store.verify().ok
+
+
+@pytest.mark.usefixtures("data")
+def test_an_agent_goes_on_with_what_was_imported_killed_or_not(tmp_path, agents, bring):
+    assert bring()[0] == 0
+    first = agents()
+    assert first.told("telegram 123456", "and now?") == {
+        "thread": "telegram_123456_s3",
+        "says": "You said: start over, and now?",
+    }
+    assert first.told("telegram 123456", "/new") == {"thread": "telegram_123456_s4"}
+    assert first.told("telegram 123456", "fresh")["says"] == "You said: fresh"
+    assert first.told("slack c1", "hello there")["says"] == "You said: hello there"
+    assert first.told("telegram 789012", "/hang") == {"hangs": 2}
+    first.kill()
+
+    second = agents()
+    assert second.told("telegram 123456", "still there?") == {
+        "thread": "telegram_123456_s4",
+        "says": "You said: fresh, still there?",
+    }
+    assert second.told("slack c1", "you too?")["says"] == "You said: hello there, you too?"
+    # The message that was being answered when the agent died was kept; nothing was answered twice.
+    assert second.told("telegram 789012", "well?")["says"] == "You said: hi, /hang, well?"
+    assert second.told("telegram 123456", "/new") == {"thread": "telegram_123456_s5"}
+    second.kill()
+    with treering.open(tmp_path / "store") as store:
+        assert store.verify().ok
+
+
+def test_a_lost_counter_never_leads_back_into_an_old_session(data, tmp_path, bring):
+    (data / "session_counters.json").unlink()
+    code, done = bring()
+    assert code == 0
+    assert ("session_counters.json", "counters") not in done
+    with treering.open(tmp_path / "store") as store:
+        assert store.chat("telegram", 123456).thread.id == "telegram_123456_s3"
+        assert store.chat("telegram", 123456).reset().id == "telegram_123456_s4"
+
+
+def test_a_bad_file_stops_everything_before_anything_is_written(data, tmp_path, bring):
+    (data / "session_counters.json").write_text('{"telegram_1": "many"}', encoding="utf-8")
+    code, told = bring()
+    assert code == 2
+    assert "session_counters.json" in told
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.usefixtures("data")
+def test_an_import_that_was_killed_is_finished_by_the_next(tmp_path, bring):
+    killed = subprocess.run(
+        [sys.executable, "-m", "treering.cli.main", *COMMAND],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        timeout=100,
+        env=os.environ | {"TREERING_FAILPOINTS": "commit.after_commit=kill:12"},
+    )
+    assert killed.returncode == -signal.SIGKILL
+    code, rest = bring()
+    assert code == 0
+    found, new, _ = rest["checkpoints.db", "checkpoints"]
+    assert found == CHECKPOINTS
+    assert 0 < new < CHECKPOINTS
+    assert {new for _, new, _ in bring()[1].values()} == {0}
+    with treering.open(tmp_path / "store") as store:
+        for thread, said in SAID.items():
+            assert len(list(store.thread(thread).history())) == 3 * len(said)
+        assert store.verify().ok
