@@ -263,6 +263,53 @@ class TestAgentry:
             assert "MODULE:FUNCTION" in ran.err
 
 
+class TestLangGraph:
+    @pytest.fixture
+    def database(self, tmp_path):
+        """Two turns of one thread, as LangGraph's own saver keeps them."""
+        from langgraph.checkpoint.sqlite import SqliteSaver
+        from langgraph.graph import END, START, MessagesState, StateGraph
+
+        builder = StateGraph(MessagesState)
+        builder.add_node("model", lambda _: {"messages": [("ai", "hello")]})
+        builder.add_edge(START, "model")
+        builder.add_edge("model", END)
+        with SqliteSaver.from_conn_string(str(tmp_path / "graph.db")) as saver:
+            graph = builder.compile(checkpointer=saver)
+            for text in ("hi", "again"):
+                graph.invoke({"messages": [("user", text)]}, {"configurable": {"thread_id": "t"}})
+        return tmp_path / "graph.db"
+
+    def test_a_database(self, run, database, tmp_path):
+        planned = run("import", "langgraph", database, "--dry-run", "--json").json
+        assert not (tmp_path / ".treering").exists()
+        done = run("import", "langgraph", database, "--json").json
+        assert counts(done) == counts(planned)
+        assert counts(done)["checkpoints"] == (6, 6, 0)
+        assert counts(run("import", "langgraph", database, "--json").json)["checkpoints"] == (6, 0, 6)
+        shown = run("show", "t", "--json").json["messages"]
+        assert [(each["type"], each["content"]) for each in shown] == [
+            ("human", "hi"),
+            ("ai", "hello"),
+            ("human", "again"),
+            ("ai", "hello"),
+        ]
+        assert len(run("log", "t", "--json").json["moments"]) == 6
+
+    def test_no_secret_in_the_message(self, run, tmp_path):
+        ran = run("import", "langgraph", "postgresql://me:hunter2@127.0.0.1:1/x?connect_timeout=2")
+        assert ran.code == 8
+        assert "hunter2" not in ran.err
+        assert list(tmp_path.iterdir()) == []
+
+    def test_something_else(self, run, tmp_path):
+        (tmp_path / "x.db").write_text("no database at all, but long enough to be read as one" * 50, "utf-8")
+        ran = run("import", "langgraph", "x.db")
+        assert (ran.code != 0, ran.out) == (True, "")
+        assert "x.db cannot be read as a SqliteSaver's database" in ran.err
+        assert not (tmp_path / ".treering").exists()
+
+
 class TestEveryImporter:
     def test_each_has_its_command(self, run):
         told = run("import", "--help").out

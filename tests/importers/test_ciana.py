@@ -1,0 +1,100 @@
+"""Counters of a CianaParrot agent, and a data folder that is not as expected."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import treering
+from treering.errors import InvalidInput, NotFound
+from treering.importers.ciana import import_ciana
+
+
+@pytest.fixture
+def store(tmp_path):
+    with treering.open(tmp_path / "store", durability="fast") as opened:
+        yield opened
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def bring(data, store, **options):
+    return [
+        (each.path, each.found, each.new, each.known, each.left_out)
+        for each in import_ciana(data, store, **options).files
+    ]
+
+
+def count(data, counters):
+    (data / "session_counters.json").write_text(json.dumps(counters), encoding="utf-8")
+
+
+def test_counters_only_rise(store, data):
+    for _ in range(4):
+        store.chat("telegram", 1).reset()
+    count(data, {"telegram_1": 2, "telegram_2": 5})
+    assert bring(data, store, dry_run=True) == [("session_counters.json", 2, 1, 1, 0)]
+    assert bring(data, store) == [("session_counters.json", 2, 1, 1, 0)]
+    assert store.chat("telegram", 1).thread.id == "telegram_1_s4"
+    assert store.chat("telegram", 2).thread.id == "telegram_2_s5"
+    count(data, {"telegram_1": 9, "telegram_2": 5})
+    assert bring(data, store) == [("session_counters.json", 2, 1, 1, 0)]
+    assert store.chat("telegram", 1).reset().id == "telegram_1_s10"
+
+
+def test_a_dry_run_leaves_the_counters_alone(store, data):
+    store.thread("telegram_1_s7").append("a thread without a counter")
+    count(data, {"telegram_1": 3})
+    before = store.stats().rows
+    bring(data, store, dry_run=True)
+    assert store.stats().rows == before
+    bring(data, store)
+    assert store.chat("telegram", 1).resets == 7
+
+
+def test_odd_names_of_chats(store, data):
+    count(data, {"telegram_-100_5": 1, "my_channel_3": 2, "nochat": 4, "telegram_1_s3": 1, "scheduler_x": 1})
+    report = import_ciana(data, store)
+    assert [(each.found, each.new, each.left_out) for each in report.files] == [(5, 2, 3)]
+    assert "'nochat', 'telegram_1_s3', 'scheduler_x'" in report.files[0].note
+    assert store.chat("telegram", "-100_5").thread.id == "telegram_-100_5_s1"
+    assert store.chat("my", "channel_3").thread.id == "my_channel_3_s2"  # as the agent itself spelt it
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{torn", '{"telegram_1": -1}', '{"telegram_1": 1.5}', '{"telegram_1": true}']
+)
+def test_counters_that_are_none(store, data, text):
+    (data / "session_counters.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidInput, match=r"session_counters\.json.*nothing was imported"):
+        bring(data, store)
+
+
+def test_a_folder_that_is_none(store, data, tmp_path):
+    with pytest.raises(NotFound, match=r"looked for checkpoints\.db, session_counters\.json"):
+        bring(data, store)
+    with pytest.raises(NotFound, match="there is no folder"):
+        bring(tmp_path / "nowhere", store)
+    count(data, {})
+    with pytest.raises(NotFound, match="there is no folder"):
+        bring(data, store, workspace=tmp_path / "nowhere")
+
+
+def test_files_without_a_place_yet_are_counted(store, data):
+    (data / "scheduled_tasks.json").write_text('[{"id": "a"}, {"id": "b"}]', encoding="utf-8")
+    (data / "sessions").mkdir()
+    (data / "sessions" / "t.jsonl").write_text("{}\n\n{}\n", encoding="utf-8")
+    report = import_ciana(data, store)
+    assert [(each.path, each.found, each.left_out) for each in report.files] == [
+        ("sessions/t.jsonl", 2, 2),
+        ("scheduled_tasks.json", 2, 2),
+    ]
+    assert all("no place for these yet" in each.note for each in report.files)
+    (data / "scheduled_tasks.json").write_text("17", encoding="utf-8")
+    with pytest.raises(InvalidInput, match="neither a list nor an object"):
+        import_ciana(data, store)
