@@ -17,6 +17,8 @@ from uuid import UUID
 import claude_agent_sdk as sdk
 import pytest
 from claude_agent_sdk.testing import run_session_store_conformance
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import treering
 from tests.adapters import claude_worker
@@ -218,6 +220,45 @@ def test_keys_are_any_strings(memory, odd):
         await again.delete(main_key)
         assert [each["session_id"] for each in await again.list_sessions(odd)] == [odd + "x"]
         assert await again.list_subkeys(near) == ["s/" + odd]
+
+    asyncio.run(main())
+
+
+ODD = st.text("ab/%~\n", max_size=3) | st.sampled_from(["~" + "0" * 64, "x" * 600])
+KEYS = st.tuples(ODD, ODD, st.none() | ODD.filter(bool))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["append", "append", "delete"]), KEYS), max_size=12))
+@settings(max_examples=60)
+def test_any_history_is_what_a_dict_would_hold(steps):
+    """Whatever the keys are: no transcript is another's, and the lists name exactly those that are there."""
+
+    def as_key(place):
+        project, session, subpath = place
+        key = {"project_key": project, "session_id": session}
+        return key if subpath is None else {**key, "subpath": subpath}
+
+    async def main():
+        with treering.open("memory:") as opened:
+            sessions, model = TreeringSessionStore(opened), {}
+            for number, (what, place) in enumerate(steps):
+                if what == "append":
+                    await sessions.append(as_key(place), [entry(str(number))])
+                    model.setdefault(place, []).append(str(number))
+                else:
+                    await sessions.delete(as_key(place))
+                    for other in list(model):
+                        if other == place or (place[2] is None and other[:2] == place[:2]):
+                            del model[other]
+            again = TreeringSessionStore(opened)
+            for place in {place for _, place in steps}:
+                found = await again.load(as_key(place))
+                assert (None if found is None else uuids(found)) == model.get(place)
+                project, session, _ = place
+                listed = sorted(each["session_id"] for each in await again.list_sessions(project))
+                assert listed == sorted(key[1] for key in model if key[0] == project and key[2] is None)
+                below = await again.list_subkeys({"project_key": project, "session_id": session})
+                assert below == sorted(key[2] for key in model if key[:2] == place[:2] and key[2] is not None)
 
     asyncio.run(main())
 

@@ -16,6 +16,8 @@ from agents import Agent, RunConfig, RunHooks, Runner, Session, SessionSettings,
 from agents.extensions.memory import EncryptedSession
 from agents.memory import OpenAIResponsesCompactionSession
 from agents.testing import ScriptedModel, assistant_message, function_call
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
 import treering
@@ -109,8 +111,8 @@ def test_a_limit_gives_the_last_items_in_order(make_session, limit, expected):
 
 def test_the_sessions_settings_limit_what_is_read_unless_the_call_says_so(make_session):
     async def main():
-        for settings in (SessionSettings(limit=2), {"limit": 2}):
-            session = make_session("s", session_settings=settings)
+        for given_settings in (SessionSettings(limit=2), {"limit": 2}):
+            session = make_session("s", session_settings=given_settings)
             await session.clear_session()
             await session.add_items([say("a"), say("b"), say("c")])
             assert session.session_settings.limit == 2
@@ -369,6 +371,26 @@ def test_namespaces_do_not_see_each_other(store):
         store.forget(namespace="alice")
         assert await alice.get_items() == []
         assert texts(await bob.get_items()) == ["bob's"]
+
+    asyncio.run(main())
+
+
+ODD = st.text("a/%~\n\u00fc", max_size=3) | st.sampled_from(["~" + "0" * 64, "x" * 600])
+
+
+@given(st.sets(st.tuples(st.sampled_from(["one", "two"]), ODD, ODD), min_size=2, max_size=8))
+@settings(max_examples=40)
+def test_no_session_reads_what_another_wrote(places):
+    """Spaces, namespaces and ids of any kind: whoever differs in one of them is someone else."""
+
+    async def main():
+        with treering.open("memory:") as opened:
+            for space, namespace, session_id in places:
+                session = TreeringSession(session_id, opened.in_namespace(space), namespace=namespace)
+                await session.add_items([say(repr((space, namespace, session_id)))])
+            for space, namespace, session_id in places:
+                session = TreeringSession(session_id, opened.in_namespace(space), namespace=namespace)
+                assert texts(await session.get_items()) == [repr((space, namespace, session_id))]
 
     asyncio.run(main())
 
