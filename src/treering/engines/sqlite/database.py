@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from treering.engines.sqlite.failures import FAILURES, damaged, is_busy, translated
@@ -215,8 +216,8 @@ class SqliteDatabase:
             self.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=512
         )
         try:
-            for setting in _SETTINGS:
-                connection.execute(setting)
+            for setting in _SETTINGS:  # another process may just be making the database
+                _patiently(partial(connection.execute, setting))
         except BaseException:
             connection.close()
             raise
