@@ -187,6 +187,20 @@ def test_a_deleted_thread_does_not_free_its_number(store):
     assert store.chat("telegram", "1").reset().id == "telegram_1_s2"
 
 
+def test_a_deleted_chat_leaves_nothing_of_itself(store):
+    chat, other = store.chat("telegram", "1"), store.chat("telegram", "12")
+    for each in (chat, other):
+        each.thread.append(say("one"))
+        each.reset().append(say("two"))
+    chat.delete()
+    assert store.engine.scan_scopes(store.space, "/chat/") == ["/chat/telegram_12"]
+    assert [thread.id for thread in other.threads()] == ["telegram_12_s1", "telegram_12"]
+    assert list(chat.threads()) == []
+    assert chat.thread.id == "telegram_1"
+    assert chat.thread.load() is None
+    assert store.verify().ok
+
+
 def test_an_imported_counter_is_a_floor(store):
     chat = store.chat("telegram", "789012")
     assert chat.synchronise(at_least=7) == 7

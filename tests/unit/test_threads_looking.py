@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 import tracemalloc
 from decimal import Decimal
 from threading import Barrier, Thread
@@ -193,6 +195,44 @@ def test_a_retried_append_goes_behind_what_came_in_between(store):
     second.append(say("second"), on_conflict="retry")
     assert [each["content"] for each in store.thread("t").load().messages] == ["message 0", "first", "second"]
     assert steps(second.history()) == [2, 1, 0]
+
+
+APPENDER = """
+import sys, treering
+with treering.open(sys.argv[1], durability="fast") as store:
+    thread = store.thread("t")
+    thread.load()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for number in range(25):
+        thread.append({"role": "user", "content": f"{sys.argv[2]}.{number}"}, on_conflict="retry")
+"""
+
+
+def test_two_processes_that_retry_lose_nothing(folder):
+    told_by = [
+        subprocess.Popen(
+            [sys.executable, "-c", APPENDER, str(folder), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in "ab"
+    ]
+    for each in told_by:
+        assert each.stdout.readline() == "ready\n"
+    for each in told_by:
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    for each in told_by:
+        each.communicate(timeout=60)
+        assert each.returncode == 0
+    with treering.open(folder) as store:
+        messages = [each["content"] for each in store.thread("t").load().messages]
+        for name in "ab":
+            assert [each for each in messages if each[0] == name] == [f"{name}.{n}" for n in range(25)]
+        assert steps(store.thread("t").history()) == list(range(49, -1, -1))
+        assert store.verify().ok
 
 
 def test_one_object_may_be_used_from_several_threads(store):

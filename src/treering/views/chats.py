@@ -16,12 +16,12 @@ from treering.core.batch import ABSENT, Event
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import check_id
-from treering.core.query import EventQuery
+from treering.core.query import Erasure, EventQuery
 from treering.core.scopes import Scope, namespace_prefix
 from treering.errors import Corrupt, RefMoved
 from treering.views.chat_ids import ChatId, chat_id_of, parse_thread_id
 from treering.views.chat_logs import ChatLog
-from treering.views.journal import head_ref, heads_prefix
+from treering.views.journal import CHAT_DELETED, LEDGER, head_ref, heads_prefix, thread_scope
 from treering.views.threads import Thread
 
 if TYPE_CHECKING:
@@ -119,6 +119,24 @@ class Chat:
                 self.synchronise()
             elif self._move(counter, number, _RESET):
                 return self._thread(number)
+
+    def delete(self, *, cascade: bool = False) -> None:
+        """Remove all its threads and its counter for good; the journal keeps that it happened, not to whom.
+
+        Forks that share a past with them are a `Conflict`, unless ``cascade`` takes them along.
+        """
+        threads = tuple(
+            thread_scope(self._thread_id(number), self._namespace) for number in self._saved_numbers()
+        )
+        scopes = (self._scope, *threads)
+        self._engine.erase(self._space, Erasure(scopes=scopes, cascade=cascade, secure=True))
+        draft = Draft(self._space)
+        told = encode_json({"threads": len(threads)})
+        draft.event(
+            Event(id=draft.id, kind=CHAT_DELETED, ts_us=self._clock.now_us(), scope=LEDGER, data=told)
+        )
+        self._engine.commit(draft.batch())
+        self._is_synchronised = False
 
     def synchronise(self, *, at_least: int = 0) -> int:
         """Bring the counter up to the highest number that is known anywhere (or given); what it is then."""

@@ -29,13 +29,14 @@ HEADS: Final = "thread/"
 REWIND: Final = "rewind"
 DELETED: Final = "thread.deleted"
 CLEANED: Final = "thread.cleaned"
+CHAT_DELETED: Final = "chat.deleted"
 LEDGER: Final = str(Scope("", "ledger", "threads"))
 """Where it is written that a thread was removed: a scope of its own, which no thread takes along."""
 
 _FIRST_PAGE: Final = 20
 _LAST_PAGE: Final = 1000
 _RETENTION: Final = "retention"
-_REMOVALS: Final = (DELETED, CLEANED, "forget", _RETENTION)
+_REMOVALS: Final = (DELETED, CLEANED, CHAT_DELETED, "forget", _RETENTION)
 
 
 def head_ref(thread_id: str, namespace: str) -> str:
