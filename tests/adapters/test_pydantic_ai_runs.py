@@ -192,6 +192,10 @@ class TestRuns:
             alice = TreeringCheckpoints(conversations, scope="alice")
             first = await Agent(FunctionModel(counting), capabilities=[alice]).run("one", conversation_id="c")
             assert await conversations.load("c", scope="alice") is not None
+            stored = await conversations.read_record("c")
+            assert stored is not None
+            with pytest.raises(ConversationConflict):
+                await conversations.extend("c", [], expected_revision=stored.revision, scope="bob")
             bob = TreeringCheckpoints(conversations, scope="bob")
             with pytest.raises(ConversationConflict):
                 await Agent(FunctionModel(counting), capabilities=[bob]).run(

@@ -118,9 +118,11 @@ class TestOnAStore:
             loaded = await conversations.load("c")
             assert loaded is not None
             assert words(loaded.messages) == ["my pin is ****"]
+            loaded.messages.append(answered("thanks"))
+            await conversations.save(loaded)
 
         asyncio.run(run())
-        assert heard == ["saved c", "-", "loaded c"]
+        assert heard == ["saved c", "-", "loaded c", "saved c"]
         head = store.thread("c").head
         assert head is not None
         assert head.metadata["by"] == "hook"
@@ -206,6 +208,27 @@ class TestOnAStore:
             first = Conversation(conversation_id="c", messages=[said("add"), call])
             await conversations.save(first)
             assert await conversations.load("c") == first
+
+        asyncio.run(run())
+
+    def test_other_state_of_the_thread_stays(self, store: Store) -> None:
+        async def run() -> None:
+            conversations = TreeringConversationStore(store)
+            conversation = await saved(conversations, "c", "one")
+            thread = store.thread("c")
+            head = thread.head
+            assert head is not None
+            thread.checkpoint(state={**head.state, "todos": ["water it"]})
+            with pytest.raises(ConversationConflict):
+                await conversations.save(conversation)
+            again = await conversations.load("c")
+            assert again is not None
+            again.messages.append(answered("two"))
+            await conversations.save(again)
+            head = store.thread("c").head
+            assert head is not None
+            assert head.state["todos"] == ["water it"]
+            assert len(head.messages) == 2
 
         asyncio.run(run())
 

@@ -9,7 +9,6 @@ revision change together or not at all, and only from the revision that the writ
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from types import TracebackType
@@ -23,6 +22,7 @@ from treering.views.threads import Thread
 
 try:
     from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.conversation import Conversation
     from pydantic_ai.conversation_store import (
         ConversationConflict,
         ConversationEntry,
@@ -65,6 +65,15 @@ class TreeringConversationStore(ConversationStore):
     def __init__(self, store: StoreOrUrl | None = None, *, namespace: str = "") -> None:
         self._opened = Opened(store)
         self._records = Records(self._opened.store, namespace)
+
+    async def load(
+        self, conversation_id: str, *, limit: int | None = None, scope: str | None = None
+    ) -> Conversation | None:
+        """A conversation, or ``None``; of a few last messages only these are read. Fires the load hooks."""
+        found = await super().load(conversation_id, limit=limit, scope=scope)
+        if found is not None:
+            await self._call(self._records.loaded, conversation_id)
+        return found
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
         """The record of a conversation, or ``None``."""
@@ -109,26 +118,10 @@ class TreeringConversationStore(ConversationStore):
         scope: str | None = None,
     ) -> str:
         """Put further messages behind those that are stored, reading none of them; gives the new revision."""
-        record = await self.read_record(conversation_id)
-        if (record.revision if record is not None else None) != expected_revision:
-            raise ConversationConflict(conversation_id)
-        entries: list[ConversationEntry] = []
-        head_id = record.head_id if record is not None else None
-        for message in messages:
-            entries.append(ConversationEntry(parent_id=head_id, message=message))
-            head_id = entries[-1].id
-        fresh = ConversationRecord(conversation_id=conversation_id, head_id=head_id, scope=scope)
-        updated = dataclasses.replace(
-            record or fresh,
-            head_id=head_id,
-            deferred_tool_requests=deferred_tool_requests,
-            revision=fresh.revision,
-            updated_at=fresh.updated_at,
-        )
-        if usage is not None:
-            updated.usage = usage
-        await self.write_record(updated, new_entries=entries, expected_revision=expected_revision)
-        return updated.revision
+        changes = {"usage": usage, "scope": scope}
+        given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+        given["deferred_tool_requests"] = deferred_tool_requests
+        return await self._call(self._records.extend, conversation_id, messages, expected_revision, given)
 
     async def close(self) -> None:
         """Close the store if it was opened here; one that was given stays open."""

@@ -7,13 +7,15 @@ tells, without an index of its own. **Invariant:** where an entry lies is believ
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any, Final
 from uuid import UUID
 
+import msgspec
 import orjson
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.conversation_store import ConversationConflict, ConversationEntry, ConversationRecord
@@ -57,14 +59,17 @@ class Records:
         return Transcript(self._store, thread_id_for(conversation_id), self._namespace)
 
     def read(self, conversation_id: str) -> ConversationRecord | None:
-        """The record of a conversation; fires the load hooks."""
-        transcript = self._transcript(conversation_id)
-        head = transcript.head()
-        if head is None:
-            return None
-        moment = transcript.moment(head)
-        record = self._record(head.checkpoint, conversation_id, moment.state.get(STATE))
-        return record if record.conversation_id == conversation_id else None
+        """The record of a conversation."""
+        place = self._place(conversation_id)
+        return place.record if place.is_of(conversation_id) else None
+
+    def loaded(self, conversation_id: str) -> None:
+        """Fire the load hooks."""
+        if self._store.hooks.has("post_checkpoint_load"):
+            transcript = self._transcript(conversation_id)
+            head = transcript.head()
+            if head is not None:
+                transcript.moment(head)
 
     def read_all(self, scope: str | None, limit: int | None) -> list[ConversationRecord]:
         """The records of a scope (``None``: of all), the last saved first."""
@@ -107,31 +112,46 @@ class Records:
                 f"conversation {record.conversation_id!r} ends at {record.head_id!r}, its new entries at "
                 f"{entries[-1].id!r}; a record ends at its newest entry"
             )
-        transcript = self._transcript(record.conversation_id)
-        head = transcript.head()
-        stored = self._read_head(head, record.conversation_id)
-        if (stored.revision if stored is not None else None) != expected_revision:
-            raise ConversationConflict(record.conversation_id)
+        self._save(self._place_at(record.conversation_id, expected_revision), record, entries)
+
+    def extend(
+        self,
+        conversation_id: str,
+        messages: Sequence[ModelMessage],
+        expected_revision: str | None,
+        changes: Mapping[str, Any],
+    ) -> str:
+        """Put messages behind those that are stored, with ``changes`` of the record; gives the revision."""
+        place = self._place_at(conversation_id, expected_revision)
+        if place.record is not None and changes.get("scope", place.record.scope) != place.record.scope:
+            raise ConversationConflict(conversation_id)
+        head_id = place.record.head_id if place.record is not None else None
+        entries: list[ConversationEntry] = []
+        for message in messages:
+            entries.append(ConversationEntry(parent_id=head_id, message=message))
+            head_id = entries[-1].id
+        fresh = ConversationRecord(conversation_id=conversation_id, head_id=head_id)
+        known = {"head_id": head_id, "revision": fresh.revision, "updated_at": fresh.updated_at}
+        record = dataclasses.replace(place.record or fresh, **known | dict(changes))
+        self._save(place, record, entries)
+        return record.revision
+
+    def _save(self, place: _Place, record: ConversationRecord, entries: Sequence[ConversationEntry]) -> None:
         parent_id = entries[0].parent_id if entries else record.head_id
         try:
-            after = self._place_after(parent_id, stored, head)
+            after = self._place_after(parent_id, place)
         except EntryNotFound:
             raise ConversationConflict(record.conversation_id) from None
         plain = _RECORDS.dump_python(record, mode="json")
+        kept = {name: each for name, each in plain.items() if name not in _KEPT_BY_THE_MOMENT}
         deferred = plain["deferred_tool_requests"]
+        dumped = dump_messages([entry.message for entry in entries])
         try:
-            saved = transcript.save(
-                head,
-                [
-                    message | {ENTRY: entry.id}
-                    for message, entry in zip(
-                        dump_messages([e.message for e in entries]), entries, strict=True
-                    )
-                ],
+            saved = place.transcript.save(
+                place.head,
+                [message | {ENTRY: entry.id} for message, entry in zip(dumped, entries, strict=True)],
                 after=after,
-                state={
-                    STATE: {name: each for name, each in plain.items() if name not in _KEPT_BY_THE_MOMENT}
-                },
+                state=place.state | {STATE: kept},
                 pending_interrupt=deferred and {"id": record.revision, "payload": deferred},
                 marks=lambda messages: {
                     "revision": record.revision,
@@ -146,37 +166,43 @@ class Records:
         if saved.messages is not None and head_id is not None:
             self._tips.learn(head_id, saved.messages)
 
-    def _read_head(self, head: Head | None, conversation_id: str) -> ConversationRecord | None:
+    def _place(self, conversation_id: str) -> _Place:
+        transcript = self._transcript(conversation_id)
+        head = transcript.head()
         if head is None:
-            return None
-        moment = Moment(self._store.engine, self._store.space, head.checkpoint)
-        record = self._record(head.checkpoint, conversation_id, moment.state.get(STATE))
-        if record.conversation_id != conversation_id:
-            raise ConversationConflict(conversation_id)
-        return record
+            return _Place(transcript=transcript)
+        state = Moment(self._store.engine, self._store.space, head.checkpoint).state
+        record = self._record(head.checkpoint, conversation_id, state.get(STATE))
+        return _Place(transcript=transcript, head=head, state=state, record=record)
 
-    def _place_after(
-        self, entry_id: str | None, stored: ConversationRecord | None, head: Head | None
-    ) -> Stretch | None:
+    def _place_at(self, conversation_id: str, expected_revision: str | None) -> _Place:
+        place = self._place(conversation_id)
+        stored = place.record
+        if (stored.revision if stored is not None else None) != expected_revision:
+            raise ConversationConflict(conversation_id)
+        if stored is not None and not place.is_of(conversation_id):
+            raise ConversationConflict(conversation_id)
+        return place
+
+    def _place_after(self, entry_id: str | None, place: _Place) -> Stretch | None:
         if entry_id is None:
             return None
-        if head is not None and stored is not None and stored.head_id == entry_id:
-            return head.messages
+        if place.head is not None and place.record is not None and place.record.head_id == entry_id:
+            return place.head.messages
         return self._locate(entry_id)
 
     def delete(self, conversation_id: str, expected_revision: str) -> None:
         """Delete a conversation at this revision, and what only it holds."""
-        transcript = self._transcript(conversation_id)
-        head = transcript.head()
-        record = self._read_head(head, conversation_id)
-        if head is None or record is None or record.revision != expected_revision:
+        place = self._place_at(conversation_id, expected_revision)
+        transcript = place.transcript
+        if place.head is None or place.record is None:
             raise ConversationConflict(conversation_id)
         try:
-            transcript.unlist(head)
+            transcript.unlist(place.head)
         except RefMoved:
             raise ConversationConflict(conversation_id) from None
         # What it was forked from may have been waiting for this one to go.
-        origin = record.forked_from
+        origin = place.record.forked_from
         while transcript.erase() and origin is not None:
             transcript = self._transcript(origin)
             last = transcript.newest()
@@ -282,6 +308,19 @@ def _json(stored: Sequence[Any]) -> bytes | str:
         return orjson.dumps(stored)
     except TypeError:  # an integer past 64 bits, which only the slower one writes
         return json.dumps(stored)
+
+
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a conversation is; without a head there is none."""
+
+    transcript: Transcript
+    head: Head | None = None
+    state: dict[str, Any] = {}
+    record: ConversationRecord | None = None
+
+    def is_of(self, conversation_id: str) -> bool:
+        """Whether it is this conversation, and not one with an id that is spelled like its substitute."""
+        return self.record is not None and self.record.conversation_id == conversation_id
 
 
 class _Tips:
