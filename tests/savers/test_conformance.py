@@ -212,6 +212,12 @@ def test_what_cannot_be_saved_is_refused(saver):
         ({"thread_id": 7, "messages": []}, "thread id"),
         ({"thread_id": "t", "messsages": []}, "messsages"),
         ({"thread_id": "t", "namespace": "elsewhere"}, "namespace"),
+        ({"thread_id": "t", "messages": "hello"}, "messages is a str"),
+        ({"thread_id": "t", "messages": say("hello")}, "messages is a dict"),
+        ({"thread_id": "t", "state": [1]}, "state is a list"),
+        ({"thread_id": "t", "metadata": "x"}, "metadata is a str"),
+        ({"thread_id": "t", "tags": "release"}, "tags is a str"),
+        ({"thread_id": "t", "step": -1}, "step=-1"),
     ):
         with pytest.raises(InvalidInput, match=problem):
             saver.save(given)

@@ -166,6 +166,11 @@ def test_killed_at_any_file_the_files_are_whole(failpoint, tmp_path):
             assert [m["content"] for m in each.messages] == [str(n) for n in range(len(each.messages))]
         assert len(history) <= 3
         told = len(history[0].messages)
+    last = FileSaver(tmp_path, max_checkpoints=2)
+    last.save(thread_id="t", messages=[say("only this")])
+    last.save(thread_id="t", messages=[say("only this")])
+    left = sorted(path.name[:2] for path in (tmp_path / "data" / "t").iterdir())
+    assert left == ["ck", "ck", "m-", "s-"]
 
 
 def damage(path, how):

@@ -24,7 +24,7 @@ from treering.core.storage import KeyValueStore
 from treering.errors import Corrupt, NotFound
 from treering.keyvalue.awaiting import call
 from treering.savers import spine, texts
-from treering.savers.records import Record, from_plain, to_plain
+from treering.savers.records import Record, from_plain, to_plain, values_of
 from treering.savers.spine import Spine
 
 _REMEMBERED_CHARS: Final = 1 << 25
@@ -128,6 +128,16 @@ class Drawer:
         """Remove checkpoints, and then values that nobody else needs."""
         for name in (*records, *sorted(values)):
             call(self._store.delete, self.key(name))
+
+    def sweep(self, line: Iterable[Record]) -> None:
+        """Remove what none of a thread's checkpoints needs; only while nobody else can be saving to it."""
+        needed: set[str] = set()
+        for record in line:
+            needed |= {record.id, *values_of(record.state)}
+            spine.collect(record.messages, self.nodes(record), needed)
+        for key in list(call(self._store.list, self._folder)):
+            if key.removeprefix(self._folder) not in needed:
+                call(self._store.delete, key)
 
     def clear(self) -> bool:
         """Remove the head, then all values; whether there was a head."""

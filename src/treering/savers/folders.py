@@ -47,7 +47,7 @@ class Folders:
                 raw = read_range(file, 0, os.fstat(file).st_size)
             finally:
                 os.close(file)
-        return frame.unseal(raw, where).decode(errors="surrogateescape")
+        return frame.unseal(raw, where).decode(errors="replace")
 
     def set(self, key: str, value: str) -> None:
         """Keep a text under a key; it survives a loss of power once this returned."""

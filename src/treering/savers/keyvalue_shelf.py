@@ -2,9 +2,10 @@
 
 A save puts its new messages and state values, then the checkpoint's record, and last it sets the thread's
 head, which is the moment at which the save has happened. A writer that dies earlier leaves values that no
-head leads to; they are in nobody's way and go when the thread is deleted. Retention first leads the
-checkpoints that stay past those that go, then removes these, then what only they needed. **Invariant:**
-whatever a head leads to is there; where it is not, that is `Corrupt`, never a shorter history.
+head leads to; they are in nobody's way and go with the thread, or (with retention, where locks keep all other
+writers out) at the next saver's first save. Retention first leads the checkpoints that stay past those that
+go, then removes these, then what only they needed. **Invariant:** whatever a head leads to is there; where it
+is not, that is `Corrupt`, never a shorter history.
 """
 
 from __future__ import annotations
@@ -227,8 +228,11 @@ class KeyValueShelf:
             return known
         line: list[Entry] | None = None
         if self._keep is not None:
-            line = [_entry(record) for record in drawer.line(before)]
-            line.reverse()
+            records = list(drawer.line(before))
+            records.reverse()
+            line = [_entry(record) for record in records]
+            if self._locks.everywhere:  # then this is the moment to clear away what a crash has left
+                drawer.sweep(records)
         return _Known(before.id, None, line)
 
     def _remember(self, thread_id: str, known: _Known) -> None:

@@ -25,6 +25,11 @@ _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 class Locks(Protocol):
     """Locks by name. Two names may share one lock, so nobody may hold two of them."""
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether they keep out every writer there can be, not only those of this saver."""
+        ...
+
     def holding(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Keep every other holder of this name out."""
         ...
@@ -32,6 +37,8 @@ class Locks(Protocol):
 
 class ProcessLocks:
     """Locks among the threads of this process."""
+
+    everywhere = False
 
     def __init__(self) -> None:
         self._locks = tuple(Lock() for _ in range(_STRIPES))
@@ -45,6 +52,8 @@ class ProcessLocks:
 
 class FolderLocks:
     """Locks among all threads and processes that use one folder."""
+
+    everywhere = True
 
     def __init__(self, root: Path) -> None:
         self._root = root

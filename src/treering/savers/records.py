@@ -14,12 +14,15 @@ from typing import Any, Final, TypeGuard, cast
 import msgspec
 
 from treering.core.body import INLINE_LIMIT
+from treering.core.content import Content
 from treering.core.encoding import encode
 from treering.savers import spine
 from treering.savers.checkpoint import Facts
 from treering.savers.spine import Spine
 
 _INLINE: Final = 512
+_REFERENCE: Final = 64
+"""A part of a large dict that is not longer than a reference to it stands in the record too."""
 _DIGEST: Final = 24
 
 _USUAL: Final[dict[str, Any]] = {
@@ -113,24 +116,25 @@ def values_of(state: Mapping[str, Any]) -> Iterator[str]:
         if place[0] == "at":
             yield place[1]
         elif place[0] == "keys":
-            yield from (each[0] for each in place[1].values())
+            yield from values_of(place[1])
 
 
-def _placed(known: Any, value: Any, put: Put) -> Any:
+def _placed(known: Any, value: Any, put: Put) -> list[Any]:
     content = encode(value, keep_order=True)
-    size = len(content.data)
-    if size < _INLINE:
-        return ["is", value]
-    if size >= INLINE_LIMIT and _is_splittable(value):
+    if len(content.data) >= INLINE_LIMIT and _is_splittable(value):
         before: dict[str, Any] = known[1] if known is not None and known[0] == "keys" else {}
-        return ["keys", {key: _kept(before.get(key), each, put) for key, each in value.items()}]
-    before_it = known[1:] if known is not None and known[0] == "at" else None
-    return ["at", *_kept(before_it, value, put)]
+        parts = {key: (before.get(key), each, encode(each, keep_order=True)) for key, each in value.items()}
+        return ["keys", {key: _kept(*part, put, _REFERENCE) for key, part in parts.items()}]
+    return _kept(known, value, content, put, _INLINE)
 
 
-def _kept(known: Any, value: Any, put: Put) -> list[Any]:
-    digest = encode(value, keep_order=True).name[:_DIGEST]
-    return list(known) if known is not None and known[1] == digest else [put(value), digest]
+def _kept(known: Any, value: Any, content: Content, put: Put, inline: int) -> list[Any]:
+    if len(content.data) < inline:
+        return ["is", value]
+    digest = content.name[:_DIGEST]
+    if known is not None and known[0] == "at" and known[2] == digest:
+        return list(known)
+    return ["at", put(value), digest]
 
 
 def _read(place: Any, get: Get) -> Any:
@@ -138,7 +142,7 @@ def _read(place: Any, get: Get) -> Any:
         return place[1]
     if place[0] == "at":
         return get(place[1])
-    return {key: get(each[0]) for key, each in place[1].items()}
+    return read_state(place[1], get)
 
 
 def _is_splittable(value: Any) -> TypeGuard[dict[str, Any]]:

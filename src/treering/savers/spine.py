@@ -83,6 +83,15 @@ def chunks(spine: Spine, read_node: ReadNode) -> Iterator[Part]:
             yield from chunks(read_node(part.id), read_node)
 
 
+def collect(spine: Spine, read_node: ReadNode, found: set[str]) -> None:
+    """Add the ids of all chunks and nodes; what is in ``found`` already is not opened again."""
+    for part in spine:
+        if part.id not in found:
+            found.add(part.id)
+            if part.level:
+                collect(read_node(part.id), read_node, found)
+
+
 def unshared(gone: Spine, kept: Sequence[Spine], read_node: ReadNode) -> set[str]:
     """The chunks and nodes below ``gone`` that none of ``kept`` needs.
 

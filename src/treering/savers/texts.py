@@ -24,7 +24,7 @@ def seal(key: str, record: dict[str, Any]) -> str:
 
 def unseal(key: str, text: Any, *, thread_id: str) -> dict[str, Any]:
     """The record of a text that was stored under ``key``."""
-    raw = text.encode() if isinstance(text, str) else text
+    raw = text.encode(errors="replace") if isinstance(text, str) else text
     if not isinstance(raw, bytes):
         raise _damaged(thread_id, key, f"it holds a {type(text).__name__}, not what a saver wrote")
     crc, body = raw[:_CRC_DIGITS], raw[_CRC_DIGITS:]
