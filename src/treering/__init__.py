@@ -17,15 +17,22 @@ if TYPE_CHECKING:
     from treering.api import open, open_async
     from treering.core.retention import Keep
     from treering.store import Store
+    from treering.views.budgets import Budget, Budgets
+    from treering.views.recording.context import carry
 
     __version__: str
 
-__all__ = ["AsyncStore", "Keep", "Store", "__version__", "errors", "open", "open_async"]
+__all__ = [
+    "AsyncStore", "Budget", "Budgets", "Keep", "Store", "__version__", "carry", "errors", "open", "open_async",
+]  # fmt: skip
 
 _HOMES: Final = {
     "AsyncStore": "treering.aio",
+    "Budget": "treering.views.budgets",
+    "Budgets": "treering.views.budgets",
     "Keep": "treering.core.retention",
     "Store": "treering.store",
+    "carry": "treering.views.recording.context",
     "open": "treering.api",
     "open_async": "treering.api",
 }
