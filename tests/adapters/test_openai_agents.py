@@ -414,6 +414,39 @@ def test_only_the_tail_is_read(store, monkeypatch):
     asyncio.run(main())
 
 
+def test_items_are_added_without_looking_unless_someone_else_was_there(store, monkeypatch):
+    looks = []
+    refs = store.engine.refs
+    monkeypatch.setattr(store.engine, "refs", lambda *asked: looks.append(1) or refs(*asked))
+
+    async def main():
+        session = TreeringSession("s", store)
+        for text in "abc":
+            await session.add_items([say(text)])
+        assert len(looks) == 1
+        other = TreeringSession("s", store)
+        await other.save_tool_result(
+            [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}],
+            {"type": "function_call_output", "call_id": "c", "output": "o"},
+            tool="f",
+        )
+        await session.add_items([say("d")])
+        await session.pop_item()
+        await session.add_items([say("e")])
+        found = await other.get_items()
+        assert [item.get("type", item.get("content")) for item in found] == [
+            *"abc",
+            "function_call",
+            "function_call_output",
+            "e",
+        ]
+        store.thread("s").delete()
+        await session.add_items([say("anew")])
+        assert texts(await other.get_items()) == ["anew"]
+
+    asyncio.run(main())
+
+
 def test_writers_of_two_stores_on_one_folder_lose_nothing(tmp_path):
     """Two openings share nothing but the disk, as two processes do."""
 

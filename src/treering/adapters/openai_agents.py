@@ -86,6 +86,7 @@ class TreeringSession:
         self._opened = Opened(store_or_url)
         self._thread = self._opened.store.thread(name, place)
         self._lane = Lane(self._opened.bridge)
+        self._seen: Moment | None = None
 
     @property
     def thread_id(self) -> str:
@@ -111,7 +112,7 @@ class TreeringSession:
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Save items behind those that are there, as one moment; durable when this returns."""
         if items:
-            await self._lane.settle(self._retried, self._adding([cast("Item", item) for item in items]))
+            await self._lane.settle(self._saved, self._adding([cast("Item", item) for item in items]))
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Take the last item away and return it; ``None`` when there is none."""
@@ -151,20 +152,33 @@ class TreeringSession:
     async def save_tool_result(self, response: list[Item], output: Item, *, tool: str) -> None:
         """Save that a tool of this model response returned; `checkpoint_after_tool_call` does it for you."""
 
-        def save(moment: Moment | None) -> None:
+        def save(moment: Moment | None) -> Moment | None:
             turn = _unfinished(moment)
             left: list[Item] = []
             if not turn or output["call_id"] not in _call_ids(turn[_RESPONSE]):
                 left, turn = _as_items(turn), {_RESPONSE: response}
             turn = {**turn, _OUTPUT + output["call_id"]: output}
             state = {**(moment.state if moment is not None else {}), UNFINISHED: turn}
-            self._thread.append(*left, state=state, metadata=self._metadata, note=f"tool: {tool}")
+            return self._thread.append(*left, state=state, metadata=self._metadata, note=f"tool: {tool}")
 
-        await self._lane.settle(self._retried, save)
+        await self._lane.settle(self._saved, save)
 
     # How it is done, in the lane
+    def _saved(self, save: Callable[[Moment | None], Moment | None]) -> None:
+        """Save behind the moment that was seen last; look for the newest one only if that fails."""
+        seen, self._seen = self._seen, None
+        if seen is not None:
+            try:
+                self._seen = save(seen)
+            except ThreadMoved:
+                pass
+            else:
+                return
+        self._seen = self._retried(save)
+
     def _retried(self, save: Callable[[Moment | None], T]) -> T:
-        """Save against the newest moment, again if someone else was quicker."""
+        """Save behind the newest moment, again if someone else was quicker."""
+        self._seen = None  # what the thread sees from here on is newer
         for _ in range(_TRIES - 1):
             try:
                 return save(self._thread.head)
@@ -173,20 +187,20 @@ class TreeringSession:
         return save(self._thread.head)
 
     def _get(self, limit: int | None) -> list[Item]:
-        moment = self._thread.load()
+        moment = self._seen = self._thread.load()
         if moment is None or limit == 0:
             return []
         tail = _as_items(_unfinished(moment))
         if limit is None:
-            return moment.messages + tail
+            return moment.items(MESSAGES) + tail
         return moment.last_messages(max(limit - len(tail), 0)) + tail[-limit:]
 
-    def _adding(self, items: list[Item]) -> Callable[[Moment | None], None]:
-        def add(moment: Moment | None) -> None:
+    def _adding(self, items: list[Item]) -> Callable[[Moment | None], Moment | None]:
+        def add(moment: Moment | None) -> Moment | None:
             turn = _unfinished(moment)
             is_its_turn = any(_OUTPUT + str(item.get("call_id")) in turn for item in items)
             left = [] if is_its_turn else _as_items(turn)
-            self._thread.append(*left, *items, state=_without(moment, turn), metadata=self._metadata)
+            return self._thread.append(*left, *items, state=_without(moment, turn), metadata=self._metadata)
 
         return add
 
