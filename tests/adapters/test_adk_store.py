@@ -22,7 +22,7 @@ from google.genai import types
 import treering
 from tests.adapters.adk_talk import ENGINES, open_store, said, texts
 from tests.adapters.adk_worker import Scripted, numbers, run
-from treering.adapters.adk import TreeringSessionService, thread_id_of
+from treering.adapters.adk import TreeringArtifactService, TreeringSessionService, thread_id_of
 from treering.adapters.transcripts import Vetoed
 from treering.store import Store
 
@@ -210,6 +210,27 @@ class TestOnAStore:
             again = await sessions.get_session(**ALICE, session_id="s")
             assert again is not None
             assert texts(again) == ["0", "1", "else"]
+
+        asyncio.run(go())
+        assert store.verify().ok
+
+    def test_a_collection_leaves_sessions_and_what_they_share(self, store: Store) -> None:
+        async def go() -> None:
+            sessions, artifacts = TreeringSessionService(store), TreeringArtifactService(store)
+            big = "x" * 10_000
+            session = await sessions.create_session(
+                **ALICE, session_id="s", state={"own": big + "1", "user:u": big + "2", "app:a": big + "3"}
+            )
+            await sessions.append_event(session, said(big))
+            part = types.Part(text=big + "4")
+            await artifacts.save_artifact(**ALICE, session_id="s", filename="f", artifact=part)
+            store.gc(grace_seconds=0)
+            assert await sessions.get_session(**ALICE, session_id="s") == session
+            assert await artifacts.load_artifact(**ALICE, session_id="s", filename="f") == part
+            await artifacts.delete_artifact(**ALICE, session_id="s", filename="f")
+            await sessions.delete_session(**ALICE, session_id="s")
+            store.gc(grace_seconds=0)
+            assert store.stats().rows["objects"] == 2  # the states of user and app
 
         asyncio.run(go())
         assert store.verify().ok

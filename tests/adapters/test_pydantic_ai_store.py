@@ -211,6 +211,28 @@ class TestOnAStore:
 
         asyncio.run(run())
 
+    def test_a_collection_leaves_branches_and_forks(self, store: Store) -> None:
+        async def run() -> None:
+            conversations = TreeringConversationStore(store)
+            big = ["x" * 5000 + str(place) for place in range(4)]
+            conversation = await saved(conversations, "c", *big)
+            old = await conversations.load_entries("c")
+            assert old is not None
+            await conversations.branch("c", at=1, expected_revision=conversation.revision)
+            await conversations.fork("c", from_entry=old[2].id, new_conversation_id="f")
+            store.gc(grace_seconds=0)
+            assert await conversations.read_history(old[-1].id) == old
+            assert await conversations.load_entries("f") == old[:3]
+            await conversations.delete("c")
+            store.gc(grace_seconds=0)
+            assert await conversations.load_entries("f") == old[:3]
+            await conversations.delete("f")
+            store.gc(grace_seconds=0)
+            assert store.stats().rows["objects"] == 0
+
+        asyncio.run(run())
+        assert store.verify().ok
+
     def test_other_state_of_the_thread_stays(self, store: Store) -> None:
         async def run() -> None:
             conversations = TreeringConversationStore(store)
