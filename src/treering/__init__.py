@@ -23,8 +23,17 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "AsyncStore", "Budget", "Budgets", "Keep", "Store", "__version__", "carry", "errors", "open", "open_async",
-]  # fmt: skip
+    "AsyncStore",
+    "Budget",
+    "Budgets",
+    "Keep",
+    "Store",
+    "__version__",
+    "carry",
+    "errors",
+    "open",
+    "open_async",
+]
 
 _HOMES: Final = {
     "AsyncStore": "treering.aio",
