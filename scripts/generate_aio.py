@@ -72,8 +72,9 @@ TWINS: Final = (
         module="treering.views.workspaces.workspace",
         name="Workspace",
         twin="AsyncWorkspace",
-        direct=frozenset({"camera"}),
+        direct=frozenset({"camera", "files"}),
     ),
+    Twin(module="treering.views.workspaces.virtual", name="Files", twin="AsyncFiles"),
 )
 
 HEADER: Final = '''"""The async store: the same words, awaited.

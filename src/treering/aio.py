@@ -53,6 +53,8 @@ from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.restoring import Restored
 from treering.views.workspaces.scanning import Limits
 from treering.views.workspaces.snapshots import Camera
+from treering.views.workspaces.virtual import Access, Files, Match
+from treering.views.workspaces.virtual_paths import FileInfo
 from treering.views.workspaces.workspace import SnapshotInfo, Workspace
 
 
@@ -1043,9 +1045,81 @@ class AsyncWorkspace:
         async for each in self._bridge.iterate(self._workspace.snapshots, name=name, last=last):
             yield each
 
+    def files(
+        self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, Access]] | None = None
+    ) -> AsyncFiles:
+        """Async twin of `Workspace.files`."""
+        return AsyncFiles(self._workspace.files(root, mounts=mounts), self._bridge)
+
     def camera(self) -> Camera:
         """Async twin of `Workspace.camera`."""
         return self._workspace.camera()
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._workspace)[1:]}"
+
+
+class AsyncFiles:
+    """Async twin of `Files`."""
+
+    def __init__(self, files: Files, bridge: Bridge | None = None) -> None:
+        self._files = files
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Files:
+        """The files that does the work."""
+        return self._files
+
+    async def close(self) -> None:
+        """Async twin of `Files.close`."""
+        await self._bridge.finish(self._files.close)
+
+    async def ls(self, path: str = "/") -> list[FileInfo]:
+        """Async twin of `Files.ls`."""
+        return await self._bridge.call(self._files.ls, path)
+
+    async def stat(self, path: str) -> FileInfo:
+        """Async twin of `Files.stat`."""
+        return await self._bridge.call(self._files.stat, path)
+
+    async def read(self, path: str, *, offset: int = 0, limit: int | None = None) -> str:
+        """Async twin of `Files.read`."""
+        return await self._bridge.call(self._files.read, path, offset=offset, limit=limit)
+
+    async def read_bytes(self, path: str, *, max_bytes: int = 16 * 1024 * 1024) -> bytes:
+        """Async twin of `Files.read_bytes`."""
+        return await self._bridge.call(self._files.read_bytes, path, max_bytes=max_bytes)
+
+    async def glob(self, pattern: str, path: str = "/") -> list[FileInfo]:
+        """Async twin of `Files.glob`."""
+        return await self._bridge.call(self._files.glob, pattern, path)
+
+    async def grep(
+        self, text: str, path: str = "/", *, glob: str | None = None, limit: int = 1000
+    ) -> list[Match]:
+        """Async twin of `Files.grep`."""
+        return await self._bridge.call(self._files.grep, text, path, glob=glob, limit=limit)
+
+    async def write(self, path: str, content: str | bytes, *, overwrite: bool = True) -> FileInfo:
+        """Async twin of `Files.write`."""
+        return await self._bridge.call(self._files.write, path, content, overwrite=overwrite)
+
+    async def edit(self, path: str, old: str, new: str, *, every: bool = False) -> int:
+        """Async twin of `Files.edit`."""
+        return await self._bridge.call(self._files.edit, path, old, new, every=every)
+
+    async def delete(self, path: str, *, recursive: bool = False) -> None:
+        """Async twin of `Files.delete`."""
+        await self._bridge.call(self._files.delete, path, recursive=recursive)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._files)[1:]}"

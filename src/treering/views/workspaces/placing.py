@@ -197,7 +197,7 @@ def _fill(file: int, pieces: Iterator[bytes], entry: FileEntry, path: str) -> in
         size += len(piece)
         if size > entry.size:
             break
-        if entry.size > WHOLE_BYTES and len(piece) >= _HOLE and piece.count(0) == len(piece):
+        if entry.size > WHOLE_BYTES and len(piece) >= _HOLE and not piece[0] and piece.count(0) == len(piece):
             os.lseek(file, len(piece), os.SEEK_CUR)
             has_holes = True
             continue

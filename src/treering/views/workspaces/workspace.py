@@ -8,7 +8,7 @@ by `Moment.restore`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +33,7 @@ from treering.views.workspaces.restoring import Restored, download, restore
 from treering.views.workspaces.scanning import LeftOut, Limits
 from treering.views.workspaces.snapshots import Camera, Taken, real_folder
 from treering.views.workspaces.stored import Snapshot
+from treering.views.workspaces.virtual import Access, Files
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
@@ -206,6 +207,15 @@ class Workspace:
             if page.cursor is None:
                 return
             after = page.cursor
+
+    def files(
+        self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, Access]] | None = None
+    ) -> Files:
+        """Files for an agent's tools: a virtual root that no path leaves, with folders mounted into it.
+
+        ``mounts={"host/documents": (path, "ro")}`` shows a folder under that path, read-only or ("rw") not.
+        """
+        return Files(root, mounts=mounts)
 
     def _snapshot(self, id: str, limits: Limits | None = None) -> Snapshot:
         return Snapshot(self._engine, self._space, id, limits=limits)

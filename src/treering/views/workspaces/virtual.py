@@ -1,0 +1,370 @@
+"""Files for an agent: a virtual root with mounts, which no path leaves.
+
+Every path that an agent gives is a virtual one: ``/report.md`` lies in the root folder, ``/host/docs/a.pdf``
+in the folder that is mounted there, and ``..`` stops at the virtual root. Which folder a path belongs to is
+decided by its names alone; what is there is decided by the kernel, beneath that folder's descriptor
+(`beneath`). Files are read in pieces and only up to a limit, so a sparse terabyte is an error and not the end
+of the process. They are written beside their place and renamed, so a hard link to a file outside is replaced
+and never written through. Errors name the virtual path, never the real one.
+
+This confines paths, not processes: an agent that may run commands needs a container around it as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat as stats
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Final, Literal, Self
+
+import msgspec
+
+from treering.core.ids import new_id
+from treering.errors import Conflict, InvalidInput, NotFound, ReadOnly, Unreachable
+from treering.views.workspaces.beneath import Beneath
+from treering.views.workspaces.patterns import glob_pattern
+from treering.views.workspaces.rules import TEMPORARY
+from treering.views.workspaces.scanning import MAX_DEPTH
+from treering.views.workspaces.virtual_paths import (
+    FileInfo,
+    given,
+    info_of,
+    names_of,
+    read_up_to,
+    remove,
+    shown,
+    told,
+)
+
+Access = Literal["ro", "rw"]
+
+MAX_READ_BYTES: Final = 16 * 1024 * 1024
+"""What one read gives at most; larger files are read by lines."""
+
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PIECE: Final = 256 * 1024
+
+
+class Match(msgspec.Struct, frozen=True, kw_only=True):
+    """A line in which a text was found; lines count from 1."""
+
+    path: str
+    line: int
+    text: str
+
+
+class _Mount:
+    def __init__(self, names: tuple[str, ...], path: Path, access: Access) -> None:
+        self.names = names
+        self.access = access
+        self.beneath = Beneath(path)
+
+
+class Files:
+    """The files below one root and its mounts. Use it as a context manager, or `close` it."""
+
+    def __init__(
+        self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, Access]] | None = None
+    ) -> None:
+        self._mounts: list[_Mount] = []
+        try:
+            self._add((), root, "rw")
+            for place, (path, access) in (mounts or {}).items():
+                self._add(names_of(place), path, access)
+        except BaseException:
+            self.close()
+            raise
+        self._mounts.sort(key=lambda each: -len(each.names))
+
+    def close(self) -> None:
+        """Let go of the folders."""
+        for mount in self._mounts:
+            mount.beneath.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Files with {len(self._mounts) - 1} mounts>"
+
+    # Looking
+    def ls(self, path: str = "/") -> list[FileInfo]:
+        """What a folder holds, by name; mounts show as folders."""
+        names = names_of(path)
+        found = {each: FileInfo(path=shown((*names, each)), kind="folder") for each in self._mounted(names)}
+        try:
+            with self._opened_folder(names) as folder, os.scandir(folder) as listed:
+                for entry in listed:
+                    if entry.name in found or entry.name.startswith(TEMPORARY):
+                        continue
+                    with contextlib.suppress(FileNotFoundError):
+                        info = info_of((*names, entry.name), entry.stat(follow_symlinks=False))
+                        found[entry.name] = info
+        except NotFound:
+            if not found:
+                raise
+        return [found[name] for name in sorted(found)]
+
+    def stat(self, path: str) -> FileInfo:
+        """What is at a path; links are followed as far as they stay inside."""
+        names = names_of(path)
+        if self._mounted(names) or not names:
+            return FileInfo(path=shown(names), kind="folder")
+        with self._opened(names, _READ) as file:
+            return info_of(names, os.fstat(file))
+
+    def read(self, path: str, *, offset: int = 0, limit: int | None = None) -> str:
+        """The text of a file, or ``limit`` lines of it from line ``offset`` (counted from 0) on.
+
+        What is not UTF-8 comes as U+FFFD. A whole file of more than 16 MiB is refused; read it by lines.
+        """
+        if offset < 0 or (limit is not None and limit < 0):
+            raise InvalidInput(f"offset={offset}, limit={limit}: lines count from 0 up")
+        if not offset and limit is None:
+            return self.read_bytes(path).decode("utf-8", "replace")
+        lines: list[bytes] = []
+        size = 0
+        for number, line in enumerate(self._lines(names_of(path))):
+            if limit is not None and number >= offset + limit:
+                break
+            if number >= offset:
+                size += len(line)
+                if size > MAX_READ_BYTES:
+                    raise InvalidInput(f"these lines of {given(path)!r} are more than 16 MiB; ask for fewer")
+                lines.append(line)
+        return b"".join(lines).decode("utf-8", "replace")
+
+    def read_bytes(self, path: str, *, max_bytes: int = 16 * 1024 * 1024) -> bytes:
+        """The bytes of a file of at most ``max_bytes``."""
+        names = names_of(path)
+        with self._opened_file(names) as file:
+            size = os.fstat(file).st_size
+            data = b"" if size > max_bytes else read_up_to(file, max_bytes + 1)
+        if size > max_bytes or len(data) > max_bytes:
+            raise InvalidInput(f"{shown(names)!r} has more than {max_bytes:,} bytes; read it by lines")
+        return data
+
+    def glob(self, pattern: str, path: str = "/") -> list[FileInfo]:
+        """Files and folders below ``path`` whose path from there matches: ``*.py``, ``src/**/*.ts``."""
+        wanted = glob_pattern(pattern)
+        base = len(names_of(path))
+        return [
+            info for names, info in self._walk(names_of(path)) if wanted.fullmatch("/".join(names[base:]))
+        ]
+
+    def grep(self, text: str, path: str = "/", *, glob: str | None = None, limit: int = 1000) -> list[Match]:
+        """The lines below ``path`` that hold a text, as it is written; binary files are passed over."""
+        if not text or "\n" in text:
+            raise InvalidInput("grep looks for a text within a line; give one that is not empty")
+        needle = text.encode("utf-8", "surrogateescape")
+        wanted = None if glob is None else glob_pattern(glob)
+        base = len(names_of(path))
+        matches: list[Match] = []
+        for names, info in self._walk(names_of(path), also_itself=True):
+            relative = "/".join(names[base:]) or names[-1]
+            if info.kind != "file" or (
+                wanted is not None and not (wanted.fullmatch(relative) or wanted.fullmatch(names[-1]))
+            ):
+                continue
+            for number, line in self._matching(names, needle):
+                matches.append(Match(path=shown(names), line=number, text=line))
+                if len(matches) >= limit:
+                    return matches
+        return matches
+
+    # Changing
+    def write(self, path: str, content: str | bytes, *, overwrite: bool = True) -> FileInfo:
+        """Make a file, whole or not at all, with the folders above it; one that is there is replaced."""
+        data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
+        names = self._changing(path)
+        with self._above(names, make=True) as folder:
+            self._place(names, folder, data, overwrite=overwrite)
+            return info_of(names, os.stat(names[-1], dir_fd=folder, follow_symlinks=False))
+
+    def edit(self, path: str, old: str, new: str, *, every: bool = False) -> int:
+        """Replace a text in a file; how often. It must be there, and only once unless ``every`` is given."""
+        if not old:
+            raise InvalidInput("edit needs the text to replace; write() makes a file")
+        names = self._changing(path)
+        data = self.read_bytes(path)
+        was = old.encode("utf-8", "surrogateescape")
+        count = data.count(was)
+        if not count:
+            raise NotFound(f"{shown(names)!r} does not hold that text; read it again")
+        if count > 1 and not every:
+            raise Conflict(
+                f"{shown(names)!r} holds that text {count} times; give more of what is around it, "
+                "or every=True"
+            )
+        with self._above(names) as folder:
+            self._place(
+                names, folder, data.replace(was, new.encode("utf-8", "surrogateescape")), overwrite=True
+            )
+        return count
+
+    def delete(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, a link or an empty folder; ``recursive`` removes a folder with what is in it."""
+        names = self._changing(path)
+        if self._mounted(names):
+            raise ReadOnly(f"{shown(names)!r} has a mount in it and stays")
+        with self._above(names) as folder:
+            found = os.stat(names[-1], dir_fd=folder, follow_symlinks=False)
+            if not stats.S_ISDIR(found.st_mode):
+                os.unlink(names[-1], dir_fd=folder)
+            elif recursive:
+                remove(folder, names[-1], 0)
+            else:
+                try:
+                    os.rmdir(names[-1], dir_fd=folder)
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY:
+                        raise
+                    raise Conflict(f"{shown(names)!r} is not empty; say recursive=True") from None
+
+    # Where a path lies
+    def _add(self, names: tuple[str, ...], path: str | Path, access: Access) -> None:
+        if access not in ("ro", "rw"):
+            raise InvalidInput(f"a mount is 'ro' or 'rw', not {access!r}")
+        if any(each.names == names for each in self._mounts):
+            raise InvalidInput(f"{shown(names)!r} is mounted twice")
+        try:
+            self._mounts.append(_Mount(names, Path(path).expanduser(), access))
+        except OSError as error:
+            raise NotFound(f"{path} cannot be opened as a folder: {error.strerror}") from error
+
+    def _mount(self, names: tuple[str, ...]) -> tuple[_Mount, tuple[str, ...]]:
+        for mount in self._mounts:
+            depth = len(mount.names)
+            if names[:depth] == mount.names:
+                return mount, names[depth:]
+        raise NotFound(f"there is no {shown(names)!r}")
+
+    def _mounted(self, names: tuple[str, ...]) -> set[str]:
+        """The names below a folder under which something is mounted."""
+        depth = len(names)
+        return {
+            each.names[depth]
+            for each in self._mounts
+            if len(each.names) > depth and each.names[:depth] == names
+        }
+
+    def _changing(self, path: str) -> tuple[str, ...]:
+        names = names_of(path)
+        mount, below = self._mount(names)
+        if mount.access == "ro":
+            raise ReadOnly(f"{shown(names)!r} is mounted read-only; write somewhere else")
+        if not below:
+            raise InvalidInput(f"{shown(names)!r} is a whole folder; name a file in it")
+        return names
+
+    # Descriptors
+    @contextlib.contextmanager
+    def _opened(self, names: tuple[str, ...], flags: int) -> Generator[int]:
+        mount, below = self._mount(names)
+        with told(names):
+            file = mount.beneath.open(below, flags)
+            try:
+                yield file
+            finally:
+                os.close(file)
+
+    @contextlib.contextmanager
+    def _opened_file(self, names: tuple[str, ...]) -> Generator[int]:
+        with self._opened(names, _READ) as file:
+            if not stats.S_ISREG(os.fstat(file).st_mode):
+                raise InvalidInput(f"{shown(names)!r} is not a file")
+            yield file
+
+    @contextlib.contextmanager
+    def _opened_folder(self, names: tuple[str, ...]) -> Generator[int]:
+        with self._opened(names, os.O_RDONLY | os.O_DIRECTORY) as folder:
+            yield folder
+
+    @contextlib.contextmanager
+    def _above(self, names: tuple[str, ...], *, make: bool = False) -> Generator[int]:
+        """The folder that a path's last name is in."""
+        mount, below = self._mount(names)
+        with told(names):
+            folder = mount.beneath.open_folder(below[:-1], make=make)
+            try:
+                yield folder
+            finally:
+                os.close(folder)
+
+    # Reading
+    def _lines(self, names: tuple[str, ...]) -> Iterator[bytes]:
+        """The lines of a file; one of more than 16 MiB comes in parts."""
+        rest = b""
+        with self._opened_file(names) as file:
+            while piece := os.read(file, _PIECE):
+                *whole, rest = (rest + piece).split(b"\n")
+                for line in whole:
+                    yield line + b"\n"
+                if len(rest) > MAX_READ_BYTES:
+                    yield rest
+                    rest = b""
+        if rest:
+            yield rest
+
+    def _matching(self, names: tuple[str, ...], needle: bytes) -> Iterator[tuple[int, str]]:
+        with contextlib.suppress(NotFound, InvalidInput, Unreachable):  # it went, or may not be read
+            for number, line in enumerate(self._lines(names), 1):
+                if b"\0" in line:
+                    return
+                if needle in line:
+                    yield number, line.rstrip(b"\r\n").decode("utf-8", "replace")
+
+    def _walk(
+        self, names: tuple[str, ...], *, also_itself: bool = False, depth: int = 0
+    ) -> Iterator[tuple[tuple[str, ...], FileInfo]]:
+        """Everything below a folder, without following links."""
+        if depth > MAX_DEPTH:
+            raise InvalidInput(f"{shown(names)[:80]!r}... is deeper than {MAX_DEPTH}; look further down")
+        if also_itself and names and not self._mounted(names):
+            info = self.stat(shown(names))
+            if info.kind != "folder":
+                yield names, info
+                return
+        try:
+            listed = self.ls(shown(names))
+        except (NotFound, Unreachable):
+            if not depth:
+                raise
+            return
+        for info in listed:
+            below = (*names, info.path.rpartition("/")[2])
+            yield below, info
+            if info.kind == "folder":
+                yield from self._walk(below, depth=depth + 1)
+
+    # Writing
+    def _place(self, names: tuple[str, ...], folder: int, data: bytes, *, overwrite: bool) -> None:
+        name, mode = names[-1], 0o644
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if not overwrite:
+                raise Conflict(f"{shown(names)!r} is there already; edit it, or say overwrite=True")
+            if not stats.S_ISREG(found.st_mode):
+                raise InvalidInput(f"{shown(names)!r} is not a file; name another one, or what it points at")
+            mode = stats.S_IMODE(found.st_mode) & 0o777
+        draft = f"{TEMPORARY}{new_id()}"
+        file = os.open(draft, _NEW, mode, dir_fd=folder)
+        try:
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(file, rest) :]
+            finally:
+                os.close(file)
+            os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft, dir_fd=folder)
+            raise

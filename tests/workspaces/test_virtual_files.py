@@ -1,0 +1,299 @@
+"""Files for an agent: what the verbs do, and that no path leaves the virtual root."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from treering.errors import Conflict, InvalidInput, NotFound, ReadOnly, TreeringError
+from treering.views.workspaces import virtual
+from treering.views.workspaces.beneath import Beneath, has_openat2
+from treering.views.workspaces.patterns import glob_pattern
+from treering.views.workspaces.virtual import Files
+
+MakeFiles = Callable[..., Files]
+
+
+@pytest.fixture(params=["openat2", "walk"])
+def make_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeFiles]:
+    """Files by the kernel's own confinement, and by the walk for kernels without it."""
+    if request.param == "openat2" and not has_openat2():
+        pytest.skip("this kernel has no openat2")
+    if request.param == "walk":
+        monkeypatch.setattr(virtual, "Beneath", lambda path: Beneath(path, walks=True))
+    made: list[Files] = []
+
+    def make(root: Path, **options) -> Files:
+        made.append(Files(root, **options))
+        return made[-1]
+
+    yield make
+    for files in made:
+        files.close()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    place = tmp_path / "root"
+    (place / "src").mkdir(parents=True)
+    (place / "a.txt").write_text("one\ntwo\nthree\n")
+    (place / "src" / "main.py").write_text("import os\nprint('two')\n")
+    (tmp_path / "secret").write_text("of the host")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("of the host")
+    return place
+
+
+def test_the_verbs(make_files: MakeFiles, root: Path) -> None:
+    files = make_files(root)
+    assert [(each.path, each.kind) for each in files.ls()] == [("/a.txt", "file"), ("/src", "folder")]
+    assert files.read("a.txt") == "one\ntwo\nthree\n"
+    assert files.read("/a.txt", offset=1, limit=1) == "two\n"
+    assert files.read("/src/../a.txt", offset=2) == "three\n"
+    written = files.write("/new/deep/b.md", "# Titel ä\n")
+    assert (written.path, written.size) == ("/new/deep/b.md", 11)
+    assert (root / "new" / "deep" / "b.md").read_text() == "# Titel ä\n"
+    assert files.edit("/a.txt", "two", "2") == 1
+    assert files.read("/a.txt") == "one\n2\nthree\n"
+    found = files.grep("two")
+    assert [(each.path, each.line, each.text) for each in found] == [("/src/main.py", 2, "print('two')")]
+    assert [each.path for each in files.glob("**/*.md")] == ["/new/deep/b.md"]
+    assert [each.path for each in files.glob("*.py", "/src")] == ["/src/main.py"]
+    files.delete("/a.txt")
+    with pytest.raises(NotFound, match=r"'/a\.txt'"):
+        files.read("/a.txt")
+    with pytest.raises(Conflict, match="recursive"):
+        files.delete("/new")
+    files.delete("/new", recursive=True)
+    assert sorted(path.name for path in root.iterdir()) == ["src"]
+
+
+def test_edits_that_are_not_clear_are_refused(make_files: MakeFiles, root: Path) -> None:
+    files = make_files(root)
+    with pytest.raises(NotFound, match="does not hold"):
+        files.edit("/a.txt", "four", "4")
+    with pytest.raises(Conflict, match="2 times"):
+        files.edit("/a.txt", "t", "T")
+    assert files.edit("/a.txt", "t", "T", every=True) == 2
+    with pytest.raises(Conflict, match="already"):
+        files.write("/a.txt", "", overwrite=False)
+    with pytest.raises(InvalidInput):
+        files.edit("/a.txt", "", "x")
+    (root / "run.sh").write_text("x")
+    (root / "run.sh").chmod(0o750)
+    files.edit("/run.sh", "x", "y")
+    assert (root / "run.sh").stat().st_mode & 0o777 == 0o750
+
+
+def test_mounts(make_files: MakeFiles, root: Path, tmp_path: Path) -> None:
+    """004's layout: documents to read, projects to work on, both below host/."""
+    (tmp_path / "Documents").mkdir()
+    (tmp_path / "Documents" / "report.pdf").write_text("pdf two")
+    (tmp_path / "Projects").mkdir()
+    files = make_files(
+        root,
+        mounts={
+            "host/documents": (tmp_path / "Documents", "ro"),
+            "/host/projects/": (str(tmp_path / "Projects"), "rw"),
+        },
+    )
+    assert [each.path for each in files.ls("/")] == ["/a.txt", "/host", "/src"]
+    assert [each.path for each in files.ls("/host")] == ["/host/documents", "/host/projects"]
+    assert files.read("host/documents/report.pdf") == "pdf two"
+    assert files.stat("/host").kind == files.stat("/host/documents").kind == "folder"
+    assert {each.path for each in files.grep("two")} == {
+        "/a.txt",
+        "/src/main.py",
+        "/host/documents/report.pdf",
+    }
+    assert [each.path for each in files.glob("**/*.pdf")] == ["/host/documents/report.pdf"]
+    for attempt in (
+        lambda: files.write("host/documents/new.txt", "x"),
+        lambda: files.write("src/../host/documents/new.txt", "x"),
+        lambda: files.edit("/host/documents/report.pdf", "pdf", "x"),
+        lambda: files.delete("/host/documents/report.pdf"),
+    ):
+        with pytest.raises(ReadOnly, match="read-only"):
+            attempt()
+    files.write("/host/projects/app/main.py", "print()")
+    assert (tmp_path / "Projects" / "app" / "main.py").read_text() == "print()"
+    with pytest.raises(ReadOnly, match="mount"):
+        files.delete("/host", recursive=True)
+    with pytest.raises(InvalidInput, match="whole folder"):
+        files.delete("/host/projects", recursive=True)
+    for wrong in ({"x": (tmp_path, "r")}, {"": (tmp_path, "rw")}):
+        with pytest.raises(InvalidInput):
+            Files(root, mounts=wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(NotFound):
+        Files(root / "missing")
+
+
+ESCAPES = [
+    "../secret",
+    "/../secret",
+    "src/../../secret",
+    "link",
+    "/link",
+    "up/secret",
+    "src/up2/secret",
+    "absolute",
+    "proc/self/root/etc/passwd",
+    "chain",
+    "a\0b",
+]
+
+
+@pytest.mark.parametrize("path", ESCAPES)
+def test_no_path_leaves(make_files: MakeFiles, root: Path, tmp_path: Path, path: str) -> None:
+    (root / "link").symlink_to("../secret")
+    (root / "up").symlink_to("..")
+    (root / "src" / "up2").symlink_to("../..")
+    (root / "absolute").symlink_to(tmp_path / "secret")
+    (root / "proc").symlink_to("/proc")
+    (root / "inner").symlink_to("up")
+    (root / "chain").symlink_to("inner/secret")
+    files = make_files(root)
+    for attempt in (
+        lambda: files.read(path),
+        lambda: files.read_bytes(path),
+        lambda: files.stat(path),
+        lambda: files.edit(path, "host", "agent"),
+        lambda: files.grep("host", path),
+    ):
+        with pytest.raises((InvalidInput, NotFound)) as refused:
+            attempt()
+        assert str(tmp_path) not in str(refused.value)
+    for attempt in (lambda: files.write(path, "stolen"), lambda: files.delete(path)):
+        with contextlib.suppress(InvalidInput, NotFound):  # a link itself may be removed: it lies inside
+            attempt()
+    assert (tmp_path / "secret").read_text() == "of the host"
+    assert "of the host" not in {each.text for each in files.grep("host")}
+
+
+def test_links_that_stay_inside(root: Path) -> None:
+    if not has_openat2():
+        pytest.skip("without openat2 no link is followed")
+    (root / "short").symlink_to("src/main.py")
+    with Files(root) as files:
+        assert files.read("/short").startswith("import os")
+        with pytest.raises(InvalidInput, match="points at"):
+            files.write("/short", "x")
+    assert (root / "short").is_symlink()
+
+
+def test_a_hard_link_is_never_written_through(make_files: MakeFiles, root: Path, tmp_path: Path) -> None:
+    os.link(tmp_path / "secret", root / "hard")
+    files = make_files(root)
+    files.write("/hard", "mine")
+    assert (tmp_path / "secret").read_text() == "of the host"
+    os.link(tmp_path / "secret", root / "hard2")
+    files.edit("/hard2", "host", "agent")
+    assert (tmp_path / "secret").read_text() == "of the host"
+
+
+def test_what_is_no_file_is_not_read(make_files: MakeFiles, root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    files = make_files(root)
+    for path in ("/pipe", "/src", "/"):
+        with pytest.raises(InvalidInput):
+            files.read(path)
+    assert files.stat("/pipe").kind == "other"
+    assert not files.grep("x", "/pipe")
+
+
+def test_a_sparse_file_does_not_fill_the_memory(make_files: MakeFiles, root: Path) -> None:
+    with (root / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    files = make_files(root)
+    with pytest.raises(InvalidInput, match="by lines"):
+        files.read("/huge")
+    assert not files.grep("x")  # a binary file is passed over at its first piece
+
+
+def test_long_files_are_read_by_lines(make_files: MakeFiles, root: Path) -> None:
+    (root / "log").write_text("".join(f"line {number}\n" for number in range(200_000)))
+    files = make_files(root)
+    assert files.read("/log", offset=150_000, limit=2) == "line 150000\nline 150001\n"
+    assert files.read("/log", offset=200_000) == ""
+    with pytest.raises(InvalidInput):
+        files.read("/log", offset=-1)
+
+
+@pytest.mark.parametrize(
+    "pattern, path, matches",
+    [
+        ("*.py", "a.py", True),
+        ("*.py", "src/a.py", False),
+        ("**/*.py", "a.py", True),
+        ("**/*.py", "x/y/a.py", True),
+        ("src/**", "src/x/y", True),
+        ("a?c", "abc", True),
+        ("a?c", "a/c", False),
+        ("[ab].txt", "b.txt", True),
+        ("[!ab].txt", "b.txt", False),
+        ("[!ab].txt", "/.txt", False),
+        ("[a-c]x", "bx", True),
+        ("a.c", "abc", False),
+        ("[", "[", True),
+        ("/x/", "x", True),
+    ],
+)
+def test_globs(pattern: str, path: str, *, matches: bool) -> None:
+    assert bool(glob_pattern(pattern).fullmatch(path)) is matches
+
+
+def race(files: Files, root: Path, outside: Path, tries: int) -> dict[str, int]:
+    """Read, write and delete below a folder while another thread swaps it for a link that leads out."""
+    (root / "d").mkdir()
+    (root / "d" / "file").write_text("inside")
+    (root / "spare").symlink_to(outside)
+    stop = threading.Event()
+
+    renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    here, folder, link = -100, os.fsencode(root / "d"), os.fsencode(root / "spare")
+
+    def swap() -> None:
+        while not stop.is_set():
+            assert renameat2(here, folder, here, link, 2) == 0  # they change places in one step
+
+    told = {"inside": 0, "refused": 0, "escaped": 0}
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    try:
+        for number in range(tries):
+            try:
+                if number % 8 == 0:
+                    files.write("/d/new", "inside")
+                elif number % 8 == 1:
+                    files.delete("/d/new")
+                else:
+                    told["escaped" if files.read("/d/file") != "inside" else "inside"] += 1
+            except TreeringError:
+                told["refused"] += 1
+    finally:
+        stop.set()
+        swapper.join()
+    return told
+
+
+def test_no_race_leads_out(make_files: MakeFiles, root: Path, tmp_path: Path) -> None:
+    told = race(make_files(root), root, tmp_path / "outside", 4_000)
+    assert not told["escaped"]
+    assert told["inside"]
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["file"]
+    assert (tmp_path / "outside" / "file").read_text() == "of the host"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_no_race_leads_out_in_400_000_tries(make_files: MakeFiles, root: Path, tmp_path: Path) -> None:
+    told = race(make_files(root), root, tmp_path / "outside", 400_000)
+    assert not told["escaped"]
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["file"]
+    assert (tmp_path / "outside" / "file").read_text() == "of the host"
