@@ -32,7 +32,7 @@ def run(scratch: Path) -> Section:
     del scratch
     with opened() as fleet:
         server = PostgresServer(**fleet.address("postgres"))
-        _make_durable(server.url("postgres"))
+        make_durable(server.url("postgres"))
         url = server.create_database()
         return Section(
             title="PostgreSQL",
@@ -41,7 +41,7 @@ def run(scratch: Path) -> Section:
         )
 
 
-def _make_durable(url: str) -> None:
+def make_durable(url: str) -> None:
     """The tests' server does without fsync; a benchmark must not."""
     with psycopg.connect(url, autocommit=True) as connection:
         for setting in ("fsync", "full_page_writes"):

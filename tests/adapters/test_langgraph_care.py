@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import random
 from typing import Annotated
 
 import pytest
@@ -11,7 +12,6 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import END, START, StateGraph
-from langgraph.graph.message import MessagesState
 from typing_extensions import TypedDict
 
 import treering
@@ -19,7 +19,7 @@ from tests.adapters.langgraph_scripts import config
 from treering.adapters.langgraph import TreeringSaver
 from treering.adapters.langgraph_values import Packed
 from treering.core.query import Erasure, EventQuery
-from treering.errors import Conflict, Corrupt
+from treering.errors import Conflict, Corrupt, StoreFull
 
 
 def joined(state, writes):
@@ -306,18 +306,59 @@ def test_a_serializer_that_encrypts_is_given_everything(store):
     assert b"hush" not in whole
 
 
-def test_a_large_message_is_stored_once_as_a_write_and_in_the_list(store):
-    saver = TreeringSaver(store)
+@pytest.mark.parametrize("writes", ["with_checkpoint", "durable"])
+def test_a_message_is_stored_once_as_a_write_and_in_the_list(store, writes):
+    saver = TreeringSaver(store, writes=writes)
     where = put(saver, {"messages": []})
-    large = ToolMessage("r" * 50_000, tool_call_id="1", id="t")
-    small = AIMessage("s" * 1000, id="a")
-    saver.put_writes(where, [("messages", [small, large])], "task")
     before = store.stats()
+    chance = random.Random(1)
+    large = ToolMessage(chance.randbytes(25_000).hex(), tool_call_id="1", id="t")
+    small = AIMessage(chance.randbytes(1000).hex(), id="a")
+    saver.put_writes(where, [("messages", [small, large])], "task")
     put(saver, {"messages": [small, large]}, parent=where)
     after = store.stats()
-    assert after.rows["objects"] == before.rows["objects"] == 1
-    assert sum(after.bytes.values()) - sum(before.bytes.values()) < 900
-    assert TreeringSaver(store).get(config())["channel_values"]["messages"] == [small, large]
+    assert after.rows["objects"] == 1
+    assert sum(after.bytes.values()) - sum(before.bytes.values()) < 52_000 + 2000 + 1500
+    found = list(TreeringSaver(store).list(config()))
+    assert found[0].checkpoint["channel_values"]["messages"] == [small, large]
+    assert found[1].pending_writes == [("task", "messages", [small, large])]
+    assert store.verify().ok
+
+
+def test_writes_wait_for_their_checkpoint_but_not_for_long(store):
+    saver = TreeringSaver(store)
+    where = put(saver, {"x": 1})
+
+    def events():
+        return len(store.engine.scan(store.space, EventQuery(kinds=("writes",))).records)
+
+    saver.put_writes(where, [("x", 2)], "quick")
+    store.engine.wait(store.space, 1, seconds=60)
+    assert events() == 1
+    saver.put_writes(where, [("x", 3)], "first")
+    saver.put_writes(where, [("__interrupt__", "why?")], "second")
+    assert events() == 3
+    assert [write[0] for write in TreeringSaver(store).get_tuple(config()).pending_writes] == [
+        "first",
+        "quick",
+        "second",
+    ]
+
+
+def test_writes_that_could_not_be_committed_are_told_and_kept(store, monkeypatch):
+    saver = TreeringSaver(store)
+    where = put(saver, {"x": 1})
+    commit = store.engine.commit
+
+    def full(batch):
+        raise StoreFull("the disk is full")
+
+    monkeypatch.setattr(store.engine, "commit", full)
+    saver.put_writes(where, [("x", 2)], "task")
+    with pytest.raises(StoreFull):
+        saver.get_tuple(config())
+    monkeypatch.setattr(store.engine, "commit", commit)
+    assert saver.get_tuple(config()).pending_writes == [("task", "x", 2)]
 
 
 def test_lists_of_plain_data_grow_and_change(store):

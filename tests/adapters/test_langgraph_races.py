@@ -18,7 +18,7 @@ from langgraph.graph.message import MessagesState
 
 import treering
 from tests.adapters.langgraph_scripts import config
-from treering.adapters import langgraph_saving
+from treering.adapters import langgraph_pending
 from treering.adapters.langchain_messages import is_like, likeness
 from treering.adapters.langgraph import TreeringSaver
 from treering.adapters.langgraph_values import Values
@@ -75,31 +75,15 @@ def test_no_message_is_kept_twice_or_without_its_id(seed, tmp_path, monkeypatch)
 
 def test_this_test_catches_a_saver_that_looks_after_it_encoded(tmp_path, monkeypatch):
     """The same run with the mistake built in: what is remembered is read off the message, too late."""
-    encode_message = Values.encode_message
-    first = threading.Event()
 
-    def late(message):
-        stored = likeness(message)
-        if message.id is None and not first.is_set():
-            first.set()
+    class Forgetful(langgraph_pending.PendingMessage):
+        def __init__(self, message, known, content, scope):
             deadline = time.monotonic() + 30
             while message.id is None and time.monotonic() < deadline:
                 time.sleep(0.001)
-            stored["_late"] = likeness(message)
-        return stored
+            super().__init__(message, likeness(message) if known["id"] is None else known, content, scope)
 
-    def encode(self, message, known):
-        return encode_message(
-            self, message, {name: value for name, value in known.items() if name != "_late"}
-        )
-
-    class Forgetful(langgraph_saving.Recent):
-        def remember(self, message, known, scope, address):
-            super().remember(message, known.get("_late", known), scope, address)
-
-    monkeypatch.setattr(langgraph_saving, "likeness", late)
-    monkeypatch.setattr(langgraph_saving, "Recent", Forgetful)
-    monkeypatch.setattr(Values, "encode_message", encode)
+    monkeypatch.setattr(langgraph_pending, "PendingMessage", Forgetful)
     with treering.open(tmp_path / "store", durability="fast") as store:
         saver = TreeringSaver(store)
         stale = AIMessage("stale")

@@ -3,23 +3,25 @@
 Every LangGraph checkpoint is a checkpoint of the treering thread with the same id, so whatever treering can do
 with threads (log, diff, fork, rewind, forget, copy) it can do with these, and a graph goes on from wherever the
 head was moved to. LangGraph hands over the whole state at every step; what is stored is what is new in it.
-`put` and `put_writes` are durable when they return. LangGraph saves after every superstep, so a tool that has
+A checkpoint is durable when `put` returns, with everything that it is made of. LangGraph saves after every superstep, so a tool that has
 run is never run again; there is no ``checkpoint_after_tool_call`` to set.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from random import random
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
 from treering.adapters.naming import thread_name
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.bridge import Bridge
 from treering.core.clock import SystemClock
-from treering.errors import MissingExtra
+from treering.errors import InvalidInput, MissingExtra, TreeringError
 from treering.store import Store
 from treering.views.graphs import Graphs, Place
 
@@ -44,8 +46,10 @@ except ModuleNotFoundError as error:
 
 from treering.adapters.langgraph_history import Reader
 from treering.adapters.langgraph_hooks import Hooked
+from treering.adapters.langgraph_memory import Memory
+from treering.adapters.langgraph_pending import Queue
 from treering.adapters.langgraph_removal import Removal
-from treering.adapters.langgraph_saving import Memory, Request, Scribe
+from treering.adapters.langgraph_saving import Request, Scribe
 from treering.adapters.langgraph_values import Values, closed_serde
 
 _LONGEST: Final = 160
@@ -60,6 +64,9 @@ class TreeringSaver(BaseCheckpointSaver[int]):
     to. Types of your own in the state come back as the data that they held, unless ``allow`` names them; a
     ``serde`` of your own replaces all of that and is given every value.
 
+    `put` is durable when it returns, with the writes that it is made of. ``writes`` says when `put_writes` is:
+    with its checkpoint (or after 10 ms; an interrupt or an error at once), or (``"durable"``) when it returns.
+
     May be used from any number of threads and event loops.
     """
 
@@ -70,15 +77,19 @@ class TreeringSaver(BaseCheckpointSaver[int]):
         namespace: str = "",
         allow: Collection[type | tuple[str, str]] = (),
         serde: SerializerProtocol | None = None,
+        writes: Literal["with_checkpoint", "durable"] = "with_checkpoint",
     ) -> None:
         super().__init__(serde=serde or closed_serde(*allow))
+        if writes not in ("with_checkpoint", "durable"):
+            raise InvalidInput(f"writes={writes!r} is not acceptable; use 'with_checkpoint' or 'durable'")
         self._opened = Opened(store)
         self._namespace = namespace
         clock = SystemClock()
         memory = Memory()
         opened = self._opened.store
         self._graphs = Graphs(opened.engine, opened.space, namespace)
-        self._scribe = Scribe(opened, self._graphs, memory, clock)
+        self._scribe = Scribe(opened, self._graphs, memory, clock, are_writes_durable=writes == "durable")
+        weakref.finalize(self, _flush, self._scribe.queue)
         self._reader = Reader(opened, self._graphs, memory)
         self._removal = Removal(opened, self._graphs, memory, clock)
         self._hooked = Hooked(opened, self._scribe)
@@ -92,7 +103,7 @@ class TreeringSaver(BaseCheckpointSaver[int]):
     # Reading
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint that the config names, or the one at the head of its thread."""
-        place, thread = self._place(config)
+        place, thread = self._settled(config)
         graph_id = get_checkpoint_id(config)
         if graph_id is None or graph_id == "":
             found = self._reader.newest(self._values, place, thread)
@@ -112,8 +123,10 @@ class TreeringSaver(BaseCheckpointSaver[int]):
     ) -> Iterator[CheckpointTuple]:
         """Checkpoints, newest first; ``filter`` is compared with their metadata, key by key."""
         place = thread = within = only = None
-        if config is not None:
-            place, thread = self._place(config)
+        if config is None:
+            self._scribe.queue.flush()
+        else:
+            place, thread = self._settled(config)
             within = cast("Any", config)["configurable"].get("checkpoint_ns")
             only = get_checkpoint_id(config)
         return self._reader.many(
@@ -127,6 +140,11 @@ class TreeringSaver(BaseCheckpointSaver[int]):
             limit=limit,
         )
 
+    def metadata(self, config: RunnableConfig) -> list[tuple[str, dict[str, Any]]]:  # type: ignore[valid-type]
+        """The id and the metadata of all checkpoints of a thread, newest first; no content is read."""
+        place, _ = self._settled(config)
+        return self._reader.metadata(self._values, place)
+
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
@@ -136,7 +154,7 @@ class TreeringSaver(BaseCheckpointSaver[int]):
         """
         if not channels:
             return {}
-        place, _ = self._place(config)
+        place, _ = self._settled(config)
         return self._reader.delta_history(self._values, place, get_checkpoint_id(config), channels)
 
     # Writing
@@ -167,7 +185,7 @@ class TreeringSaver(BaseCheckpointSaver[int]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Save what a task wrote before its step is over; durable when this returns."""
+        """Save what a task wrote before its step is over (see ``writes`` above)."""
         place, _ = self._place(config)
         numbered = [
             (channel, WRITES_IDX_MAP.get(channel, index), value)
@@ -183,6 +201,7 @@ class TreeringSaver(BaseCheckpointSaver[int]):
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints that these runs made, in all threads."""
+        self._scribe.queue.flush()
         self._removal.delete_for_runs(run_ids)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
@@ -270,11 +289,13 @@ class TreeringSaver(BaseCheckpointSaver[int]):
 
     # Opening and closing
     def close(self) -> None:
-        """Close the store if this object opened it. May be called twice."""
+        """Commit what waits, and close the store if this object opened it. May be called twice."""
+        self._scribe.queue.flush()
         self._opened.close()
 
     async def aclose(self) -> None:
         """Async twin of `close`."""
+        await self._bridge.call(self._scribe.queue.flush)
         await self._opened.aclose()
 
     def __enter__(self) -> Self:
@@ -309,8 +330,20 @@ class TreeringSaver(BaseCheckpointSaver[int]):
         thread = str(chosen["thread_id"])
         return self._graphs.place(thread_id_of(thread), str(chosen.get("checkpoint_ns") or "")), thread
 
+    def _settled(self, config: RunnableConfig) -> tuple[Place, str]:
+        """Where a config points, with nothing that still waits to be committed there."""
+        place, thread = self._place(config)
+        self._scribe.queue.flush(place.scope)
+        return place, thread
+
     def _root(self, thread_id: str) -> Place:
+        self._scribe.queue.flush()
         return self._graphs.place(thread_id_of(str(thread_id)), "")
+
+
+def _flush(queue: Queue) -> None:
+    with suppress(TreeringError):  # the store may be closed by now
+        queue.flush()
 
 
 @lru_cache(maxsize=4096)

@@ -7,27 +7,30 @@ checkpoint says it is raises `Corrupt`; a state is never returned with less in i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, writes_sort_key
 from langgraph.checkpoint.serde.types import _DeltaSnapshot as DeltaSnapshot
 
 from treering.adapters.langgraph_lists import Known, read_list
-from treering.adapters.langgraph_saving import DELTA, INLINE, MESSAGE_LISTS, Base, Head, Memory
+from treering.adapters.langgraph_memory import Base, Memory, SeenHead
+from treering.adapters.langgraph_saving import DELTA, INLINE, MESSAGE_LISTS
 from treering.core.address import Address, slot_address
 from treering.errors import Corrupt, NotFound
 from treering.views.graphs import Graphs, Place, Step, Written, step_id, writes_key
 from treering.views.values import read_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from langgraph.checkpoint.base import PendingWrite
 
+    from treering.adapters.langgraph_pending import Spot
     from treering.adapters.langgraph_values import Values
+    from treering.core.content import Content
     from treering.store import Store
 
-Reading = "Callable[[str, Any, bool], Known]"
+_GAP: Final = 4
 
 
 class Reader:
@@ -44,7 +47,7 @@ class Reader:
         head = self._graphs.head(place)
         if head is None:
             return None
-        seen = Head(head.version, head.step.checkpoint.id, head.step.graph_id, head.first_us)
+        seen = SeenHead(head.version, head.step.checkpoint.id, head.step.graph_id, head.first_us)
         self._memory.see(place.ref, seen)
         return self._loaded(values, place, thread, head.step, is_moved=head.is_moved)
 
@@ -93,6 +96,13 @@ class Reader:
                 self._lists(values, step, read),
                 self._graphs.written(there, step),
             )
+
+    def metadata(self, values: Values, place: Place) -> list[tuple[str, dict[str, Any]]]:
+        """The id and the metadata of every checkpoint of one namespace, newest first."""
+        return [
+            (step.graph_id, {name: values.unpacked(each) for name, each in step.metadata.items()})
+            for step in self._graphs.steps(place, within=place.within)
+        ]
 
     def delta_history(
         self, values: Values, place: Place, graph_id: str | None, channels: Sequence[str]
@@ -239,11 +249,7 @@ class Reader:
                 if index < 0 or (task, index) not in kept:
                     kept[task, index] = (path, channel, form, place, each.batch)
         order = sorted(kept, key=lambda key: writes_sort_key(kept[key][0], *key))
-        addresses = [address for key in order for address in _addresses(*kept[key][2:])]
-        try:
-            contents = iter(self._engine.get(self._space, addresses) if addresses else ())
-        except NotFound as error:
-            raise Corrupt(f"a pending write is not stored: {error}; run verify, then restore it") from error
+        contents = iter(self._contents([each for key in order for each in _places(*kept[key][2:])]))
         merged: list[PendingWrite] = []
         for key in order:
             _, channel, form, place, _ = kept[key]
@@ -256,12 +262,50 @@ class Reader:
             merged.append((key[0], channel, value))
         return merged
 
+    def _contents(self, places: list[Address | Spot]) -> list[Content]:
+        """Content by address, or by its position in a list."""
+        addresses = [place for place in places if not isinstance(place, tuple)]
+        positions: dict[str, list[int]] = {}
+        for place in places:
+            if isinstance(place, tuple):
+                positions.setdefault(place[0], []).append(place[1])
+        try:
+            found = iter(self._engine.get(self._space, addresses) if addresses else ())
+            listed = {
+                (list_id, first + offset): content
+                for list_id, wanted in positions.items()
+                for first, last in _runs(wanted)
+                for offset, content in enumerate(
+                    self._engine.read_list(self._space, list_id, first, last + 1)
+                )
+            }
+            return [listed[place] if isinstance(place, tuple) else next(found) for place in places]
+        except (NotFound, KeyError) as error:
+            raise Corrupt(f"a pending write is not stored: {error}; run verify, then restore it") from error
 
-def _addresses(form: str, place: Any, batch: str) -> list[Address]:
+
+def _runs(positions: list[int]) -> list[tuple[int, int]]:
+    """Positions as ranges, gaps of a few included."""
+    runs: list[tuple[int, int]] = []
+    for position in sorted(positions):
+        if runs and position - runs[-1][1] <= _GAP:
+            runs[-1] = (runs[-1][0], position)
+        else:
+            runs.append((position, position))
+    return runs
+
+
+def _places(form: str, place: Any, batch: str) -> list[Address | Spot]:
     if form == "v":
         return []
-    places = place if form == "l" else [place]
-    return [slot_address(batch, 0, each) if type(each) is int else Address(each) for each in places]
+    return [place_of(each, batch) for each in (place if form == "l" else [place])]
+
+
+def place_of(place: Any, batch: str) -> Address | Spot:
+    """Where a write says that its content is; a number is a slot of its own commit."""
+    if isinstance(place, list):
+        return place[0], place[1]  # pyright: ignore[reportUnknownVariableType] - a list and a position
+    return slot_address(batch, 0, place) if isinstance(place, int) else Address(place)
 
 
 def _holds(step: Step, channel: str) -> bool:

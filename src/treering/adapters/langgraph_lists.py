@@ -11,15 +11,14 @@ A message that was stored as a task's write is not stored again, its place in th
 from __future__ import annotations
 
 import marshal
-from collections import OrderedDict
 from itertools import islice
 from operator import attrgetter, is_
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from treering.adapters.langchain_messages import MESSAGE_CLASSES, copied, is_like, likeness
+from treering.adapters.langgraph_pending import Recent, settle
 from treering.core.body import INLINE_LIMIT
 from treering.core.ids import new_id
 from treering.core.lists import MAX_DEPTH, branch_point
@@ -27,8 +26,6 @@ from treering.errors import Corrupt, NotFound
 from treering.views.checkpoints import Stretch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from treering.adapters.langgraph_values import Values
     from treering.core.address import Address
     from treering.core.content import Content
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
 
 _PAGE: Final = 512
-_RECENT: Final = 512
 _PLAIN: Final = frozenset({str, int, float, bool, type(None), bytes})
 _CONTAINERS: Final = frozenset({dict, list, tuple})
 _extra_of: Final = attrgetter("__pydantic_extra__")
@@ -55,35 +51,6 @@ class _Opaque(msgspec.Struct, frozen=True):
     """The likeness of an object that cannot be copied: what was encoded of it."""
 
     data: bytes
-
-
-class Recent:
-    """Messages that tasks wrote lately: where they are stored, so that lists can point there."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._known: OrderedDict[int, tuple[Any, Any, str, Address]] = OrderedDict()
-
-    def remember(self, message: Any, known: Any, scope: str, address: Address) -> None:
-        """A message was stored as a write."""
-        with self._lock:
-            self._known[id(message)] = (message, known, scope, address)
-            self._known.move_to_end(id(message))
-            while len(self._known) > _RECENT:
-                self._known.popitem(last=False)
-
-    def place_of(self, message: Any, known: Any, scope: str) -> Address | None:
-        """Where a message that still is what was stored lies."""
-        found = self._known.get(id(message))
-        if found is None or found[0] is not message or found[1] != known or found[2] != scope:
-            return None
-        return found[3]
-
-    def forget(self, messages: Sequence[Any]) -> None:
-        """They are in a list now."""
-        with self._lock:
-            for message in messages:
-                self._known.pop(id(message), None)
 
 
 def is_list(values: Values, value: Any, before: Known | None, content: Content | None) -> bool:
@@ -122,13 +89,18 @@ def write_list(
     is_messages = (same == 0 or (before is not None and before.is_messages)) and are_messages(items, same)
     if before is not None and before.is_messages != is_messages:
         before, same = None, 0
+    is_longer = before is not None and 0 < same == before.stretch.length and is_tail
+    list_id = before.stretch.list if before is not None and is_longer else new_id()
     contents: list[Content | Address] = []
     likenesses: list[Any] = []
-    for item in islice(items, same, None):
+    for position, item in enumerate(islice(items, same, None), same):
         if is_messages:
             known: Any = likeness(item)
-            place = recent.place_of(item, known, scope)
-            contents.append(place if place is not None else values.encode_message(item, known))
+            pending = recent.find(item, known, scope)
+            if pending is not None:
+                contents.append(settle(draft, pending, list_id, position))
+            else:
+                contents.append(values.encode_message(item, known))
         else:
             known = _frozen(item)
             content = values.encode(item if known is None else known)
@@ -136,14 +108,14 @@ def write_list(
             known = _Opaque(content.data) if known is None else known
         likenesses.append(known)
     if before is None or same == 0:
-        stretch = _begun(draft, contents, scope)
-        return Known(stretch, items, likenesses, is_messages)
-    if same == before.stretch.length and is_tail:
-        stretch = Stretch(before.stretch.list, len(items))
+        draft.append(list_id, *contents, scope=scope, at=0)
+        return Known(Stretch(list_id, len(items)), items, likenesses, is_messages)
+    if is_longer:
         if contents:
-            draft.append(stretch.list, *contents, scope=scope, at=same)
+            draft.append(list_id, *contents, scope=scope, at=same)
+        stretch = Stretch(list_id, len(items))
     else:
-        stretch = _branched(draft, engine, before.stretch, same, contents, scope)
+        stretch = _branched(draft, engine, before.stretch, same, contents, list_id, scope)
     return Known(stretch, items, [*before.likenesses[:same], *likenesses], is_messages)
 
 
@@ -225,14 +197,14 @@ def _is_plain(value: Any) -> bool:
     return kind in _CONTAINERS and all(map(_is_plain, value))
 
 
-def _begun(draft: Draft, contents: list[Content | Address], scope: str) -> Stretch:
-    stretch = Stretch(new_id(), len(contents))
-    draft.append(stretch.list, *contents, scope=scope, at=0)
-    return stretch
-
-
 def _branched(
-    draft: Draft, engine: Engine, stretch: Stretch, at: int, contents: list[Content | Address], scope: str
+    draft: Draft,
+    engine: Engine,
+    stretch: Stretch,
+    at: int,
+    contents: list[Content | Address],
+    list_id: str,
+    scope: str,
 ) -> Stretch:
     if not contents:
         return Stretch(stretch.list, at)
@@ -241,10 +213,11 @@ def _branched(
         raise _severed(stretch, "its channel", "it is not stored")
     parent = branch_point(lineage, at)
     if parent.depth >= MAX_DEPTH:
-        return _begun(draft, [*engine.read_list(draft.space, stretch.list, 0, at), *contents], scope)
-    child = Stretch(new_id(), at + len(contents))
-    draft.append(child.list, *contents, scope=scope, at=at, parent=parent.list)
-    return child
+        past = engine.read_list(draft.space, stretch.list, 0, at)
+        draft.append(list_id, *past, *contents, scope=scope, at=0)
+    else:
+        draft.append(list_id, *contents, scope=scope, at=at, parent=parent.list)
+    return Stretch(list_id, at + len(contents))
 
 
 def _severed(stretch: Stretch, where: str, problem: str) -> Corrupt:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
-from treering.adapters.langgraph_saving import INLINE, Memory
-from treering.core.address import Address
+from treering.adapters.langgraph_history import place_of
+from treering.adapters.langgraph_memory import Memory
+from treering.adapters.langgraph_saving import INLINE
+from treering.core.address import Address, list_address
 from treering.core.batch import Event
 from treering.core.draft import Draft
 from treering.core.encoding import encode_json
@@ -24,7 +26,7 @@ from treering.views.graphs import GRAPH, WRITES, Graphs, Place, Step, head_value
 from treering.views.journal import CLEANED, DELETED, LEDGER
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
     from treering.core.clock import Clock
     from treering.core.records import Record
@@ -268,10 +270,13 @@ class _Copying:
         data = written.data
         links: dict[Address, None] = {}
 
-        def moved(place: int | str) -> str:
-            address = self._copy_content(
-                draft, Address(f"s:{record.batch}:0.{place}") if isinstance(place, int) else Address(place)
-            )
+        def moved(place: Any) -> Any:
+            there = place_of(place, record.batch)
+            if isinstance(there, tuple):
+                copy = self._copy_list(draft, Stretch(there[0], there[1] + 1))
+                links[list_address(copy.list)] = None
+                return [copy.list, there[1]]
+            address = self._copy_content(draft, there)
             links[address] = None
             return address
 
@@ -313,8 +318,3 @@ def _holds(step: Step, channel: str) -> bool:
         or channel in step.checkpoint.state
         or channel in step.graph.get(INLINE, ())
     )
-
-
-def threads_of(steps: Iterable[Step]) -> set[str]:
-    """The threads that steps belong to."""
-    return {step.checkpoint.thread for step in steps}

@@ -8,41 +8,27 @@ that goes on reads nothing; a step whose parent is not remembered (another proce
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from langgraph.checkpoint.serde.types import _DeltaSnapshot as DeltaSnapshot
 
-from treering.adapters.langchain_messages import likeness
-from treering.adapters.langgraph_lists import Known, Recent, is_list, read_list, write_list
-from treering.core.batch import ABSENT, Event
-from treering.core.content import Content
+from treering.adapters.langgraph_lists import Known, is_list, read_list, write_list
+from treering.adapters.langgraph_memory import Base, Memory, SeenHead
+from treering.adapters.langgraph_pending import Queue, TaskWrites, taken, write_event
+from treering.core.batch import ABSENT
 from treering.core.draft import Draft
 from treering.core.encoding import encode_json
-from treering.errors import Conflict, ListMoved, RefMoved, Unencodable
 from treering.core.query import Erasure
-from treering.views.checkpoints import MAX_ROW_BYTES, Checkpoint, Value, new_checkpoint_id, write_checkpoint
-from treering.views.graphs import (
-    FORKED,
-    GRAPH,
-    HIDDEN,
-    WRITES,
-    Graphs,
-    Place,
-    Step,
-    head_value,
-    step_id,
-    writes_key,
-)
+from treering.errors import Conflict, ListMoved, RefMoved, Unencodable
+from treering.views.checkpoints import Checkpoint, Value, new_checkpoint_id, write_checkpoint
+from treering.views.graphs import FORKED, GRAPH, HIDDEN, Graphs, Place, Step, head_value, step_id
 from treering.views.values import write_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from treering.adapters.langgraph_values import Values
-    from treering.core.address import Address
     from treering.core.batch import Expect, Receipt
     from treering.core.clock import Clock
     from treering.store import Store
@@ -53,28 +39,10 @@ INLINE: Final = "values"
 MESSAGE_LISTS: Final = "messages"
 
 _TRIES: Final = 8
-_BASES: Final = 64
-_BASE_ITEMS: Final = 50_000
 _SMALL: Final = 256
 _SIMPLE: Final = frozenset({str, int, bool, type(None)})
 _OWN_CHANNELS: Final = ("branch:", "__")
 """What the names of LangGraph's own channels begin with; their small values lie in the checkpoint's row."""
-
-
-class Base(msgspec.Struct, frozen=True):
-    """A step that further ones may be written against, and its lists as they were saved."""
-
-    step: Step
-    lists: dict[str, Known]
-
-
-class Head(msgspec.Struct, frozen=True):
-    """Where a head was when it was last seen."""
-
-    version: int
-    checkpoint: str
-    graph_id: str
-    first_us: int
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,91 +56,59 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     new_versions: Mapping[str, Any]
 
 
-class Memory:
-    """What a saver remembers of the steps that it saved or loaded last."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._bases: OrderedDict[str, Base] = OrderedDict()
-        self._heads: OrderedDict[str, Head] = OrderedDict()
-        self._items = 0
-        self.recent = Recent()
-
-    def base(self, checkpoint_id: str) -> Base | None:
-        """What is remembered of a step."""
-        return self._bases.get(checkpoint_id)
-
-    def keep(self, base: Base, *, instead_of: str | None = None) -> None:
-        """Remember a step; ``instead_of`` the one that it grew out of."""
-        with self._lock:
-            if instead_of is not None:
-                self._drop(instead_of)
-            self._drop(base.step.checkpoint.id)
-            self._bases[base.step.checkpoint.id] = base
-            self._items += _size(base)
-            while len(self._bases) > _BASES or (self._items > _BASE_ITEMS and len(self._bases) > 1):
-                self._drop(next(iter(self._bases)))
-
-    def head(self, ref: str) -> Head | None:
-        """Where a head was last seen."""
-        return self._heads.get(ref)
-
-    def see(self, ref: str, head: Head | None) -> None:
-        """A head was seen; ``None``: it is not there."""
-        with self._lock:
-            self._heads.pop(ref, None)
-            if head is not None:
-                self._heads[ref] = head
-            while len(self._heads) > 16 * _BASES:
-                self._heads.popitem(last=False)
-
-    def forget(self) -> None:
-        """Unlearn everything: something was removed."""
-        with self._lock:
-            self._bases.clear()
-            self._heads.clear()
-            self._items = 0
-
-    def _drop(self, checkpoint_id: str) -> None:
-        dropped = self._bases.pop(checkpoint_id, None)
-        if dropped is not None:
-            self._items -= _size(dropped)
-
-
 class Scribe:
     """Writes checkpoints and writes of one store."""
 
-    def __init__(self, store: Store, graphs: Graphs, memory: Memory, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, graphs: Graphs, memory: Memory, clock: Clock, *, are_writes_durable: bool = False
+    ) -> None:
         self._engine = store.engine
         self._space = store.space
         self._clock = clock
         self._graphs = graphs
         self._memory = memory
+        self._are_writes_durable = are_writes_durable
+        self.queue = Queue(store.engine, store.space)
 
     def put(self, values: Values, place: Place, request: Request) -> Step:
-        """Save a checkpoint; durable when this returns."""
+        """Save a checkpoint, with the writes that wait for it; durable when this returns."""
         parent = self._parent(values, place, request.parent)
+        with self.queue.gate:
+            riding = self.queue.take(place.scope)
+            try:
+                return self._put(values, place, request, parent, riding)
+            except BaseException:
+                self.queue.put_back(riding)
+                raise
+
+    def _put(
+        self, values: Values, place: Place, request: Request, parent: Base | None, riding: list[TaskWrites]
+    ) -> Step:
         is_tail = parent is not None and parent.step.checkpoint.thread == place.thread
         replaced: Step | None = None
         is_fresh = False
         for attempt in range(_TRIES):
             draft = Draft(self._space)
-            base = self._written(draft, values, place, request, parent, is_tail=is_tail, is_fresh=is_fresh)
-            checkpoint = base.step.checkpoint
+            for message in (each for writes in riding for each in writes.messages):
+                message.place = None
+            base = self._written(
+                draft, values, place, request, parent, riding, is_tail=is_tail, is_fresh=is_fresh
+            )
             head = self._move_head(draft, place, base.step, parent, is_known=attempt == 0)
+            batch = draft.batch()
             try:
-                receipt = self._engine.commit(draft.batch())
+                receipt = self._engine.commit(batch)
             except ListMoved:  # the tail is someone else's: branch off where the parent ends
                 is_tail = False
                 continue
             except RefMoved:
                 self._memory.see(place.ref, None)
                 continue
-            if not receipt.new_events:
+            riding.clear()
+            if receipt.new_events < len(batch.events):
                 there = self._graphs.find(place, base.step.graph_id)
-                if there is None or not _is_same(there.checkpoint, checkpoint):
-                    replaced = there
-                    is_fresh = True
+                if there is None or not _is_same(there.checkpoint, base.step.checkpoint):
+                    replaced, is_fresh = there, True
                     self._memory.see(place.ref, None)
                     continue
             step = self._done(place, base, head, receipt, parent)
@@ -193,58 +129,13 @@ class Scribe:
         task: str,
         path: str,
     ) -> None:
-        """Save what a task wrote, as ``(channel, index, value)``; durable when this returns."""
-        draft = Draft(self._space)
-        links: dict[Address, None] = {}
-        entries: list[Any] = []
-        messages: list[tuple[Any, Any, Address]] = []
-
-        def put(content: Content) -> int | str:
-            address = draft.put(content, scope=place.scope)
-            links[address] = None
-            return address if address.startswith("o:") else int(address.rpartition(".")[2])
-
-        def put_message(message: Any) -> int | str:
-            known = likeness(message)
-            placed = put(values.encode_message(message, known))
-            messages.append((message, known, next(reversed(links))))
-            return placed
-
-        for channel, index, value in writes:
-            if values.takes(value):
-                entries.append([channel, index, "m", put_message(value)])
-            elif type(value) is list and value and all(map(values.takes, value)):
-                entries.append([channel, index, "l", [put_message(each) for each in value]])
-            elif value is None:
-                entries.append([channel, index, "v", None])
-            else:
-                content = values.encode(value)
-                if content.kind == "json" and len(content.data) <= _SMALL:
-                    entries.append([channel, index, "v", values.plain(value)])
-                else:
-                    entries.append([channel, index, "s", put(content)])
-        data: bytes | None = encode_json(
-            {"step": [graph_id, place.within], "task": task, "path": path, "writes": entries}, keep_order=True
-        )
-        body = None
-        if len(data) > MAX_ROW_BYTES:
-            body = draft.put(Content("json", data), scope=place.scope)
-            data = None
-        draft.event(
-            Event(
-                id=draft.id,
-                kind=WRITES,
-                ts_us=self._clock.now_us(),
-                scope=place.scope,
-                thread=writes_key(place, graph_id),
-                data=data,
-                body=body,
-                links=tuple(links),
-            )
-        )
-        self._engine.commit(draft.batch())
-        for message, known, address in messages:
-            self._memory.recent.remember(message, known, place.scope, address)
+        """Save what a task wrote, as ``(channel, index, value)``: with its checkpoint, or soon, or (urgent) now."""
+        found = taken(values, place, graph_id, writes, task=task, path=path, at_us=self._clock.now_us())
+        if self._are_writes_durable or found.is_urgent:
+            self.queue.flush(place.scope, more=[found])
+        else:
+            self.queue.add(found)
+        self._memory.recent.remember(found.messages)
 
     def _parent(self, values: Values, place: Place, graph_id: str | None) -> Base | None:
         if graph_id is None:
@@ -280,6 +171,7 @@ class Scribe:
         place: Place,
         request: Request,
         parent: Base | None,
+        riding: list[TaskWrites],
         *,
         is_tail: bool,
         is_fresh: bool,
@@ -351,18 +243,20 @@ class Scribe:
             metadata={**_plain_metadata(values, request.metadata), GRAPH: graph},
             note=_note(request.metadata),
         )
+        for writes in riding:
+            write_event(draft, writes)
         write_checkpoint(draft, saved, scope=place.scope)
         return Base(Step(checkpoint=saved, seq=0), known)
 
     def _move_head(
         self, draft: Draft, place: Place, step: Step, parent: Base | None, *, is_known: bool
-    ) -> Head | None:
+    ) -> SeenHead | None:
         """Let the head follow, if it should; where it will be then."""
         head = self._memory.head(place.ref)
         if head is None and (parent is not None or not is_known):
             seen = self._graphs.head(place)
             if seen is not None:
-                head = Head(seen.version, seen.step.checkpoint.id, seen.step.graph_id, seen.first_us)
+                head = SeenHead(seen.version, seen.step.checkpoint.id, seen.step.graph_id, seen.first_us)
         checkpoint = step.checkpoint
         if head is not None and head.graph_id > step.graph_id and head.checkpoint != checkpoint.parent:
             return None
@@ -374,10 +268,10 @@ class Scribe:
             scope=place.scope,
             expect=expect,
         )
-        return Head(0, checkpoint.id, step.graph_id, first_us)
+        return SeenHead(0, checkpoint.id, step.graph_id, first_us)
 
     def _done(
-        self, place: Place, base: Base, head: Head | None, receipt: Receipt, parent: Base | None
+        self, place: Place, base: Base, head: SeenHead | None, receipt: Receipt, parent: Base | None
     ) -> Step:
         step = Step(checkpoint=base.step.checkpoint, seq=receipt.last_seq)
         if head is not None:
@@ -477,7 +371,3 @@ def _plain_values(values: Values, plain: dict[str, Any]) -> dict[str, Any]:
 def _note(metadata: Mapping[str, Any]) -> str | None:
     source = metadata.get("source")
     return source if source in ("input", "update", "fork") else None
-
-
-def _size(base: Base) -> int:
-    return sum(len(known.items) for known in base.lists.values())

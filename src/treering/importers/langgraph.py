@@ -1,10 +1,10 @@
 """Import from LangGraph's own checkpointers: the whole history of every thread, with what its tasks wrote.
 
-The source is the file of a `SqliteSaver` or the database of a `PostgresSaver`; it is only read. Checkpoints are
-put in the order of their ids, each behind its parent, so their lists share what they have in common: a
+The source is the file of a `SqliteSaver` or the database of a `PostgresSaver`; it is only read. Checkpoints
+are put in the order of their ids, each behind its parent, so their lists share what they have in common: a
 history that took a gigabyte there takes what its messages take here. Afterwards a graph goes on with
-`TreeringSaver` as if nothing had happened. **Invariant:** an import that returns has as many checkpoints and
-writes in the store as the source had; one that was interrupted goes on when it is run again.
+`TreeringSaver` as if nothing had happened. **Invariant:** an import that returns has as many checkpoints
+and writes in the store as the source had; one that was interrupted goes on when it is run again.
 """
 
 from __future__ import annotations
@@ -90,12 +90,13 @@ def import_langgraph(
 ) -> ImportReport:
     """Bring all threads of a LangGraph checkpointer into a store, and count both sides.
 
-    ``source`` is the path of a SqliteSaver's database or the ``postgresql://`` URL of a PostgresSaver's. Types
-    of your own in the state come over as the data that they held, unless ``allow`` names them. What is in the
-    store already is left as it is, so running it again brings only what is new.
+    ``source`` is the path of a SqliteSaver's database or the ``postgresql://`` URL of a PostgresSaver's.
+    Types of your own in the state come over as the data that they held, unless ``allow`` names them. What
+    is in the store already is left as it is, so running it again brings only what is new.
     """
     try:
-        from treering.adapters.langgraph_saving import Memory, Scribe
+        from treering.adapters.langgraph_memory import Memory
+        from treering.adapters.langgraph_saving import Scribe
         from treering.adapters.langgraph_values import Values, closed_serde
     except ModuleNotFoundError as error:
         raise MissingExtra("importing from LangGraph", "langgraph") from error
@@ -103,7 +104,7 @@ def import_langgraph(
     graphs = Graphs(store.engine, store.space, namespace)
     reader = _open(source, values)
     try:
-        scribe = Scribe(store, graphs, Memory(), SystemClock())
+        scribe = Scribe(store, graphs, Memory(), SystemClock(), are_writes_durable=True)
         work = _Import(reader, scribe, graphs, values, on_progress, dry_run=dry_run)
         return work.run(str(source))
     finally:

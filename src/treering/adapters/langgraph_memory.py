@@ -1,0 +1,88 @@
+"""What a saver remembers of the steps that it saved or loaded last, so that a run that goes on reads nothing."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+from typing import Final
+
+import msgspec
+
+from treering.adapters.langgraph_lists import Known
+from treering.adapters.langgraph_pending import Recent
+from treering.views.graphs import Step
+
+_BASES: Final = 64
+_BASE_ITEMS: Final = 50_000
+_HEADS: Final = 1024
+
+
+class Base(msgspec.Struct, frozen=True):
+    """A step that further ones may be written against, and its lists as they were saved."""
+
+    step: Step
+    lists: dict[str, Known]
+
+
+class SeenHead(msgspec.Struct, frozen=True):
+    """Where a head was when it was last seen."""
+
+    version: int
+    checkpoint: str
+    graph_id: str
+    first_us: int
+
+
+class Memory:
+    """Steps by the id of their checkpoint, and heads by their ref; a bounded number of both."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._bases: OrderedDict[str, Base] = OrderedDict()
+        self._heads: OrderedDict[str, SeenHead] = OrderedDict()
+        self._items = 0
+        self.recent = Recent()
+
+    def base(self, checkpoint_id: str) -> Base | None:
+        """What is remembered of a step."""
+        return self._bases.get(checkpoint_id)
+
+    def keep(self, base: Base, *, instead_of: str | None = None) -> None:
+        """Remember a step; ``instead_of`` the one that it grew out of."""
+        with self._lock:
+            if instead_of is not None:
+                self._drop(instead_of)
+            self._drop(base.step.checkpoint.id)
+            self._bases[base.step.checkpoint.id] = base
+            self._items += _size(base)
+            while len(self._bases) > _BASES or (self._items > _BASE_ITEMS and len(self._bases) > 1):
+                self._drop(next(iter(self._bases)))
+
+    def head(self, ref: str) -> SeenHead | None:
+        """Where a head was last seen."""
+        return self._heads.get(ref)
+
+    def see(self, ref: str, head: SeenHead | None) -> None:
+        """A head was seen; ``None``: it is not there, or not where it was."""
+        with self._lock:
+            self._heads.pop(ref, None)
+            if head is not None:
+                self._heads[ref] = head
+            while len(self._heads) > _HEADS:
+                self._heads.popitem(last=False)
+
+    def forget(self) -> None:
+        """Unlearn everything: something was removed."""
+        with self._lock:
+            self._bases.clear()
+            self._heads.clear()
+            self._items = 0
+
+    def _drop(self, checkpoint_id: str) -> None:
+        dropped = self._bases.pop(checkpoint_id, None)
+        if dropped is not None:
+            self._items -= _size(dropped)
+
+
+def _size(base: Base) -> int:
+    return sum(len(known.items) for known in base.lists.values())

@@ -1,0 +1,313 @@
+"""What tasks wrote: how it is stored, and how it waits for the checkpoint that is made of it.
+
+LangGraph hands over a task's writes, and a moment later a checkpoint that holds the same messages. Writes wait
+for that checkpoint and go into its commit: the messages are stored once, in their list, and the writes point
+there. So a checkpoint is never durable before what it is made of, and a step costs one commit. What no checkpoint
+comes for (a task that is done while its neighbours still work) is committed by itself after `PATIENCE`; an
+interrupt or an error, with everything that waits, before the call returns. **Invariant:** writes are
+committed in the order in which they came, and before anything that was put after them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from threading import Lock, RLock
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.adapters.langchain_messages import likeness
+from treering.core.address import Address, list_address
+from treering.core.batch import Event
+from treering.core.body import INLINE_LIMIT
+from treering.core.content import Content
+from treering.core.draft import Draft
+from treering.core.encoding import encode_json
+from treering.core.ids import new_id
+from treering.views.checkpoints import MAX_ROW_BYTES
+from treering.views.graphs import WRITES, Place, writes_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from treering.adapters.langgraph_values import Values
+    from treering.core.engine import Engine
+
+PATIENCE: Final = 0.01
+"""Seconds that writes wait for their checkpoint before they are committed by themselves."""
+
+_IDLE: Final = 1.0
+_RECENT: Final = 512
+_SMALL: Final = 256
+
+Spot = tuple[str, int]
+"""A position in a list."""
+
+
+class PendingMessage:
+    """A message that a task wrote, as it was then, and where that is stored once it is."""
+
+    __slots__ = ("content", "known", "message", "place", "scope")
+
+    def __init__(self, message: Any, known: Any, content: Content, scope: str) -> None:
+        self.message = message
+        self.known = known
+        self.content = content
+        self.scope = scope
+        self.place: Address | Spot | None = None
+
+
+class TaskWrites(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task wrote in one call: channel, index, form and value of each write.
+
+    The forms: ``m`` a message, ``l`` a list of messages, ``v`` a small value, ``s`` content.
+    """
+
+    place: Place
+    graph_id: str
+    task: str
+    path: str
+    at_us: int
+    entries: list[tuple[str, int, str, Any]]
+    messages: list[PendingMessage]
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether no checkpoint will follow: an interrupt, an error, an answer."""
+        return any(index < 0 for _, index, _, _ in self.entries)
+
+
+def taken(
+    values: Values,
+    place: Place,
+    graph_id: str,
+    writes: Sequence[tuple[str, int, Any]],
+    *,
+    task: str,
+    path: str,
+    at_us: int,
+) -> TaskWrites:
+    """Writes as they are now, encoded."""
+    entries: list[tuple[str, int, str, Any]] = []
+    messages: list[PendingMessage] = []
+
+    def pending(message: Any) -> PendingMessage:
+        known = likeness(message)
+        found = PendingMessage(message, known, values.encode_message(message, known), place.scope)
+        messages.append(found)
+        return found
+
+    for channel, index, value in writes:
+        if value is None:
+            entries.append((channel, index, "v", None))
+        elif values.takes(value):
+            entries.append((channel, index, "m", pending(value)))
+        elif type(value) is list and value and all(map(values.takes, value)):
+            entries.append((channel, index, "l", [pending(each) for each in value]))
+        else:
+            content = values.encode(value)
+            if content.kind == "json" and len(content.data) <= _SMALL:
+                entries.append((channel, index, "v", values.plain(value)))
+            else:
+                entries.append((channel, index, "s", content))
+    return TaskWrites(
+        place=place, graph_id=graph_id, task=task, path=path, at_us=at_us, entries=entries, messages=messages
+    )
+
+
+def write_event(draft: Draft, writes: TaskWrites) -> None:
+    """Put writes into a draft: messages that have no place in it yet, values, and the event that names them."""
+    scope = writes.place.scope
+    links: dict[Address, None] = {}
+    prefix = f"s:{draft.id}:0."
+
+    def placed(place: Address | Spot) -> Any:
+        if isinstance(place, tuple):
+            links[list_address(place[0])] = None
+            return list(place)
+        links[place] = None
+        return int(place[len(prefix) :]) if place.startswith(prefix) else place
+
+    def put(message: PendingMessage) -> Any:
+        if message.place is None:
+            message.place = draft.put(message.content, scope=scope)
+        return placed(message.place)
+
+    entries: list[Any] = []
+    for channel, index, form, value in writes.entries:
+        if form == "m":
+            entries.append([channel, index, form, put(value)])
+        elif form == "l":
+            entries.append([channel, index, form, [put(each) for each in value]])
+        elif form == "s":
+            entries.append([channel, index, form, placed(draft.put(value, scope=scope))])
+        else:
+            entries.append([channel, index, form, value])
+    told = {
+        "step": [writes.graph_id, writes.place.within],
+        "task": writes.task,
+        "path": writes.path,
+        "writes": entries,
+    }
+    data: bytes | None = encode_json(told, keep_order=True)
+    body = None
+    if len(data) > MAX_ROW_BYTES:
+        body = draft.put(Content("json", data), scope=scope)
+        data = None
+    draft.event(
+        Event(
+            id=new_id(),
+            kind=WRITES,
+            ts_us=writes.at_us,
+            scope=scope,
+            thread=writes_key(writes.place, writes.graph_id),
+            data=data,
+            body=body,
+            links=tuple(links),
+        )
+    )
+
+
+class Recent:
+    """Messages that tasks wrote lately, so that lists need not store them again."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._known: OrderedDict[int, PendingMessage] = OrderedDict()
+
+    def remember(self, messages: Sequence[PendingMessage]) -> None:
+        """They were written."""
+        with self._lock:
+            for each in messages:
+                self._known[id(each.message)] = each
+                self._known.move_to_end(id(each.message))
+            while len(self._known) > _RECENT:
+                self._known.popitem(last=False)
+
+    def find(self, message: Any, known: Any, scope: str) -> PendingMessage | None:
+        """What was written, if the message still is that."""
+        found = self._known.get(id(message))
+        if found is None or found.message is not message or found.known != known or found.scope != scope:
+            return None
+        return found
+
+    def forget(self, messages: Sequence[Any]) -> None:
+        """They are in a list now."""
+        with self._lock:
+            for message in messages:
+                self._known.pop(id(message), None)
+
+
+def settle(draft: Draft, pending: PendingMessage, list_id: str, position: int) -> Content | Address:
+    """The list item for a message that was written: its content, unless that is stored elsewhere already."""
+    if pending.place is None:
+        if len(pending.content.data) >= INLINE_LIMIT:
+            pending.place = draft.put(pending.content, scope=pending.scope)
+        else:
+            pending.place = (list_id, position)
+            return pending.content
+    if isinstance(pending.place, tuple):
+        return pending.content
+    return pending.place
+
+
+class Queue:
+    """Writes that wait for their checkpoint, by scope."""
+
+    def __init__(self, engine: Engine, space: str) -> None:
+        self.gate = RLock()
+        """Held while something of the queue is taken and committed."""
+        self._engine = engine
+        self._space = space
+        self._waiting: OrderedDict[str, list[TaskWrites]] = OrderedDict()
+        self._since = 0.0
+        self._failed: Exception | None = None
+        self._bell = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, writes: TaskWrites) -> None:
+        """Let writes wait. Raises what an earlier flush in the background has failed with."""
+        with self._bell:
+            failed, self._failed = self._failed, None
+            if not self._waiting:
+                self._since = time.monotonic()
+            self._waiting.setdefault(writes.place.scope, []).append(writes)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=_flush_on, args=(weakref.ref(self),), name="treering-writes", daemon=True
+                )
+                self._thread.start()
+            else:
+                self._bell.notify()
+        if failed is not None:
+            raise failed
+
+    def take(self, scope: str) -> list[TaskWrites]:
+        """What waits for a scope, to be committed while `gate` is held."""
+        with self._bell:
+            return self._waiting.pop(scope, [])
+
+    def put_back(self, writes: list[TaskWrites]) -> None:
+        """Its commit was refused: let it wait again, in front."""
+        if writes:
+            for message in (each for one in writes for each in one.messages):
+                message.place = None
+            with self._bell:
+                scope = writes[0].place.scope
+                self._waiting[scope] = [*writes, *self._waiting.get(scope, [])]
+
+    def flush(self, scope: str | None = None, *, more: Sequence[TaskWrites] = ()) -> None:
+        """Commit what waits (of one scope), and these behind it."""
+        if not self._waiting and not more:
+            return
+        with self.gate:
+            scopes = list(self._waiting) if scope is None else [scope]
+            for each in scopes:
+                writes = [*self.take(each), *(one for one in more if one.place.scope == each)]
+                self._commit(writes)
+
+    def _commit(self, writes: list[TaskWrites]) -> None:
+        if not writes:
+            return
+        draft = Draft(self._space)
+        for each in writes:
+            write_event(draft, each)
+        try:
+            self._engine.commit(draft.batch())
+        except BaseException:
+            self.put_back(writes)
+            raise
+
+    def _rest(self) -> float | None:
+        """Seconds until something must be committed; ``None``: the thread may end."""
+        with self._bell:
+            if not self._waiting and not self._bell.wait(_IDLE) and not self._waiting:
+                self._thread = None
+                return None
+            return max(self._since + PATIENCE - time.monotonic(), 0.0)
+
+    def _flush_late(self) -> None:
+        try:
+            self.flush()
+        except Exception as error:  # noqa: BLE001 - told to whoever writes next
+            with self._bell:
+                self._failed = error
+                self._since = time.monotonic() + _IDLE
+
+
+def _flush_on(queue: Callable[[], Queue | None]) -> None:
+    """The thread of a queue; it ends when the queue is idle or gone."""
+    while True:
+        found = queue()
+        rest = found._rest() if found is not None else None  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        if found is None or rest is None:
+            return
+        if rest:
+            del found
+            time.sleep(rest)
+        else:
+            found._flush_late()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            del found
