@@ -40,7 +40,7 @@ def test_hooks_change_veto_and_look_on(anywhere):
     assert saved.messages == [say("a"), say("added")]
     assert saver.save(thread_id="t", messages=[], metadata={"secret": True}) is None
     assert saver.load("t").messages == [say("a"), say("added")]
-    assert seen == [("t", 0), ("loaded", 2)]
+    assert seen == [("saved", "t", 0), ("loaded", 2)]
     assert saver.load("nobody") is None
     assert len(seen) == 2
 

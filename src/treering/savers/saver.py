@@ -35,7 +35,7 @@ class Saver:
 
     def __init__(self, shelf: Shelf, *, hooks: HooksLike | None = None) -> None:
         self._shelf = shelf
-        self._hooks = _as_hooks(hooks)
+        self._hooks = as_hooks(hooks)
         self._threads = Workers()
 
     @property
@@ -299,7 +299,8 @@ def _changed(writing: Writing, saving: Saving) -> Writing:
     )
 
 
-def _as_hooks(hooks: HooksLike | None) -> Hooks:
+def as_hooks(hooks: HooksLike | None) -> Hooks:
+    """Hooks by name as an object that can be added to."""
     if isinstance(hooks, Hooks):
         return hooks
     made = Hooks()

@@ -1,89 +1,120 @@
 """Savers on a treering store: in memory, in a folder (SQLite), in PostgreSQL.
 
-Each opens a store of its own, or takes one that is open: then its checkpoints lie beside everything else in
-that store, and closing the saver leaves it open.
+Each opens a store of its own, or takes one that is open (plain or async): then its checkpoints lie beside
+everything else in that store, and closing the saver leaves it open.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treering import api
 from treering.errors import InvalidInput
 from treering.savers.fields import checked_namespace
-from treering.savers.saver import HooksLike, Saver
+from treering.savers.saver import HooksLike, Saver, as_hooks
 from treering.savers.store_shelf import StoreShelf
 from treering.store import Store
 
 if TYPE_CHECKING:
+    from treering.aio import AsyncStore
     from treering.api import Durability
     from treering.core.retention import Keep
 
 
-class MemorySaver(Saver):
+class StoreSaver(Saver):
+    """A saver on a store that is open, or is opened once everything else was found to be right."""
+
+    def __init__(
+        self,
+        store: Store | AsyncStore | Callable[[], Store],
+        *,
+        namespace: str,
+        hooks: HooksLike | None,
+        keep: Keep | None,
+    ) -> None:
+        own, checked = as_hooks(hooks), checked_namespace(namespace)
+        if isinstance(store, Store):
+            opened, owned = store, False
+        elif callable(store):
+            opened, owned = store(), True
+        else:
+            opened, owned = store.sync, False
+        # A store's own hooks fire where it saves; they are not run a second time around it.
+        super().__init__(
+            StoreShelf(opened, namespace=checked, keep=keep, owned=owned),
+            hooks=None if own is opened.hooks else own,
+        )
+
+
+class MemorySaver(StoreSaver):
     """Checkpoints in memory, for development and tests: they end with the process."""
 
     def __init__(
         self,
-        store: Store | None = None,
+        store: Store | AsyncStore | None = None,
         *,
         namespace: str = "",
         hooks: HooksLike | None = None,
         keep: Keep | None = None,
     ) -> None:
-        checked = checked_namespace(namespace)
-        shelf = StoreShelf(store or api.open("memory:"), namespace=checked, keep=keep, owned=store is None)
-        super().__init__(shelf, hooks=_own(hooks, store))
+        super().__init__(
+            (lambda: api.open("memory:")) if store is None else store,
+            namespace=namespace,
+            hooks=hooks,
+            keep=keep,
+        )
 
 
-class SqliteSaver(Saver):
+class SqliteSaver(StoreSaver):
     """Checkpoints in a folder with a SQLite database; any number of processes may use it."""
 
     def __init__(
         self,
-        path: str | Path | Store,
+        path: str | Path | Store | AsyncStore,
         *,
         namespace: str = "",
         hooks: HooksLike | None = None,
         keep: Keep | None = None,
         durability: Durability = "full",
     ) -> None:
-        checked = checked_namespace(namespace)
-        if isinstance(path, Store):
-            store, owned = path, False
-        else:
-            place = api.locate(path)
-            if place.folder is None:
-                raise InvalidInput(f"{place.shown} is no folder; SqliteSaver keeps its database in one")
-            store, owned = api.open(path, durability=durability), True
-        shelf = StoreShelf(store, namespace=checked, keep=keep, owned=owned)
-        super().__init__(shelf, hooks=_own(hooks, path))
+        super().__init__(
+            (lambda: _open_folder(path, durability)) if isinstance(path, (str, Path)) else path,
+            namespace=namespace,
+            hooks=hooks,
+            keep=keep,
+        )
 
 
-class PostgresSaver(Saver):
+class PostgresSaver(StoreSaver):
     """Checkpoints in a PostgreSQL database; needs ``treering[postgres]``."""
 
     def __init__(
         self,
-        url: str | Store,
+        url: str | Store | AsyncStore,
         *,
         namespace: str = "",
         hooks: HooksLike | None = None,
         keep: Keep | None = None,
     ) -> None:
-        checked = checked_namespace(namespace)
-        if isinstance(url, Store):
-            store, owned = url, False
-        else:
-            place = api.locate(url)
-            if place.scheme not in {"postgresql", "postgres"}:
-                raise InvalidInput(f"{place.shown} is no PostgreSQL; use postgresql://user@host/database")
-            store, owned = api.open(url), True
-        shelf = StoreShelf(store, namespace=checked, keep=keep, owned=owned)
-        super().__init__(shelf, hooks=_own(hooks, url))
+        super().__init__(
+            (lambda: _open_postgres(url)) if isinstance(url, str) else url,
+            namespace=namespace,
+            hooks=hooks,
+            keep=keep,
+        )
 
 
-def _own(hooks: HooksLike | None, store: object) -> HooksLike | None:
-    """A store's own hooks fire where it saves; they are not run a second time around it."""
-    return None if isinstance(store, Store) and hooks is store.hooks else hooks
+def _open_folder(path: str | Path, durability: Durability) -> Store:
+    place = api.locate(path)
+    if place.folder is None:
+        raise InvalidInput(f"{place.shown} is no folder; SqliteSaver keeps its database in one")
+    return api.open(path, durability=durability)
+
+
+def _open_postgres(url: str) -> Store:
+    place = api.locate(url)
+    if place.scheme not in {"postgresql", "postgres"}:
+        raise InvalidInput(f"{place.shown} is no PostgreSQL; use postgresql://user@host/database")
+    return api.open(url)
