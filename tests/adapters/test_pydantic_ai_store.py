@@ -26,6 +26,7 @@ from treering.adapters.pydantic_ai import (
     save_run,
 )
 from treering.adapters.transcripts import Vetoed
+from treering.core.retention import Keep
 from treering.errors import InvalidInput
 from treering.store import Store
 
@@ -229,6 +230,29 @@ class TestOnAStore:
             await conversations.delete("f")
             store.gc(grace_seconds=0)
             assert store.stats().rows["objects"] == 0
+
+        asyncio.run(run())
+        assert store.verify().ok
+
+    def test_retention_leaves_what_the_conversation_has_now(self, store: Store) -> None:
+        async def run() -> None:
+            conversation = await saved(TreeringConversationStore(store), "c", *"abcd")
+            conversations = TreeringConversationStore(store)
+            old = await conversations.load_entries("c")
+            assert old is not None
+            branch = await conversations.branch("c", at=3, expected_revision=conversation.revision)
+            branch.messages.append(answered("x"))
+            await conversations.save(branch)
+            store.gc(keep=Keep(last=1), grace_seconds=0)
+            fresh = TreeringConversationStore(store)
+            assert await fresh.read_entry(old[1].id) == old[1]
+            with pytest.raises(EntryNotFound):
+                await fresh.read_entry(old[3].id)
+            again = await TreeringConversationStore(store).branch(
+                "c", at=2, expected_revision=branch.revision
+            )
+            assert words(again.messages) == ["a", "b"]
+            assert await fresh.load_entries("c") == old[:2]
 
         asyncio.run(run())
         assert store.verify().ok

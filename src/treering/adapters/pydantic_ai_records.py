@@ -253,6 +253,17 @@ class Records:
             stretch = checkpoint.lists.get(MESSAGES)
             if stretch is not None and entry_id in brought:
                 yield Stretch(stretch.list, stretch.length - len(brought) + brought.index(entry_id) + 1)
+        # Retention may have dropped the checkpoint that brought it, but not the conversation that has it.
+        for checkpoint in heads_of(self._store, self._namespace):
+            if STATE in checkpoint.state and MESSAGES in checkpoint.lists:
+                yield from self._search(checkpoint.lists[MESSAGES], entry_id)
+
+    def _search(self, stretch: Stretch, entry_id: str) -> Iterator[Stretch]:
+        for stop in range(stretch.length, 0, -_PAGE):
+            part = Stretch(stretch.list, stop)
+            ids = self._ids(part, _PAGE)
+            if entry_id in ids:
+                yield Stretch(stretch.list, stop - len(ids) + ids.index(entry_id) + 1)
 
     def _checkpoints_around(self, entry_id: str) -> Iterator[Checkpoint]:
         """Checkpoints of this namespace: first those from when the entry was made, then all."""
