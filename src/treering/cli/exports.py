@@ -60,9 +60,16 @@ def export(
         chosen = _chosen(opened, threads or [], user_namespace)
         with _output(output) as file:
             report = export_jsonl(opened, chosen, file.write, on_progress=update)
-    held = counts({"threads": report.threads, "checkpoints": report.checkpoints, "rewinds": report.rewinds})
+    held = counts(
+        {
+            "threads": report.threads,
+            "checkpoints": report.checkpoints,
+            "rewinds": report.rewinds,
+            "events": report.events,
+        }
+    )
     if report.left_out:
-        say(f"note: not in the file, because only their framework reads them: {counts(report.left_out)}")
+        say(f"note: not in the file, because their content is not of this thread: {counts(report.left_out)}")
     if output != "-":
         show(report, [f"{output}: {held}"], as_json=as_json)
 

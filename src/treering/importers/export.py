@@ -11,19 +11,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.core.address import Address
+from treering.core.address import Address, ListAt, ObjectAt, SlotAt, parse_address, slot_address
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json
 from treering.core.query import EventQuery
+from treering.importers.histories import COLUMNS, REWIND, further_heads
 from treering.importers.lines import (
+    NOTHING,
     CheckpointLine,
     End,
+    EventLine,
     ListChange,
+    RefLine,
     RewindLine,
     Start,
     StateChange,
     ThreadLine,
     ValueChange,
+    content_line,
     raw_content,
     raw_value,
     write_line,
@@ -32,22 +37,23 @@ from treering.views.checkpoints import KIND, Checkpoint, Stretch, Value, read_ch
 from treering.views.journal import Journal, thread_scope
 
 if TYPE_CHECKING:
-    from treering.core.records import ListInfo
+    from treering.core.batch import Event
+    from treering.core.records import ListInfo, Record
     from treering.importers.report import Progress
     from treering.store import Store
     from treering.views.checkpoints import StateValue
     from treering.views.directory import ThreadInfo
 
 _PAGE: Final = 500
-_REWIND: Final = "rewind"
 
 
 class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export wrote; ``left_out`` counts events by kind that belong to a framework's adapter."""
+    """What an export wrote; ``left_out`` counts events by kind whose content is not the thread's own."""
 
     threads: int
     checkpoints: int
     rewinds: int
+    events: int
     left_out: dict[str, int]
 
 
@@ -72,6 +78,7 @@ class _Export:
         self._recent: dict[str, Checkpoint] = {}
         self._lineages: dict[str, list[ListInfo]] = {}
         self._rewinds = 0
+        self._events = 0
         self._left_out: dict[str, int] = {}
 
     def run(self, threads: Iterable[ThreadInfo]) -> ExportReport:
@@ -85,6 +92,7 @@ class _Export:
             threads=count,
             checkpoints=len(self._written),
             rewinds=self._rewinds,
+            events=self._events,
             left_out=self._left_out,
         )
 
@@ -107,7 +115,7 @@ class _Export:
                 event = record.event
                 if event.kind == KIND:
                     self._moment(read_checkpoint(self._engine, self._space, record))
-                elif event.kind == _REWIND:
+                elif event.kind == REWIND:
                     self._rewinds += 1
                     told = decode_json(event.data or b"{}")
                     self._write(
@@ -122,12 +130,73 @@ class _Export:
                         )
                     )
                 else:
-                    self._left_out[event.kind] = self._left_out.get(event.kind, 0) + 1
+                    self._other(record, thread)
             if page.cursor is None:
                 break
             after = page.cursor
+        self._further_heads(thread)
         if thread.head not in self._written:  # rewound to a moment of another thread
             self._moment(Journal(self._engine, self._space, thread.namespace).by_id(thread.head))
+
+    def _other(self, record: Record, thread: ThreadInfo) -> None:
+        """Write an event that is no moment, with its content; one that points elsewhere is left out."""
+        line = self._event_line(record, thread)
+        if line is None:
+            kind = record.event.kind
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+        else:
+            self._events += 1
+            self._write(write_line(line))
+
+    def _event_line(self, record: Record, thread: ThreadInfo) -> EventLine | None:
+        event = record.event
+        addresses = list(dict.fromkeys([*event.links] if event.body is None else [*event.links, event.body]))
+        places = {address: parse_address(address) for address in addresses}
+        slots = {place.index: address for address, place in places.items() if isinstance(place, SlotAt)}
+        homes = {(place.batch, place.part) for place in places.values() if isinstance(place, SlotAt)}
+        has_lists = any(isinstance(place, ListAt) for place in places.values())
+        if has_lists or homes - {(record.batch, part) for _, part in homes} or len(homes) > 1:
+            return None
+        found = (
+            dict(zip(addresses, self._engine.get(self._space, addresses), strict=True)) if addresses else {}
+        )
+        contents = {address: content_line(content) for address, content in found.items()}
+        if None in contents.values():
+            return None
+        return EventLine(
+            id=event.id,
+            thread=thread.id,
+            namespace=thread.namespace,
+            type=event.kind,
+            at=to_iso(event.ts_us),
+            columns=_columns(event),
+            data=NOTHING if event.data is None else msgspec.Raw(event.data),
+            body=event.body,
+            links=list(event.links),
+            first_slot=next((slot_address(batch, part, 0) for batch, part in homes), ""),
+            slots=[
+                contents.get(slots.get(index, Address(""))) for index in range(max(slots, default=-1) + 1)
+            ],
+            objects=[
+                line for address, line in contents.items() if isinstance(places[address], ObjectAt) and line
+            ],
+        )
+
+    def _further_heads(self, thread: ThreadInfo) -> None:
+        prefix = further_heads(thread.id, thread.namespace)
+        after = None
+        while refs := self._engine.scan_refs(self._space, prefix, after=after):
+            for ref in refs:
+                head: str = decode_json(ref.value)["checkpoint"]
+                if head in self._written:
+                    self._write(
+                        write_line(
+                            RefLine(
+                                name=ref.name, thread=thread.id, namespace=thread.namespace, checkpoint=head
+                            )
+                        )
+                    )
+            after = refs[-1].name
 
     def _moment(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint behind those of its ancestors that are not in the file yet."""
@@ -263,6 +332,13 @@ class _Export:
             else []
         )
         return {key: raw_content(content) for key, content in zip(values, contents, strict=True)}
+
+
+def _columns(event: Event) -> dict[str, str | int | dict[str, int]]:
+    columns = {name: value for name in COLUMNS if (value := getattr(event, name)) is not None}
+    if event.usage is not None:
+        columns["usage"] = msgspec.structs.asdict(event.usage)
+    return columns
 
 
 def _same(one: StateValue, other: StateValue) -> bool:

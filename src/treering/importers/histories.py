@@ -10,21 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import structs
 
 from treering.core.batch import ABSENT, Event
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
 from treering.core.query import EventQuery
-from treering.errors import Conflict, NotFound
+from treering.core.scopes import namespace_prefix
+from treering.errors import Conflict, NotFound, RefMoved
 from treering.views import channels
 from treering.views.checkpoints import Checkpoint, Stretch, by_id, read_checkpoint, write_checkpoint
 from treering.views.journal import Journal, head_ref, thread_scope
 from treering.views.values import read_state, write_state
 
 if TYPE_CHECKING:
+    from treering.core.content import Content
     from treering.core.records import Ref
     from treering.store import Store
     from treering.views.checkpoints import StateValue
@@ -33,6 +37,28 @@ _MOMENTS_A_COMMIT: Final = 200
 _BYTES_A_COMMIT: Final = 4_000_000
 _RECENT: Final = 1_000
 REWIND: Final = "rewind"
+
+
+COLUMNS: Final = (
+    "run",
+    "span",
+    "parent",
+    "thread",
+    "agent",
+    "name",
+    "model",
+    "role",
+    "status",
+    "cost_nanos",
+    "currency",
+    "duration_us",
+)
+"""The columns of an event that hold a word or a number."""
+
+
+def further_heads(thread: str, namespace: str) -> str:
+    """What the heads of graphs within a thread's graph start with (see `views.graphs`)."""
+    return f"graph/{namespace_prefix(namespace)}{namespace_prefix(thread)}"
 
 
 class ListMade(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +134,13 @@ class Histories:
 
     def rewinds(self, thread: str, namespace: str) -> set[str]:
         """The ids of a thread's rewinds that are in the space already."""
-        query = EventQuery(kinds=(REWIND,), scope=thread_scope(thread, namespace))
+        return self._events(EventQuery(kinds=(REWIND,), scope=thread_scope(thread, namespace)))
+
+    def events(self, thread: str, namespace: str) -> set[str]:
+        """The ids of everything that belongs to a thread and is in the space already."""
+        return self._events(EventQuery(scope=thread_scope(thread, namespace)))
+
+    def _events(self, query: EventQuery) -> set[str]:
         found: set[str] = set()
         after = None
         while True:
@@ -148,10 +180,50 @@ class Histories:
         self._remember(checkpoint)
         self._count(size)
 
-    def add_event(self, event: Event) -> None:
-        """Take an event of a thread that is no moment (a rewind); one that is stored stays as it is."""
-        self._draft.event(event)
-        self._count(0)
+    def add_event(
+        self,
+        event: Event,
+        *,
+        first_slot: str = "",
+        slots: Sequence[Content] = (),
+        objects: Sequence[Content] = (),
+    ) -> None:
+        """Take an event of a thread that is no moment (a rewind); one that is stored stays as it is.
+
+        ``slots`` are the small contents of its commit, the first of which was at ``first_slot``. They keep
+        their indexes, which is how some events name them, so such an event gets a commit of its own.
+        """
+        if not slots and not objects:
+            self._draft.event(event)
+            self._count(0)
+            return
+        self.finish()
+        draft = Draft(self._space)
+        old = first_slot.rpartition(".")[0]
+        moved = {f"{old}.{index}": draft.put(each, scope=event.scope) for index, each in enumerate(slots)}
+        for each in objects:
+            draft.put(each, scope=event.scope)
+        data = event.data
+        for before, after in moved.items():
+            data = data and data.replace(b'"%s"' % before.encode(), b'"%s"' % after.encode())
+        draft.event(
+            structs.replace(
+                event,
+                data=data,
+                body=None if event.body is None else moved.get(event.body, event.body),
+                links=tuple(moved.get(each, each) for each in event.links),
+            )
+        )
+        self._engine.commit(draft.batch())
+
+    def set_further_head(self, name: str, thread: str, namespace: str, checkpoint: str) -> None:
+        """Set the head of a graph within a graph, if there is none."""
+        self.finish()
+        draft = Draft(self._space)
+        value = encode_json({"checkpoint": checkpoint})
+        draft.set_ref(name, value, scope=thread_scope(thread, namespace), expect=ABSENT)
+        with suppress(RefMoved):
+            self._engine.commit(draft.batch())
 
     def finish(self) -> None:
         """Write what is waiting."""

@@ -8,37 +8,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
-import msgspec
-
-from treering.core.batch import Event
-from treering.core.clock import day_of, from_datetime
-from treering.core.encoding import encode_json
-from treering.core.ids import check_id
-from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, TreeringError, Unreachable
-from treering.importers.histories import REWIND, HeadMade, Histories, ListMade, Made
-from treering.importers.lines import (
-    VERSION,
-    CheckpointLine,
-    End,
-    Line,
-    RewindLine,
-    Start,
-    ThreadLine,
-    read_line,
-    value_of,
-)
-from treering.importers.report import FileReport, ImportReport, Progress
+from treering.errors import Corrupt, NotFound, Unreachable
+from treering.importers.histories import Histories
+from treering.importers.inspection import Inspection, numbered
+from treering.importers.lines import CheckpointLine, EventLine, RefLine, RewindLine, content_of, read_line
+from treering.importers.meanings import event_of, made_of, rewind_of
+from treering.importers.report import ImportReport, Progress
 from treering.store import Store
-from treering.views.checkpoints import created_at_us
-from treering.views.journal import thread_scope
-
-_SHOWN: Final = 20
 
 
 def import_jsonl(
@@ -54,8 +35,8 @@ def import_jsonl(
     """
     with _opened(source) as (lines, name):
         histories = Histories(store)
-        checked = _Checked(lines, name, histories)
-        if not dry_run and (checked.new or checked.new_rewinds or checked.moving):
+        checked = Inspection(lines, name, histories)
+        if not dry_run and (checked.new or checked.new_rewinds or checked.new_events or checked.moving):
             _Writing(lines, checked, histories, on_progress).run()
         return ImportReport(importer="jsonl", source=name, dry_run=dry_run, files=checked.report(name))
 
@@ -90,176 +71,11 @@ def _name_of(source: IO[bytes]) -> str:
     return name.strip("<>") if isinstance(name, str) else "stdin"
 
 
-def _numbered(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    lines.seek(0)
-    for number, text in enumerate(lines, 1):
-        if stripped := text.strip():
-            yield number, stripped
-
-
-class _Checked:
-    """The first reading: what the file holds, and that all of it can be stored."""
-
-    def __init__(self, lines: IO[bytes], name: str, histories: Histories) -> None:
-        self._histories = histories
-        self._bad: list[str] = []
-        self._bad_count = 0
-        self._lengths: dict[str, dict[str, int]] = {}
-        self._owners: dict[str, tuple[str, str]] = {}
-        self._parents: list[tuple[int, str]] = []
-        self._rewinds: dict[str, tuple[str, str]] = {}
-        self._threads: dict[tuple[str, str], tuple[int, ThreadLine]] = {}
-        self._end: End | None = None
-        self._is_started = False
-        for number, text in _numbered(lines):
-            try:
-                self._line(number, read_line(text))
-            except (msgspec.MsgspecError, TreeringError, ValueError) as error:
-                self._complain(number, str(error))
-                if not self._is_started:
-                    break
-        self._check_whole(name)
-        self._refuse_bad(name)
-        self.stored = self._stored()
-        self.new = self._owners.keys() - self.stored
-        self.new_rewinds = self._rewinds.keys() - {
-            each for key in set(self._rewinds.values()) for each in histories.rewinds(*key)
-        }
-        self.heads = [self._head(line) for _, line in self._threads.values()]
-        self.moving = sum(histories.head_moves(head) for head in self.heads)
-
-    @property
-    def count(self) -> int:
-        """How many lines there will be to store."""
-        return len(self._owners) + len(self._rewinds)
-
-    def report(self, name: str) -> tuple[FileReport, ...]:
-        """What was found, and what of it is new."""
-        found, known = len(self._owners), len(self.stored)
-        rewinds, new_rewinds = len(self._rewinds), len(self.new_rewinds)
-        threads = len(self._threads)
-        reports = [
-            FileReport(
-                path=name, holds="threads", found=threads, new=self.moving, known=threads - self.moving
-            ),
-            FileReport(path=name, holds="checkpoints", found=found, new=found - known, known=known),
-        ]
-        if rewinds:
-            reports.append(
-                FileReport(
-                    path=name, holds="rewinds", found=rewinds, new=new_rewinds, known=rewinds - new_rewinds
-                )
-            )
-        return tuple(reports)
-
-    def _line(self, number: int, line: Line) -> None:
-        if isinstance(line, Start):
-            if line.version != VERSION:
-                raise InvalidInput(f"format {line.version} is newer than this treering; upgrade it")
-            self._is_started = True
-            return
-        if not self._is_started:
-            raise InvalidInput("it does not begin as a history exported by `treering export`")
-        if self._end is not None:
-            raise InvalidInput("there is more behind the end of the history")
-        match line:
-            case ThreadLine():
-                check_id(line.thread, "thread id")
-                _time_us(line.created_at)
-                self._threads[line.thread, line.namespace] = number, line
-            case CheckpointLine():
-                self._checkpoint(number, line)
-            case RewindLine():
-                check_id(line.id, "event id")
-                _time_us(line.at)
-                value_of(line.told)
-                self._rewinds[line.id] = line.thread, line.namespace
-            case End():
-                self._end = line
-
-    def _checkpoint(self, number: int, line: CheckpointLine) -> None:
-        check_id(line.thread, "thread id")
-        if line.id in self._owners:
-            raise InvalidInput(f"checkpoint {line.id!r} is in the file twice")
-        if day_of(created_at_us(line.id)) != day_of(_time_us(line.created_at)):
-            raise InvalidInput(f"checkpoint {line.id!r} was not made on the day that its id says")
-        known = self._lengths.get(line.parent or "", {})
-        if line.parent is not None:
-            if line.parent >= line.id:
-                raise InvalidInput(f"checkpoint {line.id!r} is older than its parent")
-            if line.parent not in self._owners:
-                self._parents.append((number, line.parent))
-        for name, change in line.lists.items():
-            if change.keep < 0 or (line.parent in self._lengths and change.keep > known.get(name, 0)):
-                raise InvalidInput(
-                    f"list {name!r} keeps {change.keep} items, its parent has {known.get(name, 0)}"
-                )
-        _check_values(line)
-        self._owners[line.id] = line.thread, line.namespace
-        self._lengths[line.id] = {name: each.keep + len(each.add) for name, each in line.lists.items()}
-
-    def _check_whole(self, name: str) -> None:
-        for number, line in self._threads.values():
-            if line.head not in self._owners:
-                self._complain(number, f"the head {line.head!r} of thread {line.thread!r} is not in the file")
-        if self._bad_count:
-            return
-        if not self._is_started:
-            raise InvalidInput(f"{name} is empty; nothing was imported")
-        if self._end is None:
-            raise InvalidInput(
-                f"{name} ends early: its last line is missing; nothing was imported, export again"
-            )
-        if (self._end.threads, self._end.checkpoints) != (len(self._threads), len(self._owners)):
-            raise InvalidInput(
-                f"{name} should hold {self._end.checkpoints} checkpoints of {self._end.threads} threads and "
-                f"has {len(self._owners)} of {len(self._threads)}; nothing was imported, export again"
-            )
-        if self._parents:
-            there = self._histories.owners(parent for _, parent in self._parents)
-            for number, parent in self._parents:
-                if parent not in there:
-                    self._complain(number, f"the parent {parent!r} is neither above it nor in the store")
-
-    def _complain(self, number: int, why: str) -> None:
-        self._bad_count += 1
-        if len(self._bad) < _SHOWN:
-            self._bad.append(f"  line {number}: {why}")
-
-    def _refuse_bad(self, name: str) -> None:
-        if self._bad_count:
-            more = [f"  ... and {self._bad_count - _SHOWN} more"] if self._bad_count > _SHOWN else []
-            raise InvalidInput(
-                "\n".join([f"{name}: {self._bad_count} bad line(s), nothing was imported", *self._bad, *more])
-            )
-
-    def _stored(self) -> set[str]:
-        there = self._histories.owners(self._owners)
-        for checkpoint_id, owner in there.items():
-            if owner != self._owners[checkpoint_id]:
-                raise Conflict(
-                    f"checkpoint {checkpoint_id!r} belongs to thread {owner[0]!r} here and to "
-                    f"{self._owners[checkpoint_id][0]!r} in the file; nothing was imported"
-                )
-        return set(there)
-
-    def _head(self, line: ThreadLine) -> HeadMade:
-        key = line.thread, line.namespace
-        return HeadMade(
-            thread=line.thread,
-            namespace=line.namespace,
-            checkpoint=line.head,
-            first_us=_time_us(line.created_at),
-            moments=self._owners.keys(),
-            rewinds={each for each, owner in self._rewinds.items() if owner == key},
-        )
-
-
 class _Writing:
     """The second reading."""
 
     def __init__(
-        self, lines: IO[bytes], checked: _Checked, histories: Histories, on_progress: Progress | None
+        self, lines: IO[bytes], checked: Inspection, histories: Histories, on_progress: Progress | None
     ) -> None:
         self._lines = lines
         self._checked = checked
@@ -268,14 +84,25 @@ class _Writing:
 
     def run(self) -> None:
         done = 0
-        for _, text in _numbered(self._lines):
+        for _, text in numbered(self._lines):
             line = read_line(text)
             if isinstance(line, CheckpointLine):
                 if line.id in self._checked.new:
-                    self._histories.add(_made(line), size=len(text))
+                    self._histories.add(made_of(line), size=len(text))
             elif isinstance(line, RewindLine):
                 if line.id in self._checked.new_rewinds:
-                    self._histories.add_event(_event(line))
+                    self._histories.add_event(rewind_of(line))
+            elif isinstance(line, EventLine):
+                if line.id in self._checked.new_events:
+                    self._histories.add_event(
+                        event_of(line),
+                        first_slot=line.first_slot,
+                        slots=[content_of(each) for each in line.slots],
+                        objects=[content_of(each) for each in line.objects],
+                    )
+            elif isinstance(line, RefLine):
+                self._histories.set_further_head(line.name, line.thread, line.namespace, line.checkpoint)
+                continue
             else:
                 continue
             done += 1
@@ -289,59 +116,3 @@ class _Writing:
             )
         for head in self._checked.heads:
             self._histories.set_head(head)
-
-
-def _made(line: CheckpointLine) -> Made:
-    state = line.state
-    metadata: object = value_of(line.metadata)
-    return Made(
-        id=line.id,
-        thread=line.thread,
-        namespace=line.namespace,
-        parent=line.parent,
-        step=line.step,
-        created_at_us=_time_us(line.created_at),
-        lists={
-            name: ListMade(keep=change.keep, add=[value_of(each) for each in change.add])
-            for name, change in line.lists.items()
-        },
-        state={name: value_of(each) for name, each in state.set.items()},
-        whole=state.whole,
-        dropped=state.drop,
-        changed={
-            name: ({key: value_of(each) for key, each in change.set.items()}, change.drop)
-            for name, change in state.change.items()
-        },
-        pending_interrupt=value_of(line.pending_interrupt),
-        metadata=metadata if isinstance(metadata, dict) else {},  # pyright: ignore[reportUnknownArgumentType]
-        note=line.note,
-        tags=line.tags,
-    )
-
-
-def _event(line: RewindLine) -> Event:
-    return Event(
-        id=line.id,
-        kind=REWIND,
-        ts_us=_time_us(line.at),
-        scope=thread_scope(line.thread, line.namespace),
-        data=encode_json(value_of(line.told)),
-    )
-
-
-def _check_values(line: CheckpointLine) -> None:
-    for change in line.lists.values():
-        for item in change.add:
-            value_of(item)
-    for value in line.state.set.values():
-        value_of(value)
-    for changed in line.state.change.values():
-        for value in changed.set.values():
-            value_of(value)
-    value_of(line.pending_interrupt)
-    if not isinstance(value_of(line.metadata), dict):
-        raise InvalidInput("metadata is not an object")
-
-
-def _time_us(text: str) -> int:
-    return from_datetime(datetime.fromisoformat(text))

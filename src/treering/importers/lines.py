@@ -7,12 +7,13 @@ set and dropped. The file therefore grows with what was said, not with its squar
 that a file that was cut off is noticed.
 
 Values are written as they are stored (see `core.encoding`): what JSON cannot say is ``{"$decimal": "1.10"}``.
-Moments of other threads come along where a fork needs them as its past.
+Moments of other threads come along where a fork needs them as its past, and so does whatever else belongs to
+the thread: what tasks of a graph wrote, its transcript.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -20,6 +21,8 @@ from treering.core.content import Content
 from treering.core.encoding import decode, decode_json, encode, encode_json
 
 VERSION: Final = 1
+NOTHING: Final = msgspec.Raw(b"null")
+EMPTY: Final = msgspec.Raw(b"{}")
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="treering.threads"):
@@ -78,8 +81,8 @@ class CheckpointLine(
     tags: list[str] = []
     lists: dict[str, ListChange] = {}
     state: StateChange = StateChange()
-    metadata: msgspec.Raw = msgspec.Raw(b"{}")
-    pending_interrupt: msgspec.Raw = msgspec.Raw(b"null")
+    metadata: msgspec.Raw = EMPTY
+    pending_interrupt: msgspec.Raw = NOTHING
     snapshot: str | None = None
 
 
@@ -93,6 +96,42 @@ class RewindLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     namespace: str = ""
 
 
+class ContentLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Content as it is stored: JSON as it is, text as a string, bytes as Base64."""
+
+    kind: Literal["json", "text", "bytes"]
+    value: msgspec.Raw
+
+
+class EventLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="event"):
+    """Something else that belongs to a thread: what tasks of a graph wrote, a line of its transcript.
+
+    ``slots`` are the small contents of its commit by their index, ``objects`` the large ones.
+    """
+
+    id: str
+    thread: str
+    type: str
+    at: str
+    namespace: str = ""
+    columns: dict[str, str | int | dict[str, int]] = {}
+    data: msgspec.Raw = NOTHING
+    body: str | None = None
+    links: list[str] = []
+    first_slot: str = ""
+    slots: list[ContentLine | None] = []
+    objects: list[ContentLine] = []
+
+
+class RefLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="head"):
+    """A further head of a thread, of a graph within a graph."""
+
+    name: str
+    thread: str
+    checkpoint: str
+    namespace: str = ""
+
+
 class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="end"):
     """How much the file holds."""
 
@@ -100,7 +139,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="end"
     checkpoints: int
 
 
-Line = Start | ThreadLine | CheckpointLine | RewindLine | End
+Line = Start | ThreadLine | CheckpointLine | RewindLine | EventLine | RefLine | End
 
 _decoder: Final = msgspec.json.Decoder(Line)
 _encoder: Final = msgspec.json.Encoder()
@@ -121,9 +160,34 @@ def raw_content(content: Content) -> msgspec.Raw:
     return msgspec.Raw(content.data if content.kind == "json" else encode_json(decode(content)))
 
 
+def content_line(content: Content) -> ContentLine | None:
+    """Stored content for a line; ``None`` for a tree, which is no value."""
+    if content.kind == "json":
+        return ContentLine(kind="json", value=msgspec.Raw(content.data))
+    if content.kind == "text":
+        return ContentLine(kind="text", value=msgspec.Raw(_encoder.encode(content.data.decode())))
+    if content.kind == "bytes":
+        return ContentLine(kind="bytes", value=msgspec.Raw(_encoder.encode(content.data)))
+    return None
+
+
+def content_of(line: ContentLine | None) -> Content:
+    """The content behind a line; nothing where there was none of this thread's."""
+    if line is None:
+        return Content("text", b"")
+    if line.kind == "json":
+        decode_json(bytes(line.value))
+        return Content("json", bytes(line.value))
+    if line.kind == "text":
+        return Content("text", msgspec.json.decode(line.value, type=str).encode())
+    return Content("bytes", msgspec.json.decode(line.value, type=bytes))
+
+
 def raw_value(value: object) -> msgspec.Raw:
-    """A value as JSON."""
-    return msgspec.Raw(encode_json(value, keep_order=True))
+    """A value as JSON; no value and an empty object are left out of a line."""
+    if value is None:
+        return NOTHING
+    return msgspec.Raw(encode_json(value, keep_order=True)) if value != {} else EMPTY
 
 
 def value_of(raw: msgspec.Raw) -> object:
