@@ -69,10 +69,18 @@ TWINS: Final = (
     Twin(module="treering.views.transcripts", name="Transcript", twin="AsyncTranscript"),
     Twin(module="treering.views.chat_logs", name="ChatLog", twin="AsyncChatLog"),
     Twin(
+        module="treering.views.states",
+        name="State",
+        twin="AsyncState",
+        direct=frozenset({"in_namespace", "mapping", "sessions"}),
+    ),
+    Twin(module="treering.views.json_stores", name="JsonStore", twin="AsyncJsonStore"),
+    Twin(module="treering.views.user_sessions", name="Sessions", twin="AsyncSessions"),
+    Twin(
         module="treering.views.workspaces.workspace",
         name="Workspace",
         twin="AsyncWorkspace",
-        direct=frozenset({"camera", "files"}),
+        direct=frozenset({"camera", "files", "keeping"}),
     ),
     Twin(module="treering.views.workspaces.virtual", name="Files", twin="AsyncFiles"),
 )

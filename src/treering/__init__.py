@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from treering.store import Store
     from treering.views.budgets import Budget, Budgets
     from treering.views.recording.context import carry
+    from treering.views.user_sessions import UserSession
 
     __version__: str
 
@@ -28,6 +29,7 @@ __all__ = [
     "Budgets",
     "Keep",
     "Store",
+    "UserSession",
     "__version__",
     "carry",
     "errors",
@@ -41,6 +43,7 @@ _HOMES: Final = {
     "Budgets": "treering.views.budgets",
     "Keep": "treering.core.retention",
     "Store": "treering.store",
+    "UserSession": "treering.views.user_sessions",
     "carry": "treering.views.recording.context",
     "open": "treering.api",
     "open_async": "treering.api",

@@ -39,12 +39,16 @@ from treering.views.differences import Difference
 from treering.views.directory import ThreadInfo
 from treering.views.hooks import Hooks
 from treering.views.interrupts import Decision
+from treering.views.json_stores import JsonStore
 from treering.views.moments import Moment
 from treering.views.recording.runs import Run, RunInfo
 from treering.views.runs import RunPage, Runs
+from treering.views.state_records import Change, Entry
+from treering.views.states import State
 from treering.views.threads import Thread
 from treering.views.timeline import Timeline, TimelineEvent, TimelinePage
 from treering.views.transcripts import Role, Transcript, TranscriptEvent
+from treering.views.user_sessions import Restored, Sessions
 from treering.views.workspaces.checking import SnapshotCheck
 from treering.views.workspaces.comparing import FileChange
 from treering.views.workspaces.looking import Entry
@@ -52,10 +56,10 @@ from treering.views.workspaces.planning import LinkPolicy
 from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.restoring import Restored
 from treering.views.workspaces.scanning import Limits
-from treering.views.workspaces.snapshots import Camera
+from treering.views.workspaces.snapshots import Camera, Taken
 from treering.views.workspaces.virtual import Access, Files, Match
 from treering.views.workspaces.virtual_paths import FileInfo
-from treering.views.workspaces.workspace import SnapshotInfo, Workspace
+from treering.views.workspaces.workspace import SnapshotInfo, T, Workspace
 
 
 class AsyncStore:
@@ -98,6 +102,11 @@ class AsyncStore:
     def workspace(self) -> AsyncWorkspace:
         """Async twin of `Store.workspace`."""
         return AsyncWorkspace(self._store.workspace, self._bridge)
+
+    @property
+    def state(self) -> AsyncState:
+        """Async twin of `Store.state`."""
+        return AsyncState(self._store.state, self._bridge)
 
     def thread(self, id: str, namespace: str | None = None) -> AsyncThread:
         """Async twin of `Store.thread`."""
@@ -287,6 +296,11 @@ class AsyncThread:
         """Async twin of `Thread.chat`."""
         return self._thread.chat
 
+    @property
+    def workspace(self) -> AsyncWorkspace:
+        """Async twin of `Thread.workspace`."""
+        return AsyncWorkspace(self._thread.workspace, self._bridge)
+
     async def checkpoint(
         self,
         messages: Sequence[Any] | None = None,
@@ -299,6 +313,9 @@ class AsyncThread:
         tags: Sequence[str] = (),
         step: int | None = None,
         on_conflict: Literal["raise", "fork"] = "raise",
+        workspace: str | Path | None = None,
+        exclude: Sequence[str] = (),
+        include: Sequence[str] = (),
     ) -> AsyncMoment | None:
         """Async twin of `Thread.checkpoint`."""
         return (
@@ -315,6 +332,9 @@ class AsyncThread:
                     tags=tags,
                     step=step,
                     on_conflict=on_conflict,
+                    workspace=workspace,
+                    exclude=exclude,
+                    include=include,
                 )
             )
             is None
@@ -716,6 +736,25 @@ class AsyncMoment:
             await self._bridge.call(self._moment.fork, new_id, namespace=namespace), self._bridge
         )
 
+    @property
+    def snapshot(self) -> str | None:
+        """Async twin of `Moment.snapshot`."""
+        return self._moment.snapshot
+
+    async def restore(
+        self,
+        folder: str | Path,
+        *,
+        delete: bool = False,
+        keep_before: bool = True,
+        links: LinkPolicy = "preserve",
+        dry_run: bool = False,
+    ) -> Restored:
+        """Async twin of `Moment.restore`."""
+        return await self._bridge.call(
+            self._moment.restore, folder, delete=delete, keep_before=keep_before, links=links, dry_run=dry_run
+        )
+
     async def to_dict(self, *, content: bool = True) -> dict[str, Any]:
         """Async twin of `Moment.to_dict`."""
         return await self._bridge.call(self._moment.to_dict, content=content)
@@ -928,6 +967,171 @@ class AsyncChatLog:
         return f"<Async{repr(self._chatlog)[1:]}"
 
 
+class AsyncState:
+    """Async twin of `State`."""
+
+    def __init__(self, state: State, bridge: Bridge | None = None) -> None:
+        self._state = state
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> State:
+        """The state that does the work."""
+        return self._state
+
+    @property
+    def namespace(self) -> str:
+        """Async twin of `State.namespace`."""
+        return self._state.namespace
+
+    def in_namespace(self, namespace: str) -> AsyncState:
+        """Async twin of `State.in_namespace`."""
+        return AsyncState(self._state.in_namespace(namespace), self._bridge)
+
+    async def get(self, key: str, default: Any = None) -> Any:
+        """Async twin of `State.get`."""
+        return await self._bridge.call(self._state.get, key, default)
+
+    async def entry(self, key: str) -> Entry | None:
+        """Async twin of `State.entry`."""
+        return await self._bridge.call(self._state.entry, key)
+
+    async def set(self, key: str, value: Any, *, if_version: int | None = None) -> Entry:
+        """Async twin of `State.set`."""
+        return await self._bridge.call(self._state.set, key, value, if_version=if_version)
+
+    async def update(self, key: str, function: Callable[[Any], Any], default: Any = None) -> Any:
+        """Async twin of `State.update`."""
+        return await self._bridge.call(self._state.update, key, function, default)
+
+    async def add(self, key: str, delta: int = 1, *, ceiling: int | None = None) -> int:
+        """Async twin of `State.add`."""
+        return await self._bridge.call(self._state.add, key, delta, ceiling=ceiling)
+
+    async def delete(self, key: str, *, if_version: int | None = None) -> bool:
+        """Async twin of `State.delete`."""
+        return await self._bridge.call(self._state.delete, key, if_version=if_version)
+
+    async def keys(self, prefix: str = "") -> AsyncIterator[str]:
+        """Async twin of `State.keys`."""
+        async for each in self._bridge.iterate(self._state.keys, prefix):
+            yield each
+
+    async def list(self, prefix: str = "") -> AsyncIterator[Entry]:
+        """Async twin of `State.list`."""
+        async for each in self._bridge.iterate(self._state.list, prefix):
+            yield each
+
+    async def history(self, key: str) -> AsyncIterator[Change]:
+        """Async twin of `State.history`."""
+        async for each in self._bridge.iterate(self._state.history, key):
+            yield each
+
+    async def watch(self, prefix: str = "", *, seconds: float | None = None) -> AsyncIterator[Entry]:
+        """Async twin of `State.watch`."""
+        async for each in self._bridge.iterate(self._state.watch, prefix, seconds=seconds):
+            yield each
+
+    def mapping(self, name: str) -> AsyncJsonStore:
+        """Async twin of `State.mapping`."""
+        return AsyncJsonStore(self._state.mapping(name), self._bridge)
+
+    def sessions(
+        self, kind: type[Any], *, name: str = "user_states", default_mode: str | None = None
+    ) -> AsyncSessions:
+        """Async twin of `State.sessions`."""
+        return AsyncSessions(self._state.sessions(kind, name=name, default_mode=default_mode), self._bridge)
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._state)[1:]}"
+
+
+class AsyncJsonStore:
+    """Async twin of `JsonStore`."""
+
+    def __init__(self, jsonstore: JsonStore, bridge: Bridge | None = None) -> None:
+        self._jsonstore = jsonstore
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> JsonStore:
+        """The jsonstore that does the work."""
+        return self._jsonstore
+
+    @property
+    def name(self) -> str:
+        """Async twin of `JsonStore.name`."""
+        return self._jsonstore.name
+
+    async def get(self, key: str, default: Any = None) -> Any:
+        """Async twin of `JsonStore.get`."""
+        return await self._bridge.call(self._jsonstore.get, key, default)
+
+    async def set(self, key: str, value: Any) -> None:
+        """Async twin of `JsonStore.set`."""
+        await self._bridge.call(self._jsonstore.set, key, value)
+
+    async def delete(self, key: str) -> bool:
+        """Async twin of `JsonStore.delete`."""
+        return await self._bridge.call(self._jsonstore.delete, key)
+
+    async def change(self, key: str, function: Callable[[Any], Any], default: Any = None) -> Any:
+        """Async twin of `JsonStore.change`."""
+        return await self._bridge.call(self._jsonstore.change, key, function, default)
+
+    async def add(self, key: str, delta: int = 1) -> int:
+        """Async twin of `JsonStore.add`."""
+        return await self._bridge.call(self._jsonstore.add, key, delta)
+
+    async def all(self) -> Mapping[str, Any]:
+        """Async twin of `JsonStore.all`."""
+        return await self._bridge.call(self._jsonstore.all)
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._jsonstore)[1:]}"
+
+
+class AsyncSessions:
+    """Async twin of `Sessions`."""
+
+    def __init__(self, sessions: Sessions, bridge: Bridge | None = None) -> None:
+        self._sessions = sessions
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Sessions:
+        """The sessions that does the work."""
+        return self._sessions
+
+    async def get(self, user_id: str | int) -> Any:
+        """Async twin of `Sessions.get`."""
+        return await self._bridge.call(self._sessions.get, user_id)
+
+    async def save(self, user_id: str | int, session: Any) -> None:
+        """Async twin of `Sessions.save`."""
+        await self._bridge.call(self._sessions.save, user_id, session)
+
+    async def update(self, user_id: str | int, function: Callable[[Any], Any]) -> Any:
+        """Async twin of `Sessions.update`."""
+        return await self._bridge.call(self._sessions.update, user_id, function)
+
+    async def leave(self, user_id: str | int) -> bool:
+        """Async twin of `Sessions.leave`."""
+        return await self._bridge.call(self._sessions.leave, user_id)
+
+    async def users(self) -> AsyncIterator[str]:
+        """Async twin of `Sessions.users`."""
+        async for each in self._bridge.iterate(self._sessions.users):
+            yield each
+
+    async def restore(self) -> Restored:
+        """Async twin of `Sessions.restore`."""
+        return await self._bridge.call(self._sessions.restore)
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._sessions)[1:]}"
+
+
 class AsyncWorkspace:
     """Async twin of `Workspace`."""
 
@@ -998,7 +1202,7 @@ class AsyncWorkspace:
             on_progress=self._bridge.in_loop(on_progress),
         )
 
-    async def diff(self, before: str, after: str, *, text: bool = True) -> list[FileChange]:
+    async def diff(self, before: str | None, after: str | None, *, text: bool = True) -> list[FileChange]:
         """Async twin of `Workspace.diff`."""
         return await self._bridge.call(self._workspace.diff, before, after, text=text)
 
@@ -1050,6 +1254,17 @@ class AsyncWorkspace:
     ) -> AsyncFiles:
         """Async twin of `Workspace.files`."""
         return AsyncFiles(self._workspace.files(root, mounts=mounts), self._bridge)
+
+    def keeping(
+        self,
+        folder: str | Path,
+        commit: Callable[[Taken], T],
+        *,
+        exclude: Iterable[str] = (),
+        include: Iterable[str] = (),
+    ) -> T:
+        """Async twin of `Workspace.keeping`."""
+        return self._workspace.keeping(folder, commit, exclude=exclude, include=include)
 
     def camera(self) -> Camera:
         """Async twin of `Workspace.camera`."""

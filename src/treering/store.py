@@ -37,6 +37,7 @@ from treering.views.recording.decorators import recorded
 from treering.views.recording.recorder import Recorder
 from treering.views.recording.runs import Run
 from treering.views.runs import Runs
+from treering.views.states import State
 from treering.views.thread_keys import thread_key
 from treering.views.threads import Thread
 from treering.views.timeline import Timeline
@@ -107,9 +108,22 @@ class Store:
         """The files that agents work on: snapshots of folders, and what can be done with them."""
         return self._workspace
 
+    @property
+    def state(self) -> State:
+        """Small state: JSON values by key, changed by compare-and-swap."""
+        return State(self._engine, self._space, clock=self._clock)
+
     def thread(self, id: str, namespace: str | None = None) -> Thread:
         """A conversation and its state, moment by moment; made by its first checkpoint."""
-        return Thread(self._engine, self._space, id, namespace or "", clock=self._clock, hooks=self._hooks)
+        return Thread(
+            self._engine,
+            self._space,
+            id,
+            namespace or "",
+            clock=self._clock,
+            hooks=self._hooks,
+            workspace=self._workspace,
+        )
 
     def threads(self, *, namespace: str | None = "", prefix: str = "") -> Iterator[ThreadInfo]:
         """The threads of a namespace (``None``: of every one) whose ids start so, newest first."""

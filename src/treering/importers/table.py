@@ -93,7 +93,7 @@ PARTS: Final[dict[str, tuple[Part, ...]]] = {
         Part(
             paths=("cc_user_states.json",),
             holds="user states",
-            count="treering.importers.folders:count_members",
+            load="treering.importers.ciana_state:load_user_states",
         ),
         Part(
             paths=("IDENTITY.md", "AGENT.md", "MEMORY.md", "skills/*/SKILL.md"),
