@@ -79,7 +79,8 @@ STORES = ["memory", "sqlite", "postgres"]
 LASTING = ["files", "uncompressed files", "folder", "redis", "sqlite", "postgres"]
 KEY_VALUES = ["dict", "folder", "redis", "a user's async store", "a user's plain store"]
 ALL = [*STORES, "files", "uncompressed files", *KEY_VALUES]
-QUICK = ["memory", "dict", "files", "a user's async store"]
+EACH = ["memory", "sqlite", "files", "dict", "a user's async store"]
+"""One of each way to keep checkpoints, for what the servers and the other folders can hardly do otherwise."""
 
 _MARKS = {"redis": pytest.mark.redis, "postgres": pytest.mark.postgres}
 

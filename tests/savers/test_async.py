@@ -141,11 +141,11 @@ def test_async_hooks_run_in_the_callers_loop_and_may_use_the_saver():
     asyncio.run(main())
 
 
-def test_async_context_managers_close(anywhere):
+def test_async_context_managers_close(somewhere):
     async def main():
-        async with anywhere.open() as saver:
+        async with somewhere.open() as saver:
             await saver.asave(thread_id="t")
-        async with anywhere.open() as again:
+        async with somewhere.open() as again:
             assert await again.aexists("t") == (await again.aload("t") is not None)
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ from treering.savers import MemorySaver
 from treering.views.hooks import Hooks
 
 
-def test_hooks_change_veto_and_look_on(anywhere):
+def test_hooks_change_veto_and_look_on(somewhere):
     seen = []
 
     async def stamp(saving):
@@ -26,7 +26,7 @@ def test_hooks_change_veto_and_look_on(anywhere):
     def veto(saving):
         return False if saving.metadata.get("secret") else None
 
-    saver = anywhere.open(
+    saver = somewhere.open(
         hooks={
             "pre_checkpoint_save": [stamp, veto],
             "post_checkpoint_save": [
@@ -45,9 +45,9 @@ def test_hooks_change_veto_and_look_on(anywhere):
     assert len(seen) == 2
 
 
-def test_hooks_are_the_same_objects_as_a_stores(anywhere):
+def test_hooks_are_the_same_objects_as_a_stores(somewhere):
     hooks, seen = Hooks(), []
-    saver = anywhere.open(hooks=hooks)
+    saver = somewhere.open(hooks=hooks)
     hooks.add("post_checkpoint_save", lambda saved: seen.append(saved.checkpoint.step))
     talk(saver, steps=2)
     assert saver.hooks is hooks
@@ -55,33 +55,33 @@ def test_hooks_are_the_same_objects_as_a_stores(anywhere):
     assert seen == [0, 1, 0]
 
 
-def test_a_hook_that_fails_before_the_save_saves_nothing(anywhere):
+def test_a_hook_that_fails_before_the_save_saves_nothing(somewhere):
     def fail(_):
         raise RuntimeError("no")
 
-    saver = anywhere.open(hooks={"pre_checkpoint_save": [fail]})
+    saver = somewhere.open(hooks={"pre_checkpoint_save": [fail]})
     with pytest.raises(RuntimeError, match="no"):
         saver.save(thread_id="t")
     assert not saver.exists("t")
 
 
-def test_a_hook_may_save_and_load_itself(anywhere):
+def test_a_hook_may_save_and_load_itself(somewhere):
     def mirror(saved):
         if saved.thread_id == "t":
             saver.save(thread_id="mirror", messages=saved.checkpoint.messages)
 
-    saver = anywhere.open(hooks={"post_checkpoint_save": [mirror]})
+    saver = somewhere.open(hooks={"post_checkpoint_save": [mirror]})
     messages = talk(saver, "t", steps=3)
     assert saver.load("mirror").messages == messages
 
 
-def test_a_hook_that_answers_nonsense_is_told(anywhere):
+def test_a_hook_that_answers_nonsense_is_told(somewhere):
     for answer in (7, {"no_field": 1}):
-        saver = anywhere.open(hooks={"pre_checkpoint_save": [lambda _, answer=answer: answer]})
+        saver = somewhere.open(hooks={"pre_checkpoint_save": [lambda _, answer=answer: answer]})
         with pytest.raises(InvalidInput, match="lambda"):
             saver.save(thread_id="t")
     with pytest.raises(InvalidInput, match="no hook 'pre_save'"):
-        anywhere.open(hooks={"pre_save": []})
+        somewhere.open(hooks={"pre_save": []})
 
 
 def test_a_stores_own_hooks_fire_once_whoever_saves():

@@ -29,7 +29,7 @@ DESTINATIONS = ["memory", "sqlite", "postgres", "files", "redis", "dict", "a use
 def fill(saver):
     """Threads with all that a checkpoint can hold, a long one, and one whose past was changed."""
     talk(saver, "plain", steps=3)
-    talk(saver, "long/thread", steps=30)
+    talk(saver, "long/thread", steps=18)
     saver.save(
         thread_id="rich",
         messages=[say("a"), {"role": "tool", "data": b"\0", "pair": (1, 2)}],
@@ -61,15 +61,15 @@ def test_whole_histories_arrive_as_they_were(origin, to, request, tmp_path_facto
     seen = []
     report = migrate_checkpoints(source=source, destination=destination, on_progress=seen.append)
     assert report.ok, report.failed
-    assert (report.threads, report.checkpoints, report.present) == (3, 36, 0)
+    assert (report.threads, report.checkpoints, report.present) == (3, 24, 0)
     assert (report.skipped, report.changed, report.failed) == (0, 0, {})
     assert everything(destination) == before == everything(source)
-    assert [each.checkpoints for each in seen] == list(range(1, 37))
+    assert [each.checkpoints for each in seen] == list(range(1, 25))
     again = migrate_checkpoints(source=source, destination=destination)
-    assert (again.threads, again.checkpoints, again.present) == (3, 0, 36)
+    assert (again.threads, again.checkpoints, again.present) == (3, 0, 24)
     source.save(thread_id="plain", messages=[say("later")])
     late = migrate_checkpoints(source=source, destination=destination)
-    assert (late.checkpoints, late.present) == (1, 36)
+    assert (late.checkpoints, late.present) == (1, 24)
     assert everything(destination) == everything(source)
     destination.save(thread_id="plain", messages=[say("later"), say("here")])
     assert destination.load("plain").step == 4
@@ -120,7 +120,7 @@ def test_transform_changes_leaves_out_and_renames():
 
     first = run()
     assert first.ok, first.failed
-    assert (first.checkpoints, first.skipped, first.changed) == (18, 18, 2)
+    assert (first.checkpoints, first.skipped, first.changed) == (12, 12, 2)
     destination = KeyValueStoreSaver(kept, namespace="new")
     assert {each.thread_id for each in destination.list()} == {"renamed", "long/thread", "rich"}
     history = list(destination.list("renamed"))
@@ -128,14 +128,14 @@ def test_transform_changes_leaves_out_and_renames():
     assert history[0].parent_id == history[1].id
     assert history[0].messages[-1] == say("end")
     second = run()
-    assert (second.checkpoints, second.present) == (0, 18)
+    assert (second.checkpoints, second.present) == (0, 12)
 
 
 def test_two_tenants_of_one_store_can_be_migrated_into_each_other():
     with treering.open("memory:") as store:
         alice, bob = MemorySaver(store, namespace="alice"), MemorySaver(store, namespace="bob")
         fill(alice)
-        assert migrate_checkpoints(source=alice, destination=bob).checkpoints == 36
+        assert migrate_checkpoints(source=alice, destination=bob).checkpoints == 24
         assert migrate_checkpoints(source=alice, destination=bob).checkpoints == 0
         theirs = {each.id for each in alice.list("long/thread")}
         assert theirs.isdisjoint(each.id for each in bob.list("long/thread"))
@@ -276,12 +276,12 @@ def test_killed_on_the_way_it_goes_on_and_writes_nothing_twice(kind, failpoint, 
         )
         assert victim.returncode == -signal.SIGKILL
         told.append(len(victim.stdout.splitlines()))
-    assert sum(told) < 36
+    assert sum(told) < 24
     destination = FileSaver(tmp_path / "copy", None) if kind == "files" else SqliteSaver(tmp_path / "copy")
     with SqliteSaver(tmp_path / "source") as source, destination:
         report = migrate_checkpoints(source=source, destination=destination)
         assert report.ok, report.failed
-        assert report.checkpoints + report.present == 36
+        assert report.checkpoints + report.present == 24
         assert report.present >= sum(told)
         assert report.checkpoints > 0
         assert everything(destination) == before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.savers.places import ALL, kinds, place
+from tests.savers.places import EACH, kinds, place
 
 import treering
 from treering.errors import Conflict, InvalidInput, NotFound
@@ -12,7 +12,7 @@ from treering.savers import FileSaver, MemorySaver
 ASKED = {"tool": "delete_file", "input": {"path": "notes.md"}}
 
 
-@pytest.fixture(params=kinds(ALL))
+@pytest.fixture(params=kinds(EACH))
 def anywhere(request):
     made = place(request.param, request)
     yield made
