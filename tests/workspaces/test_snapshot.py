@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -34,8 +33,8 @@ def info(store: Store, folder: Path, **options) -> SnapshotInfo:
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read files as if a minute had passed since they were written."""
-    now_ns = time.time_ns
-    monkeypatch.setattr(scanning.time, "time_ns", lambda: now_ns() + 60 * 10**9)
+    now_ns = scanning.time_ns
+    monkeypatch.setattr(scanning, "time_ns", lambda: now_ns() + 60 * 10**9)
 
 
 def test_a_snapshot_is_named_by_its_root_tree(store: Store, folder: Path) -> None:

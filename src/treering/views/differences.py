@@ -13,6 +13,7 @@ import msgspec
 
 from treering.views.channels import fingerprint
 from treering.views.checkpoints import MESSAGES
+from treering.views.workspaces.comparing import FileChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,15 +40,16 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     removed: list[tuple[int, Any]]
     changed: list[MessageChange]
     state: list[dict[str, Any]]
+    files: list[FileChange] = []
 
     @property
     def is_empty(self) -> bool:
         """Nothing differs."""
-        return not (self.added or self.removed or self.changed or self.state)
+        return not (self.added or self.removed or self.changed or self.state or self.files)
 
 
-def difference(before: Moment, after: Moment) -> Difference:
-    """Compare two moments, of one thread or of two."""
+def difference(before: Moment, after: Moment, *, files: Sequence[FileChange] = ()) -> Difference:
+    """Compare two moments, of one thread or of two; ``files`` is what their snapshots differ in."""
     old, new = before.items(MESSAGES), after.items(MESSAGES)
     old_prints, new_prints = [*map(fingerprint, old)], [*map(fingerprint, new)]
     start = _common(old_prints, new_prints)
@@ -65,6 +67,7 @@ def difference(before: Moment, after: Moment) -> Difference:
             for index in range(start, start + paired)
         ],
         state=list(json_patch(before.state, after.state)),
+        files=list(files),
     )
 
 

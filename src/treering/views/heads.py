@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from treering.core.address import object_address
 from treering.core.batch import ABSENT, Event
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.views.hooks import Saving
+    from treering.views.workspaces.snapshots import Taken
 
 _TRIES: Final = 3
 
@@ -134,6 +136,8 @@ class Head:
         appended: Sequence[Any],
         step: int | None,
         adopted: Adopted | None = None,
+        *,
+        taken: Taken | None = None,
     ) -> Checkpoint:
         """Put one moment behind the head. Raises `ThreadMoved` when that is not the head any more."""
         with self._lock:
@@ -141,11 +145,11 @@ class Head:
             for attempt in range(1, _TRIES):
                 try:
                     return self._try_to_save(
-                        saving, wanted, appended, step, adopted, tail_is_ours=attempt == 1
+                        saving, wanted, appended, step, adopted, taken, tail_is_ours=attempt == 1
                     )
                 except ListMoved:  # the tail belongs to someone else: branch off where this moment begins
                     continue
-            return self._try_to_save(saving, wanted, appended, step, adopted, tail_is_ours=False)
+            return self._try_to_save(saving, wanted, appended, step, adopted, taken, tail_is_ours=False)
 
     def rewind(self, target: Checkpoint) -> None:
         """Move the head to a checkpoint that is there already, and say so in the journal."""
@@ -196,6 +200,7 @@ class Head:
         appended: Sequence[Any],
         step: int | None,
         adopted: Adopted | None,
+        taken: Taken | None,
         *,
         tail_is_ours: bool,
     ) -> Checkpoint:
@@ -223,6 +228,12 @@ class Head:
         state = before.state if before else {}
         if saving.state is not None:
             state = write_state(draft, state, saving.state, scope=self.scope)
+        snapshot = before.snapshot if before else None
+        metadata = saving.metadata
+        if taken is not None:
+            draft.require(*taken.requires)
+            snapshot = object_address(taken.root)
+            metadata = {**metadata, **taken.warnings()}
         if adopted is None:
             parent = None
             checkpoint_id, now_us = new_checkpoint_id(self._clock)
@@ -239,9 +250,10 @@ class Head:
             lists=lists,
             state=state,
             pending_interrupt=saving.pending_interrupt,
-            metadata=saving.metadata,
+            metadata=metadata,
             note=saving.note,
             tags=saving.tags,
+            snapshot=snapshot,
         )
         write_checkpoint(draft, checkpoint, scope=self.scope)
         self._move(draft, checkpoint, first_us=now_us if adopted is None else adopted.first_us)

@@ -29,7 +29,8 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
 
     A `pre_checkpoint_save` hook gets it and returns nothing to let it pass, ``False`` to veto, or a dict
     of fields to change (``{"metadata": {...}}``). ``messages`` is the whole conversation, or with ``appends``
-    only what comes behind it; ``lists`` are the other list channels, whole.
+    only what comes behind it; ``lists`` are the other list channels, whole; ``workspace`` is the folder whose
+    files are kept with it.
     """
 
     thread_id: str
@@ -42,6 +43,7 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] = {}
     note: str | None = None
     tags: tuple[str, ...] = ()
+    workspace: str | None = None
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,10 +12,13 @@ from treering.views.values import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from typing import TypeVar
 
     from treering.core.engine import Engine
     from treering.views.threads import Thread
+    from treering.views.workspaces.planning import LinkPolicy
+    from treering.views.workspaces.restoring import Restored
 
     T = TypeVar("T")
 
@@ -151,6 +154,30 @@ class Moment:
             raise InvalidInput(f"{self!r} was not reached through a thread; use thread.fork(new_id, at=...)")
         return self._through.fork(new_id, at=self, namespace=namespace)
 
+    @property
+    def snapshot(self) -> str | None:
+        """The snapshot of the files as they were here (or last before), if any were kept."""
+        kept = self.checkpoint.snapshot
+        return None if kept is None else kept.removeprefix("o:")
+
+    def restore(
+        self,
+        folder: str | Path,
+        *,
+        delete: bool = False,
+        keep_before: bool = True,
+        links: LinkPolicy = "preserve",
+        dry_run: bool = False,
+    ) -> Restored:
+        """Bring the files of this moment back into a folder; see `Workspace.restore`."""
+        if self.snapshot is None:
+            raise NotFound(f"checkpoint {self.id!r} keeps no files; save with workspace= to keep them")
+        if self._through is None:
+            raise InvalidInput(f"{self!r} was not reached through a thread; use store.workspace.restore()")
+        return self._through.workspace.restore(
+            self.snapshot, folder, delete=delete, keep_before=keep_before, links=links, dry_run=dry_run
+        )
+
     def to_dict(self, *, content: bool = True) -> dict[str, Any]:
         """Everything by name, for JSON and templates; ``content=False`` leaves out what would be read."""
         told: dict[str, Any] = {
@@ -165,6 +192,7 @@ class Moment:
             "metadata": self.metadata,
             "pending_interrupt": self.pending_interrupt,
             "message_count": self.message_count,
+            "snapshot": self.snapshot,
         }
         if content:
             told["messages"] = self.messages

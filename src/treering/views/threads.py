@@ -26,21 +26,32 @@ from treering.views.hooks import Saved, Saving
 from treering.views.interrupts import Decision
 from treering.views.moments import Moment
 from treering.views.state_objects import portray, put_back
+from treering.views.workspaces.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
+    from pathlib import Path
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.views.hooks import Hooks
+    from treering.views.workspaces.snapshots import Taken
 
 
 class Thread:
     """One thread, as this object last saw it. It may be used from several threads at once."""
 
     def __init__(
-        self, engine: Engine, space: str, thread_id: str, namespace: str, *, clock: Clock, hooks: Hooks
+        self,
+        engine: Engine,
+        space: str,
+        thread_id: str,
+        namespace: str,
+        *,
+        clock: Clock,
+        hooks: Hooks,
+        workspace: Workspace | None = None,
     ) -> None:
         self._id = check_id(thread_id, "thread id")
         self._namespace = check_id(namespace, "thread namespace") if namespace else ""
@@ -48,6 +59,7 @@ class Thread:
         self._space = space
         self._clock = clock
         self._hooks = hooks
+        self._workspace = workspace
         self._head = Head(engine, space, self._id, self._namespace, clock=clock)
         if len(self._head.scope) > MAX_ID_CHARS or len(self._head.ref) > MAX_ID_CHARS:
             raise InvalidInput(
@@ -75,6 +87,13 @@ class Thread:
         """Channel, chat and number of resets (or the scheduled task), where the id names them."""
         return parse_thread_id(self._id)
 
+    @property
+    def workspace(self) -> Workspace:
+        """What keeps and restores files for this thread; the store's own."""
+        if self._workspace is None:
+            self._workspace = Workspace(self._engine, self._space, folder=None, clock=self._clock)
+        return self._workspace
+
     # Saving
     def checkpoint(
         self,
@@ -88,12 +107,16 @@ class Thread:
         tags: Sequence[str] = (),
         step: int | None = None,
         on_conflict: Literal["raise", "fork"] = "raise",
+        workspace: str | Path | None = None,
+        exclude: Sequence[str] = (),
+        include: Sequence[str] = (),
     ) -> Moment | None:
         """Save one moment and move the head to it.
 
         ``messages`` and ``lists`` are the whole lists (only what is new in them is written), ``state`` the
-        whole state; what is left out stays as it was. Gives back the saved moment, or ``None`` when a
-        hook vetoed it.
+        whole state, ``workspace`` a folder whose files are kept with it in the same commit (``exclude`` and
+        ``include`` as for `Workspace.snapshot`); what is left out stays as it was. Gives back the saved
+        moment, or ``None`` when a hook vetoed it.
         """
         saving = self._asked(
             messages=None if messages is None else list(messages),
@@ -103,13 +126,21 @@ class Thread:
             metadata=dict(metadata or {}),
             note=note,
             tags=tuple(tags),
+            workspace=None if workspace is None else str(workspace),
         )
         if saving is None:
             return None
         wanted: dict[str, Sequence[Any]] = dict(saving.lists)
         if saving.messages is not None:
             wanted[MESSAGES] = saving.messages
-        return self._save(saving, wanted, (), step, on_conflict)
+        if saving.workspace is None:
+            return self._save(saving, wanted, (), step, on_conflict)
+        return self.workspace.keeping(
+            saving.workspace,
+            lambda taken: self._save(saving, wanted, (), step, on_conflict, taken),
+            exclude=exclude,
+            include=include,
+        )
 
     def append(
         self,
@@ -305,8 +336,9 @@ class Thread:
         return other
 
     def diff(self, before: str | int | datetime | Moment, after: str | int | datetime | Moment) -> Difference:
-        """What differs between two moments: messages, and state as a JSON patch."""
-        return difference(self.at(before), self.at(after))
+        """What differs between two moments: messages, state as a JSON patch, and files."""
+        old, new = self.at(before), self.at(after)
+        return difference(old, new, files=self.workspace.diff(old.snapshot, new.snapshot))
 
     def delete(self, *, cascade: bool = False) -> None:
         """Remove the thread and its moments; the journal keeps that it was deleted, not what it was.
@@ -351,16 +383,18 @@ class Thread:
         appended: Sequence[Any],
         step: int | None,
         on_conflict: Literal["raise", "fork", "retry"],
+        taken: Taken | None = None,
     ) -> Moment:
         while True:
             try:
-                checkpoint = self._head.save(saving, wanted, appended, step)
+                checkpoint = self._head.save(saving, wanted, appended, step, taken=taken)
                 break
             except ThreadMoved:
                 if on_conflict == "raise":
                     raise
                 if on_conflict == "fork":
-                    return self._fork_off()._save(saving, wanted, appended, step, "raise")  # noqa: SLF001
+                    fork = self._fork_off()
+                    return fork._save(saving, wanted, appended, step, "raise", taken)  # noqa: SLF001
                 self._head.see()
         moment = self._moment(checkpoint)
         self._hooks.after_save(Saved(thread_id=self._id, namespace=self._namespace, checkpoint=moment))
@@ -375,7 +409,15 @@ class Thread:
         return other
 
     def _sibling(self, thread_id: str, namespace: str) -> Thread:
-        return Thread(self._engine, self._space, thread_id, namespace, clock=self._clock, hooks=self._hooks)
+        return Thread(
+            self._engine,
+            self._space,
+            thread_id,
+            namespace,
+            clock=self._clock,
+            hooks=self._hooks,
+            workspace=self._workspace,
+        )
 
     def _line(self) -> Iterator[Checkpoint]:
         return self._head.journal.line(self._head.peek())

@@ -34,11 +34,16 @@ class FileChange(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
-def compare(before: Snapshot, after: Snapshot, *, text: bool) -> Iterator[FileChange]:
-    """What differs, in the order of paths; a folder that came or went is followed by what was in it."""
-    if before.root == after.root:
+def compare(before: Snapshot | None, after: Snapshot | None, *, text: bool) -> Iterator[FileChange]:
+    """What differs, in the order of paths; a folder that came or went is followed by what was in it.
+
+    ``None`` is a folder with nothing in it.
+    """
+    one = before or after
+    if one is None:
         return
-    yield from _Comparison(before, after, text=text).folders(before.top, after.top, "", 0)
+    old, new = Tree() if before is None else before.top, Tree() if after is None else after.top
+    yield from _Comparison(before or one, after or one, text=text).folders(old, new, "", 0)
 
 
 class _Comparison:

@@ -10,8 +10,12 @@ has its mode, so under its own name it is always whole. Runs of zeros in large f
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Callable, Generator, Iterator
+import stat as stats
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
 from treering.core import failpoints
@@ -20,14 +24,16 @@ from treering.core.ids import new_id
 from treering.core.tree import FileEntry, LinkEntry
 from treering.errors import Conflict, Corrupt
 from treering.files import translated
+from treering.views.workspaces.beneath import Beneath
 from treering.views.workspaces.known import KnownFile, KnownFolder, Stamp, stamp_of, trusted, untrusted
 from treering.views.workspaces.planning import FolderPlan
 from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.rules import TEMPORARY
-from treering.views.workspaces.scanning import FOLDER_FLAGS
+from treering.views.workspaces.scanning import FILE_FLAGS, FOLDER_FLAGS
 
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _HOLE: Final = 4096
+_LINK_SECONDS: Final = 60
 _MAY_WRITE: Final = 0o300
 
 _WRITTEN: Final = failpoints.declare(
@@ -130,19 +136,19 @@ class Placer:
     def _file(self, entry: FileEntry, folder: int, path: str) -> Stamp:
         file = os.open(self._temporary, _NEW_FILE, entry.mode | 0o200, dir_fd=folder)
         try:
-            try:
-                size = _fill(file, self._take(entry), entry, path)
-                if (entry.mode | 0o200) & ~self._umask != entry.mode:
-                    os.fchmod(file, entry.mode)
-                written = os.fstat(file)
-            finally:
-                os.close(file)
+            fcntl.flock(file, fcntl.LOCK_EX)  # while its writer lives, nobody takes it for litter
+            size = _fill(file, self._take(entry), entry, path)
+            if (entry.mode | 0o200) & ~self._umask != entry.mode:
+                os.fchmod(file, entry.mode)
+            written = os.fstat(file)
             failpoints.hit(_WRITTEN)
             os.rename(self._temporary, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(self._temporary, dir_fd=folder)
             raise
+        finally:
+            os.close(file)
         failpoints.hit(_PLACED)
         self.bytes += size
         self.written.append(path)
@@ -188,6 +194,36 @@ class Placer:
             with contextlib.suppress(OSError):  # not empty: it holds what was left out
                 os.rmdir(name, dir_fd=above)
                 self.removed.append(path + "/")
+
+
+def sweep(root: Path, litter: Iterable[str]) -> None:
+    """Remove what restores that died left half-written; those that still run keep theirs."""
+    beneath = Beneath(root)
+    try:
+        for path in litter:
+            *above, name = path.split("/")
+            with contextlib.suppress(OSError):
+                folder = beneath.open(above, FOLDER_FLAGS)
+                try:
+                    _sweep_one(folder, name)
+                finally:
+                    os.close(folder)
+    finally:
+        beneath.close()
+
+
+def _sweep_one(folder: int, name: str) -> None:
+    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if stats.S_ISLNK(found.st_mode):  # cannot be locked, but lives for a moment only
+        if time.time() - found.st_ctime > _LINK_SECONDS:
+            os.unlink(name, dir_fd=folder)
+        return
+    file = os.open(name, FILE_FLAGS, dir_fd=folder)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(file)
 
 
 def _fill(file: int, pieces: Iterator[bytes], entry: FileEntry, path: str) -> int:

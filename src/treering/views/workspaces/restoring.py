@@ -20,7 +20,7 @@ from treering.core.tree import FileEntry
 from treering.errors import Conflict, StoreFull
 from treering.views.workspaces.feeding import Feed
 from treering.views.workspaces.known import Known, KnownFolder
-from treering.views.workspaces.placing import Placer
+from treering.views.workspaces.placing import Placer, sweep
 from treering.views.workspaces.planning import FolderPlan, LinkPolicy, Planner
 from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.rules import TEMPORARY
@@ -130,6 +130,7 @@ def _look(
         seen, left_out = camera.look(target, snapshot.rules, limits=snapshot.limits)
         return seen, None, frozenset(each.path for each in left_out)
     taken = camera.take(target, snapshot.rules, limits=snapshot.limits)
+    sweep(target, taken.litter)
     in_the_way = frozenset(each.path for each in taken.left_out)
     seen = taken.known.folder
     if taken.root == snapshot.root or not (seen.files or seen.links or seen.folders):

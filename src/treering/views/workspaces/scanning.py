@@ -13,8 +13,8 @@ from __future__ import annotations
 import errno
 import os
 import stat as stats
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from time import monotonic, time_ns
 from typing import Final
 
 import msgspec
@@ -33,7 +33,7 @@ from treering.views.workspaces.known import (
     untrusted,
 )
 from treering.views.workspaces.progress import FileProgress
-from treering.views.workspaces.rules import RESERVED, Rules
+from treering.views.workspaces.rules import RESERVED, TEMPORARY, Rules
 
 MAX_DEPTH: Final = 256
 READ_TRIES: Final = 3
@@ -112,6 +112,8 @@ class Scan:
         self.read_files = 0
         self.left_out: list[LeftOut] = []
         self.changed: list[str] = []
+        self.litter: list[str] = []
+        """What a restore that died left half-written."""
 
     def contents(self, folder: int) -> Iterator[Content]:
         """The contents of all files that are not known, below an open folder."""
@@ -224,6 +226,8 @@ class Scan:
         reason = self._rules.reason(path, is_folder=is_folder)
         if reason == "credential":
             self.left_out.append(LeftOut(path, reason))
+        elif reason == "reserved" and TEMPORARY in path:
+            self.litter.append(path)
         return reason is None
 
     def _count(self, entries: int, path: str) -> None:
@@ -235,7 +239,7 @@ class Scan:
             )
 
     def _check_time(self) -> None:
-        if self._deadline is not None and time.monotonic() > self._deadline:
+        if self._deadline is not None and monotonic() > self._deadline:
             raise TimedOut(
                 f"the workspace was not read in time ({self.read_files:,} files so far); "
                 "nothing was kept, what was read counts for the next try"
@@ -264,7 +268,7 @@ class Scan:
                 if not stats.S_ISREG(stat.st_mode):
                     self.changed.append(path)
                     return None
-                read_at_ns = time.time_ns()
+                read_at_ns = time_ns()
                 start = self._given
                 if stat.st_size <= WHOLE_BYTES:
                     data = _read_whole(file, stat.st_size)

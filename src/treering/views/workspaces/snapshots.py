@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TRIES: Final = 3
+LISTED: Final = 100
+"""How many left-out or changed paths a record names; it always says how many there are."""
 _IGNORE_BYTES: Final = 1024 * 1024
 
 
@@ -49,7 +51,17 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     read_files: int
     left_out: tuple[LeftOut, ...]
     changed: tuple[str, ...]
+    litter: tuple[str, ...]
     known: Known
+
+    def warnings(self) -> dict[str, Any]:
+        """What the moment that keeps these files should say of them: nothing, if all is in them and whole."""
+        told: dict[str, Any] = {}
+        if self.left_out:
+            told["left_out"] = [[shown(each.path), each.reason] for each in self.left_out[:LISTED]]
+        if self.changed:
+            told["changed"] = [shown(each) for each in self.changed[:LISTED]]
+        return {"workspace": told} if told else {}
 
 
 class Camera:
@@ -126,6 +138,7 @@ class Camera:
             read_files=scan.read_files,
             left_out=tuple(sorted(scan.left_out, key=lambda each: each.path)),
             changed=tuple(sorted(scan.changed)),
+            litter=tuple(scan.litter),
             known=now,
         )
 
@@ -209,3 +222,8 @@ def _homes() -> set[Path]:
     with suppress(KeyError):
         homes.add(Path(pwd.getpwuid(os.getuid()).pw_dir))
     return {home.resolve() for home in homes if home.is_absolute() and home != Path("/")}
+
+
+def shown(path: str) -> str:
+    """A path as text that any record can hold."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -31,7 +31,7 @@ from treering.views.workspaces.planning import LinkPolicy
 from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.restoring import Restored, download, restore
 from treering.views.workspaces.scanning import LeftOut, Limits
-from treering.views.workspaces.snapshots import Camera, Taken, real_folder
+from treering.views.workspaces.snapshots import LISTED, Camera, Taken, real_folder, shown
 from treering.views.workspaces.stored import Snapshot
 from treering.views.workspaces.virtual import Access, Files
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.engine import Engine
 
+T = TypeVar("T")
+
 SNAPSHOT: Final = "snapshot"
 _PAGE: Final = 250
-_LISTED: Final = 100
-"""How many left-out or changed paths an event names; it always says how many there are."""
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,9 +153,16 @@ class Workspace:
             on_progress=on_progress,
         )
 
-    def diff(self, before: str, after: str, *, text: bool = True) -> list[FileChange]:
-        """What differs between two snapshots, by path; for small text files with a unified diff."""
-        return list(compare(self._snapshot(before), self._snapshot(after), text=text))
+    def diff(self, before: str | None, after: str | None, *, text: bool = True) -> list[FileChange]:
+        """What differs between two snapshots, by path; for small text files with a unified diff.
+
+        ``None`` stands for a folder with nothing in it.
+        """
+        if before == after:
+            return []
+        old = None if before is None else self._snapshot(before)
+        new = None if after is None else self._snapshot(after)
+        return list(compare(old, new, text=text))
 
     def ls(self, id: str, path: str = "", *, recursive: bool = False) -> Iterator[Entry]:
         """What a folder of a snapshot holds, without restoring it."""
@@ -243,6 +250,18 @@ class Workspace:
         self._engine.commit(draft.batch())
         return info
 
+    def keeping(
+        self,
+        folder: str | Path,
+        commit: Callable[[Taken], T],
+        *,
+        exclude: Iterable[str] = (),
+        include: Iterable[str] = (),
+    ) -> T:
+        """Stage a folder and let ``commit`` name it in a batch of its own, as a checkpoint does."""
+        real = real_folder(folder, allow_home=False, what="keep")
+        return self.camera().keeping(real, commit, exclude=exclude, include=include)
+
     def camera(self) -> Camera:
         """What takes the snapshots; threads use it to keep files together with a checkpoint."""
         return Camera(self._engine, self._space, self._shelf, avoid=self._avoided())
@@ -286,10 +305,10 @@ def _told(info: SnapshotInfo) -> dict[str, Any]:
     if info.tags:
         told["tags"] = list(info.tags)
     if info.left_out:
-        told["left_out"] = [[_shown(each.path), each.reason] for each in info.left_out[:_LISTED]]
+        told["left_out"] = [[shown(each.path), each.reason] for each in info.left_out[:LISTED]]
         told["left_out_count"] = len(info.left_out)
     if info.changed:
-        told["changed"] = [_shown(each) for each in info.changed[:_LISTED]]
+        told["changed"] = [shown(each) for each in info.changed[:LISTED]]
         told["changed_count"] = len(info.changed)
     return told
 
@@ -327,7 +346,3 @@ def _label(folder: Path) -> str:
         return check_id(str(folder), "workspace name")
     except InvalidInput:
         return f"folder-{sha256(os.fsencode(folder)).hexdigest()[:32]}"
-
-
-def _shown(path: str) -> str:
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
