@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import treering
-from tests.savers.places import say, talk
+from tests.savers.places import PlainStore, say, talk
 from treering.errors import Closed, InvalidInput, MissingExtra
 from treering.savers import FileSaver, KeyValueStoreSaver, MemorySaver, PostgresSaver, SqliteSaver
 
@@ -106,3 +106,11 @@ def test_a_folder_that_cannot_be_written_can_still_be_read(tmp_path):
     (tmp_path / "kept" / ".drafts").rename(tmp_path / "drafts")
     assert len(FileSaver(tmp_path / "kept").load("conversation-1").messages) == 5
     assert not (tmp_path / "kept" / ".locks").exists()
+
+
+def test_keys_stay_short_whatever_the_ids():
+    kept = PlainStore()
+    saver = KeyValueStoreSaver(kept, namespace="n" * 500)
+    talk(saver, "😀" * 500, steps=9)
+    assert max(map(len, kept)) <= 360
+    assert max(len(key.encode()) for key in kept) <= 360

@@ -1,7 +1,7 @@
 """Checkpoints on any store with ``get``, ``set``, ``delete`` and ``list(prefix)``, plain or ``async``.
 
 A dict, a folder and Redis are in `treering.keyvalue`; a user's own class works as well. Values are texts,
-keys are readable and at most about 350 characters long, whatever the ids are. How durable a save is depends
+keys are readable and at most about 360 characters long, whatever the ids are. How durable a save is depends
 on the store's ``set``.
 
 These four methods cannot make two writers wait for each other: one saver orders its own threads and tasks,
