@@ -68,11 +68,12 @@ _NO_DEFAULT: Final = object()
 class _Shape:
     """What is known of one message class: its fields, and which values need not be stored."""
 
-    __slots__ = ("cls", "containers", "defaults", "fields", "plain")
+    __slots__ = ("cls", "containers", "defaults", "fields", "names", "plain")
 
     def __init__(self, cls: type[BaseMessage]) -> None:
         self.cls = cls
         self.fields = frozenset(cls.model_fields)
+        self.names = set(self.fields)
         self.plain: dict[str, Any] = {}
         self.containers: dict[str, type[dict[str, Any] | list[Any]]] = {}
         self.defaults: dict[str, Any] = {}
@@ -133,24 +134,36 @@ def to_plain(kind: type[BaseMessage], known: Likeness) -> dict[str, Any]:
     return plain
 
 
-def from_plain(plain: dict[str, Any]) -> BaseMessage | None:
-    """The message that was stored, or ``None`` where this is no message that we know. Takes ``plain`` over."""
+def from_plain(plain: dict[str, Any]) -> tuple[BaseMessage, Likeness] | None:
+    """The message that was stored, and a likeness of it; ``None`` for no message that we know.
+
+    Takes ``plain`` over: the message is made of it.
+    """
     shape = _BY_TYPE.get(plain.get("type"))
     if shape is None or "content" not in plain:
         return None
     extra = plain.pop(EXTRA, None)
-    fields = {**shape.plain, **plain}
+    fields = shape.plain.copy()
+    fields.update(plain)
+    known = fields.copy()
+    for name, value in plain.items():
+        if type(value) not in _LEAVES:
+            known[name] = _copied(value)
     for name, factory in shape.containers.items():
         if name not in plain:
             fields[name] = factory()
-    message = shape.cls.__new__(shape.cls)
+            known[name] = factory()
+    message = _new(shape.cls)
     _set(message, "__dict__", fields)
-    _set(message, "__pydantic_fields_set__", set(shape.fields))
+    _set(message, "__pydantic_fields_set__", shape.names.copy())
     _set(message, "__pydantic_extra__", extra or {})
     _set(message, "__pydantic_private__", None)
-    return message
+    if extra:
+        known[EXTRA] = _copied(extra)
+    return message, known
 
 
+_new: Final[Any] = object.__new__
 _set: Final = object.__setattr__
 
 

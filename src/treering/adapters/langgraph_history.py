@@ -100,8 +100,7 @@ class Reader:
     def metadata(self, values: Values, place: Place) -> list[tuple[str, dict[str, Any]]]:
         """The id and the metadata of every checkpoint of one namespace, newest first."""
         return [
-            (step.graph_id, {name: values.unpacked(each) for name, each in step.metadata.items()})
-            for step in self._graphs.steps(place, within=place.within)
+            (graph_id, values.unpacked(metadata)) for graph_id, metadata in self._graphs.metadata_of(place)
         ]
 
     def delta_history(

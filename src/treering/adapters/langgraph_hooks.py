@@ -98,4 +98,5 @@ def _plain(values: Values, message: Any) -> Any:
 def _message(message: Any) -> Any:
     if type(message) is not dict:
         return message
-    return from_plain(dict(cast("dict[str, Any]", message))) or message
+    found = from_plain(dict(cast("dict[str, Any]", message)))
+    return message if found is None else found[0]

@@ -58,7 +58,7 @@ def is_list(values: Values, value: Any, before: Known | None, content: Content |
     if type(value) is not list or not value:
         return False
     if type(value[0]) in MESSAGE_CLASSES:
-        return are_messages(value)
+        return True
     if before is not None and not before.is_messages and len(value) >= len(before.items):
         return _common(values, before, value) > 0
     return content is not None and len(content.data) >= INLINE_LIMIT
@@ -124,6 +124,7 @@ def read_list(
 ) -> Known:
     """The items of a list, with likenesses to compare them with later. A list that lost items is `Corrupt`."""
     items: list[Any] = []
+    likenesses: list[Any] = []
     for start in range(0, stretch.length, _PAGE):
         stop = min(start + _PAGE, stretch.length)
         try:
@@ -132,10 +133,16 @@ def read_list(
             raise _severed(stretch, where, str(error)) from error
         if len(contents) != stop - start:
             raise _severed(stretch, where, f"{stop - start - len(contents)} of its items are not stored")
-        items += map(values.decode_message if is_messages else values.decode, contents)
-    if is_messages:
-        return Known(stretch, items, list(map(likeness, items)), is_messages)
-    return Known(stretch, items, [_frozen_or_opaque(values, item) for item in items], is_messages)
+        if is_messages:
+            for content in contents:
+                message, known = values.decode_known(content)
+                items.append(message)
+                likenesses.append(known)
+        else:
+            items += map(values.decode, contents)
+    if not is_messages:
+        likenesses = [_frozen_or_opaque(values, item) for item in items]
+    return Known(stretch, items, likenesses, is_messages)
 
 
 def _common(values: Values, before: Known, items: list[Any]) -> int:

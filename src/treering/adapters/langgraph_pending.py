@@ -224,6 +224,7 @@ class Queue:
         self._space = space
         self._waiting: OrderedDict[str, list[TaskWrites]] = OrderedDict()
         self._since = 0.0
+        self._is_resting = False
         self._failed: Exception | None = None
         self._bell = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -240,7 +241,7 @@ class Queue:
                     target=_flush_on, args=(weakref.ref(self),), name="treering-writes", daemon=True
                 )
                 self._thread.start()
-            else:
+            elif self._is_resting:
                 self._bell.notify()
         if failed is not None:
             raise failed
@@ -284,9 +285,13 @@ class Queue:
     def _rest(self) -> float | None:
         """Seconds until something must be committed; ``None``: the thread may end."""
         with self._bell:
-            if not self._waiting and not self._bell.wait(_IDLE) and not self._waiting:
-                self._thread = None
-                return None
+            if not self._waiting:
+                self._is_resting = True
+                self._bell.wait(_IDLE)
+                self._is_resting = False
+                if not self._waiting:
+                    self._thread = None
+                    return None
             return max(self._since + PATIENCE - time.monotonic(), 0.0)
 
     def _flush_late(self) -> None:

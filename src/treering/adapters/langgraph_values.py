@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Final, cast
 
 import msgspec
+import orjson
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -97,15 +98,21 @@ class Values:
 
     def decode_message(self, content: Content) -> BaseMessage:
         """The message that was encoded."""
-        plain = decode(content)
+        return self.decode_known(content)[0]
+
+    def decode_known(self, content: Content) -> tuple[BaseMessage, Likeness]:
+        """The message that was encoded, and a likeness of it."""
+        data = content.data
+        if content.kind == "json" and b'{"$' not in data:
+            plain: Any = orjson.loads(data)  # checksummed, and without tags: nothing is left to do
+        else:
+            plain = self.unpacked(decode(content))
         if type(plain) is dict:
-            message = from_plain(cast("dict[str, Any]", self.unpacked(plain)))
-            if message is not None:
-                return message
-        elif type(plain) is Packed:
-            loaded = self._load(plain)
-            if isinstance(loaded, BaseMessage):
-                return loaded
+            found = from_plain(cast("dict[str, Any]", plain))
+            if found is not None:
+                return found
+        elif isinstance(plain, BaseMessage):
+            return plain, likeness(plain)
         raise Corrupt(
             "a stored message is of no class that this version knows; upgrade treering or langchain"
         )
@@ -119,6 +126,3 @@ class Values:
 def closed_serde(*allowed: type | tuple[str, str]) -> JsonPlusSerializer:
     """LangGraph's serializer with its list of safe types, these ones more, and nothing else."""
     return JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=allowed or None)
-
-
-__all__ = ["Packed", "Values", "closed_serde", "likeness"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from hashlib import blake2b
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -50,6 +51,7 @@ _GREGORIAN_US: Final = 12_219_292_800_000_000
 _LAST_MS: Final = (1 << 47) - 1
 _PAGE: Final = 500
 _PLACES: Final = 4096
+_MANY: Final = 2000
 _WINDOW: Final = 64
 """Two runs on one thread commit a little out of order; that far back, steps are put in the order of their ids."""
 FORKED: Final = "forked_from"
@@ -110,6 +112,15 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     batch: str
     data: dict[str, Any]
+
+
+class _Metadata(msgspec.Struct):
+    """What is read of a checkpoint's row when only its metadata is wanted."""
+
+    metadata: dict[str, Any] = {}
+
+
+_metadata: Final = msgspec.json.Decoder(_Metadata)
 
 
 def step_id(place: Place, graph_id: str) -> tuple[str, int] | None:
@@ -223,6 +234,27 @@ class Graphs:
                 origin = self.by_id(origin.checkpoint.parent)
                 if origin is not None and (within is None or origin.within == within):
                     yield origin
+
+    def metadata_of(self, place: Place) -> list[tuple[str, dict[str, Any]]]:
+        """The ids and the metadata of all steps of one namespace in a thread itself, newest first."""
+        found: list[tuple[str, dict[str, Any]]] = []
+        query, after = EventQuery(kinds=(KIND,), scope=place.scope, newest_first=True), None
+        while True:
+            page = self._engine.scan(self._space, query, after=after, limit=_MANY)
+            for record in page.records:
+                data = record.event.data
+                if data is None or b'{"$' in data:
+                    metadata = read_checkpoint(self._engine, self._space, record).metadata
+                else:
+                    metadata = _metadata.decode(data).metadata
+                graph = metadata.pop(GRAPH, None)
+                if graph is not None and graph.get("ns", "") == place.within:
+                    metadata.pop(FORKED, None)
+                    found.append((graph["id"], metadata | graph[HIDDEN] if HIDDEN in graph else metadata))
+            if page.cursor is None:
+                found.sort(key=itemgetter(0), reverse=True)
+                return found
+            after = page.cursor
 
     def all_steps(self, *, until_us: int | None = None) -> Iterator[Step]:
         """Every step of the namespace, newest first."""
