@@ -50,7 +50,7 @@ class TestExport:
         assert json.loads(lines[0]) == {"kind": "treering.threads", "version": 1}
         assert json.loads(lines[-1]) == {"kind": "end", "threads": 4, "checkpoints": 11}
         report = run("export", "deep", "--store", folder, "-o", "deep.jsonl", "--json").json
-        assert report == {"threads": 1, "checkpoints": 3, "rewinds": 0, "events": 0, "left_out": {}}
+        assert report == {"threads": 1, "checkpoints": 3, "rewinds": 0, "events": 0, "snapshots": 0, "left_out": {}}
 
     def test_to_stdout_and_nothing_else(self, process, folder):
         ran = process("export", "support/alice", "--store", folder)

@@ -193,6 +193,21 @@ def test_large_histories_are_written_in_many_commits(empty):
     assert 3 <= empty.stats().rows["commits"] < 10
 
 
+def test_a_snapshot_is_kept_where_its_files_are(source, empty):
+    lines = exported(source, "notes").splitlines()
+    which = next(index for index, line in enumerate(lines) if b'"kind":"checkpoint"' in line)
+    draft = empty.draft()
+    files = draft.put(encode("as if it were a tree" * 1000), scope="/workspace/w")
+    draft.event(Event(id="w", kind="snapshot", ts_us=1, scope="/workspace/w", body=files))
+    empty.commit(draft)
+    for address, kept in ((files, files), ("o:" + "a" * 64, None)):
+        lines[which] = json.dumps({**json.loads(lines[which]), "snapshot": address}).encode()
+        target = empty if kept else empty.in_namespace("other")
+        bring(b"\n".join(lines), target)
+        assert target.thread("notes", namespace="bob/x").head.checkpoint.snapshot == kept
+        assert target.verify().ok
+
+
 class TestOtherEvents:
     """What views and adapters keep with a thread comes along, with its content."""
 

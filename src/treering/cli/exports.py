@@ -70,6 +70,10 @@ def export(
     )
     if report.left_out:
         say(f"note: not in the file, because their content is not of this thread: {counts(report.left_out)}")
+    if report.snapshots:
+        say(
+            f"note: the files of {report.snapshots} snapshots are not in it; `treering copy` takes them along"
+        )
     if output != "-":
         show(report, [f"{output}: {held}"], as_json=as_json)
 

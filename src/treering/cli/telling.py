@@ -94,6 +94,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "message_count": message_count(checkpoint),
         "pending_interrupt": raw(checkpoint.pending_interrupt),
         "metadata": raw(checkpoint.metadata),
+        "snapshot": checkpoint.snapshot,
     }
 
 

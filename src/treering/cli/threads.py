@@ -357,6 +357,7 @@ def _moment_lines(moment: Moment, messages: list[Any], state: dict[str, Any]) ->
         "saved": checkpoint.created_at,
         "note": checkpoint.note or "",
         "tags": ", ".join(checkpoint.tags),
+        "files": checkpoint.snapshot or "",
         "metadata": json_text(metadata) if metadata else "",
         "waits for": json_text(checkpoint.pending_interrupt)
         if checkpoint.pending_interrupt is not None

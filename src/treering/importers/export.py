@@ -54,6 +54,8 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: int
     rewinds: int
     events: int
+    snapshots: int
+    """Checkpoints that have a snapshot of files; the files are not in the export."""
     left_out: dict[str, int]
 
 
@@ -79,6 +81,7 @@ class _Export:
         self._lineages: dict[str, list[ListInfo]] = {}
         self._rewinds = 0
         self._events = 0
+        self._snapshots = 0
         self._left_out: dict[str, int] = {}
 
     def run(self, threads: Iterable[ThreadInfo]) -> ExportReport:
@@ -93,6 +96,7 @@ class _Export:
             checkpoints=len(self._written),
             rewinds=self._rewinds,
             events=self._events,
+            snapshots=self._snapshots,
             left_out=self._left_out,
         )
 
@@ -255,6 +259,7 @@ class _Export:
             )
         )
         self._written.add(checkpoint.id)
+        self._snapshots += checkpoint.snapshot is not None
         self._recent[checkpoint.id] = checkpoint
         if len(self._recent) > _PAGE:
             self._recent.pop(next(iter(self._recent)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import structs
 
+from treering.core.address import ObjectAt, parse_address
 from treering.core.batch import ABSENT, Event
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
@@ -73,6 +74,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
     ``state`` are the values that differ from the parent's, ``changed`` the dicts of which only some keys do
     (set and dropped), ``dropped`` those that are gone. With ``whole`` the parent's state does not count.
+    A ``snapshot`` is kept where its files are in the store already.
     """
 
     id: str
@@ -174,7 +176,7 @@ class Histories:
             metadata=dict(made.metadata),
             note=made.note,
             tags=tuple(made.tags),
-            snapshot=made.snapshot,
+            snapshot=made.snapshot if self._is_stored(made.snapshot) else None,
         )
         write_checkpoint(self._draft, checkpoint, scope=scope)
         self._remember(checkpoint)
@@ -322,6 +324,11 @@ class Histories:
         state = {name: value for name, value in known.items() if name not in made.dropped}
         state.update(written)
         return state
+
+    def _is_stored(self, snapshot: str | None) -> bool:
+        """Whether the files of a snapshot are here; they do not come with a history."""
+        place = None if snapshot is None else parse_address(snapshot)
+        return isinstance(place, ObjectAt) and not self._engine.missing(self._space, [place.name])
 
     def _checkpoint(self, checkpoint_id: str) -> Checkpoint:
         known = self._known.get(checkpoint_id)

@@ -10,6 +10,7 @@ from typing import IO, Final
 
 import msgspec
 
+from treering.core.address import parse_address
 from treering.core.clock import day_of
 from treering.core.ids import check_id
 from treering.errors import Conflict, InvalidInput, TreeringError
@@ -154,6 +155,8 @@ class Inspection:
                     f"list {name!r} keeps {change.keep} items, its parent has {known.get(name, 0)}"
                 )
         check_values(line)
+        if line.snapshot is not None:
+            parse_address(line.snapshot)
         self._owners[line.id] = line.thread, line.namespace
         self._lengths[line.id] = {name: each.keep + len(each.add) for name, each in line.lists.items()}
 

@@ -48,6 +48,7 @@ def made_of(line: CheckpointLine) -> Made:
         metadata=metadata if isinstance(metadata, dict) else {},  # pyright: ignore[reportUnknownArgumentType]
         note=line.note,
         tags=line.tags,
+        snapshot=line.snapshot,
     )
 
 

@@ -1,0 +1,125 @@
+"""Finding moments by what a person types, and how a thread grew, on every engine."""
+
+from __future__ import annotations
+
+import pytest
+
+import treering
+from treering.errors import InvalidInput, NotFound
+from treering.views.branches import growth, left_behind
+from treering.views.directory import thread_info
+from treering.views.finding import Finder
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def store(request, tmp_path):
+    if request.param == "postgres":
+        request.applymarker(pytest.mark.postgres)
+        url = request.getfixturevalue("postgres_url")
+    else:
+        url = "memory:" if request.param == "memory" else tmp_path / "store"
+    with treering.open(url) as opened:
+        thread = opened.thread("al@home")
+        for step in range(4):
+            thread.append({"step": step})
+        thread.rewind(1)
+        thread.append({"step": "2b"})
+        thread.fork("elsewhere", at=0, namespace="").append("on")
+        opened.thread("mine", namespace="bob").append("x")
+        yield opened
+
+
+@pytest.fixture
+def finder(store):
+    return Finder(store.engine, store.space)
+
+
+def ids(store, thread="al@home"):
+    return [moment.id for moment in store.thread(thread).history(everything=True)][::-1]
+
+
+def test_each_way_to_say_it(store, finder):
+    moments = ids(store)
+    head = store.thread("al@home").head
+    assert finder.moment("al@home").id == head.id == moments[4]
+    assert finder.moment("al@home@0").id == moments[0]
+    assert finder.moment("al@home@2").id == moments[4]  # the step on the line to the head
+    assert finder.moment("al@home@~").id == finder.moment("al@home@~1").id == moments[1]
+    assert finder.moment(f"al@home@{moments[3]}").id == moments[3]
+    assert finder.moment(f"al@home@{head.created_at}").id == head.id
+    assert finder.moment(moments[2]).id == moments[2]
+    assert finder.moment(ids(store, "elsewhere")[1]).thread == "elsewhere"
+
+
+def test_the_beginning_of_an_id_is_enough_if_it_is_the_only_one(store, finder):
+    for moment in ids(store):
+        short = next(moment[:length] for length in range(9, 32) if _count(store, moment[:length]) == 1)
+        assert finder.checkpoint(short).id == moment
+        with pytest.raises(InvalidInput, match="several checkpoints"):
+            finder.checkpoint(short[: next(n for n in range(31, 8, -1) if _count(store, moment[:n]) > 1)])
+
+
+def _count(store, prefix):
+    every = [*ids(store), *ids(store, "elsewhere"), store.thread("mine", namespace="bob").head.id]
+    return sum(each.startswith(prefix) for each in every)
+
+
+def test_what_is_not_there(finder):
+    for text, told in {
+        "al@hom": "did you mean 'al@home'",
+        "mine": "there is one in 'bob'",
+        "al@home@9": "has no step 9",
+        "al@home@~9": "no moment 9 before its head",
+        "al@home@2001-01-01": "no moment at or before",
+        "ckpt_0000000000zz": "there is no checkpoint",
+        "ckpt_uuuu": "there is no checkpoint",
+        "": "there is no thread",
+    }.items():
+        with pytest.raises(NotFound, match=told):
+            finder.moment(text)
+    for text in ("al@home@soon", "ckpt_", "ckpt_0"):
+        with pytest.raises(InvalidInput):
+            finder.moment(text)
+
+
+def test_other_namespaces(store):
+    theirs = Finder(store.engine, store.space, "bob")
+    assert theirs.moment("mine").namespace == "bob"
+    with pytest.raises(NotFound):
+        theirs.moment("al@home")
+
+
+def test_how_a_thread_grew(store):
+    moments = ids(store)
+    info = thread_info(store.engine, store.space, "al@home", "")
+    grown = growth(store.engine, store.space, info)
+    assert [each.id for each in grown.moments] == moments[::-1]
+    assert grown.line == {moments[0], moments[1], moments[4]}
+    assert grown.left_behind == [moments[3], moments[2]]
+    assert [(each.before, each.to) for each in grown.rewinds] == [(moments[3], moments[1])]
+    assert [(each.thread, each.at, each.step) for each in grown.forks] == [("elsewhere", moments[0], 1)]
+    fork = growth(store.engine, store.space, thread_info(store.engine, store.space, "elsewhere", ""))
+    assert fork.origin.id == moments[0]
+    assert thread_info(store.engine, store.space, "nobody", "") is None
+
+
+def test_what_a_rewind_leaves(store):
+    moments = ids(store)
+    thread = store.thread("al@home")
+
+    def left(head, target):
+        return [
+            each.id
+            for each in left_behind(
+                store.engine,
+                store.space,
+                thread.at(moments[head]).checkpoint,
+                thread.at(moments[target]).checkpoint,
+            )
+        ]
+
+    assert left(4, 0) == [moments[4], moments[1]]
+    assert left(4, 3) == [moments[4]]
+    assert left(3, 4) == [moments[3], moments[2]]
+    assert left(1, 4) == []
+    assert left(2, 2) == []
