@@ -158,3 +158,29 @@ def test_deleting_leaves_nothing_behind(kind, request):
     saver.save(thread_id="conversation-1", state={"files": {"a": "x" * 9000}})
     saver.delete("conversation-1")
     assert made.keys() == []
+
+
+def test_looking_through_a_history_that_is_dropped_meanwhile_ends_well(somewhere):
+    saver = somewhere.open()
+    talk(saver, steps=8)
+    listed = saver.list("conversation-1")
+    assert [next(listed).step for _ in range(2)] == [7, 6]
+    somewhere.open(keep=treering.Keep(last=1)).save(thread_id="conversation-1", metadata={"late": True})
+    assert [each.step for each in listed] in ([], [5], [5, 4, 3, 2, 1, 0])
+    assert [each.step for each in saver.list("conversation-1")] == [8]
+
+
+def test_a_load_beside_a_delete_gives_the_old_or_the_new():
+    with treering.open("memory:") as store:
+        saver = MemorySaver(store)
+        talk(saver)
+        gone = []
+
+        def replace(_):
+            if not gone:
+                gone.append(True)
+                saver.delete("conversation-1")
+                saver.save(thread_id="conversation-1", messages=[say("new")])
+
+        store.hooks.add("post_checkpoint_load", replace)
+        assert saver.load("conversation-1").messages == [say("new")]

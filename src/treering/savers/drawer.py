@@ -135,7 +135,7 @@ class Drawer:
         for record in line:
             needed |= {record.id, *values_of(record.state)}
             spine.collect(record.messages, self.nodes(record), needed)
-        for key in list(call(self._store.list, self._folder)):
+        for key in sorted(call(self._store.list, self._folder)):  # records first, as in `drop`
             if key.removeprefix(self._folder) not in needed:
                 call(self._store.delete, key)
 

@@ -68,9 +68,15 @@ class StoreShelf:
 
     def newest(self, thread_id: str) -> Checkpoint | None:
         """The head of the thread."""
-        with self._thread(thread_id) as thread:
-            head = thread.load()
-            return None if head is None else self._given(head).read()
+        for attempt in range(_TRIES):
+            try:
+                with self._thread(thread_id) as thread:
+                    head = thread.load()
+                    return None if head is None else self._given(head).read()
+            except NotFound:  # saved over and dropped, or deleted, between two reads
+                if attempt == _TRIES - 1:
+                    raise
+        return None
 
     def find(self, thread_id: str, checkpoint_id: str) -> Checkpoint:
         """One moment of the thread."""
@@ -93,10 +99,21 @@ class StoreShelf:
         info = thread_info(self._store.engine, self._store.space, thread_id, self._namespace)
         if info is None:
             return
-        for moment in self._store.thread(thread_id, self._namespace).history():
-            if moment.thread_id != thread_id:
+        oldest, tries = None, 0
+        while True:
+            try:
+                for moment in self._store.thread(thread_id, self._namespace).history():
+                    if moment.thread_id != thread_id:
+                        return
+                    if oldest is None or moment.id < oldest:
+                        oldest, tries = moment.id, 0
+                        yield self._given(moment, first_us=info.created_at_us)
+            except NotFound:  # dropped or deleted just now: what is left, from where this was
+                tries += 1
+                if tries == _TRIES:
+                    raise
+            else:
                 return
-            yield self._given(moment, first_us=info.created_at_us)
 
     def fork(self, thread_id: str, new_id: str, checkpoint_id: str | None) -> Checkpoint:
         """A fork that shares its past; it costs one row."""
