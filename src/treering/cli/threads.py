@@ -7,6 +7,7 @@ A moment is named by a checkpoint's id or the beginning of it, by a thread (its 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -178,12 +179,19 @@ def diff(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two moments: messages, and state as a JSON patch."""
+    """Compare two moments (messages, state as a JSON patch, files) or two snapshots (files)."""
+    from treering.cli.workspaces import file_lines, snapshot_by_id
     from treering.views.differences import difference
 
     with opened_store(store, store_blobs, namespace) as opened:
+        roots = snapshot_by_id(opened, before), snapshot_by_id(opened, after)
+        if roots[0] is not None and roots[1] is not None:
+            changes = opened.workspace.diff(*roots)
+            show(changes, file_lines(changes), as_json=as_json)
+            return
         finder = _finder(opened, user_namespace)
-        told = difference(_moment(opened, finder, before), _moment(opened, finder, after))
+        old, new = _moment(opened, finder, before), _moment(opened, finder, after)
+        told = difference(old, new, files=opened.workspace.diff(old.snapshot, new.snapshot))
     what = {
         "before": told.before,
         "after": told.after,
@@ -195,8 +203,9 @@ def diff(
             for each in told.changed
         ],
         "state": raw(told.state),
+        "files": told.files,
     }
-    show(what, _difference_lines(told), as_json=as_json)
+    show(what, [*_difference_lines(told), *file_lines(told.files)], as_json=as_json)
 
 
 def fork(
@@ -228,6 +237,13 @@ def rewind(
     thread: ThreadArgument,
     to: Annotated[str, typer.Argument(metavar="PLACE", help="Where to: a step, ~1, a checkpoint or a time.")],
     *,
+    files: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Bring the files of then back into this folder, too."),
+    ] = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="With --files: remove what was not there then.")
+    ] = False,
     store: StoreOption = None,
     store_blobs: StoreBlobsOption = None,
     namespace: NamespaceOption = None,
@@ -244,6 +260,8 @@ def rewind(
         own = opened.thread(info.id, info.namespace or None)
         before = _head(own)
         left = left_behind(opened.engine, opened.space, before.checkpoint, target)
+        # Files first: if they cannot be brought back, the conversation has not moved either.
+        restored = None if files is None else own.at(target.id).restore(files, delete=delete)
         own.rewind(target.id)
     what = {
         "thread": info.id,
@@ -251,6 +269,7 @@ def rewind(
         "to": target.id,
         "step": target.step,
         "left_behind": [summary(each) for each in left],
+        **({} if restored is None else {"files": restored}),
     }
     lines = [f"{clean(info.id)}: step {before.step} -> {target.step}, {len(left)} moments left behind"]
     lines += [
@@ -259,6 +278,10 @@ def rewind(
     ]
     lines += [f"  ... and {len(left) - _LEFT_SHOWN} more"] if len(left) > _LEFT_SHOWN else []
     lines += [f"to undo: treering rewind {clean(info.id)} {before.id}"] if left else []
+    if restored is not None and files is not None:
+        from treering.cli.workspaces import restored_lines
+
+        lines += restored_lines(restored, files)
     show(what, lines, as_json=as_json)
 
 

@@ -1,0 +1,297 @@
+"""Commands for workspaces: snapshot, snapshots, restore, ls, cat, download.
+
+A snapshot is named by its id or the beginning of it, by ``latest`` (the newest in the store), or by a moment
+that keeps files: a checkpoint, a thread, or ``thread@place`` (see `treering.views.finding`).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from treering.cli.console import clean, progress, rows, say, show, size
+from treering.cli.options import (
+    JsonOption,
+    NamespaceOption,
+    StoreBlobsOption,
+    StoreOption,
+    UserNamespaceOption,
+    opened_store,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from treering.store import Store
+    from treering.views.workspaces.comparing import FileChange
+    from treering.views.workspaces.progress import FileProgress
+    from treering.views.workspaces.restoring import Restored
+    from treering.views.workspaces.workspace import SnapshotInfo
+
+LATEST: Final = "latest"
+_BEGINNING: Final = re.compile("[0-9a-f]{6,64}")
+_WHOLE: Final = 64
+_SHOWN: Final = 20
+
+SnapshotArgument = Annotated[
+    str, typer.Argument(metavar="SNAPSHOT", help="A snapshot's id, latest, a checkpoint, or thread@place.")
+]
+_EXCLUDE: Final = typer.Option(metavar="PATTERN", help="Leave this out, as in .gitignore; may be repeated.")
+_INCLUDE: Final = typer.Option(metavar="PATTERN", help="Bring this back; may be repeated.")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put the commands under the main one."""
+    for command in (snapshot, snapshots, restore, ls, cat, download):
+        app.command()(command)
+
+
+def snapshot(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to keep.")],
+    *,
+    exclude: Annotated[list[str] | None, _EXCLUDE] = None,
+    include: Annotated[list[str] | None, _INCLUDE] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the workspace [its path].")] = None,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="What to remember it by.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="May be repeated.")] = None,
+    seconds: Annotated[float | None, typer.Option(metavar="N", help="Give up after so long.")] = None,
+    allow_home: Annotated[bool, typer.Option("--allow-home", help="Even a whole home folder.")] = False,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep a folder as it is now."""
+    from treering.api import open as open_store
+
+    told: list[SnapshotInfo] = []
+    with (
+        open_store(store, blobs=store_blobs, namespace=namespace) as opened,
+        progress("reading") as update,
+    ):
+        opened.workspace.snapshot(
+            folder,
+            exclude=exclude or (),
+            include=include or (),
+            name=name,
+            note=note,
+            tags=tag or (),
+            seconds=seconds,
+            allow_home=allow_home,
+            on_progress=_bar(update),
+            on_done=told.append,
+        )
+    show(told[0], _snapshot_lines(told[0]), as_json=as_json)
+
+
+def snapshots(
+    *,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this workspace.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="How many, newest first; 0 for all.")] = 50,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List snapshots, newest first."""
+    from treering.core.clock import to_iso
+
+    with opened_store(store, store_blobs, namespace) as opened:
+        found = list(opened.workspace.snapshots(name=name, last=limit or None))
+    table = [("id", "taken", "files", "size", "workspace", "note")]
+    table += [
+        (
+            each.id[:12],
+            to_iso(each.taken_at_us)[:19],
+            f"{each.files:,}",
+            size(each.size_bytes),
+            clean(each.workspace),
+            clean(each.note or ""),
+        )
+        for each in found
+    ]
+    show(found, rows(table) if found else ["no snapshots"], as_json=as_json)
+
+
+def restore(
+    which: SnapshotArgument,
+    target: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that becomes the snapshot.")],
+    *,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Remove what is there and not in the snapshot.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing, say what would happen.")
+    ] = False,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a snapshot's files back; only what differs is written."""
+    with opened_store(store, store_blobs, namespace) as opened, progress("writing") as update:
+        found = find_snapshot(opened, which, user_namespace)
+        done = opened.workspace.restore(
+            found, target, delete=delete, dry_run=dry_run, on_progress=_bar(update)
+        )
+    show(done, restored_lines(done, target), as_json=as_json)
+
+
+def ls(
+    which: SnapshotArgument,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder of the snapshot.")] = "",
+    *,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="And all that is below it.")] = False,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List what a snapshot holds."""
+    with opened_store(store, store_blobs, namespace) as opened:
+        found = find_snapshot(opened, which, user_namespace)
+        listed = list(opened.workspace.ls(found, path, recursive=recursive))
+    lines = [
+        f"{each.mode_text}  {each.size:>12,}  {clean(each.path)}"
+        + (f" -> {clean(each.target)}" if each.target is not None else "/" * (each.kind == "folder"))
+        for each in listed
+    ]
+    show(listed, lines, as_json=as_json)
+
+
+def cat(
+    which: SnapshotArgument,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A file of the snapshot.")],
+    *,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: UserNamespaceOption = "",
+) -> None:
+    """Print a file of a snapshot, byte for byte."""
+    with opened_store(store, store_blobs, namespace) as opened:
+        data = opened.workspace.cat(find_snapshot(opened, which, user_namespace), path)
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def download(
+    which: SnapshotArgument,
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Paths, folders or patterns.")],
+    *,
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Write some files of a snapshot into a folder."""
+    with opened_store(store, store_blobs, namespace) as opened:
+        found = find_snapshot(opened, which, user_namespace)
+        written = opened.workspace.download(found, files, to, overwrite=overwrite)
+    show(list(written), [clean(each) for each in written], as_json=as_json)
+
+
+def find_snapshot(store: Store, text: str, user_namespace: str = "") -> str:
+    """The id of the snapshot that a person means."""
+    from treering.errors import NotFound
+    from treering.views.finding import Finder
+
+    if text == LATEST:
+        return _latest(store)
+    if (found := snapshot_by_id(store, text)) is not None:
+        return found
+    checkpoint = Finder(store.engine, store.space, user_namespace).moment(text)
+    if checkpoint.snapshot is None:
+        raise NotFound(f"checkpoint {checkpoint.id} keeps no files; save with workspace= to keep them")
+    return checkpoint.snapshot.removeprefix("o:")
+
+
+def snapshot_by_id(store: Store, text: str) -> str | None:
+    """A snapshot by its id or the beginning of it; ``None`` if the text cannot be one or none begins so."""
+    from treering.errors import InvalidInput
+
+    if not _BEGINNING.fullmatch(text):
+        return None
+    if len(text) == _WHOLE:
+        return text
+    found = {each.id for each in store.workspace.snapshots() if each.id.startswith(text)}
+    if len(found) > 1:
+        raise InvalidInput(f"{len(found)} snapshots begin with {text!r}; give more of the id")
+    return next(iter(found), None)
+
+
+def file_lines(changes: Iterable[FileChange]) -> list[str]:
+    """What differs between two snapshots, for a person."""
+    marks = {"added": "+", "removed": "-", "changed": "~"}
+    lines: list[str] = []
+    for each in changes:
+        lines.append(f"{marks[each.change]} {clean(each.path)}")
+        lines += [f"    {clean(line)}" for line in (each.text or "").splitlines()[2:]]
+    return lines
+
+
+def restored_lines(done: Restored, target: Path) -> list[str]:
+    """What a restore did, for a person."""
+    verb = "would write" if done.dry_run else "wrote"
+    counted = f"{verb} {len(done.written):,} and removed {len(done.removed):,}"
+    lines = [f"{counted} in {clean(str(target))} ({size(done.bytes_written)})"]
+    lines += [f"  + {clean(each)}" for each in done.written[:_SHOWN]]
+    lines += [f"  - {clean(each)}" for each in done.removed[:_SHOWN]]
+    more = max(0, len(done.written) - _SHOWN) + max(0, len(done.removed) - _SHOWN)
+    lines += [f"  ... and {more:,} more"] if more else []
+    if done.before is not None:
+        lines.append(f"to undo: treering restore {done.before[:12]} {clean(str(target))} --delete")
+    return lines
+
+
+def _latest(store: Store) -> str:
+    """The newest snapshot of the store, taken by itself or with a checkpoint."""
+    from treering.core.query import EventQuery
+    from treering.errors import NotFound
+    from treering.views.checkpoints import KIND, read_checkpoint
+
+    newest = next(store.workspace.snapshots(last=1), None)
+    after = None
+    query = EventQuery(
+        kinds=(KIND,), newest_first=True, since_us=None if newest is None else newest.taken_at_us
+    )
+    while True:
+        page = store.engine.scan(store.space, query, after=after, limit=100)
+        for record in page.records:
+            kept = read_checkpoint(store.engine, store.space, record).snapshot
+            if kept is not None:
+                return kept.removeprefix("o:")
+        if page.cursor is None:
+            break
+        after = page.cursor
+    if newest is None:
+        raise NotFound(f"{store.url} holds no snapshot yet; take one with: treering snapshot FOLDER")
+    return newest.id
+
+
+def _snapshot_lines(info: SnapshotInfo) -> list[str]:
+    for each in info.left_out[:_SHOWN]:
+        say(f"left out ({each.reason}): {clean(each.path)}")
+    for path in info.changed[:_SHOWN]:
+        say(f"changed while it was read: {clean(path)}")
+    say(f"{info.files:,} files, {size(info.size_bytes)}, {info.read_files:,} read")
+    return [info.id]
+
+
+def _bar(update: Callable[[int, int | None], None] | None) -> Callable[[FileProgress], None] | None:
+    if update is None:
+        return None
+
+    def on_progress(so_far: FileProgress) -> None:
+        update(so_far.files, None)
+
+    return on_progress

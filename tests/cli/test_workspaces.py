@@ -1,0 +1,140 @@
+"""The commands for files: snapshot, snapshots, restore, ls, cat, download, and rewind and diff with files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.workspaces.pictures import picture
+
+import treering
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    folder = tmp_path / "ws"
+    (folder / "src").mkdir(parents=True)
+    (folder / "report.txt").write_text("Draft v1\n")
+    (folder / "src" / "main.py").write_text("print(1)\n")
+    (folder / "latest.txt").symlink_to("report.txt")
+    return folder
+
+
+def test_snapshot_ls_cat_download_restore(run, work: Path, tmp_path: Path) -> None:
+    (work / "auth.json").write_text("secret")
+    taken = run("snapshot", work, "--note", "first", "--tag", "keep", "--exclude", "*.log")
+    assert taken.code == 0
+    snapshot = taken.out.strip()
+    assert len(snapshot) == 64
+    assert "left out (credential): auth.json" in taken.err
+    listed = run("snapshots").out
+    assert snapshot[:12] in listed
+    assert "first" in listed
+    assert run("snapshots", "--json").json[0]["tags"] == ["keep"]
+    lines = run("ls", snapshot[:10]).out.splitlines()
+    assert lines[0] == "lrwxrwxrwx            10  latest.txt -> report.txt"
+    assert lines[1].endswith("9  report.txt")
+    assert lines[2].endswith("src/")
+    assert [each["path"] for each in run("ls", "latest", "src", "--json").json] == ["src/main.py"]
+    assert len(run("ls", "latest", "-r").out.splitlines()) == 4
+    taken_out = run("download", "latest", "**/*.py", "--to", tmp_path / "out")
+    assert taken_out.out == "src/main.py\n"
+    assert run("download", "latest", "src", "--to", tmp_path / "out").code == 4
+    (work / "report.txt").write_text("ruined")
+    (work / "new.txt").write_text("unsaved")
+    dry = run("restore", snapshot, work, "--delete", "--dry-run")
+    assert "would write 1 and removed 1" in dry.out
+    assert (work / "report.txt").read_text() == "ruined"
+    done = run("restore", snapshot, work, "--delete")
+    assert "- new.txt" in done.out
+    assert (work / "report.txt").read_text() == "Draft v1\n"
+    undo = done.out.splitlines()[-1].removeprefix("to undo: treering ").split()
+    assert run(*undo).code == 0
+    assert ((work / "new.txt").read_text(), (work / "report.txt").read_text()) == ("unsaved", "ruined")
+
+
+def test_cat_is_byte_for_byte(work: Path, tmp_path: Path) -> None:
+    (work / "raw.bin").write_bytes(b"\0\xff\r\n")
+    environment = {**os.environ, "TREERING_URL": str(tmp_path / "store")}
+
+    def called(*arguments: str) -> bytes:
+        command = [sys.executable, "-m", "treering.cli.main", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60).stdout
+
+    snapshot = called("snapshot", str(work)).decode().strip()
+    assert called("cat", snapshot, "raw.bin") == b"\0\xff\r\n"
+
+
+def test_rewind_brings_conversation_and_files_back(run, work: Path) -> None:
+    with treering.open() as store:
+        thread = store.thread("support/alice")
+        thread.checkpoint([{"role": "user", "content": "hi"}], workspace=work)
+        before = picture(work)
+        (work / "report.txt").write_text("Draft v2\n")
+        (work / "extra.txt").write_text("later")
+        thread.checkpoint([{"role": "user", "content": "hi"}, {"role": "assistant"}], workspace=work)
+    told = run("diff", "support/alice@0", "support/alice")
+    assert "~ report.txt" in told.out
+    assert "    +Draft v2" in told.out
+    assert [
+        each["path"] for each in run("diff", "support/alice@0", "support/alice", "--json").json["files"]
+    ] == [
+        "extra.txt",
+        "report.txt",
+    ]
+    assert run("cat", "support/alice@0", "missing").code == 3
+    done = run("rewind", "support/alice", "0", "--files", work, "--delete", "--json").json
+    assert done["files"]["written"] == ["report.txt"]
+    assert done["files"]["removed"] == ["extra.txt"]
+    assert picture(work) == before
+    with treering.open() as store:
+        head = store.thread("support/alice").head
+        assert head is not None
+        assert head.message_count == 1
+
+
+def test_a_rewind_whose_files_cannot_come_back_moves_nothing(run, work: Path) -> None:
+    with treering.open() as store:
+        thread = store.thread("t")
+        thread.append({"content": "no files here"})
+        thread.checkpoint(workspace=work)
+    refused = run("rewind", "t", "0", "--files", work)
+    assert refused.code == 3
+    assert "workspace=" in refused.err
+    with treering.open() as store:
+        head = store.thread("t").head
+        assert head is not None
+        assert head.step == 1
+
+
+def test_diff_of_two_snapshots(run, work: Path) -> None:
+    one = run("snapshot", work).out.strip()
+    (work / "src" / "main.py").unlink()
+    two = run("snapshot", work).out.strip()
+    assert run("diff", one[:8], two).out.splitlines()[0] == "- src/main.py"
+    assert [each["change"] for each in run("diff", one, two, "--json").json] == ["removed"]
+
+
+def test_latest_is_store_wide_and_may_be_missing(run, work: Path, tmp_path: Path) -> None:
+    with treering.open() as store:
+        store.thread("t").append({"content": "hi"})
+    refused = run("restore", "latest", tmp_path / "new")
+    assert refused.code == 3
+    assert "no snapshot yet" in refused.err
+    run("snapshot", work)
+    (work / "report.txt").write_text("with a checkpoint")
+    with treering.open() as store:
+        store.thread("t").checkpoint(workspace=work)
+    assert run("restore", "latest", tmp_path / "new").code == 0
+    assert (tmp_path / "new" / "report.txt").read_text() == "with a checkpoint"
+
+
+def test_errors_are_one_line(run, work: Path) -> None:
+    assert run("snapshot", work / "missing").code == 3
+    assert run("snapshot", "/").code == 2
+    run("snapshot", work)
+    assert run("ls", "0" * 64).code == 3
+    assert run("snapshot", work, "--seconds", "-1").code == 12
