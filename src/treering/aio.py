@@ -841,6 +841,10 @@ class AsyncCosts:
         """The costs that does the work."""
         return self._costs
 
+    def in_(self, currency: str) -> AsyncCosts:
+        """Async twin of `Costs.in_`."""
+        return AsyncCosts(self._costs.in_(currency), self._bridge)
+
     async def of_run(self, run_id: str, *, by: By = "agent") -> CostReport:
         """Async twin of `Costs.of_run`."""
         return await self._bridge.call(self._costs.of_run, run_id, by=by)

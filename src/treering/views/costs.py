@@ -1,7 +1,8 @@
 """Cost: what runs, threads, agents, models and days took, from the roll-ups that every commit keeps.
 
-Amounts of different currencies are never added up: a `Cost` holds one sum for each. Usage that has no
-price is counted apart and is not taken for free.
+Amounts of different currencies are never added up: a `Cost` holds one sum for each, until `Costs.in_` turns
+them into one currency, each amount at the rate of its day. Usage that has no price is counted apart and is
+not taken for free.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from treering.core.batch import Usage
-from treering.core.money import from_nanos
+from treering.core.money import check_currency, from_nanos
 from treering.core.query import SumQuery
+from treering.views.exchange import ExchangeRate, exchange
 from treering.views.thread_keys import thread_key
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     errors: int = 0
     unpriced_tokens: int = 0
     unpriced_events: int = 0
+    rates: tuple[ExchangeRate, ...] = ()
+    """What was converted, by which rate and of which day (see `Costs.in_`)."""
+    unconverted: dict[str, int] = {}
+    """Amounts for which there is no rate; they are in no other sum."""
 
     @property
     def tokens(self) -> int:
@@ -48,6 +54,17 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     def amounts(self) -> dict[str, Decimal]:
         """The sums of money, by currency."""
         return {currency: from_nanos(nanos) for currency, nanos in self.nanos.items()}
+
+    @property
+    def is_unpriced(self) -> bool:
+        """Something was used, and nothing of it has a price."""
+        return not self.nanos and not self.unconverted and self.unpriced_events > 0
+
+    def amount(self, currency: str) -> Decimal | None:
+        """The sum in one currency; ``None`` when nothing of this has a price, 0 when nothing was used."""
+        if currency in self.nanos:
+            return from_nanos(self.nanos[currency])
+        return from_nanos(0) if not self.is_unpriced and not self.unconverted else None
 
 
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +77,18 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
 class Costs:
     """What the roll-ups of one space say."""
 
-    def __init__(self, engine: Engine, space: str) -> None:
+    def __init__(self, engine: Engine, space: str, *, currency: str | None = None) -> None:
         self._engine = engine
         self._space = space
+        self._currency = currency
+
+    def in_(self, currency: str) -> Costs:
+        """The same in one currency: each amount at the reference rate of the day it was spent on.
+
+        A `Cost` then says in ``rates`` what was converted and how. A day without a rate has that of the last
+        day before it. Needs the extra ``prices``, unless everything is in that currency already.
+        """
+        return Costs(self._engine, self._space, currency=check_currency(currency))
 
     def of_run(self, run_id: str, *, by: By = "agent") -> CostReport:
         """What a run took."""
@@ -96,6 +122,8 @@ class Costs:
         model: str | None = None,
     ) -> CostReport:
         dimensions: tuple[Dimension, ...] = (by, "currency")
+        if self._currency is not None:  # rates are by day
+            dimensions = (by, "currency", "day")
         query = SumQuery(
             grain=grain,
             by=dimensions,
@@ -108,26 +136,23 @@ class Costs:
         groups: dict[str | int, list[Sum]] = {}
         for each in self._engine.sums(self._space, query):
             groups.setdefault(each.group[0], []).append(each)
-        parts = [_cost(name, sums) for name, sums in groups.items()]
+        parts = [_cost(name, sums, self._currency) for name, sums in groups.items()]
         everything = [each for sums in groups.values() for each in sums]
         return CostReport(
-            total=_cost(None, everything),
+            total=_cost(None, everything, self._currency),
             parts=tuple(
                 sorted(parts, key=lambda part: (-sum(part.nanos.values()), -part.tokens, str(part.key)))
             ),
         )
 
 
-def _cost(key: str | int | None, sums: list[Sum]) -> Cost:
+def _cost(key: str | int | None, sums: list[Sum], into: str | None) -> Cost:
     usage = _NO_USAGE
-    nanos: dict[str, int] = {}
     for each in sums:
         usage = Usage(
             **{name: getattr(usage, name) + getattr(each.usage, name) for name in Usage.__struct_fields__}
         )
-        currency = str(each.group[1])
-        if currency:
-            nanos[currency] = nanos.get(currency, 0) + each.cost_nanos
+    nanos, rates, unconverted = _summed(sums, into)
     return Cost(
         key=key,
         usage=usage,
@@ -136,4 +161,32 @@ def _cost(key: str | int | None, sums: list[Sum]) -> Cost:
         errors=sum(each.errors for each in sums),
         unpriced_tokens=sum(each.unpriced_tokens for each in sums),
         unpriced_events=sum(each.unpriced_events for each in sums),
+        rates=rates,
+        unconverted=unconverted,
     )
+
+
+def _summed(
+    sums: list[Sum], into: str | None
+) -> tuple[dict[str, int], tuple[ExchangeRate, ...], dict[str, int]]:
+    """Amounts by currency, or (``into``) those of each day converted and added up."""
+    spent: dict[tuple[str, int | None], int] = {}
+    for each in sums:
+        currency = str(each.group[1])
+        if currency:
+            place = (currency, None if into is None else int(each.group[2]))
+            spent[place] = spent.get(place, 0) + each.cost_nanos
+    nanos: dict[str, int] = {}
+    rates: dict[ExchangeRate, None] = {}
+    unconverted: dict[str, int] = {}
+    for (currency, day), amount in sorted(spent.items()):
+        if into is None or day is None or currency == into:
+            nanos[currency] = nanos.get(currency, 0) + amount
+            continue
+        rate = exchange.rate(currency, day, into=into)
+        if rate is None:
+            unconverted[currency] = unconverted.get(currency, 0) + amount
+        else:
+            nanos[into] = nanos.get(into, 0) + rate.convert(amount)
+            rates[rate] = None
+    return nanos, tuple(rates), unconverted

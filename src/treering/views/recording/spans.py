@@ -17,6 +17,7 @@ from treering.core.encoding import encode, encode_json
 from treering.core.ids import check_id, new_id
 from treering.core.money import check_currency, to_nanos
 from treering.errors import InvalidInput, Unencodable
+from treering.views.prices import fill_in
 from treering.views.recording.context import here
 from treering.views.recording.usage import usage_of
 
@@ -280,7 +281,7 @@ class Span(Place):
             data |= {"input": given, "input_size": len(self._input.data)}
             links = (given,)
         body = None if self._output is None else draft.put(self._output, scope=scope)
-        draft.event(self._event(self.id, SPAN, body=body, data=data, links=links))
+        draft.event(fill_in(self._event(self.id, SPAN, body=body, data=data, links=links)))
 
     def _event(
         self, id: str, form: str, *, body: Address | None, data: dict[str, Any], links: tuple[Address, ...]
@@ -346,18 +347,17 @@ class _Message:
     def write_to(self, draft: Draft) -> None:
         """The row of a message."""
         origin = self._origin
-        draft.event(
-            Event(
-                id=self.id,
-                kind=MESSAGE,
-                scope=origin.scope,
-                run=origin.run,
-                thread=origin.thread,
-                body=draft.put(self.content, scope=origin.scope),
-                data=encode_json(self._metadata) if self._metadata else None,
-                **self._fields,
-            )
+        event = Event(
+            id=self.id,
+            kind=MESSAGE,
+            scope=origin.scope,
+            run=origin.run,
+            thread=origin.thread,
+            body=draft.put(self.content, scope=origin.scope),
+            data=encode_json(self._metadata) if self._metadata else None,
+            **self._fields,
         )
+        draft.event(fill_in(event))
 
 
 def _content(value: Any) -> Content:
