@@ -104,7 +104,8 @@ class _Drawing:
         for tag in moment.tags:
             label.append(f" [{clean(tag)}]", style="magenta")
         if moment.pending_interrupt is not None:
-            label.append(f"  waits for a decision: {_asked(moment.pending_interrupt)}", style="red")
+            asked = _asked(moment.pending_interrupt)
+            label.append(f"  waits for a decision: {asked}" if is_head else f"  asked: {asked}", style="red")
         if is_head:
             label.append("  ← head", style="bold green")
         return label

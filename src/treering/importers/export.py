@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.core.address import Address, ListAt, ObjectAt, SlotAt, parse_address, slot_address
+from treering.core.address import Address, ListAt, ObjectAt, SlotAt, parse_address
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json
 from treering.core.query import EventQuery
@@ -34,6 +34,7 @@ from treering.importers.lines import (
     write_line,
 )
 from treering.views.checkpoints import KIND, Checkpoint, Stretch, Value, read_checkpoint
+from treering.views.graphs import WRITES
 from treering.views.journal import Journal, thread_scope
 
 if TYPE_CHECKING:
@@ -156,16 +157,15 @@ class _Export:
         event = record.event
         addresses = list(dict.fromkeys([*event.links] if event.body is None else [*event.links, event.body]))
         places = {address: parse_address(address) for address in addresses}
-        slots = {place.index: address for address, place in places.items() if isinstance(place, SlotAt)}
-        homes = {(place.batch, place.part) for place in places.values() if isinstance(place, SlotAt)}
-        has_lists = any(isinstance(place, ListAt) for place in places.values())
-        if has_lists or homes - {(record.batch, part) for _, part in homes} or len(homes) > 1:
+        if any(
+            isinstance(place, ListAt) or (isinstance(place, SlotAt) and place.batch != record.batch)
+            for place in places.values()
+        ):
             return None
-        found = (
-            dict(zip(addresses, self._engine.get(self._space, addresses), strict=True)) if addresses else {}
-        )
-        contents = {address: content_line(content) for address, content in found.items()}
-        if None in contents.values():
+        found = self._engine.get(self._space, addresses) if addresses else []
+        contents = {address: content_line(content) for address, content in zip(addresses, found, strict=True)}
+        whole = {address: line for address, line in contents.items() if line is not None}
+        if len(whole) < len(contents):
             return None
         return EventLine(
             id=event.id,
@@ -177,13 +177,9 @@ class _Export:
             data=NOTHING if event.data is None else msgspec.Raw(event.data),
             body=event.body,
             links=list(event.links),
-            first_slot=next((slot_address(batch, part, 0) for batch, part in homes), ""),
-            slots=[
-                contents.get(slots.get(index, Address(""))) for index in range(max(slots, default=-1) + 1)
-            ],
-            objects=[
-                line for address, line in contents.items() if isinstance(places[address], ObjectAt) and line
-            ],
+            by_index=event.kind == WRITES,
+            slots={address: line for address, line in whole.items() if isinstance(places[address], SlotAt)},
+            objects=[line for address, line in whole.items() if isinstance(places[address], ObjectAt)],
         )
 
     def _further_heads(self, thread: ThreadInfo) -> None:

@@ -18,6 +18,7 @@ from msgspec import structs
 
 from treering.core.address import ObjectAt, parse_address
 from treering.core.batch import ABSENT, Event
+from treering.core.content import Content
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
 from treering.core.query import EventQuery
@@ -29,7 +30,6 @@ from treering.views.journal import Journal, head_ref, thread_scope
 from treering.views.values import read_state, write_state
 
 if TYPE_CHECKING:
-    from treering.core.content import Content
     from treering.core.records import Ref
     from treering.store import Store
     from treering.views.checkpoints import StateValue
@@ -186,29 +186,27 @@ class Histories:
         self,
         event: Event,
         *,
-        first_slot: str = "",
-        slots: Sequence[Content] = (),
+        slots: Mapping[str, Content] | None = None,
         objects: Sequence[Content] = (),
+        by_index: bool = False,
     ) -> None:
         """Take an event of a thread that is no moment (a rewind); one that is stored stays as it is.
 
-        ``slots`` are the small contents of its commit, the first of which was at ``first_slot``. They keep
-        their indexes, which is how some events name them, so such an event gets a commit of its own.
+        ``slots`` are its small contents by where they lay before; what the event says of these places is
+        put right. An event that names them ``by_index`` gets a commit of its own, in which they keep their
+        indexes.
         """
-        if not slots and not objects:
-            self._draft.event(event)
-            self._count(0)
-            return
-        self.finish()
-        draft = Draft(self._space)
-        old = first_slot.rpartition(".")[0]
-        moved = {f"{old}.{index}": draft.put(each, scope=event.scope) for index, each in enumerate(slots)}
+        contents = dict(slots or {})
+        if by_index:
+            self.finish()
+            contents = _in_place(contents)
+        moved = {each: self._draft.put(content, scope=event.scope) for each, content in contents.items()}
         for each in objects:
-            draft.put(each, scope=event.scope)
+            self._draft.put(each, scope=event.scope)
         data = event.data
         for before, after in moved.items():
             data = data and data.replace(b'"%s"' % before.encode(), b'"%s"' % after.encode())
-        draft.event(
+        self._draft.event(
             structs.replace(
                 event,
                 data=data,
@@ -216,7 +214,9 @@ class Histories:
                 links=tuple(moved.get(each, each) for each in event.links),
             )
         )
-        self._engine.commit(draft.batch())
+        self._count(sum(len(content.data) for content in (*contents.values(), *objects)))
+        if by_index:
+            self.finish()
 
     def set_further_head(self, name: str, thread: str, namespace: str, checkpoint: str) -> None:
         """Set the head of a graph within a graph, if there is none."""
@@ -352,3 +352,12 @@ class Histories:
         self._bytes += size
         if self._waiting >= _MOMENTS_A_COMMIT or self._bytes >= _BYTES_A_COMMIT:
             self.finish()
+
+
+def _in_place(slots: Mapping[str, Content]) -> dict[str, Content]:
+    """Contents in the order of their indexes, with nothing in the places between."""
+    by_index = {int(address.rpartition(".")[2]): address for address in slots}
+    return {
+        by_index.get(index, f"gap {index}"): slots.get(by_index.get(index, ""), Content("text", b""))
+        for index in range(max(by_index, default=-1) + 1)
+    }

@@ -96,9 +96,9 @@ class _Writing:
                 if line.id in self._checked.new_events:
                     self._histories.add_event(
                         event_of(line),
-                        first_slot=line.first_slot,
-                        slots=[content_of(each) for each in line.slots],
+                        slots={address: content_of(each) for address, each in line.slots.items()},
                         objects=[content_of(each) for each in line.objects],
+                        by_index=line.by_index,
                     )
             elif isinstance(line, RefLine):
                 self._histories.set_further_head(line.name, line.thread, line.namespace, line.checkpoint)

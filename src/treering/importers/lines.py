@@ -106,7 +106,8 @@ class ContentLine(msgspec.Struct, frozen=True, kw_only=True):
 class EventLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="event"):
     """Something else that belongs to a thread: what tasks of a graph wrote, a line of its transcript.
 
-    ``slots`` are the small contents of its commit by their index, ``objects`` the large ones.
+    ``slots`` are its small contents by where they lay, ``objects`` the large ones. With ``by_index`` the
+    event names its contents by their index within the commit, so these must stay.
     """
 
     id: str
@@ -118,8 +119,8 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     data: msgspec.Raw = NOTHING
     body: str | None = None
     links: list[str] = []
-    first_slot: str = ""
-    slots: list[ContentLine | None] = []
+    by_index: bool = False
+    slots: dict[str, ContentLine] = {}
     objects: list[ContentLine] = []
 
 
@@ -171,10 +172,8 @@ def content_line(content: Content) -> ContentLine | None:
     return None
 
 
-def content_of(line: ContentLine | None) -> Content:
-    """The content behind a line; nothing where there was none of this thread's."""
-    if line is None:
-        return Content("text", b"")
+def content_of(line: ContentLine) -> Content:
+    """The content behind a line."""
     if line.kind == "json":
         decode_json(bytes(line.value))
         return Content("json", bytes(line.value))

@@ -6,11 +6,11 @@ Values are read as they will be stored, so a line that gets through here can be 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from treering.core.address import Address, object_address
+from treering.core.address import Address, SlotAt, object_address, parse_address
 from treering.core.batch import Event, Usage
 from treering.core.clock import from_datetime
 from treering.core.encoding import encode_json
@@ -20,6 +20,8 @@ from treering.importers.histories import COLUMNS, REWIND, ListMade, Made
 from treering.importers.lines import NOTHING, CheckpointLine, EventLine, RewindLine, content_of, value_of
 from treering.views.checkpoints import KIND
 from treering.views.journal import thread_scope
+
+_MAX_INDEX: Final = 100_000
 
 
 def made_of(line: CheckpointLine) -> Made:
@@ -67,8 +69,12 @@ def event_of(line: EventLine) -> Event:
     """Any other event; `InvalidInput` when it points at content that the line does not bring."""
     if line.type in (KIND, REWIND):
         raise InvalidInput(f"an event cannot be a {line.type}")
-    home = line.first_slot.rpartition(".")[0]
-    brought = {f"{home}.{index}" for index, each in enumerate(line.slots) if content_of(each)}
+    for address, each in line.slots.items():
+        content_of(each)
+        place = parse_address(address)
+        if not isinstance(place, SlotAt) or place.index > _MAX_INDEX:
+            raise InvalidInput(f"content cannot lie at {address!r}")
+    brought = set(line.slots)
     brought |= {object_address(content_of(each).name) for each in line.objects}
     if missing := {*line.links, *([line.body] if line.body is not None else [])} - brought:
         raise InvalidInput(f"the event does not bring its content at {min(missing)!r}")
