@@ -34,9 +34,10 @@ def run(scratch: Path) -> Section:
     return Section(
         title="LangGraph on SQLite",
         about=(
-            "1,000 steps of `put_writes` and `put`: a message of 1-2 KB each, every 20th with a tool result of "
-            "50 KB. The peers are `SqliteSaver`, and `SqliteSaver` with a `DeltaChannel`, at the same "
-            "`synchronous`; both calls are durable when they return."
+            "1,000 steps of `put_writes` and `put`: a message of 1-2 KB each, every 20th with a 50 KB tool "
+            "result. The peers are `SqliteSaver`, and `SqliteSaver` with a `DeltaChannel`, at the same "
+            "`synchronous`. After each step everything is durable; the peers' writes are so a moment "
+            "earlier, ours (by default) with their checkpoint."
         ),
         measurements=[
             *_saving(scratch, added),

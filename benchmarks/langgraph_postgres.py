@@ -29,8 +29,8 @@ def run(scratch: Path) -> Section:
         return Section(
             title="LangGraph on PostgreSQL",
             about=(
-                "The steps of *LangGraph on SQLite*, 200 and 1,000 of them, on a real server on loopback with "
-                "`fsync`. The peers are `PostgresSaver`, and `PostgresSaver` with a `DeltaChannel`."
+                "The steps of *LangGraph on SQLite*, 200 and 1,000 of them, on a real server on loopback "
+                "with `fsync`. The peers are `PostgresSaver`, and `PostgresSaver` with a `DeltaChannel`."
             ),
             measurements=[each for steps, limit in LIMITS.items() for each in _measure(server, steps, limit)],
         )

@@ -1,8 +1,9 @@
 """The work that the LangGraph benchmarks share.
 
-1,000 steps with one message of 1-2 KB each, every 20th also with a 50 KB tool result (about 4.2 MB of JSON). One step
-is what LangGraph does in one superstep: `put_writes` with the new messages, then `put` with the whole state. With a
-`DeltaChannel` LangGraph leaves the list out of the state, and stores it whole every 100th time.
+1,000 steps with one message of 1-2 KB each, every 20th also with a 50 KB tool result (about 4.2 MB of
+JSON). One step is what LangGraph does in one superstep: `put_writes` with the new messages, then `put`
+with the whole state. With a `DeltaChannel` LangGraph leaves the list out of the state, and stores it whole
+every 100th time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""A LangChain agent is killed in the middle of a tool, and another process goes on with the same checkpointer.
+"""A LangChain agent is killed in the middle of a tool, and another process goes on with the same
+checkpointer.
 
     python examples/langgraph_agent.py
 
-The model is scripted, so no key and no network are needed. It looks up three pages, one after the other. The
-first process gets SIGKILL while it looks up the last one. The second one is given no new input: LangGraph finds
-the thread where it was, and only the page that is missing is looked up.
+The model is scripted, so no key and no network are needed. It looks up three pages, one after the other.
+The first process gets SIGKILL while it looks up the last one. The second one is given no new input:
+LangGraph finds the thread where it was, and only the page that is missing is looked up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A chat model whose answers follow from the conversation, so that a run that goes on elsewhere ends the same."""
+"""A chat model whose answers follow from the conversation, so that a run that goes on elsewhere ends the
+same.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,7 @@ class Scripted(BaseChatModel):
     def bind_tools(self, tools, **kwargs: Any):  # noqa: ARG002
         return self
 
-    def _generate(
-        self, messages: list[BaseMessage], stop=None, run_manager=None, **kwargs: Any
-    ) -> ChatResult:  # noqa: ARG002
+    def _generate(self, messages: list[BaseMessage], *_args: Any, **_kwargs: Any) -> ChatResult:
         results = [message.content for message in messages if isinstance(message, ToolMessage)]
         if len(results) < self.rounds:
             call = {

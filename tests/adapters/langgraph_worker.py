@@ -1,7 +1,7 @@
 """A process that runs an agent on a LangGraph checkpointer; the tests kill it.
 
 ``python langgraph_worker.py STORE NOTES ROUNDS KILL_AT``: counts with a tool, noting every call in the file
-NOTES, and kills itself (SIGKILL) in the middle of call KILL_AT, the way a machine dies. Prints the final state.
+NOTES, and kills itself (SIGKILL) in the middle of call KILL_AT, as a machine dies. Prints the final state.
 """
 
 from __future__ import annotations

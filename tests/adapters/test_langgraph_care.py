@@ -175,9 +175,10 @@ def test_filters_are_compared_and_never_become_sql(store):
     hostile = "x') OR 1=1 --"
     put(saver, {"x": 1}, metadata={"step": 0, hostile: "yes", "nested": {"a": [1]}})
     put(saver, {"x": 2}, metadata={"step": 1}, thread="bob")
-    found = lambda wanted: [
-        each.checkpoint["channel_values"]["x"] for each in saver.list(None, filter=wanted)
-    ]  # noqa: E731
+
+    def found(wanted):
+        return [each.checkpoint["channel_values"]["x"] for each in saver.list(None, filter=wanted)]
+
     assert found({hostile: "yes"}) == [1]
     assert found({"x') OR 1=1 OR ('": 1}) == []
     assert found({"nested": {"a": [1]}}) == [1]
@@ -350,7 +351,7 @@ def test_writes_that_could_not_be_committed_are_told_and_kept(store, monkeypatch
     where = put(saver, {"x": 1})
     commit = store.engine.commit
 
-    def full(batch):
+    def full(batch):  # noqa: ARG001
         raise StoreFull("the disk is full")
 
     monkeypatch.setattr(store.engine, "commit", full)

@@ -1,8 +1,8 @@
 """LangGraph gives a message its id in place while a thread of its own saves it.
 
-A saver that encodes the message first and looks at it afterwards remembers a message that it never stored, and the
-conversation has it twice after a restart. Here encoding is made slow at random places, and every run is read
-back by a saver that knows nothing.
+A saver that encodes the message first and looks at it afterwards remembers a message that it never stored,
+and the conversation has it twice after a restart. Here encoding is made slow at random places, and every
+run is read back by a saver that knows nothing.
 """
 
 from __future__ import annotations

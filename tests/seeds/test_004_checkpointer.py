@@ -1,7 +1,8 @@
 """E1: the LangGraph checkpointer of the document, sync and async, with the whole state of each thread.
 
-Its agent is given a checkpointer at start-up (`create_deep_agent(checkpointer=...)`), answers each message with
-``ainvoke(..., thread_id)``, and after a restart goes on with every conversation, each chat and each reset by itself.
+Its agent is given a checkpointer at start-up (`create_deep_agent(checkpointer=...)`), answers each message
+with ``ainvoke(..., thread_id)``, and after a restart goes on with every conversation, each chat and each
+reset by itself.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import asyncio
 import pytest
 from deepagents import create_deep_agent
 from langchain_core.messages import HumanMessage
-
-import treering
 from tests.adapters.langgraph_scripts import Scripted, config
 from tests.adapters.test_langgraph_conformance import full_marks, marks_of
+
+import treering
 from treering.adapters.langgraph import TreeringSaver
 
 CHATS = {

@@ -1,14 +1,15 @@
 """LangChain messages as readable JSON, and back without validation.
 
-A message is stored as an object with its ``type``, its content and whatever else differs from the defaults, so
-that every other view shows it as a conversation. It is built again by filling in a fresh instance: what was
-stored came out of a message of the same class, so nothing needs to be validated, which is most of the cost of
-loading. **Invariant:** only the message classes listed here are ever built; a message of another class (a
-subclass of your own) is not for this module.
+A message is stored as an object with its ``type``, its content and whatever else differs from the
+defaults, so that every other view shows it as a conversation. It is built again by filling in a fresh
+instance: what was stored came out of a message of the same class, so nothing needs to be validated, which
+is most of the cost of loading. **Invariant:** only the message classes listed here are ever built; a
+message of another class (a subclass of your own) is not for this module.
 
-A message is written from a *likeness*: a copy of its fields in which nothing is shared but immutable leaves.
-LangGraph gives a message its id in place while a thread saves it, so what was saved can only be known from the
-copy that was saved; comparing message and likeness later tells exactly whether it has changed since.
+A message is written from a *likeness*: a copy of its fields in which nothing is shared but immutable
+leaves. LangGraph gives a message its id in place while a thread saves it, so what was saved can only be
+known from the copy that was saved; comparing message and likeness later tells exactly whether it has
+changed since.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from copy import deepcopy
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
 from langchain_core.messages import (
@@ -38,8 +39,16 @@ from langchain_core.messages import (
 )
 from pydantic_core import PydanticUndefined
 
+if TYPE_CHECKING:
+
+    def kind_of(_value: object, /) -> type[object]:
+        """The type of a value."""
+        ...
+else:
+    kind_of = type  # under a name that keeps the checker from narrowing Any to something less known
+
 Likeness = dict[str, Any]
-"""The fields of a message as they were at one moment; ``_extra`` holds fields that its class does not know."""
+"""The fields of a message as they were at one moment; ``_extra`` holds those that its class does not know."""
 
 EXTRA: Final = "_extra"
 
@@ -89,7 +98,7 @@ class _Shape:
         self.defaults["type"] = _NO_DEFAULT  # always stored: it says which class this is
 
 
-_SHAPES: Final = {cls: _Shape(cls) for cls in _CLASSES}
+_SHAPES: Final[dict[type[BaseMessage], _Shape]] = {cls: _Shape(cls) for cls in _CLASSES}
 _BY_TYPE: Final = {cls.model_fields["type"].default: shape for cls, shape in _SHAPES.items()}
 MESSAGE_CLASSES: Final = frozenset(_SHAPES)
 """The classes that can be stored here; a message of any other class is an ordinary value."""
@@ -117,7 +126,7 @@ def is_like(message: BaseMessage, known: Likeness) -> bool:
     extra = message.__pydantic_extra__
     if extra or EXTRA in known:
         return {**message.__dict__, EXTRA: extra or {}} == {EXTRA: {}, **known}
-    return message.__dict__ == known
+    return cast("dict[str, Any]", message.__dict__) == known
 
 
 def to_plain(kind: type[BaseMessage], known: Likeness) -> dict[str, Any]:
@@ -169,14 +178,14 @@ _set: Final = object.__setattr__
 
 def _copied(value: Any) -> Any:
     """A copy that shares only what cannot change."""
-    kind = type(value)
+    kind = kind_of(value)
     if kind is dict:
         return {key: each if type(each) in _LEAVES else _copied(each) for key, each in value.items()}
     if kind is list:
         return [each if type(each) in _LEAVES else _copied(each) for each in value]
     if kind is tuple:
         return tuple(map(_copied, value))
-    if isinstance(value, _FIXED):
+    if issubclass(kind, _FIXED):
         return value
     try:
         return deepcopy(value)

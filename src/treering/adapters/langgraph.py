@@ -1,10 +1,11 @@
 """LangGraph's checkpointer on a treering store: `TreeringSaver`, sync and async in one object.
 
-Every LangGraph checkpoint is a checkpoint of the treering thread with the same id, so whatever treering can do
-with threads (log, diff, fork, rewind, forget, copy) it can do with these, and a graph goes on from wherever the
-head was moved to. LangGraph hands over the whole state at every step; what is stored is what is new in it.
-A checkpoint is durable when `put` returns, with everything that it is made of. LangGraph saves after every superstep, so a tool that has
-run is never run again; there is no ``checkpoint_after_tool_call`` to set.
+Every LangGraph checkpoint is a checkpoint of the treering thread with the same id, so whatever treering
+can do with threads (log, diff, fork, rewind, forget, copy) it can do with these, and a graph goes on from
+wherever the head was moved to. LangGraph hands over the whole state at every step; what is stored is what
+is new in it. A checkpoint is durable when `put` returns, with everything that it is made of. LangGraph
+saves after every superstep, so a tool that has run is never run again; there is no
+``checkpoint_after_tool_call`` to set.
 """
 
 from __future__ import annotations
@@ -59,13 +60,14 @@ _LONGEST: Final = 160
 class TreeringSaver(BaseCheckpointSaver[int]):
     """A LangGraph checkpointer: ``builder.compile(checkpointer=TreeringSaver(store))``.
 
-    Takes an open store (sync or async), or a URL or folder, which it then opens; ``close`` (or leaving it as a
-    context manager) closes only what it opened. ``namespace`` is the user or project that the threads belong
-    to. Types of your own in the state come back as the data that they held, unless ``allow`` names them; a
-    ``serde`` of your own replaces all of that and is given every value.
+    Takes an open store (sync or async), or a URL or folder, which it then opens; ``close`` (or leaving it
+    as a context manager) closes only what it opened. ``namespace`` is the user or project that the threads
+    belong to. Types of your own in the state come back as the data that they held, unless ``allow`` names
+    them; a ``serde`` of your own replaces all of that and is given every value.
 
-    `put` is durable when it returns, with the writes that it is made of. ``writes`` says when `put_writes` is:
-    with its checkpoint (or after 10 ms; an interrupt or an error at once), or (``"durable"``) when it returns.
+    `put` is durable when it returns, with the writes that it is made of. ``writes`` says when `put_writes`
+    is: with its checkpoint (or after 10 ms; an interrupt or an error at once), or (``"durable"``) when it
+    returns.
 
     May be used from any number of threads and event loops.
     """
@@ -205,7 +207,7 @@ class TreeringSaver(BaseCheckpointSaver[int]):
         self._removal.delete_for_runs(run_ids)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a whole thread to a new one that does not depend on it (`Thread.fork` is the one that shares)."""
+        """Copy a whole thread to a new one that does not depend on it (`Thread.fork` shares)."""
         self._removal.copy_thread(
             self._root(source_thread_id), self._root(target_thread_id), str(target_thread_id)
         )

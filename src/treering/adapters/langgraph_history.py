@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, writes_sort_key
-from langgraph.checkpoint.serde.types import _DeltaSnapshot as DeltaSnapshot
 
 from treering.adapters.langgraph_lists import Known, read_list
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
 from treering.adapters.langgraph_saving import DELTA, INLINE, MESSAGE_LISTS
+from treering.adapters.langgraph_values import DeltaSnapshot
 from treering.core.address import Address, slot_address
 from treering.errors import Corrupt, NotFound
 from treering.views.graphs import Graphs, Place, Step, Written, step_id, writes_key
@@ -240,7 +240,9 @@ class Reader:
         )
 
     def _merged(self, values: Values, written: Sequence[Written]) -> list[PendingWrite]:
-        """Writes in the order in which they apply; of a repeated one the first counts, of a special one the last."""
+        """Writes in the order in which they apply; of a repeated one the first counts, of a special one the
+        last.
+        """
         kept: dict[tuple[str, int], tuple[str, str, str, Any, str]] = {}
         for each in written:
             task, path = each.data["task"], each.data["path"]

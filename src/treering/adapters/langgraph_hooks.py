@@ -1,8 +1,8 @@
 """The store's hooks around a LangGraph saver: they see a checkpoint as every other saver's.
 
-Without a hook none of this costs anything. A hook before the save is shown messages and state as plain data; what
-it changes is what is saved (messages become LangChain messages again). **Invariant:** a step that was vetoed is
-not in the journal, and the next one grows out of the last that was saved.
+Without a hook none of this costs anything. A hook before the save is shown messages and state as plain
+data; what it changes is what is saved (messages become LangChain messages again). **Invariant:** a step
+that was vetoed is not in the journal, and the next one grows out of the last that was saved.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec import structs
 
-from treering.adapters.langchain_messages import from_plain, likeness, to_plain
+from treering.adapters.langchain_messages import from_plain, kind_of, likeness, to_plain
 from treering.views.checkpoints import MESSAGES
 from treering.views.hooks import Saved, Saving
 from treering.views.moments import Moment
@@ -70,7 +70,9 @@ class Hooked:
         return Saving(
             thread_id=place.thread,
             namespace=place.namespace,
-            messages=[_plain(values, each) for each in messages] if isinstance(messages, list) else None,
+            messages=[_plain(values, each) for each in cast("list[Any]", messages)]
+            if isinstance(messages, list)
+            else None,
             state={name: value for name, value in channels.items() if name != MESSAGES},
             metadata=dict(request.metadata),
         )
@@ -92,11 +94,11 @@ def _changed(request: Request, asked: Saving, answer: Saving) -> Request:
 
 
 def _plain(values: Values, message: Any) -> Any:
-    return to_plain(type(message), likeness(message)) if values.takes(message) else message
+    return to_plain(cast("type[Any]", type(message)), likeness(message)) if values.takes(message) else message
 
 
 def _message(message: Any) -> Any:
-    if type(message) is not dict:
+    if kind_of(message) is not dict:
         return message
     found = from_plain(dict(cast("dict[str, Any]", message)))
     return message if found is None else found[0]

@@ -1,11 +1,12 @@
 """List channels of a LangGraph state: what of a list is new, and how it is written.
 
-LangGraph hands over the whole list at every step. What was saved last is remembered here, item by item: the
-object itself and a likeness of it. An item that is the same object and still equal to its likeness was saved
-before; comparing all of them is one comparison of two lists of dicts, which Python does in C. Everything behind
-the first item that differs is written: behind the list's tail, or as a child list that shares what is common.
-A message that was stored as a task's write is not stored again, its place in the list is the address of it.
-**Invariant:** what is remembered of an item is exactly what was encoded of it, never what it has become since.
+LangGraph hands over the whole list at every step. What was saved last is remembered here, item by item:
+the object itself and a likeness of it. An item that is the same object and still equal to its likeness was
+saved before; comparing all of them is one comparison of two lists of dicts, which Python does in C.
+Everything behind the first item that differs is written: behind the list's tail, or as a child list that
+shares what is common. A message that was stored as a task's write is not stored again, its place in the
+list is the address of it. **Invariant:** what is remembered of an item is exactly what was encoded of it,
+never what it has become since.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.adapters.langchain_messages import MESSAGE_CLASSES, copied, is_like, likeness
+from treering.adapters.langchain_messages import MESSAGE_CLASSES, copied, is_like, kind_of, likeness
 from treering.adapters.langgraph_pending import Recent, settle
 from treering.core.body import INLINE_LIMIT
 from treering.core.ids import new_id
@@ -55,9 +56,9 @@ class _Opaque(msgspec.Struct, frozen=True):
 
 def is_list(values: Values, value: Any, before: Known | None, content: Content | None) -> bool:
     """Whether a channel's value is kept as a list: messages, a large list, or one that goes on growing."""
-    if type(value) is not list or not value:
+    if kind_of(value) is not list or not value:
         return False
-    if type(value[0]) in MESSAGE_CLASSES:
+    if kind_of(value[0]) in MESSAGE_CLASSES:
         return True
     if before is not None and not before.is_messages and len(value) >= len(before.items):
         return _common(values, before, value) > 0
@@ -122,7 +123,7 @@ def write_list(
 def read_list(
     engine: Engine, space: str, values: Values, stretch: Stretch, *, is_messages: bool, where: str
 ) -> Known:
-    """The items of a list, with likenesses to compare them with later. A list that lost items is `Corrupt`."""
+    """The items of a list, with likenesses to compare them with; a list that lost items is `Corrupt`."""
     items: list[Any] = []
     likenesses: list[Any] = []
     for start in range(0, stretch.length, _PAGE):
@@ -183,8 +184,8 @@ def _prints(items: list[Any]) -> object:
 
 
 def _frozen(item: Any) -> Any:
-    """A copy of plain data that nobody else can change; ``None`` for an object that is not plain (and None)."""
-    kind = type(item)
+    """A copy of plain data that nobody else can change; ``None`` for None and for what is not plain."""
+    kind = kind_of(item)
     if kind in _PLAIN:
         return item
     return copied(item) if kind in _CONTAINERS and _is_plain(item) else None
@@ -196,7 +197,7 @@ def _frozen_or_opaque(values: Values, item: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    kind = type(value)
+    kind = kind_of(value)
     if kind in _PLAIN:
         return True
     if kind is dict:

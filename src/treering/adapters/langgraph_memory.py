@@ -1,4 +1,4 @@
-"""What a saver remembers of the steps that it saved or loaded last, so that a run that goes on reads nothing."""
+"""What a saver remembers of the steps that it saved or loaded last: a run that goes on reads nothing."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """What tasks wrote: how it is stored, and how it waits for the checkpoint that is made of it.
 
-LangGraph hands over a task's writes, and a moment later a checkpoint that holds the same messages. Writes wait
-for that checkpoint and go into its commit: the messages are stored once, in their list, and the writes point
-there. So a checkpoint is never durable before what it is made of, and a step costs one commit. What no checkpoint
-comes for (a task that is done while its neighbours still work) is committed by itself after `PATIENCE`; an
-interrupt or an error, with everything that waits, before the call returns. **Invariant:** writes are
-committed in the order in which they came, and before anything that was put after them.
+LangGraph hands over a task's writes, and a moment later a checkpoint that holds the same messages. Writes
+wait for that checkpoint and go into its commit: the messages are stored once, in their list, and the
+writes point there. So a checkpoint is never durable before what it is made of, and a step costs one
+commit. What no checkpoint comes for (a task that is done while its neighbours still work) is committed by
+itself after `PATIENCE`; an interrupt or an error, with everything that waits, before the call returns.
+**Invariant:** writes are committed in the order in which they came, and before anything that was put after
+them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from treering.adapters.langchain_messages import likeness
+from treering.adapters.langgraph_values import is_list_of_messages
 from treering.core.address import Address, list_address
 from treering.core.batch import Event
 from treering.core.body import INLINE_LIMIT
@@ -105,7 +107,7 @@ def taken(
             entries.append((channel, index, "v", None))
         elif values.takes(value):
             entries.append((channel, index, "m", pending(value)))
-        elif type(value) is list and value and all(map(values.takes, value)):
+        elif is_list_of_messages(value):
             entries.append((channel, index, "l", [pending(each) for each in value]))
         else:
             content = values.encode(value)
@@ -119,7 +121,7 @@ def taken(
 
 
 def write_event(draft: Draft, writes: TaskWrites) -> None:
-    """Put writes into a draft: messages that have no place in it yet, values, and the event that names them."""
+    """Put writes into a draft: messages that have no place yet, values, and the event that names them."""
     scope = writes.place.scope
     links: dict[Address, None] = {}
     prefix = f"s:{draft.id}:0."

@@ -1,7 +1,7 @@
 """Removing and copying the steps of LangGraph graphs.
 
-Heads move away before anything is removed, and the journal says that something will be, so a thread whose past
-was pruned is told from one that is damaged. **Invariant:** what a kept checkpoint is made of stays: a
+Heads move away before anything is removed, and the journal says that something will be, so a thread whose
+past was pruned is told from one that is damaged. **Invariant:** what a kept checkpoint is made of stays: a
 `DeltaChannel` without a value of its own keeps its ancestors, back to the last one that has it whole.
 """
 
@@ -84,7 +84,7 @@ class Removal:
             raise InvalidInput(f"there is no strategy {strategy!r}; use 'keep_latest' or 'delete'")
 
     def copy_thread(self, source: Place, target: Place, thread: str) -> None:
-        """Copy all checkpoints and writes; the copy shares nothing that deleting the source would take along."""
+        """Copy all checkpoints and writes; the copy shares nothing that goes with the source."""
         if self._engine.refs(self._space, [target.ref]):
             raise Conflict(f"thread {target.thread!r} exists already; copy to a new one")
         copying = _Copying(self._engine, self._space, self._graphs, source, target, thread)

@@ -1,9 +1,10 @@
 """Saving the steps of a LangGraph run: one commit for a checkpoint, one for what a task wrote.
 
-A checkpoint is written against its parent: values whose version did not change stay where they are, lists are
-compared with what was saved of them. What was saved last is remembered by the id of its checkpoint, so a run
-that goes on reads nothing; a step whose parent is not remembered (another process, a branch) reads it first.
-**Invariant:** the head moves by compare-and-swap, and only forwards: to a newer id, or to a child of where it is.
+A checkpoint is written against its parent: values whose version did not change stay where they are, lists
+are compared with what was saved of them. What was saved last is remembered by the id of its checkpoint, so
+a run that goes on reads nothing; a step whose parent is not remembered (another process, a branch) reads
+it first. **Invariant:** the head moves by compare-and-swap, and only forwards: to a newer id, or to a
+child of where it is.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from langgraph.checkpoint.serde.types import _DeltaSnapshot as DeltaSnapshot
 
 from treering.adapters.langgraph_lists import Known, is_list, read_list, write_list
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
 from treering.adapters.langgraph_pending import Queue, TaskWrites, taken, write_event
+from treering.adapters.langgraph_values import DeltaSnapshot, is_list_of_values
 from treering.core.batch import ABSENT
 from treering.core.draft import Draft
 from treering.core.encoding import encode_json
@@ -116,8 +117,8 @@ class Scribe:
                 self._engine.erase(self._space, Erasure(event_seqs=(replaced.seq,)))
             return step
         raise Conflict(
-            f"thread {place.thread!r} changed {_TRIES} times while checkpoint {request.checkpoint['id']!r} was "
-            "saved; nothing was written, try again"
+            f"thread {place.thread!r} changed {_TRIES} times while checkpoint {request.checkpoint['id']!r} "
+            "was saved; nothing was written, try again"
         )
 
     def put_writes(
@@ -129,7 +130,9 @@ class Scribe:
         task: str,
         path: str,
     ) -> None:
-        """Save what a task wrote, as ``(channel, index, value)``: with its checkpoint, or soon, or (urgent) now."""
+        """Save what a task wrote, as ``(channel, index, value)``: with its checkpoint, or soon, or (urgent)
+        now.
+        """
         found = taken(values, place, graph_id, writes, task=task, path=path, at_us=self._clock.now_us())
         if self._are_writes_durable or found.is_urgent:
             self.queue.flush(place.scope, more=[found])
@@ -203,11 +206,7 @@ class Scribe:
             if channel.startswith(_OWN_CHANNELS) and _is_small(value):
                 inline[channel] = value
                 continue
-            content = (
-                values.encode(value)
-                if type(value) is list and not values.takes(next(iter(value), None))
-                else None
-            )
+            content = values.encode(value) if is_list_of_values(value) else None
             if is_list(values, value, known.get(channel), content):
                 grown = write_list(
                     draft,

@@ -1,28 +1,40 @@
 """How the values of a LangGraph state are stored: as readable JSON where that keeps them whole.
 
 Messages and plain data become JSON that every other view can show. What JSON cannot say (a dataclass, an
-array, a `Send`) is packed by LangGraph's own serializer, with a closed list of types: a stored type outside of
-it comes back as the data it held, never as code that runs. A serializer of your own (one that encrypts, say)
-is given everything, messages too. **Invariant:** nothing is ever pickled, and ``decode(encode(v))`` is ``v``.
+array, a `Send`) is packed by LangGraph's own serializer, with a closed list of types: a stored type
+outside of it comes back as the data it held, never as code that runs. A serializer of your own (one that
+encrypts, say) is given everything, messages too. **Invariant:** nothing is ever pickled, and
+``decode(encode(v))`` is ``v``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Any, Final, TypeGuard, cast
 
 import msgspec
 import orjson
 from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.serde import types as serde_types
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from treering.adapters.langchain_messages import MESSAGE_CLASSES, Likeness, from_plain, likeness, to_plain
+from treering.adapters.langchain_messages import (
+    MESSAGE_CLASSES,
+    Likeness,
+    from_plain,
+    kind_of,
+    likeness,
+    to_plain,
+)
 from treering.core.content import Content
 from treering.core.encoding import codecs, decode, encode
 from treering.errors import Corrupt, Unencodable
 
+DeltaSnapshot: Final[Any] = serde_types._DeltaSnapshot  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+"""How LangGraph hands over a delta channel that is to be stored whole."""
+
 _SAFE: Final = frozenset({"null", "bytes", "bytearray", "msgpack"})
-"""What LangGraph's serializer writes today. Its older JSON form builds objects by name; it is not read here."""
+"""What LangGraph's serializer writes today; its older JSON form builds objects by name, and is not read."""
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -126,3 +138,16 @@ class Values:
 def closed_serde(*allowed: type | tuple[str, str]) -> JsonPlusSerializer:
     """LangGraph's serializer with its list of safe types, these ones more, and nothing else."""
     return JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=allowed or None)
+
+
+def is_list_of_values(value: Any) -> TypeGuard[list[Any]]:
+    """Whether something is a list that does not begin with a message."""
+    return kind_of(value) is list and (not value or kind_of(value[0]) not in MESSAGE_CLASSES)
+
+
+def is_list_of_messages(value: Any) -> TypeGuard[list[BaseMessage]]:
+    """Whether something is a list of messages that are stored as such, and not empty."""
+    return kind_of(value) is list and bool(value) and set(map(kind_of, value)) <= MESSAGE_CLASSES
+
+
+__all__ = ["DeltaSnapshot", "Packed", "Values", "closed_serde", "is_list_of_messages", "is_list_of_values"]

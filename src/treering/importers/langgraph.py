@@ -231,8 +231,8 @@ class _Import:
             missing += sum((write.task, write.index) not in stored for write in each)
         if missing:
             raise Corrupt(
-                f"thread {place.thread!r} lacks {missing} of its {len(rows)} checkpoints and their writes in the "
-                "store; the source is as it was: run the import again"
+                f"thread {place.thread!r} lacks {missing} of its {len(rows)} checkpoints and their writes; "
+                "the source is as it was: run the import again"
             )
 
 
@@ -262,7 +262,8 @@ class _Sqlite:
 
     def places(self) -> list[tuple[str, str]]:
         return self._rows(
-            "SELECT thread_id, checkpoint_ns FROM checkpoints UNION SELECT thread_id, checkpoint_ns FROM writes"
+            "SELECT thread_id, checkpoint_ns FROM checkpoints "
+            "UNION SELECT thread_id, checkpoint_ns FROM writes"
         )
 
     def counts(self) -> tuple[int, int]:

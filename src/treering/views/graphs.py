@@ -1,14 +1,14 @@
 """Graphs: the checkpoints of a framework that numbers, addresses and branches them itself.
 
-A graph's step is an ordinary checkpoint of a thread (so log, diff, fork and rewind know it) whose metadata says
-under `GRAPH` what the framework needs to go on: its own id, its namespace within the thread, its versions. The
-root namespace moves the head of the thread; every other one has a head of its own. Ids are not looked up but
-computed: a UUID of version 6 or 7 says when it was made, so it gives the checkpoint's id, which says where in
-the journal the row lies. Any other id is found by reading the thread.
+A graph's step is an ordinary checkpoint of a thread (so log, diff, fork and rewind know it) whose metadata
+says under `GRAPH` what the framework needs to go on: its own id, its namespace within the thread, its
+versions. The root namespace moves the head of the thread; every other one has a head of its own. Ids are
+not looked up but computed: a UUID of version 6 or 7 says when it was made, so it gives the checkpoint's
+id, which says where in the journal the row lies. Any other id is found by reading the thread.
 
-What a task wrote before its step was over is an event of its own kind, found by the step that it belongs to
-and ordered by its sequence number. A write that was committed before a child of its step was used up by that
-child: whoever goes on from the step once more must not be given it again.
+What a task wrote before its step was over is an event of its own kind, found by the step that it belongs
+to and ordered by its sequence number. A write that was committed before a child of its step was used up by
+that child: whoever goes on from the step once more must not be given it again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ _PAGE: Final = 500
 _PLACES: Final = 4096
 _MANY: Final = 2000
 _WINDOW: Final = 64
-"""Two runs on one thread commit a little out of order; that far back, steps are put in the order of their ids."""
+"""Two runs on one thread commit a little out of order; that far back, steps are put in the order of their
+ids.
+"""
 FORKED: Final = "forked_from"
 
 
@@ -330,7 +332,7 @@ class Graphs:
             parent = seen.pop(wanted, None) or self.by_id(wanted)
             if parent is None:
                 raise Corrupt(
-                    f"checkpoint {step.graph_id!r} of thread {place.thread!r} has lost its parent {wanted!r}; "
+                    f"checkpoint {step.graph_id!r} of thread {place.thread!r} lost its parent {wanted!r}; "
                     "its past was removed, so this channel cannot be rebuilt: restore it from a backup"
                 )
             behind = max((seq for seq in youngest.get(wanted, ()) if seq < step.seq), default=0)
