@@ -171,6 +171,7 @@ def test_a_moment_as_a_dict(store):
         "metadata": {"m": 2},
         "pending_interrupt": None,
         "message_count": 1,
+        "snapshot": None,
         "messages": [say("a")],
         "state": {"n": 1},
         "lists": {"notes": [1]},

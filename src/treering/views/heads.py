@@ -15,9 +15,11 @@ import msgspec
 
 from treering.core.address import object_address
 from treering.core.batch import ABSENT, Event
+from treering.core.clock import from_datetime
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
-from treering.errors import Conflict, Corrupt, ListMoved, NotFound, RefMoved
+from treering.core.ids import MAX_ID_CHARS
+from treering.errors import Conflict, Corrupt, InvalidInput, ListMoved, NotFound, RefMoved
 from treering.views import channels
 from treering.views.channels import Channel, First
 from treering.views.checkpoints import MESSAGES, Checkpoint, new_checkpoint_id, write_checkpoint
@@ -25,7 +27,8 @@ from treering.views.journal import REWIND, Journal, head_ref, thread_scope
 from treering.views.values import write_state
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
@@ -81,6 +84,11 @@ class Head:
         self.scope = thread_scope(thread_id, namespace)
         self.ref = head_ref(thread_id, namespace)
         self.journal = Journal(engine, space, namespace)
+        if len(self.scope) > MAX_ID_CHARS or len(self.ref) > MAX_ID_CHARS:
+            raise InvalidInput(
+                f"thread id {thread_id[:40]!r} takes {len(self.scope)} characters with its namespace and "
+                f"escapes, the limit is {MAX_ID_CHARS}; shorten it or use a hash of it"
+            )
         self._engine = engine
         self._space = space
         self._thread_id = thread_id
@@ -116,6 +124,25 @@ class Head:
             if ref.version == self._version:
                 return self.checkpoint
             return self._stored(decode_json(ref.value)["checkpoint"])
+
+    def line(self) -> Iterator[Checkpoint]:
+        """Where the head is now, and its ancestors."""
+        return self.journal.line(self.peek())
+
+    def find(self, which: str | int | datetime) -> Checkpoint:
+        """A checkpoint by its id, or on the line to the head by its step or as of a time; else `NotFound`."""
+        if isinstance(which, str):
+            return self.journal.by_id(which)
+        if isinstance(which, int):
+            found = next((each for each in self.line() if each.step == which), None)
+            what = f"step {which}"
+        else:
+            until_us = from_datetime(which)
+            found = next((each for each in self.line() if each.created_at_us <= until_us), None)
+            what = f"moment at or before {which.isoformat()}"
+        if found is None:
+            raise NotFound(f"thread {self._thread_id!r} has no {what}; history() shows what there is")
+        return found
 
     def see_once(self) -> Checkpoint | None:
         """What was last seen; looks only if nothing was seen yet."""

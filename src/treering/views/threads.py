@@ -10,8 +10,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from treering.core.clock import from_datetime
-from treering.core.ids import MAX_ID_CHARS, check_id, new_id
+from treering.core.ids import check_id, new_id
 from treering.errors import InvalidInput, NotFound
 from treering.views import interrupts
 from treering.views.actions import Actions, do_actions, read_actions
@@ -61,11 +60,6 @@ class Thread:
         self._hooks = hooks
         self._workspace = workspace
         self._head = Head(engine, space, self._id, self._namespace, clock=clock)
-        if len(self._head.scope) > MAX_ID_CHARS or len(self._head.ref) > MAX_ID_CHARS:
-            raise InvalidInput(
-                f"thread id {thread_id[:40]!r} takes {len(self._head.scope)} characters with its namespace "
-                f"and escapes, the limit is {MAX_ID_CHARS}; shorten it or use a hash of it"
-            )
 
     def __repr__(self) -> str:
         return (
@@ -278,18 +272,7 @@ class Thread:
         """A moment by its id, by its step or as of a time (both along the line that leads to the head)."""
         if isinstance(which, Moment):
             return which
-        if isinstance(which, str):
-            return self._moment(self._head.journal.by_id(which))
-        if isinstance(which, int):
-            found = next((each for each in self._line() if each.step == which), None)
-            what = f"step {which}"
-        else:
-            until_us = from_datetime(which)
-            found = next((each for each in self._line() if each.created_at_us <= until_us), None)
-            what = f"moment at or before {which.isoformat()}"
-        if found is None:
-            raise NotFound(f"thread {self.id!r} has no {what}; history() shows what there is")
-        return self._moment(found)
+        return self._moment(self._head.find(which))
 
     def history(
         self,
@@ -310,7 +293,7 @@ class Thread:
         if everything:
             source = self._head.journal.all_of(self._head.scope, behind=cursor)
         else:
-            source = self._line() if cursor is None else self._head.journal.line_behind(cursor)
+            source = self._head.line() if cursor is None else self._head.journal.line_behind(cursor)
         if tags or metadata:
             wanted_tags, wanted = set(tags), dict(metadata or {})
             source = (checkpoint for checkpoint in source if checkpoint.has(wanted_tags, wanted))
@@ -418,9 +401,6 @@ class Thread:
             hooks=self._hooks,
             workspace=self._workspace,
         )
-
-    def _line(self) -> Iterator[Checkpoint]:
-        return self._head.journal.line(self._head.peek())
 
     def _moment(self, checkpoint: Checkpoint, *, last: int | None = None) -> Moment:
         return Moment(self._engine, self._space, checkpoint, through=self, last=last)
