@@ -24,6 +24,9 @@ STATE = {
 }
 
 
+SAID = {"iter": 0, "agent_id": "pro", "role": "agent", "content": "Yes."}
+
+
 class Opaque:
     pass
 
@@ -38,7 +41,9 @@ def store(tmp_path):
 def outputs(tmp_path):
     folder = tmp_path / "outputs"
     (folder / "transcripts").mkdir(parents=True)
-    (folder / "transcripts" / "debate.jsonl").write_text('{"t": 1}\n\n{"t": 2}\n', encoding="utf-8")
+    (folder / "transcripts" / "debate.jsonl").write_text(
+        "\n".join(json.dumps(SAID | {"t": moment}) + "\n" for moment in (1.5, 2.5)), encoding="utf-8"
+    )
     return folder
 
 
@@ -68,8 +73,9 @@ def test_a_state_comes_back_into_an_object(store, outputs):
     report = import_agentry(outputs, store)
     assert told(report) == [
         ("checkpoints.db", "checkpoints", 1, 1, 0, 0),
-        ("transcripts/debate.jsonl", "transcript events", 2, 0, 0, 2),
+        ("transcripts/debate.jsonl", "transcript events", 2, 2, 0, 0),
     ]
+    assert [event.t for event in store.transcript("debate").read()] == [1.5, 2.5]
     moment = store.thread("debate").head
     assert moment.created_at == "2023-11-14T22:13:20.250000+00:00"
     assert moment.items("history") == STATE["history"]
@@ -111,9 +117,9 @@ def test_a_thread_that_went_on_here_is_left_alone(store, outputs):
 
 def test_a_dry_run_counts_and_writes_nothing(store, outputs):
     write(outputs, debate=row(STATE), other=row({"iter": 1}, 5.0))
-    assert import_agentry(outputs, store, dry_run=True).new == 2
-    assert list(store.threads()) == []
-    assert import_agentry(outputs, store).new == 2
+    assert import_agentry(outputs, store, dry_run=True).new == 4
+    assert store.stats().rows["events"] == 0
+    assert import_agentry(outputs, store).new == 4
     assert import_agentry(outputs, store, dry_run=True).new == 0
 
 

@@ -87,11 +87,8 @@ def test_a_folder_that_is_none(store, data, tmp_path):
 
 def test_files_without_a_place_yet_are_counted(store, data):
     (data / "scheduled_tasks.json").write_text('[{"id": "a"}, {"id": "b"}]', encoding="utf-8")
-    (data / "sessions").mkdir()
-    (data / "sessions" / "t.jsonl").write_text("{}\n\n{}\n", encoding="utf-8")
     report = import_ciana(data, store)
     assert [(each.path, each.found, each.left_out) for each in report.files] == [
-        ("sessions/t.jsonl", 2, 2),
         ("scheduled_tasks.json", 2, 2),
     ]
     assert all("no place for these yet" in each.note for each in report.files)

@@ -1,4 +1,4 @@
-"""A9 (checkpoints): an existing ``outputs/`` folder of Agentry Lab is imported by one command.
+"""A9: an existing ``outputs/`` folder of Agentry Lab is imported by one command.
 
 The folder is made as the document describes it: the table ``checkpoints(thread_id, payload, updated_at)``
 with snapshots of ``state.__dict__`` under the documented keys, and a transcript beside it.
@@ -103,9 +103,11 @@ def test_the_lab_resumes_from_what_was_imported(outputs, tmp_path):
     assert code == 0
     assert [(each["path"], each["found"], each["new"], each["left_out"]) for each in report["files"]] == [
         ("checkpoints.db", 2, 2, 0),
-        ("transcripts/solo-chat.jsonl", 2, 0, 2),  # counted; transcripts get their place with the timeline
+        ("transcripts/solo-chat.jsonl", 2, 2, 0),
     ]
     with treering.open(tmp_path / "s") as store:
+        told = [event.to_dict() for event in store.transcript("solo-chat").read()]
+        assert [{name: event[name] for name in EVENTS[0]} for event in told] == EVENTS
         assert [each.id for each in store.threads()] == ["standup", "solo-chat"]  # newest first (A4)
         thread = store.thread("solo-chat")
         assert thread.load().created_at == "2025-09-04T15:33:30.250000+00:00"

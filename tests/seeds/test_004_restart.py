@@ -21,6 +21,7 @@ from tests.seeds.ciana_agent import build
 
 import treering
 from treering.cli.main import main
+from treering.views.logs import Log
 
 ROOT = Path(__file__).resolve().parents[2]
 SAID = {
@@ -139,7 +140,7 @@ def test_one_command_imports_everything_with_a_count_per_file(tmp_path, bring):
     assert planned == {
         ("checkpoints.db", "checkpoints"): (CHECKPOINTS, CHECKPOINTS, 0),
         ("session_counters.json", "counters"): (2, 2, 0),
-        ("sessions/telegram_123456.jsonl", "session log entries"): (1, 0, 1),
+        ("sessions/telegram_123456.jsonl", "session log entries"): (1, 1, 0),
         ("scheduled_tasks.json", "scheduled tasks"): (1, 0, 1),
         ("cc_user_states.json", "user states"): (1, 1, 0),
         **{
@@ -162,6 +163,8 @@ def test_one_command_imports_everything_with_a_count_per_file(tmp_path, bring):
                 each["content"] for each in store.thread(thread).load().messages if each["type"] == "human"
             ]
             assert told == said
+        (entry,) = Log(store.engine, store.space, "telegram_123456", "", kind="chat.line").each()
+        assert (entry.event.role, entry.content, entry.data["channel"]) == ("user", "hello", "telegram")
         assert store.verify().ok
 
 

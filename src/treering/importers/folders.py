@@ -47,12 +47,6 @@ def import_folder(
     return ImportReport(importer=name, source=source, dry_run=dry_run, files=files)
 
 
-def count_lines(path: Path) -> int:
-    """How many lines that are not blank."""
-    with opened(path) as lines:
-        return sum(1 for line in lines if line.strip())
-
-
 def count_members(path: Path) -> int:
     """How many members a JSON array or object has."""
     value = read_json(path)

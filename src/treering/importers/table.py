@@ -70,7 +70,7 @@ PARTS: Final[dict[str, tuple[Part, ...]]] = {
         Part(
             paths=("transcripts/*.jsonl", "*.jsonl"),
             holds="transcript events",
-            count="treering.importers.folders:count_lines",
+            load="treering.importers.logs:load_transcript",
         ),
     ),
     "ciana": (
@@ -83,7 +83,7 @@ PARTS: Final[dict[str, tuple[Part, ...]]] = {
         Part(
             paths=("sessions/*.jsonl",),
             holds="session log entries",
-            count="treering.importers.folders:count_lines",
+            load="treering.importers.logs:load_session",
         ),
         Part(
             paths=("scheduled_tasks.json",),

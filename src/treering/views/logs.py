@@ -56,10 +56,26 @@ class Log:
     ) -> None:
         """Add an event; durable when this returns."""
         draft = Draft(self._space)
+        self.put(draft, content, data, id=draft.id, ts_us=ts_us, role=role, agent=agent, status=status)
+        self._engine.commit(draft.batch())
+
+    def put(
+        self,
+        draft: Draft,
+        content: Any,
+        data: Mapping[str, Any],
+        *,
+        id: str,
+        ts_us: int,
+        role: str,
+        agent: str | None = None,
+        status: str | None = None,
+    ) -> None:
+        """Put an event into a batch; one whose id is there already will be left out."""
         body = draft.put(encode(content, keep_order=True), scope=self._scope)
         draft.event(
             Event(
-                id=draft.id,
+                id=id,
                 kind=self._kind,
                 ts_us=ts_us,
                 scope=self._scope,
@@ -71,7 +87,6 @@ class Log:
                 body=body,
             )
         )
-        self._engine.commit(draft.batch())
 
     def each(self, *, newest_first: bool = False, after: str | None = None) -> Iterator[Entry]:
         """The events in order, read a page at a time."""

@@ -156,17 +156,7 @@ class Transcript:
         return removed
 
     def _append(self, event: TranscriptEvent) -> TranscriptEvent:
-        _check(event)
-        plain = event.to_dict()
-        rest = {name: value for name, value in plain.items() if name not in _COLUMNS and value is not None}
-        self._log.append(
-            event.content,
-            rest,
-            ts_us=round(event.t * 1e6),
-            agent=event.agent_id,
-            role=event.role,
-            status=None if event.error is None else "error",
-        )
+        self._log.append(event.content, **columns_of(event))
         if self._file is not None:
             self._file.catch_up()
         return event
@@ -174,6 +164,19 @@ class Transcript:
     def _lines(self, *, skip: int = 0, after: str | None = None) -> Iterator[tuple[str, bytes]]:
         for entry in islice(self._log.each(after=after), skip, None):
             yield entry.cursor, encode_json(_event(entry).to_dict(), keep_order=True)
+
+
+def columns_of(event: TranscriptEvent) -> dict[str, Any]:
+    """How a log keeps an event, apart from its content; `InvalidInput` for one that is not acceptable."""
+    _check(event)
+    plain = event.to_dict()
+    return {
+        "data": {name: value for name, value in plain.items() if name not in _COLUMNS and value is not None},
+        "ts_us": round(event.t * 1e6),
+        "agent": event.agent_id,
+        "role": event.role,
+        "status": None if event.error is None else "error",
+    }
 
 
 _COLUMNS: Final = frozenset({"t", "agent_id", "role", "content"})

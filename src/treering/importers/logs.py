@@ -1,0 +1,149 @@
+"""Importing logs that are JSON lines: transcripts of Agentry Lab, and session logs of a chat agent.
+
+A file is the log of the thread that it is named after. Each line becomes an event whose id is made from the
+line itself (and from how often it came before), so a file that grew since is imported from where it had
+ended. All lines are read before the first event is written; only a last line that was torn off is passed
+over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.clock import from_datetime
+from treering.core.draft import Draft
+from treering.core.ids import check_id
+from treering.errors import InvalidInput, TreeringError
+from treering.importers.folders import opened
+from treering.importers.histories import Histories
+from treering.importers.report import FileReport
+from treering.views import chat_logs, transcripts
+from treering.views.logs import Log
+from treering.views.transcripts import TranscriptEvent, columns_of
+
+if TYPE_CHECKING:
+    from treering.importers.report import Progress
+    from treering.store import Store
+
+_EVENTS_A_COMMIT: Final = 500
+_SHOWN: Final = 20
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    content: Any
+    columns: dict[str, Any]
+
+
+class _ChatLine(msgspec.Struct, frozen=True, kw_only=True):
+    role: str
+    content: Any
+    ts: str
+    channel: str = ""
+    user_id: str | int | None = None
+
+
+def load_transcript(path: Path, store: Store, **options: Any) -> list[FileReport]:
+    """Import ``transcripts/<thread>.jsonl`` of Agentry Lab."""
+    return _load(path, store, transcripts.KIND, "transcript events", _transcript_event, **options)
+
+
+def load_session(path: Path, store: Store, **options: Any) -> list[FileReport]:
+    """Import ``sessions/<thread>.jsonl`` of a chat agent."""
+    return _load(path, store, chat_logs.KIND, "session log entries", _session_line, **options)
+
+
+def _load(
+    path: Path,
+    store: Store,
+    kind: str,
+    holds: str,
+    read: Callable[[bytes], tuple[Any, dict[str, Any]]],
+    *,
+    on_progress: Progress | None = None,
+    dry_run: bool = False,
+    **_: Any,
+) -> list[FileReport]:
+    thread = check_id(path.stem, f"{path}: thread id")
+    lines, is_torn = _lines(path, thread, kind, read)
+    known = Histories(store).events(thread, "")
+    new = [line for line in lines if line.id not in known]
+    log = Log(store.engine, store.space, thread, "", kind=kind)
+    for start in range(0, 0 if dry_run else len(new), _EVENTS_A_COMMIT):
+        draft = Draft(store.space)
+        for line in new[start : start + _EVENTS_A_COMMIT]:
+            log.put(draft, line.content, id=line.id, **line.columns)
+        store.commit(draft)
+        if on_progress is not None:
+            on_progress(min(start + _EVENTS_A_COMMIT, len(new)), len(new))
+    return [
+        FileReport(
+            path=str(path),
+            holds=holds,
+            found=len(lines) + is_torn,
+            new=len(new),
+            known=len(lines) - len(new),
+            left_out=int(is_torn),
+            note="its last line was torn off" if is_torn else "",
+        )
+    ]
+
+
+def _lines(
+    path: Path, thread: str, kind: str, read: Callable[[bytes], tuple[Any, dict[str, Any]]]
+) -> tuple[list[_Line], bool]:
+    lines: list[_Line] = []
+    bad: list[str] = []
+    seen: Counter[bytes] = Counter()
+    is_torn = False
+    for number, text, is_ended in _numbered(path):
+        try:
+            content, columns = read(text)
+        except msgspec.DecodeError as error:
+            is_torn = not is_ended and not isinstance(error, msgspec.ValidationError)
+            if not is_torn:
+                bad.append(f"  line {number}: {error}")
+        except (TreeringError, ValueError) as error:
+            bad.append(f"  line {number}: {error}")
+        else:
+            seen[text] += 1
+            digest = sha256(
+                b"\0".join((kind.encode(), thread.encode(), b"%d" % seen[text], text))
+            ).hexdigest()
+            lines.append(_Line(id=f"imported-{digest[:32]}", content=content, columns=columns))
+    if bad:
+        more = [f"  ... and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
+        raise InvalidInput(
+            "\n".join([f"{path}: {len(bad)} bad line(s), nothing was imported", *bad[:_SHOWN], *more])
+        )
+    return lines, is_torn
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """The lines that are not blank, with their numbers, and whether each has its end."""
+    with opened(path) as file:
+        for number, text in enumerate(file, 1):
+            if text.strip():
+                yield number, text.strip(), text.endswith(b"\n")
+
+
+def _transcript_event(text: bytes) -> tuple[Any, dict[str, Any]]:
+    event = msgspec.json.decode(text, type=TranscriptEvent)
+    return event.content, columns_of(event)
+
+
+def _session_line(text: bytes) -> tuple[Any, dict[str, Any]]:
+    line = msgspec.json.decode(text, type=_ChatLine)
+    user = None if line.user_id is None else str(line.user_id)
+    return line.content, {
+        "data": {"channel": line.channel, "user_id": user},
+        "ts_us": from_datetime(datetime.fromisoformat(line.ts)),
+        "role": check_id(line.role, "role"),
+    }

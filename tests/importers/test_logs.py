@@ -1,0 +1,124 @@
+"""Transcripts and session logs: line by line, once each, and never half a file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import treering
+from treering.errors import InvalidInput
+from treering.importers.logs import load_session, load_transcript
+
+EVENTS = [
+    {"t": 10.5, "iter": 0, "agent_id": "pro", "role": "agent", "content": "Yes.", "latency_ms": 3.5},
+    {
+        "t": 11.0,
+        "iter": 0,
+        "agent_id": "mod",
+        "role": "moderator",
+        "content": {"drift": 0.1},
+        "metadata": {"model": "m"},
+        "actions": {"type": "STEP_BACK", "rollback": 2, "clear_summaries": True},
+    },
+    {"t": 12.0, "iter": 1, "agent_id": "pro", "role": "agent", "error": "TimeoutError: too late"},
+]
+SAID = {
+    "role": "user",
+    "content": "hi",
+    "ts": "2026-02-24T14:30:00.123456+00:00",
+    "channel": "telegram",
+    "user_id": 7,
+}
+
+
+@pytest.fixture
+def store(tmp_path):
+    with treering.open(tmp_path / "store", durability="fast") as opened:
+        yield opened
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "debate.jsonl"
+
+
+def write(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def told(reports):
+    return [(each.found, each.new, each.known, each.left_out) for each in reports]
+
+
+def test_a_transcript_comes_over_whole(store, path):
+    write(path, *EVENTS)
+    assert told(load_transcript(path, store, dry_run=True)) == [(3, 3, 0, 0)]
+    assert store.transcript("debate").read() == []
+    assert told(load_transcript(path, store)) == [(3, 3, 0, 0)]
+    read = [event.to_dict() for event in store.transcript("debate").read()]
+    assert [{**event, **given} for event, given in zip(read, EVENTS, strict=True)] == read
+    assert read[1]["actions"] == EVENTS[1]["actions"]
+
+
+def test_a_file_that_grew_is_imported_from_where_it_ended(store, path):
+    write(path, *EVENTS)
+    load_transcript(path, store)
+    write(path, *EVENTS, EVENTS[0], EVENTS[0])  # the same words again are an event again
+    assert told(load_transcript(path, store)) == [(5, 2, 3, 0)]
+    assert told(load_transcript(path, store)) == [(5, 0, 5, 0)]
+    assert [event.t for event in store.transcript("debate").read()] == [10.5, 11.0, 12.0, 10.5, 10.5]
+    store.transcript("debate").append("pro", "goes on here", iter=2)
+    assert told(load_transcript(path, store)) == [(5, 0, 5, 0)]
+
+
+def test_a_last_line_that_was_torn_off_is_passed_over(store, path):
+    write(path, *EVENTS)
+    path.write_bytes(path.read_bytes() + b'{"t": 13.0, "iter"')
+    (report,) = load_transcript(path, store)
+    assert told([report]) == [(4, 3, 0, 1)]
+    assert "torn" in report.note
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{torn",
+        "17",
+        '{"t": 1}',
+        json.dumps({**EVENTS[0], "role": "cook"}),
+        json.dumps({**EVENTS[0], "iter": -1}),
+    ],
+)
+def test_bad_lines_are_named_and_nothing_is_written(store, path, line):
+    path.write_text(f"{json.dumps(EVENTS[0])}\n\n{line}\n{json.dumps(EVENTS[1])}\n", encoding="utf-8")
+    with pytest.raises(InvalidInput, match=r"1 bad line\(s\), nothing was imported\n  line 3: "):
+        load_transcript(path, store)
+    assert store.transcript("debate").read() == []
+
+
+def test_many_lines_take_few_commits(store, path):
+    write(path, *({**EVENTS[0], "t": float(number)} for number in range(1200)))
+    seen = []
+    load_transcript(path, store, on_progress=lambda done, of: seen.append((done, of)))
+    assert seen == [(500, 1200), (1000, 1200), (1200, 1200)]
+    assert store.stats().rows["commits"] == 3
+    assert [event.t for event in store.transcript("debate").read()] == [
+        float(number) for number in range(1200)
+    ]
+
+
+def test_a_session_log(store, tmp_path):
+    path = tmp_path / "telegram_7_s2.jsonl"
+    write(path, SAID, {**SAID, "role": "assistant", "content": "hello", "user_id": None})
+    assert told(load_session(path, store)) == [(2, 2, 0, 0)]
+    assert told(load_session(path, store)) == [(2, 0, 2, 0)]
+    chat = store.chat("telegram", 7)
+    chat.synchronise(at_least=2)
+    assert [(line.role, line.content, line.ts, line.user_id) for line in chat.log().read()] == [
+        ("user", "hi", SAID["ts"], "7"),
+        ("assistant", "hello", SAID["ts"], None),
+    ]
+    write(path, {**SAID, "ts": "yesterday"}, {**SAID, "role": ""}, {"role": "user"})
+    with pytest.raises(InvalidInput, match=r"3 bad line\(s\)"):
+        load_session(path, store)
