@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from tests.importers.histories import exported, grow, portrait
@@ -50,7 +50,14 @@ class TestExport:
         assert json.loads(lines[0]) == {"kind": "treering.threads", "version": 1}
         assert json.loads(lines[-1]) == {"kind": "end", "threads": 4, "checkpoints": 11}
         report = run("export", "deep", "--store", folder, "-o", "deep.jsonl", "--json").json
-        assert report == {"threads": 1, "checkpoints": 3, "rewinds": 0, "events": 0, "snapshots": 0, "left_out": {}}
+        assert report == {
+            "threads": 1,
+            "checkpoints": 3,
+            "rewinds": 0,
+            "events": 0,
+            "snapshots": 0,
+            "left_out": {},
+        }
 
     def test_to_stdout_and_nothing_else(self, process, folder):
         ran = process("export", "support/alice", "--store", folder)
@@ -115,6 +122,37 @@ class TestJsonl:
         ran = process("import", "jsonl", "-", "--store", "new", "--json", given=data)
         assert ran.json["source"] == "stdin"
         assert look(tmp_path / "new") == look(folder)
+
+    def test_a_person_sees_a_bar_and_a_program_does_not(self, run, folder, tmp_path):
+        run("export", "--all", "--store", folder, "-o", "all.jsonl")
+        ours, theirs = os.openpty()
+        command = [
+            sys.executable,
+            "-m",
+            "treering.cli.main",
+            "import",
+            "jsonl",
+            "all.jsonl",
+            "--store",
+            "new",
+        ]
+        done = subprocess.run(
+            [*command, "--json"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            check=True,
+            timeout=60,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
+        )
+        os.close(theirs)
+        seen = b""
+        with suppress(OSError):  # how a terminal says that nobody writes to it any more
+            while part := os.read(ours, 65536):
+                seen += part
+        os.close(ours)
+        assert b"importing" in seen
+        assert counts(json.loads(done.stdout))["checkpoints"] == (11, 11, 0)
 
     def test_bad_lines(self, run, folder, tmp_path):
         run("export", "--all", "--store", folder, "-o", "all.jsonl")
@@ -264,18 +302,22 @@ class TestAgentry:
 
 
 class TestLangGraph:
-    @pytest.fixture
-    def database(self, tmp_path):
-        """Two turns of one thread, as LangGraph's own saver keeps them."""
-        from langgraph.checkpoint.sqlite import SqliteSaver
+    def graph(self, saver):
         from langgraph.graph import END, START, MessagesState, StateGraph
 
         builder = StateGraph(MessagesState)
         builder.add_node("model", lambda _: {"messages": [("ai", "hello")]})
         builder.add_edge(START, "model")
         builder.add_edge("model", END)
+        return builder.compile(checkpointer=saver)
+
+    @pytest.fixture
+    def database(self, tmp_path):
+        """Two turns of one thread, as LangGraph's own saver keeps them."""
+        from langgraph.checkpoint.sqlite import SqliteSaver
+
         with SqliteSaver.from_conn_string(str(tmp_path / "graph.db")) as saver:
-            graph = builder.compile(checkpointer=saver)
+            graph = self.graph(saver)
             for text in ("hi", "again"):
                 graph.invoke({"messages": [("user", text)]}, {"configurable": {"thread_id": "t"}})
         return tmp_path / "graph.db"
@@ -295,6 +337,17 @@ class TestLangGraph:
             ("ai", "hello"),
         ]
         assert len(run("log", "t", "--json").json["moments"]) == 6
+
+    def test_a_postgres_saver(self, run, postgres_url):
+        from langgraph.checkpoint.postgres import PostgresSaver
+
+        with PostgresSaver.from_conn_string(postgres_url) as saver:
+            saver.setup()
+            graph = self.graph(saver)
+            graph.invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": "t"}})
+        done = run("import", "langgraph", postgres_url, "--json").json
+        assert counts(done)["checkpoints"] == (3, 3, 0)
+        assert run("show", "t", "--json").json["message_count"] == 2
 
     def test_no_secret_in_the_message(self, run, tmp_path):
         ran = run("import", "langgraph", "postgresql://me:hunter2@127.0.0.1:1/x?connect_timeout=2")
