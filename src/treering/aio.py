@@ -22,6 +22,7 @@ from treering.care.statistics import Stats
 from treering.care.verification import Verification
 from treering.core.address import Address
 from treering.core.batch import Batch, Receipt
+from treering.core.clock import Clock
 from treering.core.draft import Draft
 from treering.core.engine import Engine
 from treering.core.records import Checked
@@ -88,6 +89,11 @@ class AsyncStore:
     def engine(self) -> Engine:
         """Async twin of `Store.engine`."""
         return self._store.engine
+
+    @property
+    def clock(self) -> Clock:
+        """Async twin of `Store.clock`."""
+        return self._store.clock
 
     def in_namespace(self, namespace: str) -> AsyncStore:
         """Async twin of `Store.in_namespace`."""

@@ -92,6 +92,11 @@ class Store:
         """What stores the bytes; reads take `space` as their first argument."""
         return self._engine
 
+    @property
+    def clock(self) -> Clock:
+        """Where its times come from."""
+        return self._clock
+
     def in_namespace(self, namespace: str) -> Store:
         """The same store, seen from another space. They share one engine: closing one closes both."""
         return Store(

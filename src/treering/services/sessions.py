@@ -1,0 +1,218 @@
+"""A session: several calls of the services as one transaction.
+
+It collects what the calls write and hands it over as one batch, so nothing is visible or durable before
+`commit`, and then all of it is. What a session has written itself can be named in it at once (a span that was
+started in it can be ended in it), but `exec` sees what is committed. **Invariant:** a run, a span or a tool
+call moves on from the state that this session saw, or the commit is a `Conflict` and leaves no trace.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from msgspec import structs
+
+from treering.core.address import Address, ObjectAt, object_address, parse_address
+from treering.core.batch import ABSENT, Delete, RefChange, Set
+from treering.core.draft import Draft
+from treering.core.scopes import Scope
+from treering.errors import InvalidInput, NotFound, ReadOnly, TreeringError
+from treering.services.stores import current
+from treering.views.recording.runs import run_info, run_ref, write_listing, write_state
+from treering.views.thread_keys import thread_key
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from types import TracebackType
+
+    from treering.core.batch import Batch, Event, Expect
+    from treering.core.content import Content
+    from treering.store import Store
+    from treering.views.recording.runs import RunInfo
+
+BLOBS = "blob/"
+"""Refs that keep a saved payload until something refers to it."""
+
+
+class Session:
+    """One transaction after the other over a store; leaving it without `commit` rolls back."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._sql: Any = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._draft = Draft(self.store.space)
+        self._objects: dict[str, Content] = {}
+        self._used: dict[str, None] = {}
+        self._runs: dict[str, tuple[RunInfo, Expect]] = {}
+        self._refs: dict[str, RefChange] = {}
+
+    # What its users call
+    def exec(self, statement: Any, **options: Any) -> Any:
+        """Run a ``select`` of `treering.models` over what is committed; see SQLModel's ``Session.exec``."""
+        if self._sql is None:
+            from treering.models.connections import open_session
+
+            self._sql = open_session(self.store)
+        self._sql.rollback()  # so that it sees what was committed since the last question
+        return self._sql.exec(statement, **options)
+
+    def add(self, *_: Any) -> None:
+        """Refused: entities are read here, and written by the services."""
+        raise ReadOnly(
+            "entities are for reading; write with create_run, start_span, save_message and the others "
+            "(session=...)"
+        )
+
+    def commit(self) -> None:
+        """Make everything since the last commit durable and visible, all or nothing.
+
+        When the store is away for the moment (the error is ``retryable``), `commit` may be called again;
+        after any other error everything is rolled back.
+        """
+        batch = self._batch()
+        try:
+            if batch.events or batch.refs or batch.objects:
+                self.store.commit(batch)
+        except TreeringError as error:
+            if not error.retryable:
+                self._begin()
+            raise
+        self._begin()
+
+    def rollback(self) -> None:
+        """Forget what was written since the last commit."""
+        self._begin()
+
+    def close(self) -> None:
+        """Roll back, and let go of the connection."""
+        self._begin()
+        if self._sql is not None:
+            self._sql.close()
+            self._sql = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What the services call
+    def run(self, run_id: str) -> RunInfo:
+        """A run as this session sees it."""
+        return self.run_with_version(run_id)[0]
+
+    def run_with_version(self, run_id: str) -> tuple[RunInfo, Expect]:
+        """The same, and what its ref is expected to be when it moves."""
+        if run_id in self._runs:
+            return self._runs[run_id]
+        name = run_ref(run_id)
+        found = self.store.engine.refs(self.store.space, [name])
+        if name not in found:
+            raise NotFound(f"there is no run {run_id!r}; create_run() makes one")
+        return run_info(found[name]), found[name].version
+
+    def set_run(self, info: RunInfo, expect: Expect) -> None:
+        """A run's new state; it may change again before the commit."""
+        self._runs[info.id] = (info, expect)
+
+    def event(self, event: Event) -> None:
+        """A row for the journal."""
+        self._draft.event(event)
+
+    def put(self, content: Content, *, scope: str) -> Address:
+        """Content of an event of this transaction."""
+        return self._draft.put(content, scope=scope)
+
+    def put_object(self, content: Content) -> Address:
+        """Content under its own name, whatever its size."""
+        self._objects[content.name] = content
+        return object_address(content.name)
+
+    def refer(self, address: str, what: str) -> tuple[Address, int]:
+        """The address of stored content, and how many bytes there are; it is kept from now on."""
+        try:
+            place = parse_address(address)
+        except InvalidInput:
+            raise NotFound(f"{what} {address!r} is nothing that is stored; save_blob() gives an id") from None
+        if isinstance(place, ObjectAt) and place.name in self._objects:
+            size = len(self._objects[place.name].data)
+        else:
+            size = len(self.store.engine.get(self.store.space, [Address(address)])[0].data)
+        if isinstance(place, ObjectAt):
+            self._used[place.name] = None
+            if place.name not in self._objects:
+                self._draft.require(place.name)
+        return Address(address), size
+
+    def ref(self, name: str) -> tuple[bytes, Expect] | None:
+        """A ref's value as this session sees it, and what to expect when it moves."""
+        if name in self._refs:
+            change = self._refs[name]
+            return (change.change.value, change.expect) if isinstance(change.change, Set) else None
+        found = self.store.engine.refs(self.store.space, [name])
+        return (found[name].value, found[name].version) if name in found else None
+
+    def set_ref(self, name: str, value: bytes, *, scope: str) -> None:
+        """A ref that must not be there yet."""
+        self._refs[name] = RefChange(name=name, scope=scope, change=Set(value=value), expect=ABSENT)
+
+    def delete_ref(self, name: str, expect: Expect, *, scope: str) -> None:
+        """Remove a ref; one of this transaction was never there."""
+        if name in self._refs:
+            del self._refs[name]
+        else:
+            self._refs[name] = RefChange(name=name, scope=scope, change=Delete(), expect=expect)
+
+    def is_deleted(self, name: str) -> bool:
+        """Whether this transaction removes that ref."""
+        return name in self._refs and isinstance(self._refs[name].change, Delete)
+
+    def _batch(self) -> Batch:
+        draft = self._draft.batch()
+        runs = Draft(self.store.space)
+        for info, expect in self._runs.values():
+            if expect == ABSENT:
+                write_listing(runs, info)
+            write_state(runs, info, thread_key=thread_key(info.thread, info.namespace), expect=expect)
+        states = runs.batch()
+        return structs.replace(
+            draft,
+            objects=draft.objects | self._objects,
+            events=(*draft.events, *states.events),
+            refs=(*states.refs, *self._refs.values(), *self._anchors()),
+        )
+
+    def _anchors(self) -> Iterator[RefChange]:
+        """Payloads that nothing refers to are kept by a ref of their own, until something does."""
+        names = {name: BLOBS + name for name in (*self._objects, *self._used)}
+        there = self.store.engine.refs(self.store.space, list(names.values())) if names else {}
+        for name, ref in names.items():
+            scope = str(Scope("", "blob", name))
+            if name in self._used:
+                if ref in there:
+                    yield RefChange(name=ref, scope=scope, change=Delete())
+            elif ref not in there:
+                anchor = Set(value=b"{}", links=(object_address(name),))
+                yield RefChange(name=ref, scope=scope, change=anchor)
+
+
+def get_session() -> Session:
+    """A session over the store in use, for a ``with`` statement; call its `commit` before leaving."""
+    return Session(current())
+
+
+@contextmanager
+def within(session: Session | None) -> Generator[Session]:
+    """The session that was handed over, or one of its own that is committed at the end."""
+    if session is not None:
+        yield session
+        return
+    with get_session() as own:
+        yield own
+        own.commit()
