@@ -77,20 +77,20 @@ class Objects:
 
     def locate(self, session: Session, space: int, names: Sequence[str]) -> Located:
         """Where those of the objects are that exist. Needs the session only until it returns."""
-        inline: list[tuple[str, int, bytes]] = []
+        inline: dict[str, tuple[str, int, bytes]] = {}  # by name: hashing the frames would cost as much again
         packed: dict[str, list[PackEntry]] = {}
         for row in in_chunks(session, _SELECT, (space,), _as_keys(dict.fromkeys(names))):
             name, kind, size, frame, pack, offset, length, inner_offset, pack_no = row
             name = bytes(name).hex()
             if frame is not None:
-                inline.append((name, kind, frame_of(frame, f"object {name}")))
+                inline[name] = (name, kind, frame_of(frame, f"object {name}"))
             elif pack is not None:
                 packed.setdefault(pack, []).append(
                     PackEntry(name, kind_of(kind, f"object {name}"), size, offset, length, inner_offset)
                 )
             else:
                 raise Corrupt(f"object {name} points at pack {pack_no}, which no row describes; run verify")
-        return Located(tuple(dict.fromkeys(inline)), {pack: list(set(each)) for pack, each in packed.items()})
+        return Located(tuple(inline.values()), {pack: list(set(each)) for pack, each in packed.items()})
 
     def read(self, located: Located) -> dict[str, Content]:
         """The verified content of located objects, by name; `PackGone` when a pack was rewritten since."""
