@@ -108,6 +108,7 @@ def _after(scratch: Path, store: treering.Store, theirs: Any, deltas: Any) -> li
     store.thread("bench-fork").delete()
     del deltas
     mine = seconds_of(lambda: TreeringSaver(store).delete_thread("bench"))
+    store.close()  # moves the log into the file, which shrinks then
     left = size_of(scratch / "full") / ours_size
     peer = seconds_of(lambda: theirs.delete_thread("bench"))
     found.append(

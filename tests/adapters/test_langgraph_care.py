@@ -8,16 +8,18 @@ import random
 from typing import Annotated
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from typing_extensions import TypedDict
 
 import treering
 from tests.adapters.langgraph_scripts import config
 from treering.adapters.langgraph import TreeringSaver
-from treering.adapters.langgraph_values import Packed
+from treering.adapters.langgraph_shadows import REMOVE_ALL
+from treering.adapters.langgraph_values import DeltaSnapshot, Packed
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, Corrupt, StoreFull
 
@@ -104,6 +106,39 @@ def test_a_lost_checkpoint_is_an_error_and_never_a_new_thread(store):
     store.engine.erase(store.space, Erasure(event_seqs=(records[-1].seq,)))
     with pytest.raises(Corrupt, match="not stored"):
         TreeringSaver(store).get_tuple(config())
+
+
+def test_the_list_that_views_show_of_a_delta_channel_is_exact_or_absent(store):
+    def saved(saver, parent, since, **values):
+        metadata = (
+            {"step": since, "counters_since_delta_snapshot": {"messages": (since, since)}} if since else {}
+        )
+        checkpoint = empty_checkpoint()
+        checkpoint["channel_values"] = values
+        checkpoint["channel_versions"] = {"messages": since + 1}
+        return saver.put(parent, checkpoint, metadata, {"messages": since + 1})
+
+    def shown():
+        return [each["id"] for each in store.thread("alice").load().messages]
+
+    one, other = TreeringSaver(store), TreeringSaver(store)
+    where = saved(one, config(checkpoint_ns=""), 0, messages=DeltaSnapshot([HumanMessage("a", id="a")]))
+    one.put_writes(where, [("messages", [AIMessage("b", id="b"), AIMessage("c", id="c")])], "task")
+    where = saved(one, where, 1)
+    assert shown() == ["a", "b", "c"]
+    one.put_writes(where, [("messages", [RemoveMessage(id="b"), AIMessage("C", id="c")])], "task")
+    where = saved(one, where, 2)
+    assert shown() == ["a", "c"]
+    assert "messages" not in one.get(where)["channel_values"]
+    one.put_writes(where, [("messages", [AIMessage("d", id="d")])], "task")
+    one.get_tuple(where)  # commits what waits
+    other.get_tuple(where)
+    where = saved(other, where, 3)
+    assert shown() == []
+    assert REMOVE_ALL == REMOVE_ALL_MESSAGES
+    history = one.get_delta_channel_history(config=where, channels=["messages"])["messages"]
+    assert history["seed"] == DeltaSnapshot([HumanMessage("a", id="a")])
+    assert [len(value) for _, _, value in history["writes"]] == [2, 2, 1]
 
 
 # Removing

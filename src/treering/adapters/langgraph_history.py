@@ -14,6 +14,7 @@ from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, writ
 from treering.adapters.langgraph_lists import Known, read_list
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
 from treering.adapters.langgraph_saving import DELTA, INLINE, MESSAGE_LISTS
+from treering.adapters.langgraph_shadows import is_shadow
 from treering.adapters.langgraph_values import DeltaSnapshot
 from treering.core.address import Address, slot_address
 from treering.errors import Corrupt, NotFound
@@ -120,7 +121,7 @@ class Reader:
             for ancestor, behind in self._ancestors(place, step):
                 chain.append((ancestor, behind, child.seq))
                 child = ancestor
-                remaining -= {channel for channel in remaining if _holds(ancestor, channel)}
+                remaining -= {channel for channel in remaining if holds(ancestor, channel)}
                 if not remaining:
                     break
         if chain:
@@ -158,7 +159,7 @@ class Reader:
             for write in reversed(self._merged(values, found)):
                 if write[1] in remaining:
                     writes[write[1]].append(write)
-            here = {channel for channel in remaining if _holds(ancestor, channel)}
+            here = {channel for channel in remaining if holds(ancestor, channel)}
             if here:
                 loaded = self._values(values, ancestor, self._lists(values, ancestor, {}))
                 for channel in here:
@@ -176,6 +177,7 @@ class Reader:
             values, place, thread, step, lists, self._graphs.written(place, step, is_moved=is_moved)
         )
         self._memory.keep(Base(step, lists))
+        self._memory.found(step, {write[1] for write in found.pending_writes or ()})
         return found
 
     def _lists(self, values: Values, step: Step, read: dict[str, Known]) -> dict[str, Known]:
@@ -183,6 +185,8 @@ class Reader:
         lists: dict[str, Known] = {}
         names = step.graph.get(MESSAGE_LISTS, ())
         for name, stretch in step.checkpoint.lists.items():
+            if is_shadow(step, name):
+                continue
             known = read.get(stretch.list)
             if known is None or known.stretch.length < stretch.length:
                 known = read[stretch.list] = read_list(
@@ -309,9 +313,10 @@ def place_of(place: Any, batch: str) -> Address | Spot:
     return slot_address(batch, 0, place) if isinstance(place, int) else Address(place)
 
 
-def _holds(step: Step, channel: str) -> bool:
+def holds(step: Step, channel: str) -> bool:
+    """Whether a step stores a channel whole."""
     return (
-        channel in step.checkpoint.lists
+        (channel in step.checkpoint.lists and not is_shadow(step, channel))
         or channel in step.checkpoint.state
         or channel in step.graph.get(INLINE, ())
     )

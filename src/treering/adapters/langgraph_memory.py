@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from threading import Lock
 from typing import Final
 
 import msgspec
 
 from treering.adapters.langgraph_lists import Known
-from treering.adapters.langgraph_pending import Recent
-from treering.views.graphs import Step
+from treering.adapters.langgraph_pending import Recent, TaskWrites
+from treering.views.graphs import Place, Step, writes_key
 
 _BASES: Final = 64
 _BASE_ITEMS: Final = 50_000
@@ -41,6 +42,8 @@ class Memory:
         self._bases: OrderedDict[str, Base] = OrderedDict()
         self._heads: OrderedDict[str, SeenHead] = OrderedDict()
         self._items = 0
+        self._written: OrderedDict[str, list[TaskWrites]] = OrderedDict()
+        self._others: OrderedDict[str, frozenset[str]] = OrderedDict()
         self.recent = Recent()
 
     def base(self, checkpoint_id: str) -> Base | None:
@@ -70,6 +73,34 @@ class Memory:
                 self._heads[ref] = head
             while len(self._heads) > _HEADS:
                 self._heads.popitem(last=False)
+
+    def wrote(self, writes: TaskWrites) -> None:
+        """A task wrote something on a step."""
+        key = writes_key(writes.place, writes.graph_id)
+        with self._lock:
+            self._written.setdefault(key, []).append(writes)
+            while len(self._written) > _BASES:
+                self._written.popitem(last=False)
+
+    def found(self, step: Step, channels: Iterable[str]) -> None:
+        """A step was loaded, on which these channels had been written, here or elsewhere."""
+        with self._lock:
+            self._others[step.checkpoint.id] = frozenset(channels)
+            while len(self._others) > _BASES:
+                self._others.popitem(last=False)
+
+    def written(self, step: Step, channel: str) -> list[TaskWrites] | None:
+        """All that was written on a step to a channel; ``None`` if others may have written as well."""
+        if channel in self._others.get(step.checkpoint.id, ()):
+            return None
+        within = Place(
+            thread=step.checkpoint.thread,
+            namespace=step.checkpoint.namespace,
+            within=step.within,
+            scope="",
+            ref="",
+        )
+        return self._written.get(writes_key(within, step.graph_id), [])
 
     def forget(self) -> None:
         """Unlearn everything: something was removed."""

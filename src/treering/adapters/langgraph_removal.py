@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
-from treering.adapters.langgraph_history import place_of
+from treering.adapters.langgraph_history import holds, place_of
 from treering.adapters.langgraph_memory import Memory
-from treering.adapters.langgraph_saving import INLINE
 from treering.core.address import Address, list_address
 from treering.core.batch import Event
 from treering.core.draft import Draft
@@ -97,13 +96,13 @@ class Removal:
         open_channels = {
             name
             for name in step.metadata.get("counters_since_delta_snapshot") or ()
-            if name in versions and not _holds(step, name)
+            if name in versions and not holds(step, name)
         }
         needed = {step.checkpoint.id}
         if open_channels:
             for ancestor, _ in self._graphs.line(place, step):
                 needed.add(ancestor.checkpoint.id)
-                open_channels -= {name for name in open_channels if _holds(ancestor, name)}
+                open_channels -= {name for name in open_channels if holds(ancestor, name)}
                 if not open_channels:
                     break
         return needed
@@ -310,11 +309,3 @@ class _Copying:
                 there = self._graphs.place(self._target.thread, within)
                 value = head_value(copy, copy.created_at_us, is_root=not within)
                 draft.set_ref(there.ref, value, scope=there.scope)
-
-
-def _holds(step: Step, channel: str) -> bool:
-    return (
-        channel in step.checkpoint.lists
-        or channel in step.checkpoint.state
-        or channel in step.graph.get(INLINE, ())
-    )

@@ -16,6 +16,7 @@ import msgspec
 from treering.adapters.langgraph_lists import Known, is_list, read_list, write_list
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
 from treering.adapters.langgraph_pending import Queue, TaskWrites, taken, write_event
+from treering.adapters.langgraph_shadows import SHADOWS, shadowed, with_writes
 from treering.adapters.langgraph_values import DeltaSnapshot, is_list_of_values
 from treering.core.batch import ABSENT
 from treering.core.draft import Draft
@@ -139,6 +140,7 @@ class Scribe:
         else:
             self.queue.add(found)
         self._memory.recent.remember(found.messages)
+        self._memory.wrote(found)
 
     def _parent(self, values: Values, place: Place, graph_id: str | None) -> Base | None:
         if graph_id is None:
@@ -154,18 +156,19 @@ class Scribe:
 
     def lists_of(self, values: Values, step: Step) -> dict[str, Known]:
         """The lists of a step, read from the store."""
-        names = step.graph.get(MESSAGE_LISTS, ())
         return {
-            name: read_list(
-                self._engine,
-                self._space,
-                values,
-                stretch,
-                is_messages=name in names,
-                where=f"channel {name!r} of checkpoint {step.graph_id!r}",
-            )
-            for name, stretch in step.checkpoint.lists.items()
+            name: self._read(values, step, name, stretch) for name, stretch in step.checkpoint.lists.items()
         }
+
+    def _read(self, values: Values, step: Step, channel: str, stretch: Stretch) -> Known:
+        return read_list(
+            self._engine,
+            self._space,
+            values,
+            stretch,
+            is_messages=channel in step.graph.get(MESSAGE_LISTS, ()),
+            where=f"channel {channel!r} of checkpoint {step.graph_id!r}",
+        )
 
     def _written(
         self,
@@ -225,7 +228,20 @@ class Scribe:
             else:
                 known.pop(channel, None)
                 state |= _write_value(draft, values, before, channel, value, place.scope)
-        for name, found in ((INLINE, inline), (MESSAGE_LISTS, message_lists), (DELTA, delta)):
+        shadows: list[str] = []
+        for channel in shadowed(before, request.metadata, checkpoint["channel_values"]) if before else ():
+            grown = self._shadow(draft, values, place, parent, channel, is_tail=is_tail)
+            if grown is not None:
+                known[channel] = grown
+                lists[channel] = grown.stretch
+                message_lists.append(channel)
+                shadows.append(channel)
+        for name, found in (
+            (INLINE, inline),
+            (MESSAGE_LISTS, message_lists),
+            (DELTA, delta),
+            (SHADOWS, shadows),
+        ):
             if found:
                 graph[name] = found
         made = (None if is_fresh else step_id(place, checkpoint["id"])) or new_checkpoint_id(self._clock)
@@ -246,6 +262,28 @@ class Scribe:
             write_event(draft, writes)
         write_checkpoint(draft, saved, scope=place.scope)
         return Base(Step(checkpoint=saved, seq=0), known)
+
+    def _shadow(
+        self, draft: Draft, values: Values, place: Place, parent: Base | None, channel: str, *, is_tail: bool
+    ) -> Known | None:
+        """A delta channel of messages with what was written on the parent (see `langgraph_shadows`)."""
+        writes = None if parent is None else self._memory.written(parent.step, channel)
+        if parent is None or writes is None:
+            return None
+        before = parent.lists.get(channel)
+        stretch = parent.step.checkpoint.lists.get(channel)
+        if stretch is None:
+            before = None
+        elif before is None or before.stretch != stretch:
+            before = self._read(values, parent.step, channel, stretch)
+        items = with_writes(before.items if before is not None else [], writes, channel)
+        if not items:
+            return None
+        recent = self._memory.recent
+        scope = place.scope
+        return write_list(
+            draft, self._engine, values, before, items, scope=scope, recent=recent, is_tail=is_tail
+        )
 
     def _move_head(
         self, draft: Draft, place: Place, step: Step, parent: Base | None, *, is_known: bool
