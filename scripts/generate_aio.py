@@ -74,6 +74,12 @@ TWINS: Final = (
         twin="AsyncState",
         direct=frozenset({"in_namespace", "mapping", "sessions"}),
     ),
+    Twin(
+        module="treering.views.memory.memory",
+        name="Memory",
+        twin="AsyncMemory",
+        direct=frozenset({"in_namespace"}),
+    ),
     Twin(module="treering.views.json_stores", name="JsonStore", twin="AsyncJsonStore"),
     Twin(module="treering.views.user_sessions", name="Sessions", twin="AsyncSessions"),
     Twin(

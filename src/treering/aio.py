@@ -41,6 +41,17 @@ from treering.views.directory import ThreadInfo
 from treering.views.hooks import Hooks
 from treering.views.interrupts import Decision
 from treering.views.json_stores import JsonStore
+from treering.views.memory.context import MemoryContext
+from treering.views.memory.documents import (
+    MemoryDiff,
+    MemoryDocument,
+    MemorySearch,
+    MemoryVersion,
+    Provenance,
+    TagMatch,
+)
+from treering.views.memory.folders import FolderSync
+from treering.views.memory.memory import Memory
 from treering.views.moments import Moment
 from treering.views.recording.runs import Run, RunInfo
 from treering.views.runs import RunPage, Runs
@@ -113,6 +124,11 @@ class AsyncStore:
     def state(self) -> AsyncState:
         """Async twin of `Store.state`."""
         return AsyncState(self._store.state, self._bridge)
+
+    @property
+    def memory(self) -> AsyncMemory:
+        """Async twin of `Store.memory`."""
+        return AsyncMemory(self._store.memory, self._bridge)
 
     def thread(self, id: str, namespace: str | None = None) -> AsyncThread:
         """Async twin of `Store.thread`."""
@@ -1054,6 +1070,166 @@ class AsyncState:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._state)[1:]}"
+
+
+class AsyncMemory:
+    """Async twin of `Memory`."""
+
+    def __init__(self, memory: Memory, bridge: Bridge | None = None) -> None:
+        self._memory = memory
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Memory:
+        """The memory that does the work."""
+        return self._memory
+
+    @property
+    def namespace(self) -> str:
+        """Async twin of `Memory.namespace`."""
+        return self._memory.namespace
+
+    def in_namespace(self, namespace: str) -> AsyncMemory:
+        """Async twin of `Memory.in_namespace`."""
+        return AsyncMemory(self._memory.in_namespace(namespace), self._bridge)
+
+    async def namespaces(self) -> AsyncIterator[str]:
+        """Async twin of `Memory.namespaces`."""
+        async for each in self._bridge.iterate(self._memory.namespaces):
+            yield each
+
+    async def save(
+        self,
+        document: str | MemoryDocument | Mapping[str, Any],
+        content: str | None = None,
+        *,
+        tags: Iterable[str] = (),
+        auto_load: bool = False,
+        expires_at: datetime | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        if_version: int | None = None,
+        provenance: Provenance | None = None,
+    ) -> MemoryDocument:
+        """Async twin of `Memory.save`."""
+        return await self._bridge.call(
+            self._memory.save,
+            document,
+            content,
+            tags=tags,
+            auto_load=auto_load,
+            expires_at=expires_at,
+            metadata=metadata,
+            if_version=if_version,
+            provenance=provenance,
+        )
+
+    async def update(
+        self,
+        id: str,
+        function: Callable[[str], str],
+        *,
+        default: str = "",
+        provenance: Provenance | None = None,
+    ) -> MemoryDocument:
+        """Async twin of `Memory.update`."""
+        return await self._bridge.call(
+            self._memory.update, id, function, default=default, provenance=provenance
+        )
+
+    async def restore(self, id: str, version: int) -> MemoryDocument:
+        """Async twin of `Memory.restore`."""
+        return await self._bridge.call(self._memory.restore, id, version)
+
+    async def delete(self, id: str, *, if_version: int | None = None) -> bool:
+        """Async twin of `Memory.delete`."""
+        return await self._bridge.call(self._memory.delete, id, if_version=if_version)
+
+    async def forget(self, id: str) -> Forgotten:
+        """Async twin of `Memory.forget`."""
+        return await self._bridge.call(self._memory.forget, id)
+
+    async def get(
+        self, id: str, *, version: int | None = None, include_expired: bool = False
+    ) -> MemoryDocument | None:
+        """Async twin of `Memory.get`."""
+        return await self._bridge.call(self._memory.get, id, version=version, include_expired=include_expired)
+
+    async def query(
+        self,
+        *,
+        tags: Iterable[str] = (),
+        match: TagMatch = "any",
+        auto_load: bool | None = None,
+        prefix: str = "",
+        filter: Callable[[MemoryDocument], bool] | None = None,
+        include_expired: bool = False,
+        limit: int | None = None,
+    ) -> list[MemoryDocument]:
+        """Async twin of `Memory.query`."""
+        return await self._bridge.call(
+            self._memory.query,
+            tags=tags,
+            match=match,
+            auto_load=auto_load,
+            prefix=prefix,
+            filter=filter,
+            include_expired=include_expired,
+            limit=limit,
+        )
+
+    async def search(
+        self,
+        text: str,
+        *,
+        tags: Iterable[str] = (),
+        match: TagMatch = "any",
+        limit: int = 10,
+        everywhere: bool = False,
+        neighbours: float = 0.0,
+    ) -> MemorySearch:
+        """Async twin of `Memory.search`."""
+        return await self._bridge.call(
+            self._memory.search,
+            text,
+            tags=tags,
+            match=match,
+            limit=limit,
+            everywhere=everywhere,
+            neighbours=neighbours,
+        )
+
+    async def history(self, id: str) -> AsyncIterator[MemoryVersion]:
+        """Async twin of `Memory.history`."""
+        async for each in self._bridge.iterate(self._memory.history, id):
+            yield each
+
+    async def diff(self, id: str, old: int, new: int | None = None) -> MemoryDiff:
+        """Async twin of `Memory.diff`."""
+        return await self._bridge.call(self._memory.diff, id, old, new)
+
+    async def context(
+        self,
+        *,
+        auto_load: bool = True,
+        max_documents: int | None = None,
+        max_tokens: int | None = None,
+        filter: Callable[[MemoryDocument], bool] | None = None,
+    ) -> MemoryContext:
+        """Async twin of `Memory.context`."""
+        return await self._bridge.call(
+            self._memory.context,
+            auto_load=auto_load,
+            max_documents=max_documents,
+            max_tokens=max_tokens,
+            filter=filter,
+        )
+
+    async def sync_folder(self, path: str | Path, *, dry_run: bool = False) -> FolderSync:
+        """Async twin of `Memory.sync_folder`."""
+        return await self._bridge.call(self._memory.sync_folder, path, dry_run=dry_run)
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._memory)[1:]}"
 
 
 class AsyncJsonStore:

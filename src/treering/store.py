@@ -33,6 +33,7 @@ from treering.views.chats import Chat
 from treering.views.costs import Costs
 from treering.views.directory import ThreadInfo, list_threads
 from treering.views.hooks import Hooks
+from treering.views.memory.memory import Memory
 from treering.views.recording.decorators import recorded
 from treering.views.recording.recorder import Recorder
 from treering.views.recording.runs import Run
@@ -117,6 +118,13 @@ class Store:
     def state(self) -> State:
         """Small state: JSON values by key, changed by compare-and-swap."""
         return State(self._engine, self._space, clock=self._clock)
+
+    @property
+    def memory(self) -> Memory:
+        """What agents remember: documents by id with every version, searched and loaded into contexts."""
+        return Memory(
+            self._engine, self._space, clock=self._clock, forgetter=lambda scope: self.forget(scope=scope)
+        )
 
     def thread(self, id: str, namespace: str | None = None) -> Thread:
         """A conversation and its state, moment by moment; made by its first checkpoint."""

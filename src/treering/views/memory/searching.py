@@ -1,0 +1,125 @@
+"""Search among documents: by stemmed words, and by trigrams where a language has no spaces.
+
+The index is the engine's and moves in the same commit as the document. Common words are left out of the
+question and the rest is joined by OR (see `core.terms`). **Invariant:** what cannot be ranked is not passed
+off as an answer: `MemorySearch.ranked` is false then, and the note says why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from treering.core.query import MAX_PAGE, SearchQuery
+from treering.core.terms import query_terms
+from treering.errors import InvalidInput
+from treering.views.memory.documents import MemoryHit, MemorySearch, TagMatch, has_tags
+from treering.views.memory.records import TRIGRAMS, WORDS, Stored, contents, is_wide, parse_name, stored
+
+if TYPE_CHECKING:
+    from treering.core.engine import Engine
+    from treering.core.records import Ref
+
+_GRAM: Final = 3
+_FIRST: Final = 50
+_NUMBERED: Final = re.compile(r"(.*?)(\d{1,15})")
+
+
+class Searcher:
+    """Answers questions about one namespace, or about all (``None``)."""
+
+    def __init__(self, engine: Engine, space: str, namespace: str | None, *, now_us: int) -> None:
+        self._engine = engine
+        self._space = space
+        self._namespace = namespace
+        self._now_us = now_us
+
+    def ranked(
+        self, text: str, *, tags: list[str], match: TagMatch, limit: int, neighbours: float
+    ) -> MemorySearch:
+        """The best matches; the index is asked for more until enough of them have the tags."""
+        if limit < 1:
+            raise InvalidInput(f"limit is {limit}; use 1 or more")
+        asked = min(max(_FIRST, limit * 4), MAX_PAGE)
+        while True:
+            scores, is_all = self._scores(text, asked)
+            if neighbours:
+                scores = _supported(scores, neighbours)
+            found = self._living(scores, lambda record: has_tags(record.tags, tags, match))
+            if len(found) >= limit or is_all or asked >= MAX_PAGE:
+                return MemorySearch(hits=self._hits(found[:limit]))
+            asked = min(asked * 4, MAX_PAGE)
+
+    def _scores(self, text: str, asked: int) -> tuple[dict[str, float], bool]:
+        """Names and scores, and whether these are all that match."""
+        collections = (WORDS, TRIGRAMS) if is_wide(text) else (WORDS,)
+        merged: dict[str, float] = {}
+        is_all = True
+        for collection in collections:
+            query = SearchQuery(collection=collection, text=text, namespace=self._namespace, limit=asked)
+            hits = self._engine.search(self._space, query).hits
+            is_all = is_all and len(hits) < asked
+            # Two indexes count differently: each one's best is 1 when they are put together.
+            top = hits[0].score if hits and len(collections) > 1 else 1.0
+            for hit in hits:
+                score = hit.score / top if top > 0 else hit.score
+                merged[hit.name] = max(merged.get(hit.name, score), score)
+        return dict(sorted(merged.items(), key=lambda pair: -pair[1])), is_all
+
+    def _living(
+        self, scores: dict[str, float], accept: Callable[[Stored], bool]
+    ) -> list[tuple[Ref, Stored, float]]:
+        refs = self._engine.refs(self._space, list(scores))
+        living: list[tuple[Ref, Stored, float]] = []
+        for name, score in scores.items():
+            ref = refs.get(name)
+            if ref is None:
+                continue
+            record = stored(ref.value)
+            if not record.is_expired(self._now_us) and accept(record):
+                living.append((ref, record, score))
+        return living
+
+    def _hits(self, found: list[tuple[Ref, Stored, float]]) -> tuple[MemoryHit, ...]:
+        texts = contents(self._engine, self._space, [record for _, record, _ in found])
+        hits: list[MemoryHit] = []
+        for (ref, record, score), text in zip(found, texts, strict=True):
+            namespace, name = parse_name(ref.name)
+            hits.append(
+                MemoryHit(document=record.document(name, ref.version, text), namespace=namespace, score=score)
+            )
+        return tuple(hits)
+
+
+def cannot_rank(text: str) -> str:
+    """Why a question has no ranking, or nothing when it has."""
+    terms = query_terms(text)
+    if not terms:
+        return "the question has no word to look for"
+    if is_wide(text) and all(is_wide(term) and len(term) < _GRAM for term in terms):
+        return f"words of a language without spaces are ranked from {_GRAM} characters on"
+    return ""
+
+
+def _supported(scores: dict[str, float], share: float) -> dict[str, float]:
+    """Numbered documents (``turn-7``) get a share of the scores of the numbers before and behind them.
+
+    An answer often stands next to the words of its question: the neighbours come into the list as well.
+    """
+    raised = dict(scores)
+    for name, score in scores.items():
+        for beside in _beside(name):
+            raised[beside] = raised.get(beside, 0.0) + share * score
+    return dict(sorted(raised.items(), key=lambda pair: -pair[1]))
+
+
+def _beside(name: str) -> list[str]:
+    found = _NUMBERED.fullmatch(name)
+    if found is None:
+        return []
+    head, digits = found.groups()
+    numbers = [number for number in (int(digits) - 1, int(digits) + 1) if number >= 0]
+    return [
+        f"{head}{number:0{len(digits)}d}" if digits[0] == "0" else f"{head}{number}" for number in numbers
+    ]

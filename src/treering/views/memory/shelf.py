@@ -1,0 +1,244 @@
+"""Where the documents of one namespace lie: refs, events and index entries, moved together.
+
+Every change is computed from what is there and committed only if that is still there; whoever lost the race
+computes again. **Invariant:** a version number belongs to exactly one event of the journal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.batch import ABSENT, Event, Text
+from treering.core.draft import Draft
+from treering.core.encoding import decode_json, encode_json
+from treering.core.ids import check_id
+from treering.core.query import EventQuery, encode_cursor
+from treering.errors import RefMoved
+from treering.views.memory.documents import MemoryDocument, MemoryVersion, Provenance, least_trust
+from treering.views.memory.records import (
+    DELETED,
+    MEMORY_KINDS,
+    SAVED,
+    TRIGRAMS,
+    WORDS,
+    Stored,
+    contents,
+    from_facts,
+    kept,
+    prefix_of,
+    scope_of,
+    stored,
+)
+from treering.views.recording.context import here
+
+if TYPE_CHECKING:
+    from treering.core.clock import Clock
+    from treering.core.engine import Engine
+    from treering.core.records import Record, Ref
+
+_PAGE: Final = 500
+_LONGEST_PAUSE: Final = 0.05
+
+
+class Shelf:
+    """The documents of one namespace, as they are stored."""
+
+    def __init__(self, engine: Engine, space: str, namespace: str, *, clock: Clock) -> None:
+        self._engine = engine
+        self._space = space
+        self._namespace = namespace
+        self._clock = clock
+        self._prefix = prefix_of(namespace)
+
+    def delete(self, id: str, if_version: int | None) -> bool:
+        """Take a document away, if it is there (and at that version)."""
+        for attempt in itertools.count():
+            ref = self.ref(id)
+            _check_version(id, ref, if_version)
+            if ref is None:
+                return False
+            draft = Draft(self._space)
+            self._take_away(draft, id, ref)
+            if self._committed(draft):
+                return True
+            _pause(attempt)
+        raise AssertionError  # attempts never end
+
+    def swap(
+        self,
+        id: str,
+        computed: Callable[[MemoryDocument | None], MemoryDocument],
+        if_version: int | None,
+        provenance: Provenance | None,
+    ) -> MemoryDocument:
+        """Save what is computed from the document that is there; the same again is no new version."""
+        name, scope = self.name(id), scope_of(self._namespace, id)
+        for attempt in itertools.count():
+            ref = self.ref(id)
+            _check_version(id, ref, if_version)
+            before = None if ref is None else stored(ref.value)
+            document = computed(None if ref is None or before is None else self.document(ref, before))
+            now_us = self._clock.now_us()
+            draft = Draft(self._space)
+            record = kept(
+                draft,
+                document,
+                scope=scope,
+                before=before,
+                now_us=now_us,
+                provenance=self._origin(provenance),
+            )
+            if ref is not None and before is not None and record.says_the_same(before):
+                return self.document(ref, before, document.content)
+            expect = ABSENT if ref is None else ref.version
+            draft.set_ref(name, record.encoded(), scope=scope, expect=expect, links=(record.address,))
+            facts = record.facts() | ({} if ref is None else {"version": ref.version + 1})
+            self._tell(draft, SAVED, id, facts, record)
+            self._index(draft, id, record, before)
+            version = self._committed(draft)
+            if version:
+                return record.document(id, version, document.content)
+            _pause(attempt)
+        raise AssertionError  # attempts never end
+
+    def history(self, id: str) -> Iterator[MemoryVersion]:
+        """Every version, newest first."""
+        name = self.name(id)
+        ref = self._engine.refs(self._space, [name]).get(name)
+        query = EventQuery(kinds=MEMORY_KINDS, scope=scope_of(self._namespace, id), newest_first=True)
+        after = None if ref is None else encode_cursor(query, 0, ref.seq + 1)
+        newer = None if ref is None else ref.version + 1
+        while True:
+            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
+            for change in self._versions(id, page.records, newer):
+                newer = change.version
+                yield change
+            if page.cursor is None:
+                return
+            after = page.cursor
+
+    def document(self, ref: Ref, record: Stored, content: str | None = None) -> MemoryDocument:
+        """A document with its content."""
+        if content is None:
+            (content,) = contents(self._engine, self._space, [record])
+        return record.document(self.id_of(ref), ref.version, content)
+
+    def pages(self, prefix: str) -> Iterator[list[Ref]]:
+        """The refs of documents whose ids start so, in order."""
+        after = None
+        while page := self._engine.scan_refs(self._space, self._prefix + prefix, after=after, limit=_PAGE):
+            yield page
+            after = page[-1].name
+
+    def name(self, id: str) -> str:
+        """The name of a document's ref."""
+        check_id(scope_of(self._namespace, check_id(id, "memory id")), "the scope of a memory (/ as %2F)")
+        return check_id(self._prefix + id, "the ref of a memory")
+
+    def id_of(self, ref: Ref) -> str:
+        """The document's id."""
+        return ref.name[len(self._prefix) :]
+
+    def ref(self, id: str) -> Ref | None:
+        """Where a document is now."""
+        name = self.name(id)
+        return self._engine.refs(self._space, [name]).get(name)
+
+    def _take_away(self, draft: Draft, id: str, ref: Ref) -> None:
+        before = stored(ref.value)
+        draft.delete_ref(ref.name, scope=ref.scope, expect=ref.version)
+        self._tell(draft, DELETED, id, {"version": ref.version + 1}, None)
+        self._index(draft, id, None, before)
+
+    def _tell(
+        self, draft: Draft, kind: str, id: str, facts: Mapping[str, Any], record: Stored | None
+    ) -> None:
+        place = here.get()
+        draft.event(
+            Event(
+                id=draft.id,
+                kind=kind,
+                ts_us=self._clock.now_us(),
+                scope=scope_of(self._namespace, id),
+                name=id,
+                run=None if place is None else place.run_id,
+                span=None if place is None else place.span_id,
+                agent=None if place is None else place.agent,
+                data=encode_json(facts, keep_order=True),
+                body=None if record is None else record.address,
+            )
+        )
+
+    def _index(self, draft: Draft, id: str, record: Stored | None, before: Stored | None) -> None:
+        if record is not None and before is not None and record.address == before.address:
+            return
+        collections = [WORDS]
+        if (record is not None and record.wide) or (before is not None and before.wide):
+            collections.append(TRIGRAMS)
+        for collection in collections:
+            is_in = record is not None and (collection == WORDS or record.wide)
+            draft.text(
+                Text(
+                    collection=collection,
+                    name=self.name(id),
+                    scope=scope_of(self._namespace, id),
+                    source=record.address if is_in and record is not None else None,
+                    namespace=self._namespace,
+                    tokens="words" if collection == WORDS else "trigrams",
+                )
+            )
+
+    def _committed(self, draft: Draft) -> int:
+        """The version that the ref has now; 0 when someone else was first."""
+        try:
+            receipt = self._engine.commit(draft.batch())
+        except RefMoved:
+            return 0
+        return next(iter(receipt.versions.values()))
+
+    def _origin(self, given: Provenance | None) -> Provenance | None:
+        place = here.get()
+        if given is None:
+            return None if place is None else Provenance(run=place.run_id)
+        sources = [self.ref(each) for each in given.derived_from]
+        origins = [stored(ref.value).provenance for ref in sources if ref is not None]
+        trust = least_trust([given.trust, *(each.trust for each in origins if each is not None)])
+        run = given.run or (None if place is None else place.run_id)
+        return msgspec.structs.replace(given, trust=trust, run=run)
+
+    def _versions(self, id: str, records: Iterable[Record], newer: int | None) -> Iterator[MemoryVersion]:
+        told = [(record, decode_json(record.event.data or b"{}")) for record in records]
+        saved = {record.seq: from_facts(facts) for record, facts in told if record.event.kind == SAVED}
+        texts = dict(zip(saved, contents(self._engine, self._space, saved.values()), strict=True))
+        for record, facts in told:
+            # A document that came back after a deletion goes on counting: its successor knows its number.
+            version: int = facts.get("version") or (1 if newer is None else newer - 1)
+            newer = version
+            state = saved.get(record.seq)
+            yield MemoryVersion(
+                id=id,
+                version=version,
+                operation="deleted" if state is None else "saved",
+                document=None if state is None else state.document(id, version, texts[record.seq]),
+                provenance=None if state is None else state.provenance,
+                changed_at_us=record.event.ts_us,
+                seq=record.seq,
+            )
+
+
+def _check_version(id: str, ref: Ref | None, wanted: int | None) -> None:
+    if wanted is None or wanted == (0 if ref is None else ref.version):
+        return
+    there = "does not exist" if ref is None else f"is at version {ref.version}"
+    raise RefMoved(f"memory {id!r} {there}, expected version {wanted}; read it again and retry")
+
+
+def _pause(attempt: int) -> None:
+    """Let the others finish: those who lost a race do not meet again at once."""
+    time.sleep(random.uniform(0, min(0.001 * 2 ** min(attempt, 10), _LONGEST_PAUSE)))
