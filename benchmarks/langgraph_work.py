@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 THREAD = {"configurable": {"thread_id": "bench", "checkpoint_ns": ""}}
 SNAPSHOT_EVERY = 100
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def new_messages(steps: int) -> list[list[BaseMessage]]:
     """What each step adds; the same for everyone."""
     chance = random.Random(4)
-    words = [
-        "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 10))) for _ in range(4000)
-    ]
+    words = ["".join(chance.choices(LETTERS, k=chance.randint(2, 10))) for _ in range(4000)]
+    often = [1 / rank for rank in range(1, len(words) + 1)]  # as words are in any language
 
     def text(length: int) -> str:
-        return " ".join(chance.choices(words, k=length // 6))[:length]
+        return " ".join(chance.choices(words, often, k=length // 3))[:length]
 
     def made_id() -> str:
         return str(uuid.UUID(int=chance.getrandbits(128)))
