@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -71,6 +73,20 @@ class TestThreads:
         ran = treering_("threads", "--limit", "1")
         assert len(ran.out.splitlines()) == 2
         assert "2 older" in ran.err
+
+    def test_a_damaged_thread_hides_no_other(self, treering_, folder):
+        head = ids(folder)[-1]
+        with closing(sqlite3.connect(folder / "treering.db")) as database, database:
+            assert database.execute("DELETE FROM event WHERE id = ?", (head,)).rowcount == 1
+        ran = treering_("threads", "--json")
+        assert ran.code == 5
+        assert [(each["id"], each["damaged"]) for each in ran.json] == [
+            ("notes", False),
+            ("support/alice", True),
+            ("support/alice-bolder", False),
+        ]
+        assert treering_("threads").out.splitlines()[2].endswith("damaged")
+        assert treering_("log", "support/alice").code != 0
 
     def test_none_at_all(self, run, tmp_path):
         treering.open(tmp_path / "empty").close()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from treering.cli.console import clean, rows, say, show
+from treering.cli.moments import difference_lines, moment_lines
 from treering.cli.options import (
     JsonOption,
     NamespaceOption,
@@ -21,14 +22,12 @@ from treering.cli.options import (
     UserNamespaceOption,
     opened_store,
 )
-from treering.cli.telling import as_json as json_text
-from treering.cli.telling import message_count, one_line, raw, speaker, summary, when, words
+from treering.cli.telling import message_count, one_line, raw, summary, when
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from treering.store import Store
-    from treering.views.differences import Difference
+    from treering.views.checkpoints import Checkpoint
+    from treering.views.directory import ThreadInfo
     from treering.views.finding import Finder
     from treering.views.moments import Moment
     from treering.views.threads import Thread
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 ThreadArgument = Annotated[str, typer.Argument(metavar="THREAD", help="The id of a thread.")]
 _MOMENT: Final = "A checkpoint (or its beginning), a thread, or thread@12, thread@~1, thread@TIME."
 _LEFT_SHOWN: Final = 10
+_DAMAGED: Final = 5
 
 
 def add_to(app: typer.Typer) -> None:
@@ -59,44 +59,39 @@ def threads(
     """List threads, newest first."""
     from itertools import islice
 
-    from treering.views.journal import Journal
-
     with opened_store(store, store_blobs, namespace) as opened:
         found = opened.threads(namespace=user_namespace, prefix=prefix)
         shown = list(islice(found, limit or None))
         more = sum(1 for _ in found)
-        heads = [Journal(opened.engine, opened.space, each.namespace).by_id(each.head) for each in shown]
+        heads = [_head_of(opened, each) for each in shown]
     listed = [
         {
             "id": each.id,
             "namespace": each.namespace,
             "step": each.step,
-            "message_count": message_count(head),
+            "message_count": None if head is None else message_count(head),
             "created_at": each.created_at,
             "updated_at": each.updated_at,
             "head": each.head,
-            "note": head.note,
-            "tags": list(head.tags),
-            "pending_interrupt": raw(head.pending_interrupt),
+            "note": None if head is None else head.note,
+            "tags": [] if head is None else list(head.tags),
+            "pending_interrupt": raw(None if head is None else head.pending_interrupt),
+            "damaged": head is None,
         }
         for each, head in zip(shown, heads, strict=True)
     ]
     table = [["THREAD", "NAMESPACE", "STEP", "MESSAGES", "UPDATED", "NOTE"]]
     for each, head in zip(shown, heads, strict=True):
-        note = "waits for a decision" if head.pending_interrupt is not None else one_line(head.note or "", 40)
-        told = [
-            each.id,
-            each.namespace,
-            f"{each.step}",
-            f"{message_count(head)}",
-            when(each.updated_at),
-            note,
-        ]
+        count = "?" if head is None else f"{message_count(head)}"
+        told = [each.id, each.namespace, f"{each.step}", count, when(each.updated_at), _remark(head)]
         table.append([*map(clean, told)])
     lines = rows(table) if listed else [f"no threads{' that begin like this' if prefix else ''} yet"]
     show(listed, lines, as_json=as_json)
     if more and not as_json:
         say(f"... and {more} older (--limit 0 lists all)")
+    if None in heads:
+        say(f"{heads.count(None)} threads cannot be read; run `treering verify`, then restore from a backup")
+        raise typer.Exit(_DAMAGED)
 
 
 def log(
@@ -166,7 +161,7 @@ def show_moment(
         "lists": {name: stretch.length for name, stretch in checkpoint.lists.items()},
         "state": raw(state),
     }
-    show(what, _moment_lines(found, messages, state), as_json=as_json)
+    show(what, moment_lines(found, messages, state), as_json=as_json)
 
 
 def diff(
@@ -205,7 +200,7 @@ def diff(
         "state": raw(told.state),
         "files": told.files,
     }
-    show(what, [*_difference_lines(told), *file_lines(told.files)], as_json=as_json)
+    show(what, [*difference_lines(told), *file_lines(told.files)], as_json=as_json)
 
 
 def fork(
@@ -332,6 +327,23 @@ def delete(
     show({"deleted": info.id, "namespace": info.namespace}, [f"deleted {clean(info.id)}"], as_json=as_json)
 
 
+def _head_of(opened: Store, thread: ThreadInfo) -> Checkpoint | None:
+    """The newest moment of a listed thread; ``None`` when it is damaged, which must not hide the others."""
+    from treering.errors import Corrupt, NotFound
+    from treering.views.journal import Journal
+
+    try:
+        return Journal(opened.engine, opened.space, thread.namespace).by_id(thread.head)
+    except (Corrupt, NotFound):
+        return None
+
+
+def _remark(head: Checkpoint | None) -> str:
+    if head is None:
+        return "damaged"
+    return "waits for a decision" if head.pending_interrupt is not None else one_line(head.note or "", 40)
+
+
 def _finder(opened: Store, user_namespace: str) -> Finder:
     from treering.views.finding import Finder
 
@@ -366,65 +378,3 @@ def _value(text: str) -> Any:
     if value is None:
         raise InvalidInput("--value null is no value; use deny to refuse")
     return value
-
-
-def _moment_lines(moment: Moment, messages: list[Any], state: dict[str, Any]) -> Iterator[str]:
-    checkpoint = moment.checkpoint
-    # Names that begin with _ are a framework's own bookkeeping; --json has them too.
-    metadata = {name: value for name, value in checkpoint.metadata.items() if not name.startswith("_")}
-    whose = f" of {clean(checkpoint.namespace)}" if checkpoint.namespace else ""
-    yield typer.style(f"{clean(checkpoint.thread)}{whose}, step {checkpoint.step}", bold=True)
-    facts = {
-        "checkpoint": checkpoint.id,
-        "parent": checkpoint.parent or "",
-        "saved": checkpoint.created_at,
-        "note": checkpoint.note or "",
-        "tags": ", ".join(checkpoint.tags),
-        "files": checkpoint.snapshot or "",
-        "metadata": json_text(metadata) if metadata else "",
-        "waits for": json_text(checkpoint.pending_interrupt)
-        if checkpoint.pending_interrupt is not None
-        else "",
-    }
-    yield from (f"  {name:<10}  {clean(fact)}" for name, fact in facts.items() if fact)
-    for name, stretch in checkpoint.lists.items():
-        if name != "messages":
-            yield f"  {clean(name):<10}  {stretch.length} items"
-    count = message_count(checkpoint)
-    yield typer.style(f"messages ({count})", bold=True)
-    if count > len(messages):
-        yield f"  ... {count - len(messages)} earlier ones (--last 0 shows all)"
-    for index, message in enumerate(messages, count - len(messages)):
-        yield from _said("", index, message)
-    if state:
-        yield typer.style("state", bold=True)
-        yield from (f"  {clean(name)} = {clean(json_text(value))}" for name, value in state.items())
-
-
-def _difference_lines(told: Difference) -> Iterator[str]:
-    yield f"{told.before} -> {told.after}, {told.common} messages in common"
-    for index, message in told.removed:
-        yield from _coloured("red", _said("-", index, message))
-    for each in told.changed:
-        yield from _coloured("red", _said("-", each.index, each.before))
-        yield from _coloured("green", _said("+", each.index, each.after))
-    for index, message in told.added:
-        yield from _coloured("green", _said("+", index, message))
-    for change in told.state:
-        is_removal = change["op"] == "remove"
-        value = "" if is_removal else f" = {json_text(change['value'])}"
-        sign = {"add": "+", "remove": "-", "replace": "~"}[change["op"]]
-        yield typer.style(clean(f"{sign} state {change['path']}{value}"), fg="red" if is_removal else "green")
-    if told.is_empty:
-        yield "nothing differs"
-
-
-def _said(sign: str, index: int, message: Any) -> Iterator[str]:
-    first, *rest = words(message).split("\n")
-    lead = f"{sign:<2}{index:>3} {speaker(message):<10} "
-    yield (lead + first).rstrip()
-    yield from (" " * len(lead) + line for line in rest)
-
-
-def _coloured(colour: str, lines: Iterator[str]) -> Iterator[str]:
-    return (typer.style(line, fg=colour) for line in lines)
