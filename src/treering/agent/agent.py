@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, cast
 
 from treering.agent.driving import Steps, drive, drive_async
 from treering.agent.keepers import Keeper
@@ -19,6 +18,7 @@ from treering.agent.middleware import Middleware
 from treering.agent.parts import Part, Result
 from treering.agent.shapes import Prompt
 from treering.agent.tools import toolbox
+from treering.closing import Closing
 from treering.errors import InvalidInput
 from treering.views.budgets import Budget
 from treering.views.hooks import HookName
@@ -71,7 +71,7 @@ def create_agent(
     return Agent(setup)
 
 
-class Agent:
+class Agent(Closing):
     """Made by `create_agent`. It keeps nothing of a run itself, so any number of them may go on at once."""
 
     def __init__(self, setup: Setup) -> None:
@@ -188,20 +188,8 @@ class Agent:
         """Close the store, if the agent opened it by its URL. May be called twice."""
         self._setup.keeper.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def aclose(self) -> None:
+        """As `close`, for async code."""
         await asyncio.to_thread(self.close)
 
     def _run(

@@ -11,9 +11,9 @@ from __future__ import annotations
 import builtins
 import copy
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
+from treering.closing import Closing
 from treering.errors import NotFound, TreeringError
 from treering.savers.checkpoint import Checkpoint
 from treering.savers.fields import Fields, checked, checked_namespace, writing_of
@@ -30,7 +30,7 @@ HooksLike = Hooks | Mapping[HookName, Hook | Sequence[Hook]]
 """A `treering.views.hooks.Hooks`, or hooks by name: ``{"post_checkpoint_save": [tell]}``."""
 
 
-class Saver:
+class Saver(Closing):
     """Checkpoints of one namespace. Use it as a context manager, or `close` it."""
 
     def __init__(self, shelf: Shelf, *, hooks: HooksLike | None = None) -> None:
@@ -208,22 +208,6 @@ class Saver:
         """As `close`."""
         await self._threads.run(self._shelf.close)
         self._threads.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _written(self, writing: Writing) -> Checkpoint | None:
         """Write, and have the content at hand: nobody can read it later without blocking a loop."""
