@@ -183,21 +183,32 @@ with treering.open(sys.argv[1]) as store:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("name", ["restore.file_written", "restore.file_placed"])
-def test_a_killed_restore_is_finished_by_the_next(tmp_path: Path, folder: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "point, litters",
+    [
+        ("restore.file_written=kill:2", True),
+        ("restore.file_written=kill:4", True),
+        ("restore.file_placed=kill:1", False),
+        ("restore.file_placed=kill:2", False),
+    ],
+    ids=["in a folder", "in a new folder", "after one file", "after two"],
+)
+def test_a_killed_restore_is_finished_by_the_next(
+    tmp_path: Path, folder: Path, point: str, *, litters: bool
+) -> None:
     target = tmp_path / "new"
     with treering.open(tmp_path / "store") as store:
         snapshot = store.workspace.snapshot(folder)
         killed = subprocess.run(
             [sys.executable, "-c", RESTORER, str(tmp_path / "store"), snapshot, str(target)],
-            env={**os.environ, failpoints.ENVIRONMENT: f"{name}=kill:3"},
+            env={**os.environ, failpoints.ENVIRONMENT: point},
             check=False,
             timeout=60,
         )
         assert killed.returncode == -signal.SIGKILL
         whole = {path: each for path, each in picture(target).items() if each[0] == "file"}
         litter = {path for path in whole if ".treering-tmp-" in path}
-        assert len(litter) == (name == "restore.file_written")
+        assert bool(litter) == litters
         assert {path: each for path, each in whole.items() if path not in litter}.items() <= (
             picture(folder).items()
         )

@@ -28,8 +28,14 @@ ZSTD: Final = 1
 COMPRESS_FROM: Final = 2048
 """Payloads below this many bytes stay raw: compressing one costs as much as the rest of its commit."""
 
+PROBE_FROM: Final = 64 * 1024
+"""Payloads from this many bytes on are tried in three places first: most of what does not shrink there
+(video, archives, ciphertext) does not shrink at all, and trying all of it would cost more than storing it."""
+
 MAX_PAYLOAD: Final = 1 << 30
 """No frame unfolds to more than this; a hostile one is refused before memory is taken."""
+
+_SAMPLE: Final = 4096
 
 _HEAD: Final = struct.Struct(">BBH")
 _CRC: Final = struct.Struct(">I")
@@ -53,11 +59,21 @@ _compressors = _Compressors()
 
 def seal(data: bytes | memoryview, *, compress_from: int = COMPRESS_FROM) -> bytes:
     """Put ``data`` into a frame, compressed when it is long enough and shrinks."""
-    if len(data) >= compress_from:
+    if len(data) >= compress_from and (len(data) < PROBE_FROM or _shrinks(data)):
         packed = _compressors.zstd.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
         if len(packed) < len(data):
             return b"".join((_ZSTD_HEAD, _CRC.pack(crc32(packed, _ZSTD_HEAD_CRC)), packed))
     return b"".join((_RAW_HEAD, _CRC.pack(crc32(data, _RAW_HEAD_CRC)), data))
+
+
+def _shrinks(data: bytes | memoryview) -> bool:
+    """Whether any of three samples of some data becomes shorter."""
+    middle = len(data) // 2
+    for start in (0, middle, len(data) - _SAMPLE):
+        sample = data[start : start + _SAMPLE]
+        if len(_compressors.zstd.compress(sample, zstd.ZstdCompressor.FLUSH_FRAME)) < _SAMPLE:
+            return True
+    return False
 
 
 def unseal(frame: bytes, where: str, *, limit: int = MAX_PAYLOAD) -> bytes:

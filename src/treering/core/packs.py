@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from hashlib import sha256
+from io import BytesIO
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -152,7 +153,8 @@ class PackWriter:
     def finish(self) -> Pack:
         """The pack of all that was added. The writer is spent."""
         self._close_group()
-        pieces = [HEAD]
+        whole = BytesIO()  # gives its bytes away without a copy
+        whole.write(HEAD)
         entries: list[PackEntry] = []
         offset = len(HEAD)
         lengths: list[int] = []
@@ -162,13 +164,15 @@ class PackWriter:
             for name, kind, size in group.objects:
                 entries.append(PackEntry(name, kind, size, offset, len(frame), inner_offset))
                 inner_offset += size
-            pieces.append(frame)
+            whole.write(frame)
+            group.frame = b""  # it is in memory once, not twice
             lengths.append(len(frame))
             offset += len(frame)
         index = seal(self._index(lengths))
-        pieces += (index, _TRAILER.pack(len(index), _TAIL))
+        whole.write(index)
+        whole.write(_TRAILER.pack(len(index), _TAIL))
         self._groups.clear()
-        data = b"".join(pieces)
+        data = whole.getvalue()
         return Pack(name=sha256(data).hexdigest(), data=data, entries=tuple(entries))
 
     def _close_group(self) -> None:

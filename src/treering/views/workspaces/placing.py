@@ -3,7 +3,8 @@
 Every step is relative to a descriptor of the folder that it happens in, one name at a time, and no link is
 followed: whatever is swapped in below the target while this runs, nothing is written, changed or removed
 outside of it. A file is written beside its place under a name of its own and renamed when it is complete and
-has its mode, so under its own name it is always whole. Runs of zeros in large files become holes again.
+has its mode, so under its own name it is always whole; a folder that is new is filled with its files under
+such a name. Runs of zeros in large files become holes again.
 **Invariant:** at any moment each file of the target is as it was, or as the snapshot says.
 """
 
@@ -30,6 +31,7 @@ from treering.views.workspaces.planning import FolderPlan
 from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.rules import TEMPORARY
 from treering.views.workspaces.scanning import FILE_FLAGS, FOLDER_FLAGS
+from treering.views.workspaces.virtual_paths import remove
 
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _HOLE: Final = 4096
@@ -71,23 +73,26 @@ class Placer:
         """Do everything; what is known of the target afterwards."""
         return self._folder(plan, folder)
 
-    def _folder(self, plan: FolderPlan, folder: int) -> KnownFolder:
+    def _folder(self, plan: FolderPlan, folder: int, stamps: dict[str, Stamp] | None = None) -> KnownFolder:
         with _where(plan.path or "the target"), self._writable(plan, folder):
-            stamps = self._own(plan, folder)
+            if stamps is None:
+                stamps = self._own(plan, folder)
             inner = {each.name: self._below(each, folder) for each in plan.folders}
             for link in plan.links:
                 self._link(link, folder, plan.path + link.name)
         return _known_after(plan, stamps, inner)
 
-    def _own(self, plan: FolderPlan, folder: int) -> dict[str, Stamp]:
+    def _own(self, plan: FolderPlan, folder: int, *, is_made: bool = False) -> dict[str, Stamp]:
         for name in plan.removed_files:
             self._unlink(name, folder, plan.path + name)
         for name, known in plan.removed_folders.items():
             self._remove(name, known, folder, plan.path + name)
         stamps: dict[str, Stamp] = {}
         for entry in plan.files:
-            with _where(plan.path + entry.name):
-                stamps[entry.name] = self._file(entry, folder, plan.path + entry.name)
+            path = plan.path + entry.name
+            with _where(path):
+                place = self._file_in_new if is_made else self._file
+                stamps[entry.name] = place(entry, folder, path)
         for entry in plan.chmods:
             with _where(plan.path + entry.name):
                 _chmod(entry, folder)
@@ -98,10 +103,11 @@ class Placer:
 
     def _below(self, plan: FolderPlan, above: int) -> KnownFolder:
         with _where(plan.path):
-            is_made = plan.is_new and self._make(plan, above)
-            inner = os.open(plan.name, FOLDER_FLAGS, dir_fd=above)
+            is_made = plan.is_new and not (self._joins and _is_there(plan.name, above))
+            inner = self._make(above) if is_made else os.open(plan.name, FOLDER_FLAGS, dir_fd=above)
         try:
-            known = self._folder(plan, inner)
+            stamps = self._filled(plan, inner, above) if is_made else None
+            known = self._folder(plan, inner, stamps)
             with _where(plan.path):
                 if is_made or (plan.current is not None and plan.current.mode != plan.mode):
                     os.fchmod(inner, plan.mode)
@@ -109,15 +115,25 @@ class Placer:
             os.close(inner)
         return known
 
-    def _make(self, plan: FolderPlan, above: int) -> bool:
+    def _filled(self, plan: FolderPlan, folder: int, above: int) -> dict[str, Stamp]:
+        """Put its files into a new folder, then give it its name."""
         try:
-            os.mkdir(plan.name, 0o700, dir_fd=above)
-        except FileExistsError:
-            if self._joins:
-                return False
+            stamps = self._own(plan, folder, is_made=True)
+            with _where(plan.path):
+                os.rename(self._temporary, plan.name, src_dir_fd=above, dst_dir_fd=above)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                remove(above, self._temporary)
             raise
         self.written.append(plan.path)
-        return True
+        return stamps
+
+    def _make(self, above: int) -> int:
+        """A new folder under a temporary name, locked: it gets its own when its files are in it."""
+        os.mkdir(self._temporary, 0o700, dir_fd=above)
+        folder = os.open(self._temporary, FOLDER_FLAGS, dir_fd=above)
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        return folder
 
     @contextlib.contextmanager
     def _writable(self, plan: FolderPlan, folder: int) -> Generator[None]:
@@ -133,6 +149,26 @@ class Placer:
             os.fchmod(folder, mode)
 
     # Files
+    def _file_in_new(self, entry: FileEntry, folder: int, path: str) -> Stamp:
+        """A file of a folder that has no name yet needs no temporary one itself."""
+        file = os.open(entry.name, _NEW_FILE, entry.mode | 0o200, dir_fd=folder)
+        try:
+            size = _fill(file, self._take(entry), entry, path)
+            if (entry.mode | 0o200) & ~self._umask != entry.mode:
+                os.fchmod(file, entry.mode)
+            stamp = stamp_of(os.fstat(file))
+        finally:
+            os.close(file)
+        failpoints.hit(_WRITTEN)
+        self._wrote(path, size)
+        return stamp
+
+    def _wrote(self, path: str, size: int) -> None:
+        self.bytes += size
+        self.written.append(path)
+        if self._on_progress is not None:
+            self._on_progress(FileProgress(len(self.written), self.bytes))
+
     def _file(self, entry: FileEntry, folder: int, path: str) -> Stamp:
         file = os.open(self._temporary, _NEW_FILE, entry.mode | 0o200, dir_fd=folder)
         try:
@@ -150,10 +186,7 @@ class Placer:
         finally:
             os.close(file)
         failpoints.hit(_PLACED)
-        self.bytes += size
-        self.written.append(path)
-        if self._on_progress is not None:
-            self._on_progress(FileProgress(len(self.written), self.bytes))
+        self._wrote(path, size)
         # Renaming moves ctime; everything else is as it was when the file was closed, or someone was faster.
         stamp = stamp_of(os.stat(entry.name, dir_fd=folder, follow_symlinks=False))
         return stamp if stamp[:3] == stamp_of(written)[:3] else untrusted(stamp[4])
@@ -221,9 +254,20 @@ def _sweep_one(folder: int, name: str) -> None:
     file = os.open(name, FILE_FLAGS, dir_fd=folder)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(name, dir_fd=folder)
+        if stats.S_ISDIR(found.st_mode):
+            remove(folder, name)
+        else:
+            os.unlink(name, dir_fd=folder)
     finally:
         os.close(file)
+
+
+def _is_there(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _fill(file: int, pieces: Iterator[bytes], entry: FileEntry, path: str) -> int:

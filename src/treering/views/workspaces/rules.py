@@ -32,7 +32,7 @@ RESERVED: Final = ".treering"
 """A store's own folder; in the root of a snapshot, where its rules are kept."""
 
 TEMPORARY: Final = ".treering-tmp-"
-"""What the names of half-written files begin with."""
+"""What the names of half-written files and folders begin with."""
 
 DEFAULT_EXCLUDES: Final = (
     ".git/",

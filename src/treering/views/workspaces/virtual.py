@@ -219,7 +219,7 @@ class Files:
             if not stats.S_ISDIR(found.st_mode):
                 os.unlink(names[-1], dir_fd=folder)
             elif recursive:
-                remove(folder, names[-1], 0)
+                remove(folder, names[-1])
             else:
                 try:
                     os.rmdir(names[-1], dir_fd=folder)

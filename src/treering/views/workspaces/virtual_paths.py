@@ -75,7 +75,7 @@ def read_up_to(file: int, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def remove(above: int, name: str, depth: int) -> None:
+def remove(above: int, name: str, depth: int = 0) -> None:
     """Remove a folder with what is in it, by descriptors, following no link."""
     if depth > MAX_DEPTH:
         raise OSError(errno.ENAMETOOLONG, "too deep")
