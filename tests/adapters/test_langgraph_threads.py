@@ -136,6 +136,24 @@ def test_any_string_is_a_thread_id(store):
     assert found == set(names)
 
 
+def test_a_fork_of_an_oddly_named_thread_has_a_name_of_its_own(store):
+    say(chat(TreeringSaver(store)), "hi", "line\nbreak")
+    (info,) = store.threads()
+    store.thread(info.id).fork("plain")
+    found = {each.config["configurable"]["thread_id"] for each in TreeringSaver(store).list(None)}
+    assert found == {"line\nbreak", "plain"}
+
+
+def test_a_moment_that_no_graph_saved_is_not_gone_on_from(store):
+    graph = chat(TreeringSaver(store))
+    say(graph, "one")
+    store.thread("alice").append({"role": "user", "content": "by hand"})
+    with pytest.raises(InvalidInput, match="not saved by a graph"):
+        graph.get_state(config())
+    store.thread("alice").rewind(1)
+    assert texts(say(graph, "two")["messages"]) == ["one", "answer 1", "two", "answer 3"]
+
+
 @given(one=st.text(max_size=20), other=st.text(max_size=20), space=st.sampled_from(["", "u1", "u/2"]))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_namespace_sees_nothing_of_another(one, other, space):

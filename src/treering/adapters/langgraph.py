@@ -13,12 +13,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from random import random
 from types import TracebackType
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
-from treering.adapters.naming import thread_name
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.bridge import Bridge
 from treering.core.clock import SystemClock
@@ -50,11 +48,8 @@ from treering.adapters.langgraph_hooks import Hooked
 from treering.adapters.langgraph_memory import Memory
 from treering.adapters.langgraph_pending import Queue
 from treering.adapters.langgraph_removal import Removal
-from treering.adapters.langgraph_saving import Request, Scribe
+from treering.adapters.langgraph_saving import Request, Scribe, thread_id_of
 from treering.adapters.langgraph_values import Values, closed_serde
-
-_LONGEST: Final = 160
-"""Thread ids up to this long stand for themselves, also where each of their characters has to be escaped."""
 
 
 class TreeringSaver(BaseCheckpointSaver[int]):
@@ -346,9 +341,3 @@ class TreeringSaver(BaseCheckpointSaver[int]):
 def _flush(queue: Queue) -> None:
     with suppress(TreeringError):  # the store may be closed by now
         queue.flush()
-
-
-@lru_cache(maxsize=4096)
-def thread_id_of(thread: str) -> str:
-    """The id that a thread of LangGraph has in the store: its own, where that can be one."""
-    return thread_name(thread, "thread_id", limit=_LONGEST)

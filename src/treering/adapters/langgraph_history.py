@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, writ
 
 from treering.adapters.langgraph_lists import Known, read_list
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
-from treering.adapters.langgraph_saving import DELTA, INLINE, MESSAGE_LISTS
+from treering.adapters.langgraph_saving import DELTA, INLINE, MESSAGE_LISTS, thread_of
 from treering.adapters.langgraph_shadows import is_shadow
 from treering.adapters.langgraph_values import DeltaSnapshot
 from treering.core.address import Address, slot_address
@@ -92,7 +92,7 @@ class Reader:
             yield self._tuple(
                 values,
                 there,
-                step.graph.get("thread", step.checkpoint.thread) if thread is None else thread,
+                thread_of(step) if thread is None else thread,
                 step,
                 self._lists(values, step, read),
                 self._graphs.written(there, step),

@@ -9,6 +9,7 @@ child of where it is.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from treering.adapters.langgraph_memory import Base, Memory, SeenHead
 from treering.adapters.langgraph_pending import Queue, TaskWrites, taken, write_event
 from treering.adapters.langgraph_shadows import SHADOWS, shadowed, with_writes
 from treering.adapters.langgraph_values import DeltaSnapshot, is_list_of_values
+from treering.adapters.naming import thread_name
 from treering.core.batch import ABSENT
 from treering.core.draft import Draft
 from treering.core.encoding import encode_json
@@ -41,6 +43,8 @@ INLINE: Final = "values"
 MESSAGE_LISTS: Final = "messages"
 
 _TRIES: Final = 8
+_LONGEST: Final = 160
+"""Thread ids up to this long stand for themselves, also where each of their characters has to be escaped."""
 _SMALL: Final = 256
 _SIMPLE: Final = frozenset({str, int, bool, type(None)})
 _OWN_CHANNELS: Final = ("branch:", "__")
@@ -321,6 +325,19 @@ class Scribe:
                 before = parent.lists.get(name) if parent is not None else None
                 self._memory.recent.forget(known.items[len(before.items) if before is not None else 0 :])
         return step
+
+
+@lru_cache(maxsize=4096)
+def thread_id_of(thread: str) -> str:
+    """The id that a thread of LangGraph has in the store: its own, where that can be one."""
+    return thread_name(thread, "thread_id", limit=_LONGEST)
+
+
+def thread_of(step: Step) -> str:
+    """The id under which LangGraph knows the thread of a step (a fork has its own)."""
+    given: str | None = step.graph.get("thread")
+    own = step.checkpoint.thread
+    return given if given is not None and thread_id_of(given) == own else own
 
 
 def _is_same(one: Checkpoint, other: Checkpoint) -> bool:

@@ -153,7 +153,7 @@ class _Import:
         )
 
     def _import(self, thread: str, within: str, total: int) -> None:
-        from treering.adapters.langgraph import thread_id_of
+        from treering.adapters.langgraph_saving import thread_id_of
 
         place = self._graphs.place(thread_id_of(thread), within)
         there = {step.graph_id for step in self._graphs.steps(place, within=within)}

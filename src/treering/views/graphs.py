@@ -25,7 +25,7 @@ from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import MAX_ID_CHARS
 from treering.core.query import EventQuery
 from treering.core.scopes import namespace_prefix
-from treering.errors import Corrupt
+from treering.errors import Corrupt, InvalidInput
 from treering.views.checkpoints import KIND, PREFIX, by_id, read_checkpoint
 from treering.views.journal import head_ref, thread_scope
 
@@ -193,6 +193,13 @@ class Graphs:
             if step is not None:
                 return _head(ref, step)
             if self._engine.refs(self._space, [place.ref]).get(place.ref) == ref:
+                if self._engine.scan(
+                    self._space, by_id(decode_json(ref.value)["checkpoint"]), limit=1
+                ).records:
+                    raise InvalidInput(
+                        f"the newest moment of thread {place.thread!r} was not saved by a graph, so none can "
+                        "go on from it; rewind to one that was, or use another thread"
+                    )
                 raise Corrupt(
                     f"the head of thread {place.thread!r} names a checkpoint that is not stored; "
                     "run verify, then restore it from a backup"
