@@ -80,6 +80,12 @@ TWINS: Final = (
         twin="AsyncMemory",
         direct=frozenset({"in_namespace"}),
     ),
+    Twin(
+        module="treering.views.schedules.schedules",
+        name="Schedules",
+        twin="AsyncSchedules",
+        direct=frozenset({"in_namespace", "worker"}),
+    ),
     Twin(module="treering.views.json_stores", name="JsonStore", twin="AsyncJsonStore"),
     Twin(module="treering.views.user_sessions", name="Sessions", twin="AsyncSessions"),
     Twin(

@@ -55,6 +55,10 @@ from treering.views.memory.memory import Memory
 from treering.views.moments import Moment
 from treering.views.recording.runs import Run, RunInfo
 from treering.views.runs import RunPage, Runs
+from treering.views.schedules.fires import FireReport
+from treering.views.schedules.schedules import Schedules
+from treering.views.schedules.tasks import CatchUp, Overlap, Policy, Task
+from treering.views.schedules.worker import Handler, Worker
 from treering.views.state_records import Change, Entry
 from treering.views.states import State
 from treering.views.threads import Thread
@@ -129,6 +133,11 @@ class AsyncStore:
     def memory(self) -> AsyncMemory:
         """Async twin of `Store.memory`."""
         return AsyncMemory(self._store.memory, self._bridge)
+
+    @property
+    def schedules(self) -> AsyncSchedules:
+        """Async twin of `Store.schedules`."""
+        return AsyncSchedules(self._store.schedules, self._bridge)
 
     def thread(self, id: str, namespace: str | None = None) -> AsyncThread:
         """Async twin of `Store.thread`."""
@@ -1230,6 +1239,185 @@ class AsyncMemory:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._memory)[1:]}"
+
+
+class AsyncSchedules:
+    """Async twin of `Schedules`."""
+
+    def __init__(self, schedules: Schedules, bridge: Bridge | None = None) -> None:
+        self._schedules = schedules
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Schedules:
+        """The schedules that does the work."""
+        return self._schedules
+
+    def in_namespace(self, namespace: str) -> AsyncSchedules:
+        """Async twin of `Schedules.in_namespace`."""
+        return AsyncSchedules(self._schedules.in_namespace(namespace), self._bridge)
+
+    async def cron(
+        self,
+        expression: str,
+        *,
+        prompt: str,
+        tz: str = "UTC",
+        channel: str = "",
+        chat_id: str | int = "",
+        policy: Policy | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Task:
+        """Async twin of `Schedules.cron`."""
+        return await self._bridge.call(
+            self._schedules.cron,
+            expression,
+            prompt=prompt,
+            tz=tz,
+            channel=channel,
+            chat_id=chat_id,
+            policy=policy,
+            metadata=metadata,
+        )
+
+    async def interval(
+        self,
+        seconds: float,
+        *,
+        prompt: str,
+        channel: str = "",
+        chat_id: str | int = "",
+        policy: Policy | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Task:
+        """Async twin of `Schedules.interval`."""
+        return await self._bridge.call(
+            self._schedules.interval,
+            seconds,
+            prompt=prompt,
+            channel=channel,
+            chat_id=chat_id,
+            policy=policy,
+            metadata=metadata,
+        )
+
+    async def once(
+        self,
+        when: datetime | str,
+        *,
+        prompt: str,
+        tz: str = "UTC",
+        channel: str = "",
+        chat_id: str | int = "",
+        policy: Policy | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Task:
+        """Async twin of `Schedules.once`."""
+        return await self._bridge.call(
+            self._schedules.once,
+            when,
+            prompt=prompt,
+            tz=tz,
+            channel=channel,
+            chat_id=chat_id,
+            policy=policy,
+            metadata=metadata,
+        )
+
+    async def schedule_task(
+        self,
+        prompt: str,
+        type: str,
+        value: str | float | datetime,
+        *,
+        channel: str = "",
+        chat_id: str | int = "",
+        tz: str = "UTC",
+        catch_up: CatchUp = "once",
+        overlap: Overlap = "skip",
+        policy: Policy | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Task:
+        """Async twin of `Schedules.schedule_task`."""
+        return await self._bridge.call(
+            self._schedules.schedule_task,
+            prompt,
+            type,
+            value,
+            channel=channel,
+            chat_id=chat_id,
+            tz=tz,
+            catch_up=catch_up,
+            overlap=overlap,
+            policy=policy,
+            metadata=metadata,
+        )
+
+    async def get(self, task_id: str) -> Task:
+        """Async twin of `Schedules.get`."""
+        return await self._bridge.call(self._schedules.get, task_id)
+
+    async def list_tasks(self, *, all: bool = False) -> Sequence[Task]:
+        """Async twin of `Schedules.list_tasks`."""
+        return await self._bridge.call(self._schedules.list_tasks, all=all)
+
+    async def preview(self, task_id: str, count: int = 5) -> Sequence[datetime]:
+        """Async twin of `Schedules.preview`."""
+        return await self._bridge.call(self._schedules.preview, task_id, count)
+
+    async def preview_cron(self, expression: str, count: int = 5, *, tz: str = "UTC") -> Sequence[datetime]:
+        """Async twin of `Schedules.preview_cron`."""
+        return await self._bridge.call(self._schedules.preview_cron, expression, count, tz=tz)
+
+    async def fires(self, task_id: str | None = None) -> AsyncIterator[FireReport]:
+        """Async twin of `Schedules.fires`."""
+        async for each in self._bridge.iterate(self._schedules.fires, task_id):
+            yield each
+
+    async def cancel_task(self, task_id: str) -> Task:
+        """Async twin of `Schedules.cancel_task`."""
+        return await self._bridge.call(self._schedules.cancel_task, task_id)
+
+    async def pause(self, task_id: str) -> Task:
+        """Async twin of `Schedules.pause`."""
+        return await self._bridge.call(self._schedules.pause, task_id)
+
+    async def resume(self, task_id: str) -> Task:
+        """Async twin of `Schedules.resume`."""
+        return await self._bridge.call(self._schedules.resume, task_id)
+
+    async def run_now(self, task_id: str) -> Task:
+        """Async twin of `Schedules.run_now`."""
+        return await self._bridge.call(self._schedules.run_now, task_id)
+
+    async def put(self, task: Task) -> bool:
+        """Async twin of `Schedules.put`."""
+        return await self._bridge.call(self._schedules.put, task)
+
+    def worker(
+        self,
+        handler: Handler,
+        *,
+        deliver: Callable[..., Any] | None = None,
+        concurrency: int = 8,
+        lease_seconds: float = 30.0,
+        poll_seconds: float = 0.5,
+        record_runs: bool = True,
+        name: str = "worker",
+    ) -> Worker:
+        """Async twin of `Schedules.worker`."""
+        return self._schedules.worker(
+            handler,
+            deliver=deliver,
+            concurrency=concurrency,
+            lease_seconds=lease_seconds,
+            poll_seconds=poll_seconds,
+            record_runs=record_runs,
+            name=name,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._schedules)[1:]}"
 
 
 class AsyncJsonStore:

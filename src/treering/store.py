@@ -38,6 +38,7 @@ from treering.views.recording.decorators import recorded
 from treering.views.recording.recorder import Recorder
 from treering.views.recording.runs import Run
 from treering.views.runs import Runs
+from treering.views.schedules.schedules import Schedules
 from treering.views.states import State
 from treering.views.thread_keys import thread_key
 from treering.views.threads import Thread
@@ -125,6 +126,11 @@ class Store:
         return Memory(
             self._engine, self._space, clock=self._clock, forgetter=lambda scope: self.forget(scope=scope)
         )
+
+    @property
+    def schedules(self) -> Schedules:
+        """Tasks that come up later: by cron, at intervals or once, and the workers that do them."""
+        return Schedules(self._engine, self._space, clock=self._clock, new_run=self.run)
 
     def thread(self, id: str, namespace: str | None = None) -> Thread:
         """A conversation and its state, moment by moment; made by its first checkpoint."""

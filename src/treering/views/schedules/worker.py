@@ -1,0 +1,348 @@
+"""The worker: does what is due, in any number of processes.
+
+One thread watches the tasks (`Board`), opens the fires that are due, claims as many as there are hands free,
+and takes back those of workers that are gone; each fire runs in a thread of a pool (an ``async`` handler in
+the event loop that entered the worker). **Invariant:** a fire is claimed by exactly one commit at a time,
+against the version of the task and under the worker's lease; it is executed at least once, and it counts as
+done only in the commit that records its result. A worker that slept through its lease can record nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from threading import Condition, Event, Thread
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from treering.core.batch import Receipt
+from treering.core.clock import SECOND_US
+from treering.core.draft import Draft
+from treering.errors import Conflict, Fenced, InvalidInput, RefMoved, TreeringError
+from treering.views.schedules.board import Board, Pinned
+from treering.views.schedules.fires import CLAIMED, LOST, OPENED, Fire, fire_of, tell, tell_finish, tell_skips
+from treering.views.schedules.planning import advance, claim, claimable, finish, is_due, take_back
+from treering.views.schedules.presence import Presence
+from treering.views.schedules.tasks import OpenFire, Task, decoded, encoded
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from treering.core.clock import Clock
+    from treering.core.engine import Engine
+    from treering.views.recording.runs import Run
+
+Handler = Callable[[Fire], Any]
+
+_log: Final = logging.getLogger("treering.schedules")
+_PROBLEM_CHARS: Final = 2000
+_LEASE_SHARE: Final = 2 / 3
+"""A worker that was seen alive is not asked after before so much of a lease has passed."""
+
+
+class Worker:
+    """Calls a handler for what is due; see `Schedules.worker`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        space: str,
+        handler: Handler,
+        *,
+        deliver: Callable[..., Any] | None,
+        clock: Clock,
+        concurrency: int,
+        lease_seconds: float,
+        poll_seconds: float,
+        new_run: Callable[..., Run] | None,
+        name: str,
+    ) -> None:
+        if concurrency < 1 or not lease_seconds > 0 or not poll_seconds > 0:
+            raise InvalidInput(
+                f"a worker of concurrency={concurrency}, lease_seconds={lease_seconds}, "
+                f"poll_seconds={poll_seconds} cannot work; all of them must be above zero"
+            )
+        self._engine = engine
+        self._space = space
+        self._handler = handler
+        self._deliver = deliver
+        self._clock = clock
+        self._concurrency = concurrency
+        self._lease_us = round(lease_seconds * SECOND_US)
+        self._poll_seconds = poll_seconds
+        self._new_run = new_run
+        self._presence = Presence(engine, space, name=name, seconds=lease_seconds)
+        self._board = Board(engine, space)
+        self._pool = ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="treering-fire")
+        self._lock = Condition()
+        self._running: set[tuple[str, int]] = set()
+        self._met_us: dict[str, int] = {}
+        self._wake = Event()
+        self._stopping = Event()
+        self._watching: Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<Worker of {self._space!r}, {self.running} fires>"
+
+    @property
+    def running(self) -> int:
+        """How many fires it is at just now."""
+        with self._lock:
+            return len(self._running)
+
+    # Life
+    def start(self) -> Self:
+        """Begin in the background; ``with`` does this."""
+        if self._watching is not None or self._stopping.is_set():
+            raise InvalidInput("this worker was started before; make another one")
+        self._presence.begin()
+        self._watching = Thread(target=self._watch, name="treering-worker", daemon=True)
+        self._watching.start()
+        return self
+
+    def stop(self) -> None:
+        """Take no more fires; `drain` waits for those that run. May be called from a signal handler."""
+        self._stopping.set()
+        self._wake.set()
+
+    def drain(self, seconds: float | None = None) -> bool:
+        """Stop, and wait for the running fires to end; says whether all did within ``seconds``.
+
+        Those that did not are run again by another worker once the lease is over.
+        """
+        self.stop()
+        if self._watching is not None:
+            self._watching.join()
+        is_empty = self.idle(seconds)
+        self._pool.shutdown(wait=is_empty)
+        if is_empty:
+            self._presence.end()
+        else:
+            self._presence.silence()
+        return is_empty
+
+    def idle(self, seconds: float | None = None) -> bool:
+        """Wait until no fire is running; says whether that came true within ``seconds``."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._running, seconds)
+
+    def run(self) -> None:
+        """Work until `stop` is called, then let the running fires end."""
+        self.start()
+        try:
+            self._stopping.wait()
+        finally:
+            self.drain()
+        self._raise()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.drain()
+        if error is None:
+            self._raise()
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.drain)
+        if error is None:
+            self._raise()
+
+    # Work
+    def tick(self) -> int:
+        """Look once and begin with what is due; says how many fires were begun."""
+        begun = self._look()
+        # After a long sleep the lease is over; under a new id there is no reason to wait.
+        return begun if self._presence.is_held else begun + self._look()
+
+    def _look(self) -> int:
+        self._board.refresh()
+        now_us = self._clock.now_us()
+        self._take_back(now_us)
+        due = [each for each in self._board if is_due(each.task, now_us) or claimable(each.task)]
+        # Workers that look at the same moment begin at different ends.
+        random.shuffle(due)
+        free = self._concurrency - self.running
+        asked: list[tuple[Pinned, Task, list[OpenFire], Future[Receipt]]] = []
+        for pinned in due:
+            step = advance(pinned.task, now_us)
+            task, taken, draft = step.task, list[OpenFire](), Draft(self._space)
+            worker = self._presence.worker
+            for fire in claimable(task)[:free]:
+                task = claim(task, fire.at_us, worker=worker, now_us=now_us)
+                taken += [each for each in task.fires if each.at_us == fire.at_us]
+            free -= len(taken)
+            if task is pinned.task:
+                continue
+            self._write(draft, pinned, task, worker)
+            tell_skips(draft, task, step.skips, now_us)
+            for fire in taken:
+                facts = {"at_us": fire.at_us, "worker": worker, "attempt": fire.attempt, "token": fire.token}
+                tell(draft, task, CLAIMED, now_us, facts)
+            if not (step.skips or taken):
+                tell(draft, task, OPENED, now_us, {"open": len(task.fires)})
+            asked.append((pinned, task, taken, self._engine.submit(draft.batch())))
+        return sum(self._begun(*each) for each in asked)
+
+    def _begun(self, pinned: Pinned, task: Task, taken: list[OpenFire], answer: Future[Receipt]) -> int:
+        try:
+            version = answer.result().versions[pinned.ref]
+        except RefMoved:
+            self._board.doubt(pinned.ref)
+            return 0
+        except Fenced:
+            self._presence.give_up()
+            return 0
+        self._board.pin(pinned.ref, version, task)
+        for fire in taken:
+            with self._lock:
+                self._running.add((pinned.ref, fire.token))
+            self._pool.submit(self._do, pinned.ref, task, fire)
+        return len(taken)
+
+    def _take_back(self, now_us: int) -> None:
+        """Let fires wait again whose worker's lease is over, and our own that came to no end."""
+        mine = self._presence.worker
+        holders: dict[str, list[Pinned]] = {}
+        for pinned in self._board:
+            for worker in {fire.worker for fire in pinned.task.fires}:
+                if worker is not None and worker != mine:
+                    holders.setdefault(worker, []).append(pinned)
+                elif worker is not None:
+                    self._free(pinned, mine, now_us)
+        self._met_us = {worker: self._met_us.get(worker, now_us) for worker in holders}
+        for worker, held in holders.items():
+            if now_us - self._met_us[worker] < self._lease_us * _LEASE_SHARE:
+                continue
+            if self._presence.is_gone(worker):
+                for pinned in held:
+                    self._free(pinned, worker, now_us)
+
+    def _free(self, pinned: Pinned, gone: str, now_us: int) -> None:
+        with self._lock:
+            spared = frozenset(token for ref, token in self._running if ref == pinned.ref)
+        step = take_back(pinned.task, gone, spared=spared if gone == self._presence.worker else frozenset())
+        if step.task == pinned.task:
+            return
+        draft = Draft(self._space)
+        self._write(draft, pinned, step.task, self._presence.worker)
+        tell_skips(draft, step.task, step.skips, now_us)
+        tell(draft, step.task, LOST, now_us, {"worker": gone})
+        try:
+            receipt = self._engine.commit(draft.batch())
+        except Conflict as error:
+            if isinstance(error, Fenced):
+                self._presence.give_up()
+            self._board.doubt(pinned.ref)
+        else:
+            self._board.pin(pinned.ref, receipt.versions[pinned.ref], step.task)
+
+    def _do(self, ref: str, task: Task, taken: OpenFire) -> None:
+        """One fire from beginning to end, in a thread of the pool."""
+        try:
+            began_us = self._clock.now_us()
+            fire, result, problem = self._handled(task, taken)
+            self._finish(ref, fire, taken, began_us, result, problem)
+        except Exception:  # noqa: BLE001 - the fire stays open, and the next look takes it back
+            _log.exception("fire of task %r could not be recorded; it will be run again", task.id)
+        finally:
+            with self._lock:
+                self._running.discard((ref, taken.token))
+                self._lock.notify_all()
+            self._wake.set()
+
+    def _handled(self, task: Task, taken: OpenFire) -> tuple[Fire, Any, str | None]:
+        run = None
+        if self._new_run is not None:
+            meta = {"task_id": task.id, "scheduled_at_us": taken.at_us, "attempt": taken.attempt}
+            run = self._new_run("scheduler", thread=task.thread_id, namespace=task.namespace, meta=meta)
+        fire = fire_of(task, taken, None if run is None else run.id)
+        recording: AbstractContextManager[Any] = nullcontext() if run is None else run
+        try:
+            with recording, self._lent():
+                return fire, self._called(fire), None
+        except Exception as error:  # noqa: BLE001 - a handler may raise what it likes
+            _log.warning("task %r failed", task.id, exc_info=True)
+            return fire, None, f"{type(error).__qualname__}: {error}"[:_PROBLEM_CHARS]
+
+    def _called(self, fire: Fire) -> Any:
+        from treering.keyvalue.awaiting import call
+
+        result = call(self._handler, fire)
+        if self._deliver is not None:
+            call(self._deliver, fire, result)
+        return result
+
+    def _lent(self) -> AbstractContextManager[None]:
+        from treering.keyvalue.awaiting import lent
+
+        return nullcontext() if self._loop is None else lent(self._loop)
+
+    def _finish(
+        self, ref: str, fire: Fire, taken: OpenFire, began_us: int, result: Any, problem: str | None
+    ) -> None:
+        while True:
+            stored = self._engine.refs(self._space, [ref]).get(ref)
+            task = None if stored is None else finish(decoded(stored), taken.at_us, token=taken.token)
+            if stored is None or task is None:
+                _log.warning("a fire of task %r was given to another worker meanwhile", fire.task_id)
+                return
+            draft = Draft(self._space)
+            self._write(draft, Pinned(ref, stored.version, task), task, taken.worker or "")
+            now_us = self._clock.now_us()
+            tell_finish(draft, task, fire, began_us=began_us, now_us=now_us, result=result, problem=problem)
+            try:
+                self._engine.commit(draft.batch())
+            except RefMoved:
+                continue
+            except Fenced:
+                self._presence.give_up()
+                _log.warning("the lease was lost; a fire of task %r will be run again", fire.task_id)
+            return
+
+    def _write(self, draft: Draft, pinned: Pinned, task: Task, worker: str) -> None:
+        draft.set_ref(pinned.ref, encoded(task), scope=task.scope, expect=pinned.version)
+        self._presence.fence(draft, worker)
+
+    # Watching
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.clear()
+            try:
+                begun = self.tick()
+            except TreeringError as error:
+                if not error.retryable:
+                    self._failure = error
+                    self._stopping.set()
+                    return
+                _log.warning("the store does not answer; trying again", exc_info=True)
+                begun = 0
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+                self._failure = error
+                self._stopping.set()
+                return
+            if not self._stopping.is_set():
+                self._wake.wait(0 if begun else self._pause())
+
+    def _pause(self) -> float:
+        """How long nothing of what is known can become due."""
+        coming = [each.task.next_run_us for each in self._board if each.task.active and each.task.next_run_us]
+        until = (min(coming) - self._clock.now_us()) / SECOND_US if coming else self._poll_seconds
+        return max(0.001, min(until, self._poll_seconds))
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
