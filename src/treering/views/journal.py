@@ -9,6 +9,7 @@ event that says why it was removed is `Corrupt`; a chain that was cut never pass
 
 from __future__ import annotations
 
+import heapq
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -92,18 +93,28 @@ class Journal:
     def _line_within(self, head: Checkpoint, seq: int | None) -> Iterator[Checkpoint]:
         """The part of a line that lies in the thread of its newest checkpoint (committed as ``seq``)."""
         yield head
-        child, is_reached = head, seq is not None
-        left_behind: str | None = None
-        query = EventQuery(
-            kinds=(KIND, REWIND), scope=thread_scope(head.thread, head.namespace), newest_first=True
-        )
-        for record in self._records(query, None if seq is None else str(seq)):
+        child, child_seq = head, seq
+        for record in self._records(_within(head, KIND), None if seq is None else str(seq)):
             event, wanted = record.event, child.parent
             if wanted is None:
                 return
-            if not is_reached:
-                is_reached = event.id == head.id
-                continue
+            if child_seq is None:
+                child_seq = record.seq if event.id == head.id else None
+            elif event.id == wanted:
+                child, child_seq = read_checkpoint(self._engine, self._space, record), record.seq
+                yield child
+            elif event.id < wanted and self._is_dropped(wanted, child):
+                yield from self._line_over_gaps(child, child_seq)
+                return
+
+    def _line_over_gaps(self, child: Checkpoint, seq: int) -> Iterator[Checkpoint]:
+        """What is left of a line behind a checkpoint (committed as ``seq``) whose parent was dropped."""
+        left_behind: str | None = None
+        both = (self._records(_within(child, kind), str(seq)) for kind in (KIND, REWIND))
+        for record in heapq.merge(*both, key=_seq, reverse=True):
+            event, wanted = record.event, child.parent
+            if wanted is None:
+                return
             if event.kind == REWIND:
                 # What lies between a rewind and its target was left behind; rewinds in there do not count.
                 left_behind = left_behind or _target(record)
@@ -167,6 +178,16 @@ class Journal:
             if page.cursor is None:
                 return
             after, limit = page.cursor, min(limit * 4, _LAST_PAGE)
+
+
+def _within(checkpoint: Checkpoint, kind: str) -> EventQuery:
+    """Events of one kind in the thread of a checkpoint, newest first: one range of the scope's index."""
+    scope = thread_scope(checkpoint.thread, checkpoint.namespace)
+    return EventQuery(kinds=(kind,), scope=scope, newest_first=True)
+
+
+def _seq(record: Record) -> int:
+    return record.seq
 
 
 def _target(record: Record) -> str | None:
