@@ -18,9 +18,9 @@ ROOT = WORKER.parents[2]
 ROUNDS = 4
 
 
-def run(store, notes, kill_at):
+def run(*args):
     return subprocess.run(
-        [sys.executable, str(WORKER), str(store), str(notes), str(ROUNDS), str(kill_at)],
+        [sys.executable, str(WORKER), *map(str, args)],
         capture_output=True,
         text=True,
         check=False,
@@ -35,9 +35,9 @@ def test_a_killed_agent_goes_on_and_repeats_no_tool(engine, tmp_path, request):
     store = request.getfixturevalue("postgres_url") if engine == "postgres" else tmp_path / "store"
     whole = count("memory:", tmp_path / "whole", ROUNDS, -1)
     for kill_at in (0, 2):
-        killed = run(store, tmp_path / "notes", kill_at)
+        killed = run(store, tmp_path / "notes", ROUNDS, kill_at)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-    last = run(store, tmp_path / "notes", -1)
+    last = run(store, tmp_path / "notes", ROUNDS, -1)
     assert last.returncode == 0, last.stderr
     assert last.stdout.strip() == whole
     assert "results: 1, 2, 3, 4" in last.stdout
@@ -45,3 +45,11 @@ def test_a_killed_agent_goes_on_and_repeats_no_tool(engine, tmp_path, request):
     with treering.open(store) as opened:
         assert opened.verify().ok
         assert [info.id for info in opened.threads()] == ["alice"]
+
+
+@pytest.mark.faults
+def test_a_question_is_durable_when_the_graph_has_asked_it(tmp_path):
+    killed = run(tmp_path / "store")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    answered = run(tmp_path / "store")
+    assert answered.stdout.splitlines() == ["send it?", "['done', 'yes']"], answered.stderr

@@ -22,7 +22,8 @@ from treering.bridge import Bridge
 from treering.core.clock import SystemClock
 from treering.errors import InvalidInput, MissingExtra, TreeringError
 from treering.store import Store
-from treering.views.graphs import Graphs, Place
+from treering.views.graph_ids import Place
+from treering.views.graphs import Graphs
 
 try:
     from langchain_core.runnables import RunnableConfig

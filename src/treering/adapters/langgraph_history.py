@@ -18,7 +18,8 @@ from treering.adapters.langgraph_shadows import is_shadow
 from treering.adapters.langgraph_values import DeltaSnapshot
 from treering.core.address import Address, slot_address
 from treering.errors import Corrupt, NotFound
-from treering.views.graphs import Graphs, Place, Step, Written, step_id, writes_key
+from treering.views.graph_ids import Place, step_id, writes_key
+from treering.views.graphs import Graphs, Step, Written
 from treering.views.values import read_state
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from treering.adapters.langgraph_saving import Request, Scribe
     from treering.adapters.langgraph_values import Values
     from treering.store import Store
-    from treering.views.graphs import Graphs, Place, Step
+    from treering.views.graph_ids import Place
+    from treering.views.graphs import Graphs, Step
 
 _VETOED: Final = 1024
 

@@ -11,7 +11,8 @@ import msgspec
 
 from treering.adapters.langgraph_lists import Known
 from treering.adapters.langgraph_pending import Recent, TaskWrites
-from treering.views.graphs import Place, Step, writes_key
+from treering.views.graph_ids import Place, writes_key
+from treering.views.graphs import Step
 
 _BASES: Final = 64
 _BASE_ITEMS: Final = 50_000

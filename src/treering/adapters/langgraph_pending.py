@@ -30,7 +30,8 @@ from treering.core.draft import Draft
 from treering.core.encoding import encode_json
 from treering.core.ids import new_id
 from treering.views.checkpoints import MAX_ROW_BYTES
-from treering.views.graphs import WRITES, Place, writes_key
+from treering.views.graph_ids import Place, writes_key
+from treering.views.graphs import WRITES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

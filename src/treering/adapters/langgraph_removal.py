@@ -21,7 +21,8 @@ from treering.core.ids import new_id
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, InvalidInput
 from treering.views.checkpoints import KIND, Checkpoint, Stretch, Value, new_checkpoint_id, write_checkpoint
-from treering.views.graphs import GRAPH, WRITES, Graphs, Place, Step, head_value, step_id, writes_key
+from treering.views.graph_ids import Place, step_id, writes_key
+from treering.views.graphs import GRAPH, WRITES, Graphs, Step, head_value
 from treering.views.journal import CLEANED, DELETED, LEDGER
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from treering.core.encoding import encode_json
 from treering.core.query import Erasure
 from treering.errors import Conflict, ListMoved, RefMoved, Unencodable
 from treering.views.checkpoints import Checkpoint, Value, new_checkpoint_id, write_checkpoint
-from treering.views.graphs import FORKED, GRAPH, HIDDEN, Graphs, Place, Step, head_value, step_id
+from treering.views.graph_ids import Place, step_id
+from treering.views.graphs import FORKED, GRAPH, HIDDEN, Graphs, Step, head_value
 from treering.views.values import write_state
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from treering.api import redacted
 from treering.core.clock import SystemClock
 from treering.errors import Corrupt, InvalidInput, MissingExtra, NotFound, Unreachable
 from treering.importers.report import FileReport, ImportReport
-from treering.views.graphs import Graphs, Place, writes_key
+from treering.views.graph_ids import Place, writes_key
+from treering.views.graphs import Graphs
 
 if TYPE_CHECKING:
     from collections.abc import Collection

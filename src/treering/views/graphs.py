@@ -13,8 +13,6 @@ that child: whoever goes on from the step once more must not be given it again.
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +24,8 @@ from treering.core.ids import MAX_ID_CHARS
 from treering.core.query import EventQuery
 from treering.core.scopes import namespace_prefix
 from treering.errors import Corrupt, InvalidInput
-from treering.views.checkpoints import KIND, PREFIX, by_id, read_checkpoint
+from treering.views.checkpoints import KIND, by_id, read_checkpoint
+from treering.views.graph_ids import Place, step_id, writes_key
 from treering.views.journal import head_ref, thread_scope
 
 if TYPE_CHECKING:
@@ -44,11 +43,6 @@ WRITES: Final = "writes"
 """The kind of the events that hold what tasks wrote."""
 
 _HEADS: Final = "graph/"
-_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
-_PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
-_UUID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_GREGORIAN_US: Final = 12_219_292_800_000_000
-_LAST_MS: Final = (1 << 47) - 1
 _PAGE: Final = 500
 _PLACES: Final = 4096
 _MANY: Final = 2000
@@ -57,16 +51,6 @@ _WINDOW: Final = 64
 ids.
 """
 FORKED: Final = "forked_from"
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the steps of one graph go: a thread, and a namespace within it."""
-
-    thread: str
-    namespace: str
-    within: str
-    scope: str
-    ref: str
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,31 +107,6 @@ class _Metadata(msgspec.Struct):
 
 
 _metadata: Final = msgspec.json.Decoder(_Metadata)
-
-
-def step_id(place: Place, graph_id: str) -> tuple[str, int] | None:
-    """The id of the checkpoint for a step, and its time in microseconds; ``None`` for an id that has no time.
-
-    Ids of one namespace sort as the framework's own do.
-    """
-    return _made_id(place.namespace, place.thread, place.within, graph_id)
-
-
-@lru_cache(maxsize=4096)
-def _made_id(namespace: str, thread: str, within: str, graph_id: str) -> tuple[str, int] | None:
-    ticks = _ticks(graph_id)
-    if ticks is None:
-        return None
-    ms, rest = divmod(ticks, 10_000)
-    digest = blake2b(_name(namespace, thread, within, graph_id), digest_size=8).digest()
-    number = ms << 80 | rest << 64 | int.from_bytes(digest, "big")
-    return PREFIX + "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -1, -10)]), ticks // 10
-
-
-def writes_key(place: Place, graph_id: str) -> str:
-    """What the writes of a step have in common, in the journal's indexed column."""
-    name = _name(place.namespace, place.thread, place.within, graph_id)
-    return "writes:" + blake2b(name, digest_size=12).hexdigest()
 
 
 class Graphs:
@@ -414,22 +373,3 @@ def _head(ref: Ref, step: Step) -> GraphHead:
 
 def _by_graph_id(step: Step) -> str:
     return step.graph_id
-
-
-def _name(*parts: str) -> bytes:
-    return "\0".join(parts).encode("utf-8", "surrogatepass")
-
-
-def _ticks(graph_id: str) -> int | None:
-    """When a UUID of version 6 or 7 was made, in tenths of a microsecond since 1970."""
-    if _UUID.fullmatch(graph_id) is None:
-        return None
-    number = int(graph_id.replace("-", ""), 16)
-    version = graph_id[14]
-    if version == "6":
-        ticks = (number >> 80 << 12 | number >> 64 & 0xFFF) - _GREGORIAN_US * 10
-    elif version == "7":
-        ticks = (number >> 80) * 10_000 + (number >> 64 & 0xFFF)
-    else:
-        return None
-    return ticks if 0 <= ticks // 10_000 <= _LAST_MS else None
