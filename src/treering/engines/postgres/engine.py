@@ -10,7 +10,7 @@ where it swallows messages, followers hear of commits by looking once a second.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from treering.core.clock import Clock, SystemClock
 from treering.core.engine import Caps
@@ -27,6 +27,8 @@ from treering.engines.relational.objects import Objects
 from treering.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
+    from psycopg import Connection
+
     from treering.engines.relational.group import Outcome
     from treering.engines.relational.prepared import Prepared
 
@@ -54,6 +56,12 @@ class PostgresEngine(RelationalEngine):
     def url(self) -> str:
         """Where the database is, without the password."""
         return self._url
+
+    sql_dialect: Final = "postgresql"
+
+    def sql_connection(self) -> Connection[Any]:
+        """A new connection for questions in SQL, which whoever asks closes."""
+        return self._postgres.connect()
 
     def _write_space(self, space: int, group: list[Prepared], *, all_new: bool = True) -> list[Outcome]:
         """Commit a group, in two exchanges if all goes well.

@@ -64,6 +64,15 @@ class SqliteEngine(RelationalEngine):
         """The folder of the store."""
         return f"sqlite:///{self._sqlite.path.parent}"
 
+    sql_dialect: Final = "sqlite"
+
+    def sql_connection(self) -> sqlite3.Connection:
+        """A new connection for questions in SQL, which whoever asks closes."""
+        try:
+            return sqlite3.connect(self._sqlite.path, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise translated(error, str(self._sqlite.path)) from error
+
     def _committed(self, space: str) -> None:  # noqa: ARG002 - one bell for all spaces
         self._follower.ring()
 
