@@ -37,7 +37,15 @@ LEDGER: Final = str(Scope("", "ledger", "threads"))
 _FIRST_PAGE: Final = 20
 _LAST_PAGE: Final = 1000
 _RETENTION: Final = "retention"
-_REMOVALS: Final = (DELETED, CLEANED, CHAT_DELETED, "forget", _RETENTION)
+_CARE: Final = str(Scope("", "store", "care"))
+_REMOVALS: Final = (
+    (_CARE, _RETENTION),
+    (_CARE, "forget"),
+    (LEDGER, DELETED),
+    (LEDGER, CLEANED),
+    (LEDGER, CHAT_DELETED),
+)
+"""Where it is written that something was removed, and as what."""
 
 
 def head_ref(thread_id: str, namespace: str) -> str:
@@ -143,9 +151,10 @@ class Journal:
         if self._records_of(checkpoint_id):
             return False
         after = str(self._found(child.id)[1].seq)
-        for record in self._records(EventQuery(kinds=_REMOVALS), after):
-            if record.event.kind != _RETENTION or checkpoint_id in self._listed(record):
-                return True
+        for scope, kind in _REMOVALS:
+            for record in self._records(EventQuery(kinds=(kind,), scope=scope), after):
+                if kind != _RETENTION or checkpoint_id in self._listed(record):
+                    return True
         raise Corrupt(
             f"checkpoint {child.id!r} of thread {child.thread!r} has lost its parent {checkpoint_id!r}, and "
             "nothing says that it was removed; run verify, then restore it from a backup"
