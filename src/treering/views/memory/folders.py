@@ -223,6 +223,7 @@ class _Meeting:
         """Write a file whole, unless someone edited it since it was read."""
         *parts, name = path.split("/")
         with (
+            translated(path, writing=True),
             opened_folder(self._root, parts, make=True) as folder,
             Drafts(self._root, clock=SystemClock()).write([data]) as draft,
         ):
