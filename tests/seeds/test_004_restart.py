@@ -141,7 +141,7 @@ def test_one_command_imports_everything_with_a_count_per_file(tmp_path, bring):
         ("checkpoints.db", "checkpoints"): (CHECKPOINTS, CHECKPOINTS, 0),
         ("session_counters.json", "counters"): (2, 2, 0),
         ("sessions/telegram_123456.jsonl", "session log entries"): (1, 1, 0),
-        ("scheduled_tasks.json", "scheduled tasks"): (1, 0, 1),
+        ("scheduled_tasks.json", "scheduled tasks"): (1, 1, 0),
         ("cc_user_states.json", "user states"): (1, 1, 0),
         **{
             (f"workspace/{name}", "memory files"): (1, 0, 1)

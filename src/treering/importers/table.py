@@ -88,7 +88,7 @@ PARTS: Final[dict[str, tuple[Part, ...]]] = {
         Part(
             paths=("scheduled_tasks.json",),
             holds="scheduled tasks",
-            count="treering.importers.folders:count_members",
+            load="treering.importers.ciana_tasks:load_tasks",
         ),
         Part(
             paths=("cc_user_states.json",),

@@ -1,0 +1,145 @@
+"""treering state, schedules and worker, as they are typed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from threading import Thread
+
+import pytest
+
+import treering
+
+
+@pytest.fixture
+def store(tmp_path):
+    with treering.open(tmp_path / ".treering") as opened:
+        opened.state.set("greeting", {"text": "hi\x1b[31m"})
+        yield opened
+
+
+@pytest.mark.usefixtures("store")
+def test_state_is_read_and_written(run):
+    assert run("state", "get", "greeting").out == '{"text":"hi\\u001b[31m"}\n'
+    assert run("state", "set", "n", "41").out == "n is at version 1\n"
+    assert run("state", "add", "n").out == "42\n"
+    assert run("state", "add", "n", "--json", "--", "-2").json == {"key": "n", "value": 40}
+    listed = run("state", "list", "--json").json
+    assert [(each["key"], each["version"]) for each in listed] == [("greeting", 1), ("n", 3)]
+    assert run("state", "list", "n").out.splitlines()[1].split()[0] == "n"
+    told = run("state", "history", "n", "--json").json
+    assert [(each["operation"], each["value"]) for each in told] == [
+        ("added", 40),
+        ("added", 42),
+        ("set", 41),
+    ]
+    moved = run("state", "set", "n", "1", "--if-version", "1")
+    assert (moved.code, "is at version 3" in moved.err) == (4, True)
+    assert run("state", "delete", "n").out == "deleted n\n"
+    assert run("state", "delete", "n", "--json").json == {"key": "n", "deleted": False}
+    missing = run("state", "get", "n")
+    assert (missing.code, "no state 'n'" in missing.err) == (3, True)
+    wrong = run("state", "set", "n", "text")
+    assert (wrong.code, "is not JSON" in wrong.err) == (2, True)
+    assert run("state", "set", "k", "1", "--user-namespace", "alice").code == 0
+    assert run("state", "list", "--user-namespace", "alice", "--json").json[0]["key"] == "k"
+
+
+def test_changes_are_watched(store, tmp_path):
+    command = [sys.executable, "-m", "treering.cli.main", "state", "watch", "--json"]
+    watching = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    try:
+        number = 0
+        # It sees what changes after it began to look, so go on until it has.
+        seen = []
+        reader = Thread(target=lambda: seen.append(watching.stdout.readline()))
+        reader.start()
+        while reader.is_alive():
+            number += 1
+            store.state.set("watched", number)
+            reader.join(0.05)
+    finally:
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=60)
+    assert json.loads(seen[0])["key"] == "watched"
+    assert watching.returncode == 130
+
+
+def test_tasks_are_made_and_changed(run, store):
+    made = run(
+        "schedules", "add", "Check the weather", "--cron", "0 8 * * *", "--tz", "Europe/Berlin",
+        "--channel", "telegram", "--chat-id", "123456", "--json",
+    ).json  # fmt: skip
+    assert (made["type"], made["value"], made["active"], made["last_run"]) == (
+        "cron",
+        "0 8 * * *",
+        True,
+        None,
+    )
+    task_id = made["id"]
+    listed = run("schedules", "list").out
+    assert "At 08:00 every day (Europe/Berlin)" in listed
+    assert "Check the weather" in listed
+    assert run("schedules", "pause", task_id).out == f"{task_id} paused\n"
+    assert run("schedules", "resume", task_id, "--json").json["status"] == "active"
+    assert run("schedules", "run-now", task_id, "--json").json["open_fires"] == 1
+    assert "thread      scheduler_" + task_id in run("schedules", "show", task_id).out
+    assert len(run("schedules", "preview", task_id, "--count", "3").out.splitlines()) == 3
+    assert len(run("schedules", "preview", "0 8 * * *", "--tz", "Asia/Tokyo", "--json").json) == 5
+    assert run("schedules", "cancel", task_id).code == 0
+    assert run("schedules", "list", "--json").json == []
+    assert run("schedules", "list", "--all", "--json").json[0]["active"] is False
+    (skipped,) = run("schedules", "fires", task_id, "--json").json
+    assert (skipped["outcome"], skipped["reason"]) == ("skipped", "the task was cancelled")
+    assert "the task was cancelled" in run("schedules", "fires").out
+    assert store.schedules.list_tasks() == []
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    "arguments, code, words",
+    [
+        (("schedules", "add", "p"), 2, "one of --cron, --every and --at"),
+        (("schedules", "add", "p", "--cron", "0 8 * * *", "--every", "5"), 2, "one of --cron"),
+        (("schedules", "add", "p", "--cron", "nonsense"), 2, "not five fields"),
+        (("schedules", "add", "p", "--every", "0"), 2, "interval 0.0 is not possible"),
+        (("schedules", "add", "p", "--at", "2001-01-01"), 2, "is in the past"),
+        (("schedules", "add", "p", "--every", "5", "--overlap", "maybe"), 2, "policy is not acceptable"),
+        (("schedules", "cancel", "deadbeef"), 3, "no task 'deadbeef'"),
+        (("worker",), 2, "say what to do"),
+        (("worker", "--handler", "no.such:thing"), 2, "cannot be loaded"),
+        (("worker", "--handler", "os:sep"), 2, "is no function"),
+    ],
+)
+def test_what_is_wrong_is_said(run, arguments, code, words):
+    ran = run(*arguments)
+    assert (ran.code, words in ran.err) == (code, True), ran.err
+
+
+def test_a_program_can_be_the_worker(store, tmp_path):
+    good = store.schedules.interval(86_400, prompt="speak", channel="telegram", chat_id="7")
+    bad = store.schedules.interval(86_400, prompt="fail")
+    program = (
+        "import os, sys; text = sys.stdin.read(); text == 'fail' and sys.exit('no way'); "
+        "print(text.upper(), os.environ['TREERING_CHANNEL'], os.environ['TREERING_CHAT_ID'])"
+    )
+    command = [sys.executable, "-m", "treering.cli.main", "worker", "--", sys.executable, "-c", program]
+    worker = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        for task in (good, bad):
+            store.schedules.run_now(task.id)
+        last = store.engine.wait(store.space, 0, seconds=0)
+        while len(list(store.schedules.fires())) < 2:
+            assert worker.poll() is None
+            last = store.engine.wait(store.space, last, seconds=60)
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=60)
+    assert worker.returncode == 0
+    (done,) = store.schedules.fires(good.id)
+    assert (done.outcome, done.result) == ("ok", "SPEAK telegram 7\n")
+    (failed,) = store.schedules.fires(bad.id)
+    assert failed.outcome == "error"
+    assert "ended with 1: no way" in failed.reason

@@ -1,0 +1,232 @@
+"""004, Scheduled Tasks: row E5."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import treering
+from treering.blobs.folder import FolderBlobs
+from treering.core.clock import ManualClock, from_datetime
+from treering.engines.memory import MemoryEngine
+from treering.engines.sqlite.engine import open_sqlite
+from treering.errors import InvalidInput
+from treering.importers.ciana import import_ciana
+from treering.store import Store
+
+TASK = {
+    "id": "a1b2c3d4",
+    "prompt": "Check the weather forecast and send me a summary",
+    "type": "cron",
+    "value": "0 8 * * *",
+    "channel": "telegram",
+    "chat_id": "123456",
+    "created_at": "2026-02-24T10:00:00+00:00",
+    "last_run": "2026-02-25T08:00:12+00:00",
+    "active": True,
+}
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(from_datetime(datetime(2026, 2, 24, 10, tzinfo=UTC)))
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path, clock):
+    if request.param == "memory":
+        engine = MemoryEngine(clock=clock)
+    else:
+        engine = open_sqlite(tmp_path, blobs=FolderBlobs(tmp_path / "blobs", clock=clock), clock=clock)
+    with Store(engine, clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def agent(store):
+    """The scheduler of the document: an agent that answers, and a channel that the answers go to."""
+    sent = []
+
+    async def answer(fire):
+        return f"{fire.prompt}: done"
+
+    async def send(fire, result):
+        sent.append((fire.channel, fire.chat_id, result))
+
+    worker = store.schedules.worker(answer, deliver=send)
+
+    def check_and_run():
+        worker.tick()
+        assert worker.idle(30)
+        return sent
+
+    yield check_and_run
+    worker.drain()
+
+
+def test_the_task_of_the_document_from_being_made_to_its_run(store, clock, agent):
+    task = store.schedules.schedule_task(
+        TASK["prompt"], "cron", "0 8 * * *", channel="telegram", chat_id="123456"
+    )
+    assert re.fullmatch("[0-9a-f]{8}", task.id)
+    assert task.to_dict() == {**TASK, "id": task.id, "last_run": None}
+    assert agent() == []
+    clock.advance(seconds=22 * 3600 + 12)
+    assert agent() == [("telegram", "123456", f"{TASK['prompt']}: done")]
+    (now,) = store.schedules.list_tasks()
+    assert now.to_dict() == {**TASK, "id": task.id}
+    assert now.thread_id == f"scheduler_{task.id}"
+
+
+def test_an_interval_is_due_when_it_has_passed_again_and_again(store, clock, agent):
+    task = store.schedules.schedule_task("p", "interval", "3600", channel="telegram", chat_id="1")
+    for hour in range(1, 4):
+        clock.advance(seconds=3599)
+        assert len(agent()) == hour - 1
+        clock.advance(seconds=1)
+        assert len(agent()) == hour
+    assert store.schedules.get(task.id).active
+
+
+def test_once_is_deactivated_after_its_run(store, clock, agent):
+    task = store.schedules.schedule_task("p", "once", "2026-02-24T12:00:00+00:00")
+    clock.advance(seconds=7199)
+    assert agent() == []
+    clock.advance(seconds=1)
+    assert len(agent()) == 1
+    done = store.schedules.get(task.id)
+    assert (done.active, done.last_run) == (False, "2026-02-24T12:00:00+00:00")
+    clock.advance(seconds=86_400)
+    assert len(agent()) == 1
+    assert store.schedules.list_tasks() == []
+
+
+def test_a_cancelled_task_stays_in_the_list_and_never_runs(store, clock, agent):
+    task = store.schedules.schedule_task("p", "interval", 60)
+    store.schedules.cancel_task(task.id)
+    clock.advance(seconds=3600)
+    assert agent() == []
+    assert [each.to_dict()["active"] for each in store.schedules.list_tasks(all=True)] == [False]
+
+
+@pytest.mark.parametrize(
+    "type, value", [("cron", "every day"), ("interval", "0"), ("once", "2020-01-01T00:00:00+00:00"), ("", "")]
+)
+def test_what_cannot_be_scheduled_is_refused(store, type, value):
+    with pytest.raises(InvalidInput):
+        store.schedules.schedule_task("p", type, value)
+    assert store.schedules.list_tasks(all=True) == []
+
+
+def test_a_scheduler_that_was_away_runs_what_it_missed_once_and_says_so(store, clock, agent):
+    task = store.schedules.cron("0 8 * * *", prompt="p", tz="Europe/Berlin")
+    clock.advance(seconds=5 * 86_400)
+    assert len(agent()) == 1
+    ran, skipped = store.schedules.fires(task.id)
+    assert (ran.outcome, ran.scheduled_at) == ("ok", "2026-03-01T07:00:00+00:00")
+    assert (skipped.count, skipped.scheduled_at) == (4, "2026-02-25T07:00:00+00:00")
+    assert skipped.reason.startswith("missed")
+
+
+def test_tools_and_scheduler_share_the_tasks_without_a_lock(tmp_path):
+    """The document's race: the scheduler checks and writes while the agent makes and cancels tasks."""
+
+    async def race(store):
+        ran = []
+
+        async def handler(fire):
+            ran.append(fire.prompt)
+
+        async def tools(number):
+            task = await store.schedules.schedule_task(str(number), "interval", 86_400)
+            await store.schedules.run_now(task.id)
+            if number % 2:
+                await store.schedules.pause(task.id)
+            return task.id
+
+        async with (
+            store.schedules.worker(handler, poll_seconds=0.005),
+            store.schedules.worker(handler, poll_seconds=0.005),
+        ):
+            made = await asyncio.gather(*map(tools, range(30)))
+            while any([(await store.schedules.get(each)).fires for each in made]):  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+        return made, ran
+
+    async def main():
+        async with treering.open_async(tmp_path / "store") as store:
+            made, ran = await race(store)
+            assert len({task.id for task in await store.schedules.list_tasks()}) == 30
+            assert len(ran) == len(set(ran)), "no task was run by both"
+            told = [report async for report in store.schedules.fires()]
+            assert sorted(report.task_id for report in told) == sorted(made), "each ran or was skipped"
+
+    asyncio.run(main())
+
+
+_SCHEDULER = """
+import sys, treering
+with treering.open(sys.argv[1]) as store:
+    task = store.schedules.interval(0.05, prompt="tick")
+    def handler(fire):
+        print(fire.task_id, fire.scheduled_at_us, flush=True)
+    store.schedules.worker(handler).run()
+"""
+
+
+def test_tasks_survive_a_kill(tmp_path):
+    scheduler = subprocess.Popen(
+        [sys.executable, "-c", _SCHEDULER, str(tmp_path / "store")], stdout=subprocess.PIPE, text=True
+    )
+    said = [scheduler.stdout.readline().split() for _ in range(4)]
+    os.kill(scheduler.pid, signal.SIGKILL)
+    scheduler.communicate()
+    with treering.open(tmp_path / "store") as store:
+        (task,) = store.schedules.list_tasks()
+        assert {task_id for task_id, _ in said} == {task.id}
+        finished = {
+            str(report.scheduled_at_us) for report in store.schedules.fires() if report.outcome == "ok"
+        }
+        assert {at for _, at in said[:3]} <= finished
+        assert task.last_run_us >= int(said[-1][1])
+
+
+def test_the_file_of_the_document_is_imported_once(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    hour = timedelta(hours=1)
+    soon = (datetime.now(UTC) + hour).isoformat()
+    tasks = [
+        TASK,
+        {**TASK, "id": "00000001", "type": "interval", "value": "3600", "last_run": None},
+        {**TASK, "id": "00000002", "type": "once", "value": soon, "last_run": None},
+        {**TASK, "id": "00000003", "type": "once", "value": "2026-02-25T00:00:00+00:00", "active": False},
+        {**TASK, "id": "00000004", "active": False},
+        {**TASK, "id": "00000005", "value": "not a line"},
+        {"id": "00000006"},
+    ]
+    (data / "scheduled_tasks.json").write_text(json.dumps(tasks))
+    with treering.open(tmp_path / "store") as store:
+        for dry_run in (True, False):
+            (report,) = import_ciana(data, store, dry_run=dry_run).files
+            assert (report.holds, report.found, report.new, report.left_out) == ("scheduled tasks", 7, 5, 2)
+            assert "task 6" in report.note
+            assert len(store.schedules.list_tasks(all=True)) == (0 if dry_run else 5)
+        (again,) = import_ciana(data, store).files
+        assert (again.new, again.known) == (0, 5)
+        kept = {task.id: task for task in store.schedules.list_tasks(all=True)}
+        assert kept["a1b2c3d4"].to_dict() == TASK
+        assert [task.id for task in store.schedules.list_tasks()] == ["00000001", "00000002", "a1b2c3d4"]
+        assert (kept["00000003"].status, kept["00000004"].status) == ("done", "cancelled")
+        now = datetime.now(UTC)
+        assert now < datetime.fromisoformat(kept["a1b2c3d4"].next_run) < now + 25 * hour
+        assert now < datetime.fromisoformat(kept["00000001"].next_run) <= now + hour
+        assert kept["00000002"].next_run == soon
