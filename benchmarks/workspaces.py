@@ -55,11 +55,12 @@ def run(scratch: Path) -> Section:
     for number in range(1, EDITS + 1):
         edit_tree(tree, number)
         time("edit", {peer.name: peer.snapshot for peer in peers})
-        if number == 1:
-            time("rewind", {peer.name: peer.rewind for peer in peers if peer.rewinds})
-            edit_tree(tree, number)  # the same again: where the rewind came from
-            for peer in peers:
-                peer.snapshot()
+        goes_back = [peer for peer in peers if peer.rewinds and number % 4 == peer.rewinds]
+        for peer in goes_back:  # each of them from an edit of its own to the one before
+            time("rewind", {peer.name: peer.rewind})
+            edit_tree(tree, number)
+            for each in peers:
+                each.snapshot()
     time("restore", {peer.name: partial(peer.restore, scratch / f"out-{peer.name}") for peer in peers})
     time("check", {peer.name: peer.check for peer in peers if peer.checks}, TURNS)
     sizes = {peer.name: peer.stored() for peer in peers}
@@ -127,7 +128,8 @@ class Peer:
 
     name = ""
     command = ""
-    rewinds = True
+    rewinds = 0
+    """At which edits of four it is timed going back; 0 if it cannot."""
     checks = True
 
     def __init__(self, scratch: Path, tree: Path) -> None:
@@ -147,6 +149,7 @@ class Peer:
 
 class Ours(Peer):
     name = "treering"
+    rewinds = 1
 
     def begin(self) -> None:
         self.store = treering.open(self.place)
@@ -170,7 +173,6 @@ class Ours(Peer):
 
 class Restic(Peer):
     name = command = "restic"
-    rewinds = False
 
     def _run(self, *arguments: str) -> None:
         environment = {**os.environ, "RESTIC_PASSWORD": "benchmark", "RESTIC_REPOSITORY": str(self.place)}
@@ -192,6 +194,7 @@ class Restic(Peer):
 
 class Git(Peer):
     name = command = "git"
+    rewinds = 3
     checks = False
 
     def _run(self, *arguments: str, tree: Path | None = None) -> None:

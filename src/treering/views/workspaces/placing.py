@@ -26,6 +26,7 @@ from treering.core.tree import FileEntry, LinkEntry
 from treering.errors import Conflict, Corrupt
 from treering.files import translated
 from treering.views.workspaces.beneath import Beneath
+from treering.views.workspaces.exchanging import swap
 from treering.views.workspaces.known import KnownFile, KnownFolder, Stamp, stamp_of, trusted, untrusted
 from treering.views.workspaces.planning import FolderPlan
 from treering.views.workspaces.progress import FileProgress
@@ -88,11 +89,16 @@ class Placer:
         for name, known in plan.removed_folders.items():
             self._remove(name, known, folder, plan.path + name)
         stamps: dict[str, Stamp] = {}
-        for entry in plan.files:
-            path = plan.path + entry.name
+        place = self._file_in_new if is_made else self._file
+        known = {} if plan.current is None else plan.current.files
+        path = plan.path
+        try:
+            for entry in plan.files:
+                path = plan.path + entry.name
+                stamps[entry.name] = place(entry, folder, path, replaces=entry.name in known)
+        except OSError as error:  # not a context manager around each: there are many
             with _where(path):
-                place = self._file_in_new if is_made else self._file
-                stamps[entry.name] = place(entry, folder, path)
+                raise error from None
         for entry in plan.chmods:
             with _where(plan.path + entry.name):
                 _chmod(entry, folder)
@@ -149,7 +155,7 @@ class Placer:
             os.fchmod(folder, mode)
 
     # Files
-    def _file_in_new(self, entry: FileEntry, folder: int, path: str) -> Stamp:
+    def _file_in_new(self, entry: FileEntry, folder: int, path: str, *, replaces: bool) -> Stamp:  # noqa: ARG002
         """A file of a folder that has no name yet needs no temporary one itself."""
         file = os.open(entry.name, _NEW_FILE, entry.mode | 0o200, dir_fd=folder)
         try:
@@ -169,7 +175,7 @@ class Placer:
         if self._on_progress is not None:
             self._on_progress(FileProgress(len(self.written), self.bytes))
 
-    def _file(self, entry: FileEntry, folder: int, path: str) -> Stamp:
+    def _file(self, entry: FileEntry, folder: int, path: str, *, replaces: bool) -> Stamp:
         file = os.open(self._temporary, _NEW_FILE, entry.mode | 0o200, dir_fd=folder)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # while its writer lives, nobody takes it for litter
@@ -178,7 +184,8 @@ class Placer:
                 os.fchmod(file, entry.mode)
             written = os.fstat(file)
             failpoints.hit(_WRITTEN)
-            os.rename(self._temporary, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
+            if not (replaces and swap(self._temporary, entry.name, folder)):
+                os.rename(self._temporary, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(self._temporary, dir_fd=folder)

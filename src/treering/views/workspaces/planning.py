@@ -113,12 +113,16 @@ class Planner:
                 f"(seen up to {plan.path!r}); nothing was written"
             )
         below: list[FolderPlan] = []
+        known = {} if plan.current is None else plan.current.files
         for entry in tree.entries:
             path = plan.path + entry.name
-            self._check(path, is_folder=isinstance(entry, FolderEntry))
             if isinstance(entry, FileEntry):
+                if entry.name not in known:  # what is known was let through by the same rules
+                    self._check(path, is_folder=False)
                 self._file(plan, entry, path)
-            elif isinstance(entry, LinkEntry):
+                continue
+            self._check(path, is_folder=isinstance(entry, FolderEntry))
+            if isinstance(entry, LinkEntry):
                 self._link(plan, entry, path, depth)
             elif (inner := self._folder(plan, entry, path)) is not None:
                 below.append(inner)
