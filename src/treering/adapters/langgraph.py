@@ -50,7 +50,10 @@ from treering.adapters.langgraph_memory import Memory
 from treering.adapters.langgraph_pending import Queue
 from treering.adapters.langgraph_removal import Removal
 from treering.adapters.langgraph_saving import Request, Scribe, thread_id_of
+from treering.adapters.langgraph_store import TreeringStore
 from treering.adapters.langgraph_values import Values, closed_serde
+
+__all__ = ["TreeringSaver", "TreeringStore"]
 
 
 class TreeringSaver(BaseCheckpointSaver[int]):

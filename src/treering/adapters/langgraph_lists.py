@@ -96,11 +96,12 @@ def write_list(
     likenesses: list[Any] = []
     for position, item in enumerate(islice(items, same, None), same):
         if is_messages:
-            known: Any = likeness(item)
-            pending = recent.find(item, known, scope)
+            pending = recent.find(item, scope)
             if pending is not None:
+                known: Any = pending.known
                 contents.append(settle(draft, pending, list_id, position))
             else:
+                known = likeness(item)
                 contents.append(values.encode_message(item, known))
         else:
             known = _frozen(item)

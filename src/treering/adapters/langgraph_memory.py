@@ -77,9 +77,8 @@ class Memory:
 
     def wrote(self, writes: TaskWrites) -> None:
         """A task wrote something on a step."""
-        key = writes_key(writes.place, writes.graph_id)
         with self._lock:
-            self._written.setdefault(key, []).append(writes)
+            self._written.setdefault(writes.key, []).append(writes)
             while len(self._written) > _BASES:
                 self._written.popitem(last=False)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.adapters.langchain_messages import likeness
+from treering.adapters.langchain_messages import is_like, likeness
 from treering.adapters.langgraph_values import is_list_of_messages
 from treering.core.address import Address, list_address
 from treering.core.batch import Event
@@ -28,7 +28,6 @@ from treering.core.body import INLINE_LIMIT
 from treering.core.content import Content
 from treering.core.draft import Draft
 from treering.core.encoding import encode_json
-from treering.core.ids import new_id
 from treering.views.checkpoints import MAX_ROW_BYTES
 from treering.views.graph_ids import Place, writes_key
 from treering.views.graphs import WRITES
@@ -71,6 +70,7 @@ class TaskWrites(msgspec.Struct, frozen=True, kw_only=True):
 
     place: Place
     graph_id: str
+    key: str
     task: str
     path: str
     at_us: int
@@ -117,11 +117,18 @@ def taken(
             else:
                 entries.append((channel, index, "s", content))
     return TaskWrites(
-        place=place, graph_id=graph_id, task=task, path=path, at_us=at_us, entries=entries, messages=messages
+        place=place,
+        graph_id=graph_id,
+        key=writes_key(place, graph_id),
+        task=task,
+        path=path,
+        at_us=at_us,
+        entries=entries,
+        messages=messages,
     )
 
 
-def write_event(draft: Draft, writes: TaskWrites) -> None:
+def write_event(draft: Draft, writes: TaskWrites, number: int) -> None:
     """Put writes into a draft: messages that have no place yet, values, and the event that names them."""
     scope = writes.place.scope
     links: dict[Address, None] = {}
@@ -162,11 +169,11 @@ def write_event(draft: Draft, writes: TaskWrites) -> None:
         data = None
     draft.event(
         Event(
-            id=new_id(),
+            id=f"{draft.id}.{number}",
             kind=WRITES,
             ts_us=writes.at_us,
             scope=scope,
-            thread=writes_key(writes.place, writes.graph_id),
+            thread=writes.key,
             data=data,
             body=body,
             links=tuple(links),
@@ -190,12 +197,12 @@ class Recent:
             while len(self._known) > _RECENT:
                 self._known.popitem(last=False)
 
-    def find(self, message: Any, known: Any, scope: str) -> PendingMessage | None:
+    def find(self, message: Any, scope: str) -> PendingMessage | None:
         """What was written, if the message still is that."""
         found = self._known.get(id(message))
-        if found is None or found.message is not message or found.known != known or found.scope != scope:
+        if found is None or found.message is not message or found.scope != scope:
             return None
-        return found
+        return found if is_like(message, found.known) else None
 
     def forget(self, messages: Sequence[Any]) -> None:
         """They are in a list now."""
@@ -227,14 +234,13 @@ class Queue:
         self._space = space
         self._waiting: OrderedDict[str, list[TaskWrites]] = OrderedDict()
         self._since = 0.0
-        self._is_resting = False
         self._failed: Exception | None = None
-        self._bell = threading.Condition()
+        self._lock = Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, writes: TaskWrites) -> None:
         """Let writes wait. Raises what an earlier flush in the background has failed with."""
-        with self._bell:
+        with self._lock:
             failed, self._failed = self._failed, None
             if not self._waiting:
                 self._since = time.monotonic()
@@ -244,14 +250,12 @@ class Queue:
                     target=_flush_on, args=(weakref.ref(self),), name="treering-writes", daemon=True
                 )
                 self._thread.start()
-            elif self._is_resting:
-                self._bell.notify()
         if failed is not None:
             raise failed
 
     def take(self, scope: str) -> list[TaskWrites]:
         """What waits for a scope, to be committed while `gate` is held."""
-        with self._bell:
+        with self._lock:
             return self._waiting.pop(scope, [])
 
     def put_back(self, writes: list[TaskWrites]) -> None:
@@ -259,7 +263,7 @@ class Queue:
         if writes:
             for message in (each for one in writes for each in one.messages):
                 message.place = None
-            with self._bell:
+            with self._lock:
                 scope = writes[0].place.scope
                 self._waiting[scope] = [*writes, *self._waiting.get(scope, [])]
 
@@ -277,45 +281,39 @@ class Queue:
         if not writes:
             return
         draft = Draft(self._space)
-        for each in writes:
-            write_event(draft, each)
+        for number, each in enumerate(writes):
+            write_event(draft, each, number)
         try:
             self._engine.commit(draft.batch())
         except BaseException:
             self.put_back(writes)
             raise
 
-    def _rest(self) -> float | None:
-        """Seconds until something must be committed; ``None``: the thread may end."""
-        with self._bell:
+    def _look(self) -> bool:
+        """Commit what has waited too long; whether the thread is still needed."""
+        with self._lock:
+            now = time.monotonic()
             if not self._waiting:
-                self._is_resting = True
-                self._bell.wait(_IDLE)
-                self._is_resting = False
-                if not self._waiting:
+                if now - self._since > _IDLE:
                     self._thread = None
-                    return None
-            return max(self._since + PATIENCE - time.monotonic(), 0.0)
-
-    def _flush_late(self) -> None:
+                    return False
+                return True
+            if now - self._since < PATIENCE:
+                return True
         try:
             self.flush()
         except Exception as error:  # noqa: BLE001 - told to whoever writes next
-            with self._bell:
+            with self._lock:
                 self._failed = error
                 self._since = time.monotonic() + _IDLE
+        return True
 
 
 def _flush_on(queue: Callable[[], Queue | None]) -> None:
     """The thread of a queue; it ends when the queue is idle or gone."""
     while True:
+        time.sleep(PATIENCE)
         found = queue()
-        rest = found._rest() if found is not None else None  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        if found is None or rest is None:
+        if found is None or not found._look():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             return
-        if rest:
-            del found
-            time.sleep(rest)
-        else:
-            found._flush_late()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            del found
+        del found

@@ -263,8 +263,8 @@ class Scribe:
             metadata={**_plain_metadata(values, request.metadata), GRAPH: graph},
             note=_note(request.metadata),
         )
-        for writes in riding:
-            write_event(draft, writes)
+        for number, writes in enumerate(riding):
+            write_event(draft, writes, number)
         write_checkpoint(draft, saved, scope=place.scope)
         return Base(Step(checkpoint=saved, seq=0), known)
 
