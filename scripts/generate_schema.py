@@ -9,7 +9,7 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from treering.engines.schema import FORMAT, SCHEMA_VERSION
-from treering.engines.tables import metadata_for
+from treering.engines.tables import SQLITE_STATISTICS, metadata_for
 
 HEADER = """\
 -- A fresh treering store on {name}, schema {version}. Generated from src/treering/engines/tables.py;
@@ -18,7 +18,9 @@ HEADER = """\
 
 
 def sqlite() -> str:
-    return _render("SQLite", sqlite_dialect.dialect())
+    rows = [f"INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES {each};\n" for each in SQLITE_STATISTICS]
+    # Analysing an empty table makes the table of statistics.
+    return "\n".join([_render("SQLite", sqlite_dialect.dialect()), "".join(["ANALYZE meta;\n", *rows])])
 
 
 def postgres() -> str:

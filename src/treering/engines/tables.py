@@ -33,7 +33,20 @@ from sqlalchemy.dialects.postgresql import TSVECTOR
 
 from treering.engines.keys import BODY_PART_BITS, ITEM_POSITION_BITS
 
-__all__ = ["BODY_PART_BITS", "ITEM_POSITION_BITS", "metadata", "metadata_for"]
+__all__ = ["BODY_PART_BITS", "ITEM_POSITION_BITS", "SQLITE_STATISTICS", "metadata", "metadata_for"]
+
+SQLITE_STATISTICS: Final = (
+    ("event", "event", "1000000 200000 1"),
+    ("event", "sqlite_autoindex_event_2", "1000000 200000 5000 1"),
+    ("event", "event_run", "1000000 200000 100 2 1"),
+    ("event", "event_scope", "1000000 200 100 1"),
+    ("event", "event_thread", "1000000 200000 200 100 1"),
+)
+"""What SQLite's planner shall think of the journal: table, index, rows in all and for each prefix of the key.
+
+Without it SQLite takes a space for a handful of rows, and walks the whole journal of one where a run or a
+thread has an index of its own.
+"""
 
 metadata: Final = MetaData(naming_convention={"uq": "%(table_name)s_%(column_0_N_name)s_key"})
 """The tables of both databases."""

@@ -212,10 +212,7 @@ def scan(session: Session, space: int, query: EventQuery, after: str | None, lim
             conditions.append(f"(e.ts_us, e.seq) {compare} (?, ?)")
             values += [ts_us, seq]
     keys = f"e.seq {direction}" if query.order == "seq" else f"e.ts_us {direction}, e.seq {direction}"
-    # A scope is of one space anyway. The plus keeps SQLite from walking the whole journal, which has the
-    # right order, instead of the scope's own index, which has it too.
-    own_index = query.scope is not None and not query.ids
-    where = " AND ".join(["+e.space = ?" if own_index else "e.space = ?", *conditions])
+    where = " AND ".join(["e.space = ?", *conditions])
     rows = session.rows(f"{RECORD_SELECT} WHERE {where} ORDER BY {keys} LIMIT ?", (space, *values, limit))
     records = tuple(map(record_of, rows))
     cursor = None

@@ -206,3 +206,10 @@ CREATE TABLE alembic_version (
 INSERT INTO alembic_version (version_num) VALUES ('0001');
 
 INSERT INTO meta (key, value) VALUES ('format', '1');
+
+ANALYZE meta;
+INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'event', '1000000 200000 1');
+INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'sqlite_autoindex_event_2', '1000000 200000 5000 1');
+INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'event_run', '1000000 200000 100 2 1');
+INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'event_scope', '1000000 200 100 1');
+INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('event', 'event_thread', '1000000 200000 200 100 1');

@@ -272,6 +272,18 @@ def upgrade() -> None:
         op.create_index("fts_namespace", "fts", ["collection", "namespace"])
         op.create_index("fts_terms", "fts", ["terms"], postgresql_using="gin")
     op.execute("INSERT INTO meta (key, value) VALUES ('format', '1')")
+    if op.get_context().dialect.name == "sqlite":
+        op.execute("ANALYZE meta")
+        for table, index, statistics in (
+            ("event", "event", "1000000 200000 1"),
+            ("event", "sqlite_autoindex_event_2", "1000000 200000 5000 1"),
+            ("event", "event_run", "1000000 200000 100 2 1"),
+            ("event", "event_scope", "1000000 200 100 1"),
+            ("event", "event_thread", "1000000 200000 200 100 1"),
+        ):
+            op.execute(
+                f"INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('{table}', '{index}', '{statistics}')"
+            )
 
 
 def downgrade() -> None:
