@@ -77,12 +77,13 @@ _NO_DEFAULT: Final = object()
 class _Shape:
     """What is known of one message class: its fields, and which values need not be stored."""
 
-    __slots__ = ("cls", "containers", "defaults", "fields", "names", "plain")
+    __slots__ = ("blank", "cls", "containers", "defaults", "fields", "names", "plain")
 
     def __init__(self, cls: type[BaseMessage]) -> None:
         self.cls = cls
         self.fields = frozenset(cls.model_fields)
         self.names = set(self.fields)
+        """Shared by all messages of the class that are loaded: pydantic only ever adds names to it."""
         self.plain: dict[str, Any] = {}
         self.containers: dict[str, type[dict[str, Any] | list[Any]]] = {}
         self.defaults: dict[str, Any] = {}
@@ -95,6 +96,7 @@ class _Shape:
                 self.defaults[name] = _NO_DEFAULT
             else:
                 self.plain[name] = self.defaults[name] = field.default
+        self.blank = {name: value for name, value in self.defaults.items() if value is not _NO_DEFAULT}
         self.defaults["type"] = _NO_DEFAULT  # always stored: it says which class this is
 
 
@@ -152,19 +154,19 @@ def from_plain(plain: dict[str, Any]) -> tuple[BaseMessage, Likeness] | None:
     if shape is None or "content" not in plain:
         return None
     extra = plain.pop(EXTRA, None)
-    fields = shape.plain.copy()
-    fields.update(plain)
-    known = fields.copy()
+    known = shape.blank.copy()
+    known.update(plain)
     for name, value in plain.items():
         if type(value) not in _LEAVES:
             known[name] = _copied(value)
+    fields = shape.plain.copy()
     for name, factory in shape.containers.items():
         if name not in plain:
             fields[name] = factory()
-            known[name] = factory()
+    fields.update(plain)
     message = _new(shape.cls)
     _set(message, "__dict__", fields)
-    _set(message, "__pydantic_fields_set__", shape.names.copy())
+    _set(message, "__pydantic_fields_set__", set(shape.fields) if extra else shape.names)
     _set(message, "__pydantic_extra__", extra or {})
     _set(message, "__pydantic_private__", None)
     if extra:

@@ -115,7 +115,7 @@ class Values:
     def decode_known(self, content: Content) -> tuple[BaseMessage, Likeness]:
         """The message that was encoded, and a likeness of it."""
         data = content.data
-        if content.kind == "json" and b'{"$' not in data:
+        if content.kind == "json" and (b"$" not in data or b'{"$' not in data):
             plain: Any = orjson.loads(data)  # checksummed, and without tags: nothing is left to do
         else:
             plain = self.unpacked(decode(content))
