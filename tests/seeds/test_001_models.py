@@ -218,7 +218,16 @@ def test_questions_across_entities(ids):
         dear = session.exec(select(Message).where(Message.cost_eur > 0.5)).one()
         assert 0.5 < dear.cost_eur < 2
         assert dear.run.id == ids["recorded"]
-        assert session.exec(select(Message).where(Message.id == ids["message"])).one().id == ids["message"]
+        for entity, name in (
+            (Message, "message"),
+            (AgentSpan, "span"),
+            (AgentSpan, "open"),
+            (ToolCall, "call"),
+            (ToolCall, "pending"),
+            (ToolResult, "result"),
+        ):
+            assert session.exec(select(entity).where(entity.id == ids[name])).one().id == ids[name]
+            assert session.exec(select(entity).where(entity.id == "nothing")).first() is None
         assert session.exec(select(Run).where(Run.id.in_([ids["run"], "other"]))).one().id == ids["run"]
 
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, LargeBinary, Text, and_, literal_column, select, type_coerce
+from sqlalchemy import BigInteger, Integer, LargeBinary, Text, and_, func, literal_column, type_coerce
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.expression import BindParameter, bindparam, table
+from sqlalchemy.sql.expression import BindParameter, bindparam
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import Boolean, TypeDecorator
+from sqlalchemy.types import TypeDecorator
 
 from treering.core.clock import from_datetime, to_datetime
 from treering.core.encoding import decode_json
 from treering.errors import Unsupported
-from treering.models.view_sql import DAYS
+from treering.models.view_sql import HOMES
 from treering.views.recording.runs import RUNS
 
 # pyright: reportUnknownMemberType=false, reportMissingTypeArgument=false, reportUnknownParameterType=false
@@ -97,17 +97,49 @@ class RunId(TypeDecorator[str]):
         return view.c.ref_name == type_coerce(literal_column(f"'{RUNS}'"), Text()).concat(value)
 
 
-class MessageId(TypeDecorator[str]):
-    """The id of a message, found by its day: there is one index range for each day of the store."""
+class EventId(TypeDecorator[str]):
+    """The id of a message, a span or a call, found through the run that it is of."""
 
     impl = Text
     cache_ok = True
     comparator_factory: Any = _Indexed
 
     @staticmethod
-    def hint(view: Any, value: Any) -> Any:  # noqa: ARG004
-        """Any of the days."""
-        return view.c.day.in_(select(literal_column("day")).select_from(table(DAYS)))
+    def hint(view: Any, value: Any) -> Any:
+        """The run."""
+        return view.c.run_id == RunOf(value)
+
+
+class ResultId(TypeDecorator[str]):
+    """The id of a tool's result, which is that of its call and a word."""
+
+    impl = Text
+    cache_ok = True
+    comparator_factory: Any = _Indexed
+
+    @staticmethod
+    def hint(view: Any, value: Any) -> Any:
+        """The run of the call."""
+        return view.c.run_id == RunOf(func.replace(value, ":result", "", type_=Text()))
+
+
+class RunOf(FunctionElement):
+    """The run that an event is of."""
+
+    type = Text()
+    name = "run_of"
+    inherit_cache = True
+
+
+@compiles(RunOf, "sqlite")
+def _run_in_sqlite(element: Any, compiler: Any, **options: Any) -> str:
+    return f"treering_run_of({compiler.process(element.clauses, **options)})"
+
+
+@compiles(RunOf, "postgresql")
+def _run_in_postgresql(element: Any, compiler: Any, **options: Any) -> str:
+    value = compiler.process(element.clauses, **options)
+    return f"(SELECT run FROM {HOMES} WHERE id IN ({value}, {value} || ':open') LIMIT 1)"
 
 
 class BlobId(TypeDecorator[str]):
@@ -126,7 +158,7 @@ class BlobId(TypeDecorator[str]):
 class IsAt(FunctionElement):
     """Whether a payload is where an address says."""
 
-    type = Boolean()
+    type = Integer()  # as a Boolean it would be compared with 1, and no index would see through that
     name = "is_at"
     inherit_cache = True
 

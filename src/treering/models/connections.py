@@ -5,6 +5,7 @@ The database itself refuses to write on such a connection, and the session refus
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from sqlalchemy import create_engine
@@ -15,7 +16,7 @@ from treering.core.address import Address, ObjectAt, SlotAt, parse_address
 from treering.core.clock import day_of
 from treering.core.encoding import decode
 from treering.errors import InvalidInput, MissingExtra, ReadOnly, Unsupported
-from treering.models.view_sql import RATES, view_statements
+from treering.models.view_sql import HOMES, RATES, view_statements
 from treering.views.exchange import EUR, exchange
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def _connected(store: Store, dialect: Dialect) -> Any:
         space = -1 if found is None else int(found[0])
         if dialect == "sqlite":
             connection.create_function("treering_key", 1, _key, deterministic=True)
+            connection.create_function("treering_run_of", 1, partial(_run_of, connection), deterministic=True)
         real = "REAL" if dialect == "sqlite" else "double precision"
         connection.execute(
             f"CREATE TEMP TABLE {RATES} "
@@ -143,6 +145,14 @@ def _rates(store: Store, connection: Any, space: int) -> list[tuple[int, str, fl
         if rate is not None:
             rows.append((day, currency, float(rate.rate)))
     return rows
+
+
+def _run_of(connection: Any, event_id: str | None) -> str | None:
+    """The run that an event is of. As a function, because SQLite pushes no subquery into a UNION."""
+    found = connection.execute(
+        f"SELECT run FROM {HOMES} WHERE id IN (?, ?) LIMIT 1", (event_id, f"{event_id}:open")
+    ).fetchone()
+    return None if found is None else found[0]
 
 
 def _key(address: str | None) -> bytes | str | None:

@@ -13,7 +13,7 @@ from sqlalchemy import Column, Float, ForeignKey, Integer, LargeBinary, Text, an
 from sqlalchemy.orm import foreign, registry, relationship, remote
 from sqlmodel import Field, SQLModel
 
-from treering.models.columns import BlobId, MessageId, Moment, Read, RunId, RunMeta, SpanMeta
+from treering.models.columns import BlobId, EventId, Moment, Read, ResultId, RunId, RunMeta, SpanMeta
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleVariableOverride=false
@@ -23,8 +23,8 @@ class Entity(SQLModel, registry=registry()):
     """What is read from the store. It has its own metadata: your tables and these never meet."""
 
 
-def _id(type_: Any = None) -> Any:
-    return Field(sa_column=Column(type_ or Text(), primary_key=True))
+def _id(type_: Any) -> Any:
+    return Field(sa_column=Column(type_, primary_key=True))
 
 
 def _text(target: str | None = None, name: str | None = None) -> Any:
@@ -53,7 +53,7 @@ class AgentSpan(Entity, table=True):
 
     __tablename__: ClassVar[Any] = "treering_agent_span"
 
-    id: str = _id()
+    id: str = _id(EventId())
     run_id: str = _text("treering_run.id")
     agent_name: str = _text()
     start_ts: datetime = _column(Moment())
@@ -69,7 +69,7 @@ class Message(Entity, table=True):
 
     __tablename__: ClassVar[Any] = "treering_message"
 
-    id: str = _id(MessageId())
+    id: str = _id(EventId())
     run_id: str = _text("treering_run.id")
     agent_name: str | None = _text()
     role: str = _text()
@@ -87,7 +87,7 @@ class ToolCall(Entity, table=True):
 
     __tablename__: ClassVar[Any] = "treering_tool_call"
 
-    id: str = _id()
+    id: str = _id(EventId())
     run_id: str = _text("treering_run.id")
     agent_name: str | None = _text()
     tool_name: str = _text()
@@ -101,7 +101,7 @@ class ToolResult(Entity, table=True):
 
     __tablename__: ClassVar[Any] = "treering_tool_result"
 
-    id: str = _id()
+    id: str = _id(ResultId())
     run_id: str = _text("treering_run.id")
     tool_call_id: str = _text("treering_tool_call.id")
     output_ref: str | None = _text("treering_blob_ref.id")
@@ -132,7 +132,6 @@ def _columns_for_indexes() -> None:
     """Columns of the views that no entity shows (see `models.columns`)."""
     hidden: dict[Any, dict[str, Any]] = {
         Run: {"ref_name": Text()},
-        Message: {"day": Integer()},
         BlobRef: {"key": LargeBinary(), "object_name": LargeBinary(), "batch": Text()},
     }
     for entity, columns in hidden.items():

@@ -17,6 +17,8 @@ Dialect = Literal["sqlite", "postgresql"]
 
 RATES: Final = "treering_rate"
 DAYS: Final = "treering_day"
+HOMES: Final = "treering_home"
+"""Which run an event is of: one look into the journal's own key for each day of the store."""
 
 _AGENT, _TOOL = "agent", "tool"
 _TEXT_KINDS: Final = "1, 2"
@@ -27,11 +29,15 @@ def view_statements(dialect: Dialect, space: int) -> list[str]:
     """What makes the views of a space."""
     views = {
         DAYS: f"SELECT DISTINCT day FROM rollup WHERE space = {space} AND grain = 'day' AND key = ''",
+        HOMES: (
+            f"SELECT e.id AS id, e.run AS run FROM {DAYS} d CROSS JOIN event e "
+            f"WHERE e.space = {space} AND e.day = d.day AND e.run IS NOT NULL"
+        ),
         "treering_run": _runs(dialect, space),
-        "treering_agent_span": _agent_spans(space),
-        "treering_message": _messages(space),
-        "treering_tool_call": _tool_calls(space),
-        "treering_tool_result": _tool_results(space),
+        "treering_agent_span": _agent_spans(dialect, space),
+        "treering_message": _messages(dialect, space),
+        "treering_tool_call": _tool_calls(dialect, space),
+        "treering_tool_result": _tool_results(dialect, space),
         "treering_blob_ref": _blob_refs(dialect, space),
     }
     return [f"CREATE TEMP VIEW {name} AS {select}" for name, select in views.items()]
@@ -56,22 +62,22 @@ def _runs(dialect: Dialect, space: int) -> str:
     )
 
 
-def _agent_spans(space: int) -> str:
+def _agent_spans(dialect: Dialect, space: int) -> str:
     done = (
         "SELECT coalesce(e.span, e.id) AS id, e.run AS run_id, coalesce(e.agent, e.name) AS agent_name, "
         "e.ts_us AS start_ts, e.ts_us + coalesce(e.duration_us, 0) AS end_ts, e.status AS status, "
         f"coalesce({_body('o')}, e.links) AS input_ref, {_body('e')} AS output_ref, e.data AS meta "
-        f"FROM event e {_BEGINNING} WHERE {_of(space, SPAN + _AGENT)}"
+        f"FROM {_events(dialect)} {_BEGINNING} WHERE {_of(space, SPAN + _AGENT)}"
     )
     still_open = (
         "SELECT e.span, e.run, coalesce(e.agent, e.name), e.ts_us, NULL, 'running', "
         f"{_body('e')}, NULL, e.data "
-        f"FROM event e WHERE {_of(space, OPEN + _AGENT)} AND {_NOT_ENDED}"
+        f"FROM {_events(dialect)} WHERE {_of(space, OPEN + _AGENT)} AND {_NOT_ENDED}"
     )
     return f"{done} UNION ALL {still_open}"
 
 
-def _messages(space: int) -> str:
+def _messages(dialect: Dialect, space: int) -> str:
     cached = "e.cache_read_tokens + e.cache_write_tokens + e.cache_write_1h_tokens"
     prompt = f"e.input_tokens + {cached}"
     return (
@@ -79,31 +85,31 @@ def _messages(space: int) -> str:
         f"{_body('e')} AS content_ref, e.model AS model, {prompt} AS prompt_tokens, "
         "e.output_tokens AS completion_tokens, "
         f"{prompt} + e.output_tokens AS total_tokens, e.cost_nanos / 1e9 * r.rate AS cost_eur, "
-        "e.ts_us AS ts, e.day AS day "
-        f"FROM event e LEFT JOIN {RATES} r ON r.day = e.day AND r.currency = e.currency "
+        "e.ts_us AS ts "
+        f"FROM {_events(dialect)} LEFT JOIN {RATES} r ON r.day = e.day AND r.currency = e.currency "
         f"WHERE {_of(space, MESSAGE)}"
     )
 
 
-def _tool_calls(space: int) -> str:
+def _tool_calls(dialect: Dialect, space: int) -> str:
     done = (
         "SELECT coalesce(e.span, e.id) AS id, e.run AS run_id, e.agent AS agent_name, e.name AS tool_name, "
         f"coalesce({_body('o')}, e.links) AS input_ref, e.ts_us AS ts, e.parent AS span_id "
-        f"FROM event e {_BEGINNING} WHERE {_of(space, SPAN + _TOOL)}"
+        f"FROM {_events(dialect)} {_BEGINNING} WHERE {_of(space, SPAN + _TOOL)}"
     )
     still_open = (
         f"SELECT e.span, e.run, e.agent, e.name, {_body('e')}, e.ts_us, e.parent "
-        f"FROM event e WHERE {_of(space, OPEN + _TOOL)} AND {_NOT_ENDED}"
+        f"FROM {_events(dialect)} WHERE {_of(space, OPEN + _TOOL)} AND {_NOT_ENDED}"
     )
     return f"{done} UNION ALL {still_open}"
 
 
-def _tool_results(space: int) -> str:
+def _tool_results(dialect: Dialect, space: int) -> str:
     return (
         "SELECT coalesce(e.span, e.id) || ':result' AS id, e.run AS run_id, "
         f"coalesce(e.span, e.id) AS tool_call_id, {_body('e')} AS output_ref, e.status AS status, "
         "e.ts_us + coalesce(e.duration_us, 0) AS ts "
-        f"FROM event e WHERE {_of(space, SPAN + _TOOL)}"
+        f"FROM {_events(dialect)} WHERE {_of(space, SPAN + _TOOL)}"
     )
 
 
@@ -119,7 +125,7 @@ def _blob_refs(dialect: Dialect, space: int) -> str:
             "NULL::bytea AS object_name, c.batch AS batch",
             "NULL::bytea AS object_name, c.batch AS batch",
         )
-    own = "FROM commits c JOIN event e ON e.space = c.space AND e.seq BETWEEN c.first_seq AND c.last_seq"
+    own = "FROM commits c CROSS JOIN event e"
     objects = (
         f"SELECT {name} AS id, {name} AS kind, {name} AS data, {name} AS sha256, "
         f"o.stored_at_us AS created_at, {keys[0]} "
@@ -133,7 +139,8 @@ def _blob_refs(dialect: Dialect, space: int) -> str:
     bodies, inputs = (
         f"SELECT {address} AS id, {address} AS kind, {address} AS data, {address} AS sha256, "
         f"c.committed_at_us AS created_at, {key} {own} "
-        f"WHERE c.space = {space} AND e.run IS NOT NULL AND {rule}"
+        f"WHERE c.space = {space} AND e.space = {space} AND e.seq BETWEEN c.first_seq AND c.last_seq "
+        f"AND e.run IS NOT NULL AND {rule}"
         for address, key, rule in (
             (own_body, keys[1], "substr(e.body, 2, 1) <> ':'"),
             ("e.links", keys[2], is_own_input),
@@ -154,6 +161,11 @@ _BEGINNING: Final = "LEFT JOIN event o ON o.space = e.space AND o.day = e.day AN
 _NOT_ENDED: Final = (
     "NOT EXISTS (SELECT 1 FROM event d WHERE d.space = e.space AND d.day = e.day AND d.id = e.span)"
 )
+
+
+def _events(dialect: Dialect) -> str:
+    """The journal by runs. SQLite, which knows nothing of the tables' sizes, would rather walk all of it."""
+    return "event e INDEXED BY event_run" if dialect == "sqlite" else "event e"
 
 
 def _of(space: int, kind: str) -> str:

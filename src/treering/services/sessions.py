@@ -158,20 +158,9 @@ class Session:
         found = self.store.engine.refs(self.store.space, [name])
         return (found[name].value, found[name].version) if name in found else None
 
-    def set_ref(self, name: str, value: bytes, *, scope: str) -> None:
-        """A ref that must not be there yet."""
-        self._refs[name] = RefChange(name=name, scope=scope, change=Set(value=value), expect=ABSENT)
-
-    def delete_ref(self, name: str, expect: Expect, *, scope: str) -> None:
-        """Remove a ref; one of this transaction was never there."""
-        if name in self._refs:
-            del self._refs[name]
-        else:
-            self._refs[name] = RefChange(name=name, scope=scope, change=Delete(), expect=expect)
-
-    def is_deleted(self, name: str) -> bool:
-        """Whether this transaction removes that ref."""
-        return name in self._refs and isinstance(self._refs[name].change, Delete)
+    def set_ref(self, name: str, value: bytes, expect: Expect, *, scope: str) -> None:
+        """A ref's new value; it may change again before the commit."""
+        self._refs[name] = RefChange(name=name, scope=scope, change=Set(value=value), expect=expect)
 
     def _batch(self) -> Batch:
         draft = self._draft.batch()

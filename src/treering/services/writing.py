@@ -1,7 +1,7 @@
 """Runs, spans, messages and tools, written one call at a time.
 
 A span that was started is a row of the journal, and a ref that remembers what its end will need. Ending it
-takes the ref away and writes the row of the finished span, in one commit, so of two who end it one gets a
+moves the ref and writes the row of the finished span, in one commit, so of two who end it one gets a
 `Conflict`. A tool call is a span as well, and its result is that span's end.
 """
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 AGENT = "agent"
 TOOL = "tool"
 RESULT = ":result"
-_OPEN_SPANS = "open-span/"
+_SPANS = "span/"
+_ENDED = b"{}"
 
 
 class _OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,7 +233,7 @@ def _start(
         data["input_size"] = size
     transaction.event(_event(span, f"{span.id}:open", OPEN, data=data, body=body))
     value = encode_json(structs.asdict(span))
-    transaction.set_ref(_OPEN_SPANS + span.id, value, scope=span.scope)
+    transaction.set_ref(_SPANS + span.id, value, ABSENT, scope=span.scope)
     return span.id
 
 
@@ -245,14 +246,12 @@ def _end(
     meta: Mapping[str, Any] | None,
 ) -> None:
     what = "tool call" if kind == TOOL else "span"
-    found = transaction.ref(_OPEN_SPANS + span_id)
+    found = transaction.ref(_SPANS + span_id)
     if found is None:
-        if transaction.is_deleted(_OPEN_SPANS + span_id) or _is_written(transaction, span_id):
-            raise Conflict(
-                f"{what} {span_id!r} ended before; its {'result' if kind == TOOL else 'end'} stays"
-            )
         raise NotFound(f"there is no {what} {span_id!r} that was started here")
     value, expect = found
+    if value == _ENDED:
+        raise Conflict(f"{what} {span_id!r} ended before; its {'result' if kind == TOOL else 'end'} stays")
     span = msgspec.convert(decode_json(value), _OpenSpan)
     if span.kind != kind:
         raise InvalidInput(
@@ -265,7 +264,7 @@ def _end(
     transaction.event(
         structs.replace(event, status=check_id(status, "status"), duration_us=max(ended_us - span.ts_us, 0))
     )
-    transaction.delete_ref(_OPEN_SPANS + span_id, expect, scope=span.scope)
+    transaction.set_ref(_SPANS + span_id, _ENDED, expect, scope=span.scope)
 
 
 def _event(span: _OpenSpan, id: str, form: str, *, data: dict[str, Any], body: Address | None) -> Event:
@@ -286,22 +285,19 @@ def _event(span: _OpenSpan, id: str, form: str, *, data: dict[str, Any], body: A
 
 
 def _check_span(transaction: Session, span_id: str) -> None:
-    name = _OPEN_SPANS + span_id
-    if (
-        transaction.ref(name) is None
-        and not transaction.is_deleted(name)
-        and not _is_written(transaction, span_id)
-    ):
+    if transaction.ref(_SPANS + span_id) is None and not _is_recorded(transaction, span_id):
         raise NotFound(f"there is no span {span_id!r}; start_span() begins one")
 
 
-def _is_written(transaction: Session, span_id: str) -> bool:
-    """Whether the journal has such a span, open or ended; ids say when they were made."""
+def _is_recorded(transaction: Session, span_id: str) -> bool:
+    """Whether the journal has such a span of a recorder, open or ended; its id says of which day it is."""
     try:
         day = day_of(time_of(span_id))
     except InvalidInput:
         return False
-    query = EventQuery(
-        ids=(span_id, f"{span_id}:open"), since_us=max(day - 1, 0) * DAY_US, until_us=(day + 2) * DAY_US
+    store = transaction.store
+    queries = (
+        EventQuery(ids=(row,), since_us=day * DAY_US, until_us=(day + 1) * DAY_US)
+        for row in (span_id, f"{span_id}:open")
     )
-    return bool(transaction.store.engine.scan(transaction.store.space, query, limit=1).records)
+    return any(store.engine.scan(store.space, query, limit=1).records for query in queries)
