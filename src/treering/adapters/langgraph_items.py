@@ -75,7 +75,7 @@ def name_of(namespace: Namespace, key: str) -> str:
 
 
 def scope_of(namespace: Namespace, key: str) -> str:
-    """What is forgotten together: one item; `Store.forget` of ``users/alice`` takes all of ("users", "alice")."""
+    """What is forgotten together: one item. To `Store.forget`, ("users", "alice") is ``users/alice``."""
     scope = str(Scope("/".join(map(_quote, namespace)), "store", _quote(key)))
     return check_id(scope, "the scope of a store item")
 

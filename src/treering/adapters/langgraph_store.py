@@ -107,8 +107,8 @@ class TreeringStore(BaseStore):
             validate_op_namespace(op)
         results: list[Result] = [None] * len(given)
         gets = {at: op for at, op in enumerate(given) if isinstance(op, GetOp)}
-        for at, item in zip(gets, self._get(list(gets.values())), strict=True):
-            results[at] = item
+        for at, found in zip(gets, self._get(list(gets.values())), strict=True):
+            results[at] = found
         for at, op in enumerate(given):
             if isinstance(op, SearchOp):
                 results[at] = self._search(op)
