@@ -22,7 +22,7 @@ from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, InvalidInput
 from treering.views.checkpoints import KIND, Checkpoint, Stretch, Value, new_checkpoint_id, write_checkpoint
 from treering.views.graph_ids import Place, step_id, writes_key
-from treering.views.graphs import GRAPH, WRITES, Graphs, Step, head_value
+from treering.views.graphs import GRAPH, WRITES, Graphs, Step, graph_head
 from treering.views.journal import CLEANED, DELETED, LEDGER
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Removal:
             if stays is None:
                 draft.delete_ref(place.ref, scope=place.scope, expect=head.version)
             else:
-                value = head_value(stays.checkpoint, head.first_us, is_root=not within)
+                value = graph_head(stays.checkpoint, head.first_us, is_root=not within)
                 draft.set_ref(place.ref, value, scope=place.scope, expect=head.version)
             self._engine.commit(draft.batch())
 
@@ -308,5 +308,5 @@ class _Copying:
             copy = self._ids.get(head.step.checkpoint.id) if head is not None else None
             if copy is not None and head is not None:
                 there = self._graphs.place(self._target.thread, within)
-                value = head_value(copy, copy.created_at_us, is_root=not within)
+                value = graph_head(copy, copy.created_at_us, is_root=not within)
                 draft.set_ref(there.ref, value, scope=there.scope)

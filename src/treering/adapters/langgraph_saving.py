@@ -27,7 +27,7 @@ from treering.core.query import Erasure
 from treering.errors import Conflict, ListMoved, RefMoved, Unencodable
 from treering.views.checkpoints import Checkpoint, Value, new_checkpoint_id, write_checkpoint
 from treering.views.graph_ids import Place, step_id
-from treering.views.graphs import FORKED, GRAPH, HIDDEN, Graphs, Step, head_value
+from treering.views.graphs import FORKED, GRAPH, HIDDEN, Graphs, Step, graph_head
 from treering.views.values import write_state
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ class Scribe:
         expect: Expect = head.version if head is not None else ABSENT
         draft.set_ref(
             place.ref,
-            head_value(checkpoint, first_us, is_root=not place.within),
+            graph_head(checkpoint, first_us, is_root=not place.within),
             scope=place.scope,
             expect=expect,
         )

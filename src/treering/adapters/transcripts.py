@@ -20,7 +20,6 @@ from msgspec import structs
 from treering.core.batch import ABSENT
 from treering.core.clock import SystemClock
 from treering.core.draft import Draft
-from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import check_id
 from treering.core.query import Erasure
 from treering.errors import Conflict, InvalidInput, ListMoved
@@ -35,6 +34,7 @@ from treering.views.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
+from treering.views.head_values import head_value, read_head
 from treering.views.hooks import Saved, Saving
 from treering.views.journal import Journal, head_ref, thread_scope
 from treering.views.moments import Moment
@@ -86,11 +86,9 @@ class Transcript:
             return None
         if known is not None and known.version == ref.version:
             return known
-        value = decode_json(ref.value)
+        value = read_head(ref)
         return Head(
-            version=ref.version,
-            checkpoint=self._journal.by_id(value["checkpoint"]),
-            first_us=value["first_us"],
+            version=ref.version, checkpoint=self._journal.by_id(value.checkpoint), first_us=value.first_us
         )
 
     def newest(self) -> Checkpoint | None:
@@ -216,16 +214,8 @@ class Transcript:
         self, draft: Draft, before: Head | None, checkpoint: Checkpoint, also: Callable[[Draft], None] | None
     ) -> Head:
         first_us = before.first_us if before is not None else checkpoint.created_at_us
-        value = {
-            "checkpoint": checkpoint.id,
-            "thread": self.id,
-            "step": checkpoint.step,
-            "first_us": first_us,
-        }
-        if self.namespace:
-            value["namespace"] = self.namespace
         expect = ABSENT if before is None else before.version
-        draft.set_ref(self._ref, encode_json(value), scope=self._scope, expect=expect)
+        draft.set_ref(self._ref, head_value(checkpoint, first_us), scope=self._scope, expect=expect)
         if also is not None:
             also(draft)
         receipt = self._engine.commit(draft.batch())

@@ -20,12 +20,13 @@ from treering.core.address import ObjectAt, parse_address
 from treering.core.batch import ABSENT, Event
 from treering.core.content import Content
 from treering.core.draft import Draft
-from treering.core.encoding import decode_json, encode_json
+from treering.core.encoding import encode_json
 from treering.core.query import EventQuery
 from treering.core.scopes import namespace_prefix
 from treering.errors import Conflict, NotFound, RefMoved
 from treering.views import channels
 from treering.views.checkpoints import Checkpoint, Stretch, by_id, read_checkpoint, write_checkpoint
+from treering.views.head_values import head_value, read_head
 from treering.views.journal import Journal, head_ref, thread_scope
 from treering.views.values import read_state, write_state
 
@@ -244,7 +245,7 @@ class Histories:
         ref = self._ref(head)
         if ref is None:
             return True
-        now = decode_json(ref.value)["checkpoint"]
+        now = read_head(ref).checkpoint
         if now == head.checkpoint:
             return False
         if now in head.moments:
@@ -263,19 +264,11 @@ class Histories:
         if not self.head_moves(head):
             return
         ref = self._ref(head)
-        first_us = head.first_us if ref is None else min(head.first_us, decode_json(ref.value)["first_us"])
-        value = {
-            "checkpoint": head.checkpoint,
-            "thread": head.thread,
-            "step": self._checkpoint(head.checkpoint).step,
-            "first_us": first_us,
-        }
-        if head.namespace:
-            value["namespace"] = head.namespace
+        first_us = head.first_us if ref is None else min(head.first_us, read_head(ref).first_us)
         draft = Draft(self._space)
         draft.set_ref(
             head_ref(head.thread, head.namespace),
-            encode_json(value),
+            head_value(self._checkpoint(head.checkpoint), first_us),
             scope=thread_scope(head.thread, head.namespace),
             expect=ABSENT if ref is None else ref.version,
         )

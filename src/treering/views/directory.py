@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from treering.core.clock import to_iso
-from treering.core.encoding import decode_json
-from treering.errors import Corrupt
+from treering.views.head_values import read_head
 from treering.views.journal import HEADS, head_ref, heads_prefix
 
 if TYPE_CHECKING:
@@ -67,17 +66,12 @@ def _heads(engine: Engine, space: str, namespace: str | None, prefix: str) -> It
 
 
 def _info(ref: Ref) -> ThreadInfo:
-    try:
-        value: dict[str, Any] = decode_json(ref.value)
-        return ThreadInfo(
-            id=value["thread"],
-            namespace=value.get("namespace", ""),
-            head=value["checkpoint"],
-            step=value["step"],
-            created_at_us=value["first_us"],
-            updated_at_us=ref.changed_at_us,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt(
-            f"the head {ref.name!r} cannot be read ({error}); run `treering verify`, restore from a backup"
-        ) from None
+    value = read_head(ref)
+    return ThreadInfo(
+        id=value.thread,
+        namespace=value.namespace,
+        head=value.checkpoint,
+        step=value.step,
+        created_at_us=value.first_us,
+        updated_at_us=ref.changed_at_us,
+    )

@@ -26,6 +26,7 @@ from treering.core.scopes import namespace_prefix
 from treering.errors import Corrupt, InvalidInput
 from treering.views.checkpoints import KIND, by_id, read_checkpoint
 from treering.views.graph_ids import Place, step_id, writes_key
+from treering.views.head_values import head_value
 from treering.views.journal import head_ref, thread_scope
 
 if TYPE_CHECKING:
@@ -351,14 +352,9 @@ class Graphs:
         return Written(seq=record.seq, batch=record.batch, data=decode_json(data))
 
 
-def head_value(checkpoint: Checkpoint, first_us: int, *, is_root: bool) -> bytes:
-    """What a head ref holds; for the root namespace what every thread's head holds."""
-    value: dict[str, Any] = {"checkpoint": checkpoint.id}
-    if is_root:
-        value |= {"thread": checkpoint.thread, "step": checkpoint.step, "first_us": first_us}
-        if checkpoint.namespace:
-            value["namespace"] = checkpoint.namespace
-    return encode_json(value)
+def graph_head(checkpoint: Checkpoint, first_us: int, *, is_root: bool) -> bytes:
+    """What the head of a graph holds; for the root namespace what every thread's head holds."""
+    return head_value(checkpoint, first_us) if is_root else encode_json({"checkpoint": checkpoint.id})
 
 
 def _head(ref: Ref, step: Step) -> GraphHead:

@@ -17,12 +17,13 @@ from treering.core.address import object_address
 from treering.core.batch import ABSENT, Event
 from treering.core.clock import from_datetime
 from treering.core.draft import Draft
-from treering.core.encoding import decode_json, encode_json
+from treering.core.encoding import encode_json
 from treering.core.ids import MAX_ID_CHARS
 from treering.errors import Conflict, Corrupt, InvalidInput, ListMoved, NotFound, RefMoved
 from treering.views import channels
 from treering.views.channels import Channel, First
 from treering.views.checkpoints import MESSAGES, Checkpoint, new_checkpoint_id, write_checkpoint
+from treering.views.head_values import head_value, read_head
 from treering.views.journal import REWIND, Journal, head_ref, thread_scope
 from treering.views.values import write_state
 
@@ -63,19 +64,6 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
 
 
-class _Value(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a head ref holds, as JSON; retention reads ``checkpoint``, the directory all of it."""
-
-    checkpoint: str
-    first_us: int
-    step: int
-    thread: str
-    namespace: str = ""
-
-
-_encode_value: Final = msgspec.json.Encoder().encode
-
-
 class Head:
     """The head of one thread, as last seen; ``checkpoint`` is ``None`` for one that was never saved."""
 
@@ -107,9 +95,9 @@ class Head:
             if ref is None:
                 self.forget()
             elif ref.version != self._version:
-                value = decode_json(ref.value)
-                self.checkpoint = self._stored(value["checkpoint"])
-                self._first_us = value["first_us"]
+                value = read_head(ref)
+                self.checkpoint = self._stored(value.checkpoint)
+                self._first_us = value.first_us
                 self._version = ref.version
                 self._channels = {}
             self._is_known = True
@@ -123,7 +111,7 @@ class Head:
                 return None
             if ref.version == self._version:
                 return self.checkpoint
-            return self._stored(decode_json(ref.value)["checkpoint"])
+            return self._stored(read_head(ref).checkpoint)
 
     def line(self) -> Iterator[Checkpoint]:
         """Where the head is now, and its ancestors."""
@@ -301,9 +289,7 @@ class Head:
         elif first_us is None:
             first_us = checkpoint.created_at_us
         expect = ABSENT if self._version is None else self._version
-        value = _encode_value(
-            _Value(checkpoint.id, first_us, checkpoint.step, self._thread_id, self._namespace)
-        )
+        value = head_value(checkpoint, first_us)
         draft.set_ref(self.ref, value, scope=self.scope, expect=expect)
         try:
             receipt = self._engine.commit(draft.batch())
@@ -315,7 +301,7 @@ class Head:
 
     def _moved(self) -> ThreadMoved:
         ref = self._engine.refs(self._space, [self.ref]).get(self.ref)
-        actual = decode_json(ref.value)["checkpoint"] if ref is not None else None
+        actual = read_head(ref).checkpoint if ref is not None else None
         return ThreadMoved(self._thread_id, self.checkpoint.id if self.checkpoint else None, actual)
 
     def _stored(self, checkpoint_id: str) -> Checkpoint:
@@ -324,7 +310,7 @@ class Head:
         except NotFound:
             pass
         ref = self._engine.refs(self._space, [self.ref]).get(self.ref)
-        if ref is None or decode_json(ref.value)["checkpoint"] != checkpoint_id:
+        if ref is None or read_head(ref).checkpoint != checkpoint_id:
             raise NotFound(f"thread {self._thread_id!r} was removed while it was read; load it again")
         raise Corrupt(
             f"the head of thread {self._thread_id!r} is checkpoint {checkpoint_id!r}, which is not stored; "
