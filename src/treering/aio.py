@@ -1549,6 +1549,32 @@ class AsyncWorkspace:
             on_done=self._bridge.in_loop(on_done),
         )
 
+    def submit(
+        self,
+        folder: str | Path,
+        *,
+        exclude: Iterable[str] = (),
+        include: Iterable[str] = (),
+        name: str | None = None,
+        note: str | None = None,
+        tags: Iterable[str] = (),
+        limits: Limits | None = None,
+        seconds: float | None = None,
+    ) -> asyncio.Future[str]:
+        """Async twin of `Workspace.submit`."""
+        return self._bridge.future(
+            self._workspace.submit(
+                folder,
+                exclude=exclude,
+                include=include,
+                name=name,
+                note=note,
+                tags=tags,
+                limits=limits,
+                seconds=seconds,
+            )
+        )
+
     async def restore(
         self,
         id: str,

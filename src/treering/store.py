@@ -158,6 +158,7 @@ class Store:
             namespace or "",
             clock=self._clock,
             hooks=self._hooks,
+            workspace=self._workspace,
         )
 
     # Recording

@@ -164,6 +164,7 @@ def test_the_same_words_awaited(tmp_path: Path, folder: Path) -> None:
             moment = await thread.checkpoint(state={"n": 1}, workspace=folder)
             assert moment is not None
             await moment.restore(tmp_path / "new")
+            assert await store.workspace.submit(folder) == moment.snapshot
             progress = []
             snapshot = await store.workspace.snapshot(folder, on_progress=progress.append)
             assert snapshot == moment.snapshot

@@ -394,3 +394,13 @@ def test_retention_decides_on_each_workspace_by_itself(store: Store, folder: Pat
     assert {each.id for each in store.workspace.snapshots()} == {kept, last}
     del dropped
     assert store.verify().ok
+
+
+def test_a_snapshot_in_the_background(store: Store, folder: Path) -> None:
+    first = store.workspace.submit(folder, note="one")
+    second = store.workspace.submit(folder / "src")
+    late = store.workspace.submit(folder, seconds=-1)
+    assert first.result(60) == store.workspace.snapshot(folder)
+    assert second.result(60) == store.workspace.snapshot(folder / "src")
+    with pytest.raises(TimedOut):
+        late.result(60)

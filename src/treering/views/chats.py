@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.core.records import Ref
     from treering.views.hooks import Hooks
+    from treering.views.workspaces.workspace import Workspace
 
 _RESET: Final = "chat.reset"
 _SYNCHRONISED: Final = "chat.synchronised"
@@ -50,6 +51,7 @@ class Chat:
         *,
         clock: Clock,
         hooks: Hooks,
+        workspace: Workspace | None = None,
     ) -> None:
         self._id = chat_id_of(channel, chat_id)
         self._namespace = check_id(namespace, "namespace") if namespace else ""
@@ -57,6 +59,7 @@ class Chat:
         self._space = space
         self._clock = clock
         self._hooks = hooks
+        self._workspace = workspace
         self._ref = f"chat/{namespace_prefix(self._namespace)}{self._id.base}"
         self._scope = str(Scope(self._namespace, "chat", self._id.base))
         self._is_synchronised = False
@@ -220,4 +223,5 @@ class Chat:
             self._namespace,
             clock=self._clock,
             hooks=self._hooks,
+            workspace=self._workspace,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -73,6 +74,7 @@ class Workspace:
         self._folder = folder
         self._clock = clock
         self._shelf = Shelf(_cache(engine, space, folder))
+        self._background: ThreadPoolExecutor | None = None
 
     def __repr__(self) -> str:
         return f"<Workspace {self._engine.url} space={self._space!r}>"
@@ -115,6 +117,36 @@ class Workspace:
         if on_done is not None:
             on_done(info)
         return info.id
+
+    def submit(
+        self,
+        folder: str | Path,
+        *,
+        exclude: Iterable[str] = (),
+        include: Iterable[str] = (),
+        name: str | None = None,
+        note: str | None = None,
+        tags: Iterable[str] = (),
+        limits: Limits | None = None,
+        seconds: float | None = None,
+    ) -> Future[str]:
+        """As `snapshot`, in the background: the agent's turn goes on, the future has the id when it is kept.
+
+        One snapshot is taken after the other, in the order of the calls.
+        """
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, "treering-snapshot")
+        return self._background.submit(
+            self.snapshot,
+            folder,
+            exclude=exclude,
+            include=include,
+            name=name,
+            note=note,
+            tags=tags,
+            limits=limits,
+            seconds=seconds,
+        )
 
     def restore(
         self,
