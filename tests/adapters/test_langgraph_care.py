@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
+from datetime import date
 from typing import Annotated
 
 import pytest
@@ -219,6 +220,19 @@ def test_filters_are_compared_and_never_become_sql(store):
     assert found({"nested": {"a": [1]}}) == [1]
     assert found({"step": 1}) == [2]
     assert found({"missing": None}) == [2, 1]
+
+
+def test_metadata_is_listed_without_the_content(store):
+    saver = TreeringSaver(store)
+    where = put(
+        saver, {"x": 1}, metadata={"step": 0, "_graph": "mine", "forked_from": "me", "when": date(2026, 1, 2)}
+    )
+    put(saver, {"x": 2}, parent=where, metadata={"step": 1})
+    put(saver, {"x": 3}, parent=config(checkpoint_ns="child"), metadata={"step": 7})
+    listed = [(each.checkpoint["id"], each.metadata) for each in saver.list(config(checkpoint_ns=""))]
+    assert saver.metadata(config()) == listed
+    assert listed[1][1] == {"step": 0, "_graph": "mine", "forked_from": "me", "when": date(2026, 1, 2)}
+    assert [each[1] for each in saver.metadata(config(checkpoint_ns="child"))] == [{"step": 7}]
 
 
 # Hooks
