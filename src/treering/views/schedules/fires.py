@@ -14,7 +14,6 @@ import msgspec
 from treering.core.batch import Event
 from treering.core.clock import to_datetime, to_iso
 from treering.core.encoding import decode, decode_json, encode, encode_json
-from treering.core.ids import new_id
 from treering.errors import Unencodable
 from treering.views.schedules.planning import Skip
 from treering.views.schedules.tasks import OpenFire, Task
@@ -105,11 +104,20 @@ def fire_of(task: Task, fire: OpenFire, run_id: str | None) -> Fire:
     )
 
 
-def tell(draft: Draft, task: Task, kind: str, now_us: int, facts: dict[str, Any], **columns: Any) -> None:
-    """An event about a task."""
+def tell(
+    draft: Draft,
+    task: Task,
+    kind: str,
+    now_us: int,
+    facts: dict[str, Any],
+    *,
+    number: int = 0,
+    **columns: Any,
+) -> None:
+    """An event about a task; ``number`` tells apart those of one kind in one batch."""
     draft.event(
         Event(
-            id=new_id(),
+            id=f"{draft.id}:{kind}:{number}",
             kind=kind,
             ts_us=now_us,
             scope=task.scope,
@@ -123,8 +131,9 @@ def tell(draft: Draft, task: Task, kind: str, now_us: int, facts: dict[str, Any]
 
 def tell_skips(draft: Draft, task: Task, skips: tuple[Skip, ...], now_us: int) -> None:
     """What was left out, and why."""
-    for skip in skips:
-        tell(draft, task, SKIPPED, now_us, msgspec.to_builtins(skip), status="skipped")
+    for number, skip in enumerate(skips):
+        facts = msgspec.structs.asdict(skip)
+        tell(draft, task, SKIPPED, now_us, facts, number=number, status="skipped")
 
 
 def tell_finish(

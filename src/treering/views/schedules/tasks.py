@@ -31,6 +31,7 @@ Overlap = Literal["skip", "buffer", "allow"]
 Status = Literal["active", "paused", "cancelled", "done"]
 
 SCHEDULES: Final = "schedule/"
+_METADATA: Final = b'"metadata":'
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -145,16 +146,20 @@ def ref_of_scope(scope: str) -> str:
 
 
 def encoded(task: Task) -> bytes:
-    """A task for its ref."""
-    plain = msgspec.to_builtins(structs.replace(task, metadata={}))
-    return encode_json({**plain, "metadata": task.metadata} if task.metadata else plain)
+    """A task for its ref. Metadata may hold what plain JSON cannot, the rest is written the quick way."""
+    data = msgspec.json.encode(structs.replace(task, metadata={}) if task.metadata else task)
+    if not task.metadata:
+        return data
+    return encode_json({**msgspec.json.decode(data), "metadata": task.metadata})
 
 
 def decoded(ref: Ref) -> Task:
     """A task out of its ref."""
     try:
-        return msgspec.convert(decode_json(ref.value), Task)
-    except (msgspec.ValidationError, ValueError) as error:
+        if _METADATA in ref.value:
+            return msgspec.convert(decode_json(ref.value), Task)
+        return msgspec.json.decode(ref.value, type=Task)
+    except (msgspec.DecodeError, ValueError) as error:
         raise Corrupt(
             f"the task at {ref.name!r} cannot be read ({error}); restore it from a backup"
         ) from None

@@ -178,6 +178,8 @@ class Worker:
         free = self._concurrency - self.running
         asked: list[tuple[Pinned, Task, list[OpenFire], Future[Receipt]]] = []
         for pinned in due:
+            if free <= 0 and pinned.task.policy.catch_up != "skip":
+                continue  # it loses nothing by waiting for a free hand
             step = advance(pinned.task, now_us)
             task, taken, draft = step.task, list[OpenFire](), Draft(self._space)
             worker = self._presence.worker
@@ -189,9 +191,9 @@ class Worker:
                 continue
             self._write(draft, pinned, task, worker)
             tell_skips(draft, task, step.skips, now_us)
-            for fire in taken:
+            for number, fire in enumerate(taken):
                 facts = {"at_us": fire.at_us, "worker": worker, "attempt": fire.attempt, "token": fire.token}
-                tell(draft, task, CLAIMED, now_us, facts)
+                tell(draft, task, CLAIMED, now_us, facts, number=number)
             if not (step.skips or taken):
                 tell(draft, task, OPENED, now_us, {"open": len(task.fires)})
             asked.append((pinned, task, taken, self._engine.submit(draft.batch())))
@@ -338,7 +340,9 @@ class Worker:
                 self._wake.wait(0 if begun else self._pause())
 
     def _pause(self) -> float:
-        """How long nothing of what is known can become due."""
+        """How long nothing can be begun, as far as is known; a fire that ends wakes us."""
+        if self.running >= self._concurrency:
+            return self._poll_seconds
         coming = [each.task.next_run_us for each in self._board if each.task.active and each.task.next_run_us]
         until = (min(coming) - self._clock.now_us()) / SECOND_US if coming else self._poll_seconds
         return max(0.001, min(until, self._poll_seconds))
