@@ -73,6 +73,7 @@ class FolderPlan:
             or self.files
             or self.chmods
             or self.links
+            or any(each.is_new for each in self.folders)
             or (self.path and self.current is not None and self.current.mode != self.mode)
         )
 
