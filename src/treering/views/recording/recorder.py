@@ -20,7 +20,8 @@ import time
 import warnings
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.draft import Draft
 from treering.core.ids import new_id
@@ -45,12 +46,8 @@ _LONGEST_PAUSE_SECONDS: Final = 2.0
 _CLOSE_SECONDS: Final = 30.0
 
 
-class Note(Protocol):
-    """Something to be written."""
-
-    def write_to(self, draft: Draft) -> None:
-        """Put it into a batch. May be called again when the batch did not commit."""
-        ...
+Note = Callable[[Draft], None]
+"""Puts something into a batch. May be called again when the batch did not commit."""
 
 
 class Recorder:
@@ -163,7 +160,7 @@ class Recorder:
         while True:
             try:
                 for note in notes:
-                    note.write_to(draft)
+                    note(draft)
                 if not draft.is_empty:
                     self._engine.commit(draft.batch())
             except Exception as error:  # noqa: BLE001 - the thread must live, and the loss must be told
@@ -213,7 +210,7 @@ class _Flushed:
     def __init__(self) -> None:
         self.event = threading.Event()
 
-    def write_to(self, draft: Draft) -> None:
+    def __call__(self, draft: Draft) -> None:
         """Nothing to write."""
 
 

@@ -14,7 +14,7 @@ from treering.core.ids import check_id, new_id
 from treering.core.scopes import Scope
 from treering.errors import Corrupt, InvalidInput
 from treering.views.recording.context import here
-from treering.views.recording.spans import ERROR, OK, Announcement, Origin, Place
+from treering.views.recording.spans import ERROR, OK, Origin, Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,8 +117,6 @@ def write_state(draft: Draft, info: RunInfo, *, thread_key: str | None, expect: 
 class Run(Place):
     """A run that is being recorded; use it in a ``with`` statement."""
 
-    __slots__ = ("_info", "_token")
-
     def __init__(
         self,
         recorder: Recorder,
@@ -164,7 +162,7 @@ class Run(Place):
         if self._info.started_at_us:
             raise InvalidInput(f"run {self.id!r} was started before; make a new one")
         self._info = structs.replace(self._info, started_at_us=self._origin.clock.now_us())
-        self._origin.recorder.take(Announcement(self))
+        self._origin.recorder.take(self.announce)
         return self
 
     def end(self, *, status: str = OK) -> None:
@@ -173,7 +171,7 @@ class Run(Place):
             self._info = structs.replace(
                 self._info, status=check_id(status, "status"), ended_at_us=self._origin.clock.now_us()
             )
-            self._origin.recorder.take(self)
+            self._origin.recorder.take(self.write_to)
 
     def fail(self, error: BaseException) -> None:
         """Finish with an exception, which is recorded in the run's metadata."""

@@ -8,7 +8,7 @@ who look on while it runs; the row at its end then says that it was announced.
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from treering.core.address import Address
 from treering.core.batch import Event
@@ -39,6 +39,7 @@ OK: Final = "ok"
 ERROR: Final = "error"
 
 _NOTHING: Final[Any] = object()
+_KINDS: Final = frozenset({"agent", "llm", "tool", "retrieval", "file", "reasoning"})
 
 
 class Origin:
@@ -57,12 +58,19 @@ class Origin:
 class Place:
     """Somewhere in a run: the run itself, or a span in it. Messages, tools and further spans hang below."""
 
-    __slots__ = ("_origin", "agent", "id")
+    agent: str | None
 
-    def __init__(self, origin: Origin, id: str, agent: str | None) -> None:
+    def __init__(self, origin: Origin, id: str | None, agent: str | None) -> None:
         self._origin = origin
-        self.id = id
         self.agent = agent
+        self._names = [] if id is None else [id]
+
+    @property
+    def id(self) -> str:
+        """Its id, which is made when someone asks: most spans are only asked by the recorder's thread."""
+        if not self._names:
+            self._names.append(new_id())
+        return self._names[0]  # whoever else was just making one: the first counts
 
     @property
     def run_id(self) -> str:
@@ -132,17 +140,24 @@ class Place:
             currency=None if cost is None else check_currency(currency),
             metadata=metadata,
         )
-        origin.recorder.take(note)
+        origin.recorder.take(note.write_to)
         return note.id
 
 
 class Span(Place):
     """A stretch of a run's time."""
 
-    __slots__ = (
-        "_began_us", "_cost_nanos", "_currency", "_duration_us", "_input", "_is_announced", "_metadata",
-        "_output", "_status", "_token", "_usage", "kind", "model", "name", "parent",
-    )  # fmt: skip
+    # What most spans leave as it is costs nothing when it is not set.
+    _output: Content | None = None
+    _metadata: Mapping[str, Any] = {}
+    _began_us: int | None = None
+    _duration_us: int | None = None
+    _is_announced = False
+    _status = OK
+    _usage: Usage | None = None
+    _cost_nanos: int | None = None
+    _currency: str | None = None
+    _token: Token[Place | None] | None = None
 
     def __init__(
         self,
@@ -157,22 +172,14 @@ class Span(Place):
         id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(origin, new_id() if id is None else check_id(id, "span id"), agent)
+        super().__init__(origin, id if id is None else check_id(id, "span id"), agent)
         self.name = check_id(name, "span name")
-        self.kind = check_id(kind, "span kind")
+        self.kind = kind if kind in _KINDS else check_id(kind, "span kind")
         self.parent = parent
         self.model = model
         self._input = None if input is _NOTHING else _content(input)
-        self._output: Content | None = None
-        self._metadata: dict[str, Any] = dict(metadata or {})
-        self._began_us: int | None = None
-        self._duration_us: int | None = None
-        self._is_announced = False
-        self._status = OK
-        self._usage: Usage | None = None
-        self._cost_nanos: int | None = None
-        self._currency: str | None = None
-        self._token: Token[Place | None] | None = None
+        if metadata:
+            self._metadata = dict(metadata)
 
     @property
     def status(self) -> str:
@@ -203,14 +210,14 @@ class Span(Place):
 
     def note(self, **metadata: Any) -> None:
         """Add to the span's metadata."""
-        self._metadata |= metadata
+        self._metadata = {**self._metadata, **metadata}
 
     def start(self, *, ts_us: int | None = None) -> Self:
         """Begin; ``with`` does this."""
         if self._began_us is not None:
             raise InvalidInput(f"span {self.name!r} was started before; make a new one")
         self._began_us = self._origin.clock.now_us() if ts_us is None else ts_us
-        self._origin.recorder.take(Announcement(self))
+        self._origin.recorder.take(self.announce)
         return self
 
     def end(self, *, status: str | None = None, ts_us: int | None = None) -> None:
@@ -223,16 +230,18 @@ class Span(Place):
             self.status = status
         ended_us = self._origin.clock.now_us() if ts_us is None else ts_us
         self._duration_us = max(ended_us - self._began_us, 0)
-        self._origin.recorder.take(self)
+        self._origin.recorder.take(self.write_to)
 
     def fail(self, error: BaseException) -> None:
         """Record an exception, with its traceback."""
         self._status = ERROR
-        self._metadata["error"] = {
-            "type": type(error).__qualname__,
-            "message": str(error)[:2000],
-            "traceback": "".join(traceback.format_exception(error, limit=20))[-8000:],
-        }
+        self.note(
+            error={
+                "type": type(error).__qualname__,
+                "message": str(error)[:2000],
+                "traceback": "".join(traceback.format_exception(error, limit=20))[-8000:],
+            }
+        )
 
     def __enter__(self) -> Self:
         self.start()
@@ -309,27 +318,6 @@ class Span(Place):
             body=body,
             links=links,
         )
-
-
-class Announced(Protocol):
-    """What says that it began before it says how it ended."""
-
-    def announce(self, draft: Draft) -> None:
-        """Put the beginning into a batch."""
-        ...
-
-
-class Announcement:
-    """The note that something began; what it says is decided when it is written."""
-
-    __slots__ = ("_what",)
-
-    def __init__(self, what: Announced) -> None:
-        self._what = what
-
-    def write_to(self, draft: Draft) -> None:
-        """Put the beginning into a batch."""
-        self._what.announce(draft)
 
 
 class _Message:
