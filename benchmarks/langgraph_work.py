@@ -40,10 +40,9 @@ def new_messages(steps: int) -> list[list[BaseMessage]]:
     """What each step adds; the same for everyone."""
     chance = random.Random(4)
     words = ["".join(chance.choices(LETTERS, k=chance.randint(2, 10))) for _ in range(4000)]
-    often = [1 / rank for rank in range(1, len(words) + 1)]  # as words are in any language
 
     def text(length: int) -> str:
-        return " ".join(chance.choices(words, often, k=length // 3))[:length]
+        return " ".join(chance.choices(words, k=length // 6))[:length]
 
     def made_id() -> str:
         return str(uuid.UUID(int=chance.getrandbits(128)))

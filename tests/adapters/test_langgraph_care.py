@@ -376,7 +376,7 @@ def test_a_message_is_stored_once_as_a_write_and_in_the_list(store, writes):
 
 
 def test_writes_wait_for_their_checkpoint_but_not_for_long(store):
-    saver = TreeringSaver(store)
+    saver = TreeringSaver(store, writes="with_checkpoint")
     where = put(saver, {"x": 1})
 
     def events():
@@ -396,7 +396,7 @@ def test_writes_wait_for_their_checkpoint_but_not_for_long(store):
 
 
 def test_writes_that_could_not_be_committed_are_told_and_kept(store, monkeypatch):
-    saver = TreeringSaver(store)
+    saver = TreeringSaver(store, writes="with_checkpoint")
     where = put(saver, {"x": 1})
     commit = store.engine.commit
 

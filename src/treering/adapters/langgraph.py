@@ -64,9 +64,9 @@ class TreeringSaver(BaseCheckpointSaver[int]):
     belong to. Types of your own in the state come back as the data that they held, unless ``allow`` names
     them; a ``serde`` of your own replaces all of that and is given every value.
 
-    `put` is durable when it returns, with the writes that it is made of. ``writes`` says when `put_writes`
-    is: with its checkpoint (or after 10 ms; an interrupt or an error at once), or (``"durable"``) when it
-    returns.
+    `put` and `put_writes` are durable when they return. With ``writes="with_checkpoint"``, what a task
+    wrote becomes durable with the checkpoint that follows it, or 10 ms later (an interrupt or an error at
+    once): one commit a step instead of two, and a task that was killed in that moment runs again.
 
     May be used from any number of threads and event loops.
     """
@@ -78,11 +78,11 @@ class TreeringSaver(BaseCheckpointSaver[int]):
         namespace: str = "",
         allow: Collection[type | tuple[str, str]] = (),
         serde: SerializerProtocol | None = None,
-        writes: Literal["with_checkpoint", "durable"] = "with_checkpoint",
+        writes: Literal["durable", "with_checkpoint"] = "durable",
     ) -> None:
         super().__init__(serde=serde or closed_serde(*allow))
-        if writes not in ("with_checkpoint", "durable"):
-            raise InvalidInput(f"writes={writes!r} is not acceptable; use 'with_checkpoint' or 'durable'")
+        if writes not in ("durable", "with_checkpoint"):
+            raise InvalidInput(f"writes={writes!r} is not acceptable; use 'durable' or 'with_checkpoint'")
         self._opened = Opened(store)
         self._namespace = namespace
         clock = SystemClock()
