@@ -53,7 +53,7 @@ def run(scratch: Path) -> Section:
                 met=at_most(waited / (LEASE_SECONDS + 1), 1)[1],
             ),
             Measurement(
-                claim="lateness while all workers were there, p50",
+                claim="lateness over the whole night, p50",
                 ours=f"{late[len(late) // 2] * 1000:.0f} ms",
                 peer="1000 ms",
                 ratio=late[len(late) // 2],

@@ -173,8 +173,9 @@ class Worker:
         now_us = self._clock.now_us()
         self._take_back(now_us)
         due = [each for each in self._board if is_due(each.task, now_us) or claimable(each.task)]
-        # Workers that look at the same moment begin at different ends.
+        # Workers that look at the same moment begin at different ends; what others died on goes first.
         random.shuffle(due)
+        due.sort(key=lambda each: not any(fire.attempt for fire in claimable(each.task)))
         free = self._concurrency - self.running
         asked: list[tuple[Pinned, Task, list[OpenFire], Future[Receipt]]] = []
         for pinned in due:
@@ -212,7 +213,7 @@ class Worker:
         for fire in taken:
             with self._lock:
                 self._running.add((pinned.ref, fire.token))
-            self._pool.submit(self._do, pinned.ref, task, fire)
+            self._pool.submit(self._do, Pinned(pinned.ref, version, task), fire)
         return len(taken)
 
     def _take_back(self, now_us: int) -> None:
@@ -252,12 +253,13 @@ class Worker:
         else:
             self._board.pin(pinned.ref, receipt.versions[pinned.ref], step.task)
 
-    def _do(self, ref: str, task: Task, taken: OpenFire) -> None:
+    def _do(self, pinned: Pinned, taken: OpenFire) -> None:
         """One fire from beginning to end, in a thread of the pool."""
+        ref, task = pinned.ref, pinned.task
         try:
             began_us = self._clock.now_us()
             fire, result, problem = self._handled(task, taken)
-            self._finish(ref, fire, taken, began_us, result, problem)
+            self._finish(pinned, fire, taken, began_us, result, problem)
         except Exception:  # noqa: BLE001 - the fire stays open, and the next look takes it back
             _log.exception("fire of task %r could not be recorded; it will be run again", task.id)
         finally:
@@ -294,21 +296,23 @@ class Worker:
         return nullcontext() if self._loop is None else lent(self._loop)
 
     def _finish(
-        self, ref: str, fire: Fire, taken: OpenFire, began_us: int, result: Any, problem: str | None
+        self, claimed: Pinned, fire: Fire, taken: OpenFire, began_us: int, result: Any, problem: str | None
     ) -> None:
+        held: Pinned | None = claimed
         while True:
-            stored = self._engine.refs(self._space, [ref]).get(ref)
-            task = None if stored is None else finish(decoded(stored), taken.at_us, token=taken.token)
-            if stored is None or task is None:
+            task = None if held is None else finish(held.task, taken.at_us, token=taken.token)
+            if held is None or task is None:
                 _log.warning("a fire of task %r was given to another worker meanwhile", fire.task_id)
                 return
             draft = Draft(self._space)
-            self._write(draft, Pinned(ref, stored.version, task), task, taken.worker or "")
+            self._write(draft, held, task, taken.worker or "")
             now_us = self._clock.now_us()
             tell_finish(draft, task, fire, began_us=began_us, now_us=now_us, result=result, problem=problem)
             try:
                 self._engine.commit(draft.batch())
             except RefMoved:
+                stored = self._engine.refs(self._space, [claimed.ref]).get(claimed.ref)
+                held = None if stored is None else Pinned(claimed.ref, stored.version, decoded(stored))
                 continue
             except Fenced:
                 self._presence.give_up()
