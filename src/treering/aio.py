@@ -1132,6 +1132,12 @@ class AsyncMemory:
             provenance=provenance,
         )
 
+    async def save_many(
+        self, documents: Iterable[MemoryDocument | Mapping[str, Any]], *, provenance: Provenance | None = None
+    ) -> list[MemoryDocument]:
+        """Async twin of `Memory.save_many`."""
+        return await self._bridge.call(self._memory.save_many, documents, provenance=provenance)
+
     async def update(
         self,
         id: str,
@@ -1665,6 +1671,10 @@ class AsyncWorkspace:
     ) -> T:
         """Async twin of `Workspace.keeping`."""
         return self._workspace.keeping(folder, commit, exclude=exclude, include=include)
+
+    async def unlearn(self) -> None:
+        """Async twin of `Workspace.unlearn`."""
+        await self._bridge.call(self._workspace.unlearn)
 
     def camera(self) -> Camera:
         """Async twin of `Workspace.camera`."""

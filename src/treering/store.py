@@ -282,6 +282,7 @@ class Store:
         of their own: forget there as well.
         """
         chosen = selection(thread=thread, namespace=namespace, scope=scope)
+        self._workspace.unlearn()
         return forget(self._engine, self._space, chosen, cascade=cascade, clock=self._clock)
 
     def reindex(self) -> None:

@@ -100,11 +100,15 @@ def test_gc_keeps_what_checkpoints_reach_and_nothing_else(store: Store, folder: 
 
 def test_forgetting_a_thread_takes_its_files_along(tmp_path: Path, folder: Path) -> None:
     (folder / "README.md").write_text("canary-2c9d of alice")
+    (folder / "canary-2c9d.txt").write_text("a name says something, too")
     with treering.open(tmp_path / "store") as store:
         store.thread("t", "alice").checkpoint(workspace=folder)
         store.forget(namespace="alice")
+        store.thread("t", "bob").checkpoint(workspace=folder)
+        store.thread("t", "bob").delete()
+        store.gc(grace_seconds=0)
     for file in (tmp_path / "store").rglob("*"):
-        assert not file.is_file() or b"canary-2c9d" not in file.read_bytes()
+        assert not file.is_file() or b"canary-2c9d" not in file.read_bytes(), file
 
 
 def test_a_commit_that_fails_leaves_neither(store: Store, folder: Path) -> None:

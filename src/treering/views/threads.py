@@ -329,6 +329,7 @@ class Thread:
         Forks that share its past keep it from going, unless ``cascade`` takes them along.
         """
         delete(self._engine, self._space, self._head, cascade=cascade, clock=self._clock)
+        self.workspace.unlearn()
 
     def clean(
         self,
@@ -344,6 +345,7 @@ class Thread:
         its past are a `Conflict`, unless ``cascade`` takes them along.
         """
         chosen = self if thread_id is None else self._sibling(thread_id, self.namespace)
+        self.workspace.unlearn()
         return clean(
             self._engine,
             self._space,

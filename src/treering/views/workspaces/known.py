@@ -113,6 +113,15 @@ class Shelf:
             with contextlib.suppress(OSError):
                 self._file(folder).unlink(missing_ok=True)
 
+    def clear(self) -> None:
+        """Forget everything: the names of files are here, too."""
+        with self._lock:
+            self._known.clear()
+        if self._place is not None:
+            for file in self._place.glob("*.known"):
+                with contextlib.suppress(OSError):
+                    file.unlink(missing_ok=True)
+
     def _file(self, folder: str) -> Path:
         assert self._place is not None  # noqa: S101 - the callers looked
         return self._place / f"{sha256(os.fsencode(folder)).hexdigest()[:32]}.known"

@@ -294,6 +294,10 @@ class Workspace:
         real = real_folder(folder, allow_home=False, what="keep")
         return self.camera().keeping(real, commit, exclude=exclude, include=include)
 
+    def unlearn(self) -> None:
+        """Drop the stat caches, which name files: whoever erases something calls this. Costs time only."""
+        self._shelf.clear()
+
     def camera(self) -> Camera:
         """What takes the snapshots; threads use it to keep files together with a checkpoint."""
         return Camera(self._engine, self._space, self._shelf, avoid=self._avoided())
