@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -249,6 +251,33 @@ def test_a_session_sees_what_others_committed_meanwhile(ids):
         assert session.exec(select(Run).where(Run.id == run_id)).first() is None
         session.commit()
         assert session.exec(select(Run).where(Run.id == run_id)).one().status == "running"
+
+
+def test_entities_outlive_their_session(ids):
+    with get_session() as session:
+        run = session.exec(select(Run).where(Run.id == ids["run"])).one()
+        messages = session.exec(select(Message).where(Message.run_id == ids["run"])).all()
+        session.commit()
+    assert (run.status, messages[0].role) == ("running", "assistant")
+
+
+WITHOUT = """
+import sys
+sys.modules["sqlmodel"] = None
+import treering, treering.services
+from treering.errors import MissingExtra
+try:
+    with treering.open("s") as store, treering.services.Session(store) as session:
+        session.exec(None)
+except MissingExtra as error:
+    assert "treering[models]" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+def test_without_the_extra_it_is_named(tmp_path):
+    subprocess.run([sys.executable, "-c", WITHOUT], check=True, cwd=tmp_path)
 
 
 def test_entities_are_read_only(store, ids):

@@ -32,6 +32,11 @@ _DRIVERS: Final[dict[str, str]] = {"sqlite": "sqlite://", "postgresql": "postgre
 class ReadingSession(Session):
     """SQLModel's session over the entities of a store, for reading."""
 
+    def exec(self, statement: Any, **options: Any) -> Any:
+        """Run a ``select``; what was read before is brought up to date where it is read again."""
+        execution = {"populate_existing": True, **options.pop("execution_options", {})}
+        return super().exec(statement, execution_options=execution, **options)
+
     def _refuse(self) -> NoReturn:
         raise ReadOnly(
             "entities are for reading; write with treering.services (create_run, save_message, ...) or "
@@ -72,11 +77,14 @@ def open_session(store: Store) -> ReadingSession:
     if dialect is None:
         raise Unsupported(f"{store.url} has no SQL to be asked; entities are read from SQLite and PostgreSQL")
     sql = create_engine(
-        _DRIVERS[dialect], creator=lambda: _connected(store, dialect), poolclass=NullPool, echo=False
+        _DRIVERS[dialect],
+        creator=lambda: _connected(store, dialect),
+        poolclass=NullPool,
+        isolation_level="AUTOCOMMIT",  # no transaction outlives its question
     )
     reading: Any = sql.dialect
     reading.treering_payloads = _Payloads(store)
-    return ReadingSession(sql)
+    return ReadingSession(sql, expire_on_commit=False)
 
 
 class _Payloads:
@@ -119,7 +127,6 @@ def _connected(store: Store, dialect: Dialect) -> Any:
             connection.execute("PRAGMA query_only = ON")
         else:
             connection.execute("SET default_transaction_read_only = on")
-            connection.autocommit = False
     except BaseException:
         connection.close()
         raise

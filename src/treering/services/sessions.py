@@ -57,7 +57,6 @@ class Session:
             from treering.models.connections import open_session
 
             self._sql = open_session(self.store)
-        self._sql.rollback()  # so that it sees what was committed since the last question
         return self._sql.exec(statement, **options)
 
     def add(self, *_: Any) -> None:
