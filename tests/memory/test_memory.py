@@ -286,6 +286,26 @@ def test_whole_documents_are_taken_too():
             store.memory.save(MemoryDocument(id="a", content="x"), tags=["t"])
 
 
+def test_many_documents_are_one_commit(store):
+    store.memory.save("same", "as before")
+    store.memory.save("changed", "before")
+    given = [
+        {"id": "same", "content": "as before"},
+        {"id": "changed", "content": "overwritten below"},
+        {"id": "changed", "content": "after"},
+        *({"id": f"n/{number}", "content": f"walnut {number}"} for number in range(50)),
+    ]
+    saved = store.memory.save_many(given)
+    assert {each.id: each.version for each in saved[:3]} == {"same": 1, "changed": 2, "n/0": 1}
+    assert store.memory.get("changed").content == "after"
+    assert len(store.memory.search("walnut", limit=100)) == 50
+    assert [each.version for each in store.memory.history("n/49")] == [1]
+    with pytest.raises(InvalidInput):
+        store.memory.save_many([{"id": "fine", "content": "x"}, {"id": "bad\n", "content": "x"}])
+    assert store.memory.get("fine") is None
+    assert store.memory.save_many([]) == []
+
+
 EDITS = 40
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _GRAM: Final = 3
 _FIRST: Final = 50
+_FIRST_OF_NEIGHBOURS: Final = 200
+_LOOKED_AT: Final = 32
 _NUMBERED: Final = re.compile(r"(.*?)(\d{1,15})")
 
 
@@ -41,14 +43,14 @@ class Searcher:
         """The best matches; the index is asked for more until enough of them have the tags."""
         if limit < 1:
             raise InvalidInput(f"limit is {limit}; use 1 or more")
-        asked = min(max(_FIRST, limit * 4), MAX_PAGE)
+        asked = min(max(_FIRST_OF_NEIGHBOURS if neighbours else _FIRST, limit * 4), MAX_PAGE)
         while True:
             scores, is_all = self._scores(text, asked)
             if neighbours:
                 scores = _supported(scores, neighbours)
-            found = self._living(scores, lambda record: has_tags(record.tags, tags, match))
+            found = self._living(scores, lambda record: has_tags(record.tags, tags, match), limit)
             if len(found) >= limit or is_all or asked >= MAX_PAGE:
-                return MemorySearch(hits=self._hits(found[:limit]))
+                return MemorySearch(hits=self._hits(found))
             asked = min(asked * 4, MAX_PAGE)
 
     def _scores(self, text: str, asked: int) -> tuple[dict[str, float], bool]:
@@ -68,17 +70,24 @@ class Searcher:
         return dict(sorted(merged.items(), key=lambda pair: -pair[1])), is_all
 
     def _living(
-        self, scores: dict[str, float], accept: Callable[[Stored], bool]
+        self, scores: dict[str, float], accept: Callable[[Stored], bool], limit: int
     ) -> list[tuple[Ref, Stored, float]]:
-        refs = self._engine.refs(self._space, list(scores))
+        """The best documents that are there and accepted; no more are looked at than needed."""
+        names = list(scores)
         living: list[tuple[Ref, Stored, float]] = []
-        for name, score in scores.items():
-            ref = refs.get(name)
-            if ref is None:
-                continue
-            record = stored(ref.value)
-            if not record.is_expired(self._now_us) and accept(record):
-                living.append((ref, record, score))
+        step = max(_LOOKED_AT, limit + limit // 2)
+        for start in range(0, len(names), step):
+            page = names[start : start + step]
+            refs = self._engine.refs(self._space, page)
+            for name in page:
+                ref = refs.get(name)
+                if ref is None:
+                    continue
+                record = stored(ref.value)
+                if not record.is_expired(self._now_us) and accept(record):
+                    living.append((ref, record, scores[name]))
+                    if len(living) == limit:
+                        return living
         return living
 
     def _hits(self, found: list[tuple[Ref, Stored, float]]) -> tuple[MemoryHit, ...]:

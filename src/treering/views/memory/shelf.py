@@ -17,7 +17,7 @@ import msgspec
 from treering.core.batch import ABSENT, Event, Text
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import check_id
+from treering.core.ids import check_id, new_id
 from treering.core.query import EventQuery, encode_cursor
 from treering.errors import RefMoved
 from treering.views.memory.documents import MemoryDocument, MemoryVersion, Provenance, least_trust
@@ -65,7 +65,7 @@ class Shelf:
                 return False
             draft = Draft(self._space)
             self._take_away(draft, id, ref)
-            if self._committed(draft):
+            if self._committed(draft) is not None:
                 return True
             _pause(attempt)
         raise AssertionError  # attempts never end
@@ -78,32 +78,44 @@ class Shelf:
         provenance: Provenance | None,
     ) -> MemoryDocument:
         """Save what is computed from the document that is there; the same again is no new version."""
-        name, scope = self.name(id), scope_of(self._namespace, id)
+        name = self.name(id)
         for attempt in itertools.count():
             ref = self.ref(id)
             _check_version(id, ref, if_version)
             before = None if ref is None else stored(ref.value)
             document = computed(None if ref is None or before is None else self.document(ref, before))
-            now_us = self._clock.now_us()
             draft = Draft(self._space)
-            record = kept(
-                draft,
-                document,
-                scope=scope,
-                before=before,
-                now_us=now_us,
-                provenance=self._origin(provenance),
-            )
-            if ref is not None and before is not None and record.says_the_same(before):
+            record = self._put(draft, document, ref, before, self._origin(provenance))
+            if draft.is_empty and ref is not None and before is not None:
                 return self.document(ref, before, document.content)
-            expect = ABSENT if ref is None else ref.version
-            draft.set_ref(name, record.encoded(), scope=scope, expect=expect, links=(record.address,))
-            facts = record.facts() | ({} if ref is None else {"version": ref.version + 1})
-            self._tell(draft, SAVED, id, facts, record)
-            self._index(draft, id, record, before)
-            version = self._committed(draft)
-            if version:
-                return record.document(id, version, document.content)
+            versions = self._committed(draft)
+            if versions is not None:
+                return record.document(id, versions[name], document.content)
+            _pause(attempt)
+        raise AssertionError  # attempts never end
+
+    def save_all(
+        self, documents: Iterable[MemoryDocument], provenance: Provenance | None
+    ) -> list[MemoryDocument]:
+        """Save many documents in one commit; of those with the same id the last one."""
+        given = {self.name(document.id): document for document in documents}
+        for attempt in itertools.count():
+            refs = self._engine.refs(self._space, list(given))
+            draft = Draft(self._space)
+            origin = self._origin(provenance)
+            records: dict[str, Stored] = {}
+            for name, document in given.items():
+                ref = refs.get(name)
+                before = None if ref is None else stored(ref.value)
+                records[name] = self._put(draft, document, ref, before, origin)
+            versions = {} if draft.is_empty else self._committed(draft)
+            if versions is not None:
+                return [
+                    records[name].document(document.id, versions[name], document.content)
+                    if name in versions
+                    else self.document(refs[name], stored(refs[name].value), document.content)
+                    for name, document in given.items()
+                ]
             _pause(attempt)
         raise AssertionError  # attempts never end
 
@@ -150,6 +162,30 @@ class Shelf:
         name = self.name(id)
         return self._engine.refs(self._space, [name]).get(name)
 
+    def _put(
+        self,
+        draft: Draft,
+        document: MemoryDocument,
+        ref: Ref | None,
+        before: Stored | None,
+        origin: Provenance | None,
+    ) -> Stored:
+        """Put a document into a draft; one that says the same as before puts nothing in."""
+        scope = scope_of(self._namespace, document.id)
+        record = kept(
+            draft, document, scope=scope, before=before, now_us=self._clock.now_us(), provenance=origin
+        )
+        if before is not None and record.says_the_same(before):
+            return record
+        expect = ABSENT if ref is None else ref.version
+        draft.set_ref(
+            self.name(document.id), record.encoded(), scope=scope, expect=expect, links=(record.address,)
+        )
+        facts = record.facts() | ({} if ref is None else {"version": ref.version + 1})
+        self._tell(draft, SAVED, document.id, facts, record)
+        self._index(draft, document.id, record, before)
+        return record
+
     def _take_away(self, draft: Draft, id: str, ref: Ref) -> None:
         before = stored(ref.value)
         draft.delete_ref(ref.name, scope=ref.scope, expect=ref.version)
@@ -162,7 +198,7 @@ class Shelf:
         place = here.get()
         draft.event(
             Event(
-                id=draft.id,
+                id=new_id(),
                 kind=kind,
                 ts_us=self._clock.now_us(),
                 scope=scope_of(self._namespace, id),
@@ -194,13 +230,12 @@ class Shelf:
                 )
             )
 
-    def _committed(self, draft: Draft) -> int:
-        """The version that the ref has now; 0 when someone else was first."""
+    def _committed(self, draft: Draft) -> dict[str, int] | None:
+        """The versions that the refs have now; nothing when someone else was first."""
         try:
-            receipt = self._engine.commit(draft.batch())
+            return self._engine.commit(draft.batch()).versions
         except RefMoved:
-            return 0
-        return next(iter(receipt.versions.values()))
+            return None
 
     def _origin(self, given: Provenance | None) -> Provenance | None:
         place = here.get()
