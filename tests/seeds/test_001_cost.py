@@ -55,6 +55,7 @@ def test_an_empty_run_gives_zeros():
     assert get_run_cost(run_id) == zeros
     start_span(run_id, "planner")
     save_message(run_id, "user", "Hello")
+    save_message(run_id, "assistant", "", model="my-own-llama", tokens={"total": 0})
     assert get_run_cost(run_id) == zeros
     with pytest.raises(NotFound):
         get_run_cost("nothing")

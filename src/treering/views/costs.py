@@ -58,7 +58,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_unpriced(self) -> bool:
         """Something was used, and nothing of it has a price."""
-        return not self.nanos and not self.unconverted and self.unpriced_events > 0
+        return not self.nanos and not self.unconverted and self.unpriced_tokens > 0
 
     def amount(self, currency: str) -> Decimal | None:
         """The sum in one currency; ``None`` when nothing of this has a price, 0 when nothing was used."""

@@ -102,7 +102,7 @@ def _row(cost: Cost) -> dict[str, Any]:
         "tokens": cost.tokens,
         "cost_eur": None if amount is None else float(amount),
     }
-    if cost.unpriced_events:
+    if cost.unpriced_tokens:
         row["unpriced"] = {"tokens": cost.unpriced_tokens, "messages": cost.unpriced_events}
     if cost.unconverted:
         row["unconverted"] = {name: float(from_nanos(nanos)) for name, nanos in cost.unconverted.items()}
