@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 GROUP_SIZE: Final = 128 * 1024
 """Small objects share a frame up to this many raw bytes; an object this large has its own."""
 
-PACK_SIZE: Final = 32 * 1024 * 1024
+PACK_SIZE: Final = 20 * 1024 * 1024
 """A writer is full at this size; only an object that is large by itself makes a larger pack. Writing one
 takes up to three times as much memory (filling, joining, sending)."""
 
