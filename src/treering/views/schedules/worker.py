@@ -39,6 +39,7 @@ Handler = Callable[[Fire], Any]
 
 _log: Final = logging.getLogger("treering.schedules")
 _PROBLEM_CHARS: Final = 2000
+_BREATH_SECONDS: Final = 0.005
 _LEASE_SHARE: Final = 2 / 3
 """A worker that was seen alive is not asked after before so much of a lease has passed."""
 
@@ -172,7 +173,7 @@ class Worker:
         self._board.refresh()
         now_us = self._clock.now_us()
         self._take_back(now_us)
-        due = [each for each in self._board if is_due(each.task, now_us) or claimable(each.task)]
+        due = [each for each in self._board.due(now_us) if is_due(each.task, now_us) or claimable(each.task)]
         # Workers that look at the same moment begin at different ends; what others died on goes first.
         random.shuffle(due)
         due.sort(key=lambda each: not any(fire.attempt for fire in claimable(each.task)))
@@ -220,7 +221,7 @@ class Worker:
         """Let fires wait again whose worker's lease is over, and our own that came to no end."""
         mine = self._presence.worker
         holders: dict[str, list[Pinned]] = {}
-        for pinned in self._board:
+        for pinned in self._board.open():
             for worker in {fire.worker for fire in pinned.task.fires}:
                 if worker is not None and worker != mine:
                     holders.setdefault(worker, []).append(pinned)
@@ -340,16 +341,17 @@ class Worker:
                 self._failure = error
                 self._stopping.set()
                 return
-            if not self._stopping.is_set():
-                self._wake.wait(0 if begun else self._pause())
+            # A breath between two looks: what ends meanwhile is replaced by one commit instead of many.
+            if not self._stopping.wait(_BREATH_SECONDS) and not begun:
+                self._wake.wait(self._pause())
 
     def _pause(self) -> float:
         """How long nothing can be begun, as far as is known; a fire that ends wakes us."""
         if self.running >= self._concurrency:
             return self._poll_seconds
-        coming = [each.task.next_run_us for each in self._board if each.task.active and each.task.next_run_us]
-        until = (min(coming) - self._clock.now_us()) / SECOND_US if coming else self._poll_seconds
-        return max(0.001, min(until, self._poll_seconds))
+        coming_us = self._board.next_us()
+        until = self._poll_seconds if coming_us is None else (coming_us - self._clock.now_us()) / SECOND_US
+        return max(_BREATH_SECONDS, min(until, self._poll_seconds))
 
     def _raise(self) -> None:
         if self._failure is not None:
