@@ -99,14 +99,16 @@ class StoreShelf:
         info = thread_info(self._store.engine, self._store.space, thread_id, self._namespace)
         if info is None:
             return
-        oldest, tries = None, 0
+        told: set[str] = set()
+        tries = 0
         while True:
             try:
                 for moment in self._store.thread(thread_id, self._namespace).history():
                     if moment.thread_id != thread_id:
                         return
-                    if oldest is None or moment.id < oldest:
-                        oldest, tries = moment.id, 0
+                    if moment.id not in told:
+                        told.add(moment.id)
+                        tries = 0
                         yield self._given(moment, first_us=info.created_at_us)
             except NotFound:  # dropped or deleted just now: what is left, from where this was
                 tries += 1
