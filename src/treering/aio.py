@@ -59,12 +59,12 @@ from treering.views.schedules.fires import FireReport
 from treering.views.schedules.schedules import Schedules
 from treering.views.schedules.tasks import CatchUp, Overlap, Policy, Task
 from treering.views.schedules.worker import Handler, Worker
-from treering.views.state_records import Change, Entry
+from treering.views.state_records import Change, StateEntry
 from treering.views.states import State
 from treering.views.threads import Thread
 from treering.views.timeline import Timeline, TimelineEvent, TimelinePage
 from treering.views.transcripts import Role, Transcript, TranscriptEvent
-from treering.views.user_sessions import Restored, Sessions
+from treering.views.user_sessions import RestoredSessions, Sessions
 from treering.views.workspaces.checking import SnapshotCheck
 from treering.views.workspaces.comparing import FileChange
 from treering.views.workspaces.looking import Entry
@@ -1027,11 +1027,11 @@ class AsyncState:
         """Async twin of `State.get`."""
         return await self._bridge.call(self._state.get, key, default)
 
-    async def entry(self, key: str) -> Entry | None:
+    async def entry(self, key: str) -> StateEntry | None:
         """Async twin of `State.entry`."""
         return await self._bridge.call(self._state.entry, key)
 
-    async def set(self, key: str, value: Any, *, if_version: int | None = None) -> Entry:
+    async def set(self, key: str, value: Any, *, if_version: int | None = None) -> StateEntry:
         """Async twin of `State.set`."""
         return await self._bridge.call(self._state.set, key, value, if_version=if_version)
 
@@ -1052,7 +1052,7 @@ class AsyncState:
         async for each in self._bridge.iterate(self._state.keys, prefix):
             yield each
 
-    async def list(self, prefix: str = "") -> AsyncIterator[Entry]:
+    async def list(self, prefix: str = "") -> AsyncIterator[StateEntry]:
         """Async twin of `State.list`."""
         async for each in self._bridge.iterate(self._state.list, prefix):
             yield each
@@ -1062,7 +1062,7 @@ class AsyncState:
         async for each in self._bridge.iterate(self._state.history, key):
             yield each
 
-    async def watch(self, prefix: str = "", *, seconds: float | None = None) -> AsyncIterator[Entry]:
+    async def watch(self, prefix: str = "", *, seconds: float | None = None) -> AsyncIterator[StateEntry]:
         """Async twin of `State.watch`."""
         async for each in self._bridge.iterate(self._state.watch, prefix, seconds=seconds):
             yield each
@@ -1504,7 +1504,7 @@ class AsyncSessions:
         async for each in self._bridge.iterate(self._sessions.users):
             yield each
 
-    async def restore(self) -> Restored:
+    async def restore(self) -> RestoredSessions:
         """Async twin of `Sessions.restore`."""
         return await self._bridge.call(self._sessions.restore)
 

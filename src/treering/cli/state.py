@@ -20,7 +20,7 @@ from treering.cli.telling import as_json as json_text
 from treering.cli.telling import one_line, raw, when
 
 if TYPE_CHECKING:
-    from treering.views.state_records import Entry
+    from treering.views.state_records import StateEntry
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 IfVersionOption = Annotated[
@@ -198,11 +198,11 @@ def watch(
             sys.stdout.flush()
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: StateEntry) -> dict[str, Any]:
     return {**_plain(entry), "value": raw(entry.value)}
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
+def _plain(entry: StateEntry) -> dict[str, Any]:
     return {"key": entry.key, "version": entry.version, "changed_at": entry.changed_at}
 
 

@@ -36,7 +36,7 @@ Operation = Literal["set", "deleted", "added"]
 _OPERATIONS: Final[dict[str, Operation]] = {SET: "set", DELETED: "deleted", ADDED: "added"}
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class StateEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A key as it is now. ``version`` is what `if_version` wants; it counts every change, also deletions."""
 
     key: str

@@ -29,7 +29,7 @@ from treering.views.state_records import (
     STATE_KINDS,
     Backwards,
     Change,
-    Entry,
+    StateEntry,
     integer,
     not_a_number,
     read,
@@ -77,12 +77,12 @@ class State:
         found = self.entry(key)
         return default if found is None else found.value
 
-    def entry(self, key: str) -> Entry | None:
+    def entry(self, key: str) -> StateEntry | None:
         """The value with its version and time."""
         ref = self._ref(key)
         return None if ref is None else self._entry(ref)
 
-    def set(self, key: str, value: Any, *, if_version: int | None = None) -> Entry:
+    def set(self, key: str, value: Any, *, if_version: int | None = None) -> StateEntry:
         """Give a key a value; durable when this returns.
 
         With ``if_version`` only if the key is at that version (0: if it is not there), else `RefMoved`.
@@ -136,7 +136,7 @@ class State:
         for ref in self._refs(prefix):
             yield ref.name[len(self._prefix) :]
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[StateEntry]:
         """The entries whose keys start so, in order of their keys."""
         for ref in self._refs(prefix):
             yield self._entry(ref)
@@ -156,7 +156,7 @@ class State:
                 return
             after = page.cursor
 
-    def watch(self, prefix: str = "", *, seconds: float | None = None) -> Iterator[Entry]:
+    def watch(self, prefix: str = "", *, seconds: float | None = None) -> Iterator[StateEntry]:
         """Entries that change from now on, by whichever process, as they are when you get them.
 
         A deleted key comes as an entry with the value ``None`` and version 0. Changes that follow each other
@@ -176,7 +176,7 @@ class State:
                     changed[record.event.name or ""] = record.event.ts_us
             for key, ts_us in changed.items():
                 if key.startswith(prefix):
-                    yield self.entry(key) or Entry(key=key, value=None, version=0, changed_at_us=ts_us)
+                    yield self.entry(key) or StateEntry(key=key, value=None, version=0, changed_at_us=ts_us)
                     quiet_since = time.monotonic()
 
     def mapping(self, name: str) -> JsonStore:
@@ -189,7 +189,7 @@ class State:
         """Typed sessions by user id: a struct or dataclass with a ``mode``, whose default is never stored."""
         return Sessions(self, kind, name=name, default_mode=default_mode)
 
-    def _swap(self, key: str, computed: Callable[[Ref | None], Any], if_version: int | None) -> Entry:
+    def _swap(self, key: str, computed: Callable[[Ref | None], Any], if_version: int | None) -> StateEntry:
         name, scope = self._place(key)
         for attempt in itertools.count():
             ref = self._ref(key)
@@ -204,7 +204,7 @@ class State:
             now_us = self._tell(draft, SET, key, scope, facts, links)
             receipt = self._committed(draft)
             if receipt is not None:
-                return Entry(key=key, value=value, version=receipt.versions[name], changed_at_us=now_us)
+                return StateEntry(key=key, value=value, version=receipt.versions[name], changed_at_us=now_us)
             _pause(attempt)
         raise AssertionError  # attempts never end
 
@@ -238,8 +238,8 @@ class State:
             yield from page
             after = page[-1].name
 
-    def _entry(self, ref: Ref) -> Entry:
-        return Entry(
+    def _entry(self, ref: Ref) -> StateEntry:
+        return StateEntry(
             key=ref.name[len(self._prefix) :],
             value=read(self._engine, self._space, ref.value),
             version=ref.version,

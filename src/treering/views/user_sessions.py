@@ -39,7 +39,7 @@ class BadSession(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
 
 
-class Restored(msgspec.Struct, frozen=True, kw_only=True):
+class RestoredSessions(msgspec.Struct, frozen=True, kw_only=True):
     """All sessions by user id, and the entries that could not be read."""
 
     sessions: dict[str, Any]
@@ -105,7 +105,7 @@ class Sessions:
         for key in self._state.keys(self._prefix):
             yield key[len(self._prefix) :]
 
-    def restore(self) -> Restored:
+    def restore(self) -> RestoredSessions:
         """Every session, for an agent that starts.
 
         An entry that is not a session is reported, stays as it is, and stops no other.
@@ -119,7 +119,7 @@ class Sessions:
                     sessions[user_id] = self._read(user_id, entry.value)
             except TreeringError as error:
                 problems.append(BadSession(user_id=user_id, problem=str(error)))
-        return Restored(sessions=sessions, problems=tuple(problems))
+        return RestoredSessions(sessions=sessions, problems=tuple(problems))
 
     def _key(self, user_id: str | int) -> str:
         return self._prefix + check_id(str(user_id), "user id")

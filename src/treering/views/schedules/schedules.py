@@ -34,13 +34,13 @@ from treering.views.schedules.tasks import (
     task_ref,
 )
 from treering.views.schedules.timing import checked_timing, zone
-from treering.views.schedules.worker import Handler, Worker
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.core.records import Ref
     from treering.views.recording.runs import Run
+    from treering.views.schedules.worker import Handler, Worker
 
 MAX_TASK_BYTES: Final = 32 * 1024
 _PAGE: Final = 500
@@ -230,6 +230,8 @@ class Schedules:
         Use it in ``with`` or ``async with``: leaving lets the running fires end. ``deliver(fire, result)`` is
         called with what the handler returned, before the fire counts as done. Both may be ``async``.
         """
+        from treering.views.schedules.worker import Worker  # brings asyncio, which most stores never need
+
         return Worker(
             self._engine,
             self._space,
