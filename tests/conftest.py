@@ -5,7 +5,8 @@ A test asks for what it needs and gets an empty one of its own:
 - `postgres_url`: a new PostgreSQL database (`postgres_server` makes several),
 - `redis_url`: an empty logical database of Valkey,
 - `s3`: a new bucket of SeaweedFS, which honours conditional writes,
-- `lossy_s3`: a new bucket of rclone's server, which ignores them.
+- `lossy_s3`: a new bucket of rclone's server, which ignores them,
+- `store`: a new store, once on each engine.
 
 A server starts when the first test of a run asks for it, is shared by all workers, and ends with the run.
 A server that cannot be started fails its tests. `TREERING_TEST_SKIP=postgres,redis,s3` leaves some out
@@ -17,11 +18,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import treering
 from tests.servers.bucket import S3Bucket
 from tests.servers.fleet import Fleet
 from tests.servers.postgres import PostgresServer
@@ -117,6 +120,20 @@ def lossy_s3(server: Callable[..., Any]) -> Iterator[S3Bucket]:
     bucket = rclone.create_bucket()
     yield bucket
     rclone.drop_bucket(bucket)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[treering.Store]:
+    """A new store; the test runs once for each engine."""
+    if request.param == "postgres":
+        request.applymarker(pytest.mark.postgres)
+        opened = treering.open(request.getfixturevalue("postgres_url"))
+    else:
+        opened = treering.open(
+            "memory:" if request.param == "memory" else tmp_path / "store", durability="fast"
+        )
+    with opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -38,17 +38,6 @@ def uuids(entries):
     return [each["uuid"] for each in entries]
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request, tmp_path):
-    if request.param == "postgres":
-        request.applymarker(pytest.mark.postgres)
-        url = request.getfixturevalue("postgres_url")
-    else:
-        url = "memory:" if request.param == "memory" else tmp_path / "store"
-    with treering.open(url) as opened:
-        yield opened
-
-
 @pytest.fixture
 def memory():
     with treering.open("memory:") as opened:

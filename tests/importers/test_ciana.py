@@ -85,13 +85,14 @@ def test_a_folder_that_is_none(store, data, tmp_path):
         bring(data, store, workspace=tmp_path / "nowhere")
 
 
-def test_files_without_a_place_yet_are_counted(store, data):
+def test_tasks_that_cannot_be_read_are_left_out_and_told(store, data):
     (data / "scheduled_tasks.json").write_text('[{"id": "a"}, {"id": "b"}]', encoding="utf-8")
     report = import_ciana(data, store)
     assert [(each.path, each.found, each.left_out) for each in report.files] == [
         ("scheduled_tasks.json", 2, 2),
     ]
-    assert all("no place for these yet" in each.note for each in report.files)
+    assert all(each.note for each in report.files)
+    assert list(store.schedules.list_tasks()) == []
     (data / "scheduled_tasks.json").write_text("17", encoding="utf-8")
-    with pytest.raises(InvalidInput, match="neither a list nor an object"):
+    with pytest.raises(InvalidInput, match="not an array of tasks"):
         import_ciana(data, store)

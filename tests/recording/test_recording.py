@@ -22,17 +22,6 @@ from treering.views.recording.context import carry
 from treering.views.recording.usage import usage_of
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request, tmp_path):
-    if request.param == "postgres":
-        request.applymarker(pytest.mark.postgres)
-        url = request.getfixturevalue("postgres_url")
-    else:
-        url = "memory:" if request.param == "memory" else tmp_path / "store"
-    with treering.open(url, **({} if request.param == "postgres" else {"durability": "fast"})) as opened:
-        yield opened
-
-
 @pytest.fixture
 def slow_time():
     """A store in memory whose clock moves only when it is told to."""

@@ -16,17 +16,6 @@ from treering.views.budgets import Budget, Budgets
 from treering.views.state_objects import attributes
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request, tmp_path):
-    if request.param == "postgres":
-        request.applymarker(pytest.mark.postgres)
-        url = request.getfixturevalue("postgres_url")
-    else:
-        url = "memory:" if request.param == "memory" else tmp_path / "store"
-    with treering.open(url) as opened:
-        yield opened
-
-
 class Preset:
     """A loaded configuration: complex, and nothing that could be stored."""
 

@@ -11,17 +11,6 @@ import treering
 from treering.errors import InvalidInput
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request, tmp_path):
-    if request.param == "postgres":
-        request.applymarker(pytest.mark.postgres)
-        url = request.getfixturevalue("postgres_url")
-    else:
-        url = "memory:" if request.param == "memory" else tmp_path / "store"
-    with treering.open(url, **({} if request.param == "postgres" else {"durability": "fast"})) as opened:
-        yield opened
-
-
 def debate(store, outputs):
     log = store.transcript("solo_chat/demo", outputs=outputs)
     log.append(

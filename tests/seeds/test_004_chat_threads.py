@@ -17,17 +17,6 @@ from treering.errors import InvalidInput
 from treering.views.chat_ids import ChatId, TaskId, parse_thread_id
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request, tmp_path):
-    if request.param == "postgres":
-        request.applymarker(pytest.mark.postgres)
-        url = request.getfixturevalue("postgres_url")
-    else:
-        url = "memory:" if request.param == "memory" else tmp_path / "store"
-    with treering.open(url) as opened:
-        yield opened
-
-
 def say(text):
     return {"role": "user", "content": text}
 

@@ -27,17 +27,6 @@ ENTRY = {
 }
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request, tmp_path):
-    if request.param == "postgres":
-        request.applymarker(pytest.mark.postgres)
-        url = request.getfixturevalue("postgres_url")
-    else:
-        url = "memory:" if request.param == "memory" else tmp_path / "store"
-    with treering.open(url) as opened:
-        yield opened
-
-
 def stored(store):
     return {entry.key: entry.value for entry in store.state.list("user_states/")}
 

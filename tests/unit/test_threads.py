@@ -17,17 +17,6 @@ from treering.views.differences import json_patch
 from treering.views.threads import ThreadMoved
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request, tmp_path):
-    if request.param == "postgres":
-        request.applymarker(pytest.mark.postgres)
-        url = request.getfixturevalue("postgres_url")
-    else:
-        url = "memory:" if request.param == "memory" else tmp_path / "store"
-    with treering.open(url, **({} if request.param == "postgres" else {"durability": "fast"})) as opened:
-        yield opened
-
-
 def say(text):
     return {"role": "user", "content": text}
 
@@ -359,3 +348,16 @@ def test_the_directory_tells_namespaces_apart_and_the_newest_first(store):
     ]
     assert everywhere[0].head == store.thread("a/b").head.id
     assert everywhere[0].created_at_us < everywhere[0].updated_at_us
+
+
+def test_a_fork_that_went_back_into_its_past_is_still_itself(store):
+    origin = told(store)
+    fork = origin.fork("fork")
+    fork.append(say("further"))
+    fork.rewind(0)
+    assert {info.id: info.step for info in store.threads()} == {"t": origin.head.step, "fork": 0}
+    again = store.thread("fork")
+    assert again.append(say("elsewhere")).thread_id == "fork"
+    again.rewind(0)
+    again.delete()
+    assert [info.id for info in store.threads()] == ["t"]

@@ -18,17 +18,6 @@ from treering.views.checkpoints import Stretch
 from treering.views.heads import ThreadMoved
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request, tmp_path):
-    if request.param == "postgres":
-        request.applymarker(pytest.mark.postgres)
-        url = request.getfixturevalue("postgres_url")
-    else:
-        url = "memory:" if request.param == "memory" else tmp_path / "store"
-    with treering.open(url, **({} if request.param == "postgres" else {"durability": "fast"})) as opened:
-        yield opened
-
-
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "store"

@@ -215,7 +215,8 @@ class Transcript:
     ) -> Head:
         first_us = before.first_us if before is not None else checkpoint.created_at_us
         expect = ABSENT if before is None else before.version
-        draft.set_ref(self._ref, head_value(checkpoint, first_us), scope=self._scope, expect=expect)
+        value = head_value(checkpoint, first_us, thread=self.id, namespace=self.namespace)
+        draft.set_ref(self._ref, value, scope=self._scope, expect=expect)
         if also is not None:
             also(draft)
         receipt = self._engine.commit(draft.batch())

@@ -268,7 +268,9 @@ class Histories:
         draft = Draft(self._space)
         draft.set_ref(
             head_ref(head.thread, head.namespace),
-            head_value(self._checkpoint(head.checkpoint), first_us),
+            head_value(
+                self._checkpoint(head.checkpoint), first_us, thread=head.thread, namespace=head.namespace
+            ),
             scope=thread_scope(head.thread, head.namespace),
             expect=ABSENT if ref is None else ref.version,
         )

@@ -354,7 +354,9 @@ class Graphs:
 
 def graph_head(checkpoint: Checkpoint, first_us: int, *, is_root: bool) -> bytes:
     """What the head of a graph holds; for the root namespace what every thread's head holds."""
-    return head_value(checkpoint, first_us) if is_root else encode_json({"checkpoint": checkpoint.id})
+    if not is_root:
+        return encode_json({"checkpoint": checkpoint.id})
+    return head_value(checkpoint, first_us, thread=checkpoint.thread, namespace=checkpoint.namespace)
 
 
 def _head(ref: Ref, step: Step) -> GraphHead:

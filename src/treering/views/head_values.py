@@ -31,11 +31,9 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(HeadValue).decode
 
 
-def head_value(checkpoint: Checkpoint, first_us: int) -> bytes:
-    """The value of a head that stands at this checkpoint."""
-    return _encode(
-        HeadValue(checkpoint.id, first_us, checkpoint.step, checkpoint.thread, checkpoint.namespace)
-    )
+def head_value(checkpoint: Checkpoint, first_us: int, *, thread: str, namespace: str) -> bytes:
+    """The value of a thread's head at this checkpoint: one of its own, or of a thread that it grew out of."""
+    return _encode(HeadValue(checkpoint.id, first_us, checkpoint.step, thread, namespace))
 
 
 def read_head(ref: Ref) -> HeadValue:

@@ -289,7 +289,7 @@ class Head:
         elif first_us is None:
             first_us = checkpoint.created_at_us
         expect = ABSENT if self._version is None else self._version
-        value = head_value(checkpoint, first_us)
+        value = head_value(checkpoint, first_us, thread=self._thread_id, namespace=self._namespace)
         draft.set_ref(self.ref, value, scope=self.scope, expect=expect)
         try:
             receipt = self._engine.commit(draft.batch())
