@@ -25,8 +25,8 @@ VERSION: Final = 1
 RAW: Final = 0
 ZSTD: Final = 1
 
-COMPRESS_FROM: Final = 1024
-"""Payloads below this many bytes stay raw: they would hardly shrink, and compressing is not free."""
+COMPRESS_FROM: Final = 2048
+"""Payloads below this many bytes stay raw: compressing one costs as much as the rest of its commit."""
 
 PROBE_FROM: Final = 64 * 1024
 """Payloads from this many bytes on are tried in three places first: most of what does not shrink there
