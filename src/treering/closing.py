@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
 
-class Closing:
+class Closing(ABC):
     """Leaving the ``with`` statement closes; the two forms differ only in who waits."""
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of what was opened. May be called twice."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def aclose(self) -> None:
         """As `close`, for async code."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

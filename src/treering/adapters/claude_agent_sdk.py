@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from threading import Lock
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import Any, Final, NamedTuple, cast
 
 from treering.adapters.heads import read_heads
 from treering.adapters.lane import Lane
 from treering.adapters.naming import thread_name
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.bridge import Bridge
+from treering.closing import Closing
 from treering.errors import MissingExtra
 from treering.views.checkpoints import MESSAGES, StateValue, Stretch
 from treering.views.directory import ThreadInfo
@@ -62,7 +62,7 @@ class Key(NamedTuple):
     subpath: str | None = None
 
 
-class TreeringSessionStore(SessionStore):
+class TreeringSessionStore(SessionStore, Closing):
     """Mirrors the sessions of the Claude Agent SDK into a store, and gives them back to resume from.
 
     ``store_or_url`` is an open store, which stays yours to close, or where one is, which `close` closes.
@@ -127,14 +127,6 @@ class TreeringSessionStore(SessionStore):
     async def aclose(self) -> None:
         """`close`, without blocking the event loop."""
         await self._opened.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         return f"TreeringSessionStore({self._store!r})"

@@ -14,11 +14,11 @@ import weakref
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from random import random
-from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast
 
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.bridge import Bridge
+from treering.closing import Closing
 from treering.core.clock import SystemClock
 from treering.errors import InvalidInput, MissingExtra, TreeringError
 from treering.store import Store
@@ -56,7 +56,7 @@ from treering.adapters.langgraph_values import Values, closed_serde
 __all__ = ["TreeringSaver", "TreeringStore"]
 
 
-class TreeringSaver(BaseCheckpointSaver[int]):
+class TreeringSaver(BaseCheckpointSaver[int], Closing):
     """A LangGraph checkpointer: ``builder.compile(checkpointer=TreeringSaver(store))``.
 
     Takes an open store (sync or async), or a URL or folder, which it then opens; ``close`` (or leaving it
@@ -298,22 +298,6 @@ class TreeringSaver(BaseCheckpointSaver[int]):
         """Async twin of `close`."""
         await self._bridge.call(self._scribe.queue.flush)
         await self._opened.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def _bridge(self) -> Bridge:

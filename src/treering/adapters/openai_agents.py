@@ -16,12 +16,12 @@ behind each other, whole; none is lost, and no tool result is kept twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from treering.adapters.lane import Lane
 from treering.adapters.naming import is_plain, thread_name
 from treering.adapters.opened import Opened, StoreOrUrl
+from treering.closing import Closing
 from treering.errors import MissingExtra
 from treering.views.checkpoints import MESSAGES
 from treering.views.moments import Moment
@@ -56,7 +56,7 @@ T = TypeVar("T")
 Item = dict[str, Any]
 
 
-class TreeringSession:
+class TreeringSession(Closing):
     """A `Session` of the Agents SDK: its items are the messages of ``store.thread(session_id, namespace)``.
 
     ``store_or_url`` is an open store, which stays yours to close, or where one is, which `close` closes.
@@ -137,14 +137,6 @@ class TreeringSession:
     async def aclose(self) -> None:
         """`close`, without blocking the event loop."""
         await self._opened.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         return f"TreeringSession({self.session_id!r}, {self._opened.store!r})"
