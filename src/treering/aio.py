@@ -810,9 +810,24 @@ class AsyncRuns:
         """Async twin of `Runs.get`."""
         return await self._bridge.call(self._runs.get, run_id)
 
-    async def page(self, *, first: int = 100, cursor: str | None = None) -> RunPage:
+    async def in_namespace(self, namespace: str) -> AsyncRuns:
+        """Async twin of `Runs.in_namespace`."""
+        return AsyncRuns(await self._bridge.call(self._runs.in_namespace, namespace), self._bridge)
+
+    async def page(
+        self,
+        *,
+        first: int = 100,
+        cursor: str | None = None,
+        agent: str | None = None,
+        status: str | None = None,
+        thread: str | None = None,
+        tag: str | None = None,
+    ) -> RunPage:
         """Async twin of `Runs.page`."""
-        return await self._bridge.call(self._runs.page, first=first, cursor=cursor)
+        return await self._bridge.call(
+            self._runs.page, first=first, cursor=cursor, agent=agent, status=status, thread=thread, tag=tag
+        )
 
     async def each(self) -> AsyncIterator[RunInfo]:
         """Async twin of `Runs.each`."""

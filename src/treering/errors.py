@@ -128,6 +128,39 @@ class ReadOnly(TreeringError):
     exit_code = 9
 
 
+class Unauthorized(TreeringError):
+    """The server wants an API key, or does not know this one."""
+
+    http_status = 401
+    exit_code = 13
+
+
+class Forbidden(TreeringError):
+    """The API key is good, but not for this."""
+
+    http_status = 403
+    exit_code = 14
+
+
+class TooLarge(TreeringError):
+    """More bytes than are accepted at once; nothing was written. Send less, or in pieces."""
+
+    http_status = 413
+    exit_code = 15
+
+
+class TooMany(TreeringError):
+    """Too many calls at once; wait ``retry_after`` seconds and go on."""
+
+    http_status = 429
+    exit_code = 16
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
 class NewerStore(TreeringError):
     """The store was written by a newer treering; upgrade this installation to open it."""
 

@@ -14,7 +14,18 @@ from typing import Annotated, Final
 
 import typer
 
-from treering.cli import care, exports, imports, memory, schedules, state, threads, worker, workspaces
+from treering.cli import (
+    care,
+    exports,
+    imports,
+    memory,
+    schedules,
+    serve,
+    state,
+    threads,
+    worker,
+    workspaces,
+)
 from treering.errors import TreeringError
 
 app: Final = typer.Typer(
@@ -24,7 +35,7 @@ app: Final = typer.Typer(
     rich_markup_mode=None,  # a plain help page: rich would take longer than all the rest
     pretty_exceptions_enable=False,
 )
-for commands in (threads, workspaces, exports, imports, care, memory, state, schedules, worker):
+for commands in (threads, workspaces, exports, imports, care, memory, state, schedules, worker, serve):
     commands.add_to(app)
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _LISTED: Final = ":listed"
 _PROBE_SECONDS: Final = 5.0
+_LOOKED_AT: Final = 5_000
+"""How many runs one page looks at before it gives back what it found."""
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,17 +59,40 @@ class Runs:
             raise NotFound(f"there is no run {run_id!r}; runs.page() lists those that there are")
         return self._told(run_info(found[run_ref(run_id)]), {})
 
-    def page(self, *, first: int = 100, cursor: str | None = None) -> RunPage:
-        """Runs in the order in which they began, newest first."""
+    def in_namespace(self, namespace: str) -> Runs:
+        """The runs of another namespace."""
+        return Runs(self._engine, self._space, clock=self._clock, namespace=namespace)
+
+    def page(
+        self,
+        *,
+        first: int = 100,
+        cursor: str | None = None,
+        agent: str | None = None,
+        status: str | None = None,
+        thread: str | None = None,
+        tag: str | None = None,
+    ) -> RunPage:
+        """Runs in the order in which they began, newest first, of those that all filters hold for.
+
+        With filters a page may be short, or empty, and still have a cursor: so far nothing else was found.
+        """
+        wanted = {"agent": agent, "status": status, "thread": thread}
+        given = {name: value for name, value in wanted.items() if value is not None}
         query = EventQuery(scope=ledger_scope(self._namespace), kinds=(RUN,), newest_first=True)
-        listed = self._engine.scan(self._space, query, after=cursor, limit=first)
-        names = [run_ref(record.event.id.removesuffix(_LISTED)) for record in listed.records]
-        refs = self._engine.refs(self._space, names)
         alive: dict[str, bool] = {}
-        return RunPage(
-            runs=tuple(self._told(run_info(refs[name]), alive) for name in names if name in refs),
-            cursor=listed.cursor,
-        )
+        runs: list[RunInfo] = []
+        looked_at = 0
+        while True:
+            listed = self._engine.scan(self._space, query, after=cursor, limit=first - len(runs))
+            cursor = listed.cursor
+            looked_at += len(listed.records)
+            names = [run_ref(record.event.id.removesuffix(_LISTED)) for record in listed.records]
+            refs = self._engine.refs(self._space, names)
+            told = (self._told(run_info(refs[name]), alive) for name in names if name in refs)
+            runs += [each for each in told if _matches(each, given) and (tag is None or tag in each.tags)]
+            if cursor is None or len(runs) >= first or looked_at >= _LOOKED_AT:
+                return RunPage(runs=tuple(runs), cursor=cursor)
 
     def each(self) -> Iterator[RunInfo]:
         """All runs, newest first, read a page at a time."""
@@ -111,3 +136,7 @@ class Runs:
             return True
         self._engine.release(lease)
         return False
+
+
+def _matches(info: RunInfo, wanted: dict[str, str]) -> bool:
+    return all(getattr(info, name) == value for name, value in wanted.items())

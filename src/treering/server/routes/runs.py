@@ -1,0 +1,270 @@
+"""Runs, their timelines and what they cost."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from treering.core.batch import Usage
+from treering.core.clock import DAY_US
+from treering.core.money import from_nanos
+from treering.server.endpoints import Call, endpoint
+from treering.store import Store
+from treering.views.costs import By, Cost, CostReport
+from treering.views.recording.runs import RunInfo
+from treering.views.run_records import RecordContent, RecordPage, record_content, run_records
+from treering.views.run_reports import MAX_LINES, cost_report, timeline_report
+
+Limit = Annotated[int, Meta(ge=1, le=MAX_LINES)]
+
+
+class RunsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which runs. Filters that are left out do not filter."""
+
+    limit: Annotated[int, Meta(ge=1, le=500)] = 50
+    cursor: str | None = None
+    agent: str | None = None
+    status: str | None = None
+    thread: str | None = None
+    tag: str | None = None
+    namespace: str = ""
+
+
+class Money(Struct, frozen=True, kw_only=True):
+    """An amount in one currency."""
+
+    currency: str
+    amount: float
+
+
+class RunLine(Struct, frozen=True, kw_only=True):
+    """A run in a list."""
+
+    id: str
+    agent: str | None
+    thread: str | None
+    namespace: str
+    status: str
+    started_at: str
+    started_at_us: int
+    ended_at_us: int | None
+    duration_us: int | None
+    tokens: int
+    usage: Usage
+    cost: tuple[Money, ...]
+    unpriced_tokens: int
+    events: int
+    errors: int
+    tags: tuple[str, ...]
+    meta: dict[str, Any]
+
+
+class RunList(Struct, frozen=True, kw_only=True):
+    """Runs, newest first. A page may be short: go on as long as there is a cursor."""
+
+    runs: tuple[RunLine, ...]
+    next_cursor: str | None
+
+
+class TimelineQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part of a timeline; ``types=all`` shows more than the five usual kinds."""
+
+    limit: Limit = MAX_LINES
+    cursor: str | None = None
+    types: Literal["all"] | None = None
+
+
+class SpansQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part of a run."""
+
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+    cursor: str | None = None
+
+
+class CostQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to add up: by which group, over which days (``2026-11-16``), in which currency."""
+
+    by: By = "day"
+    since: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
+    until: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
+    agent: str | None = None
+    model: str | None = None
+    thread: str | None = None
+    namespace: str = ""
+    currency: Annotated[str, Meta(pattern="^[A-Z]{3}$")] | None = None
+
+
+class CostLine(Struct, frozen=True, kw_only=True):
+    """What one group took; ``key`` is its day, agent or model."""
+
+    key: str | None
+    usage: Usage
+    tokens: int
+    cost: tuple[Money, ...]
+    events: int
+    errors: int
+    unpriced_tokens: int
+    unpriced_events: int
+    unconverted: tuple[Money, ...]
+    rates: tuple[dict[str, Any], ...]
+
+
+class CostTable(Struct, frozen=True, kw_only=True):
+    """A total and its parts."""
+
+    total: CostLine
+    parts: tuple[CostLine, ...]
+
+
+@endpoint("GET", "/runs", tag="runs")
+def list_runs(call: Call[RunsQuery, None]) -> RunList:
+    """The runs, newest first."""
+    query = call.query
+    page = call.store.runs.in_namespace(query.namespace).page(
+        first=query.limit,
+        cursor=query.cursor,
+        agent=query.agent,
+        status=query.status,
+        thread=query.thread,
+        tag=query.tag,
+    )
+    return RunList(runs=tuple(_line(call.store, each) for each in page.runs), next_cursor=page.cursor)
+
+
+@endpoint("GET", "/runs/{id}", tag="runs")
+def get_run(call: Call[None, None]) -> RunLine:
+    """One run: how it stands and what it took."""
+    return _line(call.store, call.store.runs.get(call.path["id"]))
+
+
+@endpoint("GET", "/runs/{id}/timeline", tag="runs")
+def get_timeline(call: Call[TimelineQuery, None]) -> dict[str, Any]:
+    """What happened in a run, in order, oldest first."""
+    query = call.query
+    return timeline_report(
+        call.store.engine,
+        call.store.space,
+        call.path["id"],
+        limit=query.limit,
+        cursor=query.cursor,
+        everything=query.types == "all",
+    )
+
+
+@endpoint("GET", "/runs/{id}/cost", tag="runs")
+def get_cost(call: Call[None, None]) -> dict[str, Any]:
+    """What a run cost, by agent, in tokens and euros."""
+    return cost_report(call.store.engine, call.store.space, call.path["id"])
+
+
+@endpoint("GET", "/runs/{id}/spans", tag="runs")
+def list_spans(call: Call[SpansQuery, None]) -> RecordPage:
+    """Every span, message and mark of a run, in the order of their beginning, without their content."""
+    call.store.runs.get(call.path["id"])
+    return run_records(
+        call.store.engine,
+        call.store.space,
+        call.path["id"],
+        first=call.query.limit,
+        cursor=call.query.cursor,
+    )
+
+
+@endpoint("GET", "/runs/{id}/spans/{span}", tag="runs")
+def get_span(call: Call[None, None]) -> RecordContent:
+    """One span or message with what went in and what came out."""
+    return record_content(call.store.engine, call.store.space, call.path["id"], call.path["span"])
+
+
+@endpoint("GET", "/cost", tag="cost")
+def get_costs(call: Call[CostQuery, None]) -> CostTable:
+    """What everything took, or one thread, by day, agent, model or kind."""
+    query = call.query
+    costs = call.store.cost if query.currency is None else call.store.cost.in_(query.currency)
+    if query.thread is not None:
+        report = costs.of_thread(query.thread, namespace=query.namespace, by=query.by)
+    else:
+        report = costs.of_days(
+            by=query.by,
+            since_day=_day(query.since),
+            until_day=_day(query.until),
+            agent=query.agent,
+            model=query.model,
+        )
+    return _table(report, query.by)
+
+
+ENDPOINTS: Final = (list_runs, get_run, get_timeline, get_cost, list_spans, get_span, get_costs)
+
+
+def _line(store: Store, info: RunInfo) -> RunLine:
+    total = store.cost.of_run(info.id, by="kind").total
+    return RunLine(
+        id=info.id,
+        agent=info.agent,
+        thread=info.thread,
+        namespace=info.namespace,
+        status=info.status,
+        started_at=info.started_at,
+        started_at_us=info.started_at_us,
+        ended_at_us=info.ended_at_us,
+        duration_us=info.duration_us,
+        tokens=total.tokens,
+        usage=total.usage,
+        cost=_money(total.nanos),
+        unpriced_tokens=total.unpriced_tokens,
+        events=total.events,
+        errors=total.errors,
+        tags=info.tags,
+        meta=info.meta,
+    )
+
+
+def _table(report: CostReport, by: By) -> CostTable:
+    parts = [_cost(each, by) for each in report.parts]
+    if by == "day":
+        parts.sort(key=lambda each: each.key or "")
+    return CostTable(total=_cost(report.total, by), parts=tuple(parts))
+
+
+def _cost(cost: Cost, by: By) -> CostLine:
+    key = cost.key
+    return CostLine(
+        key=_date(key) if by == "day" and isinstance(key, int) else None if key is None else str(key),
+        usage=cost.usage,
+        tokens=cost.tokens,
+        cost=_money(cost.nanos),
+        events=cost.events,
+        errors=cost.errors,
+        unpriced_tokens=cost.unpriced_tokens,
+        unpriced_events=cost.unpriced_events,
+        unconverted=_money(cost.unconverted),
+        rates=tuple(msgspec.to_builtins(each, str_keys=True) for each in cost.rates),
+    )
+
+
+def _money(nanos: dict[str, int]) -> tuple[Money, ...]:
+    return tuple(
+        Money(currency=currency, amount=float(from_nanos(each))) for currency, each in sorted(nanos.items())
+    )
+
+
+def _date(day: int) -> str:
+    from treering.core.clock import to_iso
+
+    return to_iso(day * DAY_US)[:10]
+
+
+def _day(text: str | None) -> int | None:
+    from datetime import date
+
+    from treering.errors import InvalidInput
+
+    if text is None:
+        return None
+    try:
+        return (date.fromisoformat(text) - date(1970, 1, 1)).days
+    except ValueError:
+        raise InvalidInput(f"{text!r} is no date; write it like 2026-11-16") from None

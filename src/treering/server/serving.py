@@ -1,0 +1,54 @@
+"""Running the server until it is told to stop."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from treering.errors import Unreachable
+from treering.server.app import create_app
+from treering.server.gate import Gate
+from treering.server.settings import Settings
+from treering.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_GOODBYE_SECONDS: Final = 5
+
+
+def serve(store: Store, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
+    """Answer requests until SIGTERM or Ctrl-C, then finish what runs and close the store.
+
+    ``on_ready`` gets the address once connections are accepted; port 0 takes a free one.
+    """
+    Gate(store.engine, settings, clock=store.clock).check_binding()
+    listening = _listen(settings)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    if on_ready is not None:
+        on_ready(f"http://{host}:{listening.getsockname()[1]}")
+    config = uvicorn.Config(
+        create_app(store, settings),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_GOODBYE_SECONDS,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        raise Unreachable(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another --port"
+        ) from None
+    return listening

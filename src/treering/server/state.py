@@ -1,0 +1,37 @@
+"""What all requests of a server share."""
+
+from __future__ import annotations
+
+import threading
+
+from treering.server.gate import Gate
+from treering.server.metrics import Metrics
+from treering.server.settings import Settings
+from treering.store import Store
+
+
+class Projects:
+    """The stores of the projects, over one engine."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._stores: dict[str, Store] = {store.space: store}
+        self._lock = threading.Lock()
+
+    def of(self, project: str) -> Store:
+        """The store of a project; what it records goes through one recorder."""
+        with self._lock:
+            if project not in self._stores:
+                self._stores[project] = self._store.in_namespace(project)
+            return self._stores[project]
+
+
+class ServerState:
+    """Settings, stores, gate and counters."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self.store = store
+        self.settings = settings
+        self.projects = Projects(store)
+        self.gate = Gate(store.engine, settings, clock=store.clock)
+        self.metrics = Metrics()

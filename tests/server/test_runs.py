@@ -1,0 +1,115 @@
+import pytest
+
+
+@pytest.fixture
+def run(store):
+    with store.run(agent="planner", thread="support/alice", tags=["demo"]) as run:
+        run.message("user", "Where is my refund?")
+        with run.tool("search_docs", input={"q": "refunds"}) as call:
+            call.output = ["page 1"]
+        run.message(
+            "assistant", "Here.", model="m", usage={"input": 412, "output": 96}, cost="0.02", currency="EUR"
+        )
+    store.flush()
+    return run
+
+
+def test_lists_runs_with_what_they_took(client, run):
+    listed = client.get("/runs").json()
+    assert listed["next_cursor"] is None
+    (line,) = listed["runs"]
+    assert (line["id"], line["agent"], line["thread"], line["status"]) == (
+        run.id,
+        "planner",
+        "support/alice",
+        "ok",
+    )
+    assert line["tokens"] == 508
+    assert line["cost"] == [{"currency": "EUR", "amount": 0.02}]
+    assert client.get(f"/runs/{run.id}").json() == line
+
+
+def test_filters_runs(client, store, run):
+    with store.run(agent="coder") as other:
+        pass
+    store.flush()
+    ids = lambda query: [each["id"] for each in client.get(f"/runs?{query}").json()["runs"]]  # noqa: E731
+    assert ids("agent=coder") == [other.id]
+    assert ids("tag=demo") == [run.id]
+    assert ids("thread=support%2Falice&status=ok") == [run.id]
+    assert ids("status=error") == []
+
+
+def test_pages_runs_by_cursor(client, store):
+    made = []
+    for _ in range(5):
+        with store.run(agent="a") as run:
+            made.append(run.id)
+    store.flush()
+    seen, cursor = [], ""
+    while cursor is not None:
+        page = client.get(f"/runs?limit=2{cursor}").json()
+        seen += [each["id"] for each in page["runs"]]
+        cursor = None if page["next_cursor"] is None else f"&cursor={page['next_cursor']}"
+    assert seen == made[::-1]
+
+
+def test_shows_spans_once_and_their_content_when_asked(client, run):
+    page = client.get(f"/runs/{run.id}/spans").json()
+    assert page["cursor"] is None
+    kinds = [(each["kind"], each["type"], each["role"]) for each in page["records"]]
+    assert sorted(map(str, kinds)) == sorted(
+        map(
+            str,
+            [
+                ("message", "message", "user"),
+                ("span", "tool", None),
+                ("message", "message", "assistant"),
+                ("run", "run", None),
+            ],
+        )
+    )
+    (tool,) = [each for each in page["records"] if each["kind"] == "span"]
+    content = client.get(f"/runs/{run.id}/spans/{tool['id']}").json()
+    assert (content["input"], content["output"]) == ({"q": "refunds"}, ["page 1"])
+
+
+def test_timeline_and_cost_have_the_shapes_of_the_seed(client, run):
+    timeline = client.get(f"/runs/{run.id}/timeline").json()
+    assert [each["type"] for each in timeline["events"]] == ["message", "tool.call", "tool.result", "message"]
+    cost = client.get(f"/runs/{run.id}/cost").json()
+    assert cost["total"] == {"agent": None, "tokens": 508, "cost_eur": 0.02}
+
+
+def test_adds_up_by_agent_and_day(client, run):
+    table = client.get("/cost?by=agent").json()
+    assert [(each["key"], each["tokens"]) for each in table["parts"]] == [("planner", 508)]
+    (day,) = client.get("/cost").json()["parts"]
+    assert day["key"] == run.info.started_at[:10]
+
+
+@pytest.mark.parametrize(
+    "path, status, word",
+    [
+        ("/runs/nothing", 404, "no run"),
+        ("/runs?limit=0", 422, "limit"),
+        ("/runs?colour=red", 422, "colour"),
+        ("/runs?limit=many", 422, "limit"),
+        ("/runs?limit=2&limit=3", 422, "twice"),
+        ("/runs/x/timeline?cursor=%00", 404, "no run"),
+        ("/cost?since=2026-13-01", 422, "date"),
+        ("/nowhere", 404, "openapi.json"),
+    ],
+)
+def test_wrong_questions_get_a_problem(client, path, status, word):
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["status"] == status
+    assert word in answer.json()["detail"]
+
+
+def test_an_unchanged_reply_is_not_sent_again(client, run):
+    first = client.get(f"/runs/{run.id}/timeline")
+    again = client.get(f"/runs/{run.id}/timeline", headers={"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
