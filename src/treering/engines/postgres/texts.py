@@ -17,7 +17,7 @@ from typing import Final
 
 from treering.core.batch import Tokens
 from treering.core.query import SearchQuery
-from treering.engines.postgres.stems import folded, stem, words
+from treering.core.stems import folded, stem, words
 from treering.engines.relational.session import Session
 from treering.engines.relational.texts import TextIndex
 
