@@ -28,7 +28,16 @@ from treering.store import Store
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-ROUTES: Final = ("runs",)
+ROUTES: Final = (
+    "runs",
+    "threads",
+    "memory",
+    "workspaces",
+    "schedules",
+    "state",
+    "care",
+    "keys",
+)
 """Modules of `treering.server.routes`. Each has ``ENDPOINTS``, ``routes(state)`` for streams, or both."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -105,7 +105,7 @@ async def _body(request: Request, endpoint: Endpoint, state: ServerState) -> Any
 def _json(request: Request, endpoint: Endpoint, reply: Any) -> Response:
     if reply is None:
         return Response(status_code=204)
-    data = msgspec.json.encode(reply)
+    data = msgspec.json.encode(reply, enc_hook=_shown)
     headers: dict[str, str] = {"cache-control": "no-cache"}
     if endpoint.method == "GET":
         tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
@@ -113,6 +113,11 @@ def _json(request: Request, endpoint: Endpoint, reply: Any) -> Response:
         if tag in (each.strip() for each in request.headers.get("if-none-match", "").split(",")):
             return Response(status_code=304, headers=headers)
     return Response(data, status_code=endpoint.status, media_type=JSON, headers=headers)
+
+
+def _shown(value: Any) -> Any:
+    """What JSON has no word for (a set, a number with an imaginary part): as Python would print it."""
+    return sorted(cast("Any", value), key=repr) if isinstance(value, (set, frozenset)) else repr(value)
 
 
 def _repeated(kind: Any) -> frozenset[str]:

@@ -1,0 +1,85 @@
+"""API keys of the caller's own project."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from treering.core.clock import to_iso
+from treering.errors import NotFound
+from treering.server.access import Key, Keys, Scope
+from treering.server.endpoints import OK, Call, Empty, endpoint
+
+
+class KeyLine(Struct, frozen=True, kw_only=True):
+    """A key without its secret."""
+
+    id: str
+    project: str
+    scope: Scope
+    name: str
+    created_at: str
+
+
+class KeyList(Struct, frozen=True, kw_only=True):
+    """The keys of a project, oldest first."""
+
+    keys: tuple[KeyLine, ...]
+
+
+class KeyWish(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the key may do, and what it is for."""
+
+    scope: Scope = "write"
+    name: str = ""
+
+
+class MadeKey(Struct, frozen=True, kw_only=True):
+    """A new key; ``token`` is shown this once."""
+
+    key: KeyLine
+    token: str
+
+
+@endpoint("GET", "/keys", tag="keys", scope="admin")
+def list_keys(call: Call[None, None]) -> KeyList:
+    """The keys of this project."""
+    return KeyList(keys=tuple(map(_line, _own(call))))
+
+
+@endpoint("POST", "/keys", tag="keys", scope="admin", status=201)
+def create_key(call: Call[None, KeyWish]) -> MadeKey:
+    """Make a key for this project. As soon as there is one, nobody gets in without."""
+    made = _keys(call).create(project=call.access.project, scope=call.body.scope, name=call.body.name)
+    return MadeKey(key=_line(made.key), token=made.token)
+
+
+@endpoint("DELETE", "/keys/{id}", tag="keys", scope="admin")
+def revoke_key(call: Call[None, None]) -> Empty:
+    """Take a key of this project back."""
+    if call.path["id"] not in {each.id for each in _own(call)}:
+        raise NotFound(f"this project has no key {call.path['id']!r}; GET /keys lists those that there are")
+    _keys(call).revoke(call.path["id"])
+    return OK
+
+
+ENDPOINTS: Final = (list_keys, create_key, revoke_key)
+
+
+def _keys(call: Call[None, None] | Call[None, KeyWish]) -> Keys:
+    return Keys(call.store.engine, clock=call.store.clock)
+
+
+def _own(call: Call[None, None]) -> list[Key]:
+    return [each for each in _keys(call).list() if each.project == call.access.project]
+
+
+def _line(key: Key) -> KeyLine:
+    return KeyLine(
+        id=key.id,
+        project=key.project,
+        scope=key.scope,
+        name=key.name,
+        created_at=to_iso(key.created_at_us),
+    )

@@ -1,0 +1,127 @@
+"""Workspaces: snapshots of folders, looked into without restoring them."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from treering.server.endpoints import Call, endpoint
+from treering.views.workspaces.checking import SnapshotCheck
+from treering.views.workspaces.comparing import FileChange
+from treering.views.workspaces.looking import Entry
+from treering.views.workspaces.workspace import SnapshotInfo
+
+Id = Annotated[str, Meta(min_length=1)]
+
+
+class SnapshotsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which snapshots: of one workspace, or of all."""
+
+    name: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=500)] = 50
+    cursor: Annotated[int, Meta(ge=0, le=10**9)] = 0
+
+
+class Snapshots(Struct, frozen=True, kw_only=True):
+    """Snapshots that were taken by themselves, newest first; those of checkpoints are with their threads."""
+
+    snapshots: tuple[SnapshotInfo, ...]
+    next_cursor: int | None
+
+
+class LsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which folder of the snapshot."""
+
+    path: str = ""
+    recursive: bool = False
+
+
+class Entries(Struct, frozen=True, kw_only=True):
+    """What a folder holds."""
+
+    entries: tuple[Entry, ...]
+
+
+class CatQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which file; ``download`` makes a browser save it."""
+
+    path: Annotated[str, Meta(min_length=1)]
+    download: bool = False
+
+
+class DiffQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which two snapshots; one that is left out is an empty folder."""
+
+    a: Id | None = None
+    b: Id | None = None
+    text: bool = True
+
+
+class Changes(Struct, frozen=True, kw_only=True):
+    """What differs, by path."""
+
+    changes: tuple[FileChange, ...]
+
+
+@endpoint("GET", "/snapshots", tag="workspaces")
+def list_snapshots(call: Call[SnapshotsQuery, None]) -> Snapshots:
+    """Snapshots, newest first."""
+    query = call.query
+    found = list(
+        islice(call.store.workspace.snapshots(name=query.name), query.cursor, query.cursor + query.limit + 1)
+    )
+    more = len(found) > query.limit
+    return Snapshots(
+        snapshots=tuple(found[: query.limit]), next_cursor=query.cursor + query.limit if more else None
+    )
+
+
+@endpoint("GET", "/snapshots/diff", tag="workspaces")
+def diff_snapshots(call: Call[DiffQuery, None]) -> Changes:
+    """What differs between two snapshots, with a text diff of small files."""
+    query = call.query
+    return Changes(changes=tuple(call.store.workspace.diff(query.a, query.b, text=query.text)))
+
+
+@endpoint("GET", "/snapshots/{id}/ls", tag="workspaces")
+def list_files(call: Call[LsQuery, None]) -> Entries:
+    """What a folder of a snapshot holds."""
+    query = call.query
+    return Entries(
+        entries=tuple(call.store.workspace.ls(call.path["id"], query.path, recursive=query.recursive))
+    )
+
+
+@endpoint("GET", "/snapshots/{id}/cat", tag="workspaces")
+def get_file(call: Call[CatQuery, None]) -> Response:
+    """The bytes of one file of a snapshot.
+
+    A browser is told to show nothing of it by itself: whatever an agent wrote is no page of this server.
+    """
+    from urllib.parse import quote
+
+    data = call.store.workspace.cat(call.path["id"], call.query.path)
+    name = quote(call.query.path.rpartition("/")[2], safe="")
+    shown = "attachment" if call.query.download else "inline"
+    return Response(
+        data,
+        media_type="application/octet-stream",
+        headers={
+            "content-disposition": f"{shown}; filename*=UTF-8''{name}",
+            "content-security-policy": "sandbox; default-src 'none'",
+            "x-content-type-options": "nosniff",
+            "cache-control": "private, max-age=31536000, immutable",
+        },
+    )
+
+
+@endpoint("GET", "/snapshots/{id}/check", tag="workspaces")
+def check_snapshot(call: Call[None, None]) -> SnapshotCheck:
+    """Read everything that a snapshot names and rehash it."""
+    return call.store.workspace.check(call.path["id"])
+
+
+ENDPOINTS: Final = (list_snapshots, diff_snapshots, list_files, get_file, check_snapshot)
