@@ -18,6 +18,7 @@ from treering.cli import (
     care,
     exports,
     imports,
+    mcp,
     memory,
     schedules,
     serve,
@@ -35,7 +36,7 @@ app: Final = typer.Typer(
     rich_markup_mode=None,  # a plain help page: rich would take longer than all the rest
     pretty_exceptions_enable=False,
 )
-for commands in (threads, workspaces, exports, imports, care, memory, state, schedules, worker, serve):
+for commands in (threads, workspaces, exports, imports, care, memory, state, schedules, worker, mcp, serve):
     commands.add_to(app)
 
 

@@ -1,0 +1,76 @@
+"""``treering mcp``: the store as an MCP server, for Claude, IDEs and every other client of that protocol."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from treering.cli.console import say
+from treering.cli.options import NamespaceOption, StoreBlobsOption, StoreOption
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put the command under the main one."""
+    app.command("mcp")(mcp)
+
+
+def mcp(
+    *,
+    http: Annotated[
+        str | None,
+        typer.Option("--http", metavar="HOST:PORT", help="Serve streamable HTTP there instead of stdio."),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            envvar="TREERING_API_KEY",
+            show_envvar=True,
+            help="With --http: what clients send as bearer token; needed beyond this machine.",
+        ),
+    ] = None,
+    allow_destructive: Annotated[
+        bool, typer.Option("--allow-destructive", help="Also offer tools that delete and cancel.")
+    ] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Offer only tools that read.")] = False,
+    reply_bytes: Annotated[
+        int, typer.Option("--reply-bytes", metavar="N", help="No reply of a tool is longer.")
+    ] = 40_000,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """Serve the store over the Model Context Protocol, on stdin and stdout or over HTTP."""
+    from treering.api import open as open_store
+    from treering.errors import InvalidInput, MissingExtra
+
+    if read_only and allow_destructive:
+        raise InvalidInput("--read-only and --allow-destructive exclude each other; leave one of them out")
+    try:
+        from treering.mcp.server import TreeringServer
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in {"mcp", "mcp_types"}:
+            raise MissingExtra("treering mcp", "mcp") from error
+        raise
+    if http is not None:
+        from treering.mcp.http import check_exposure, parse_address
+
+        check_exposure(parse_address(http)[0], api_key)
+    with open_store(store, blobs=store_blobs, namespace=namespace) as opened:
+        server = TreeringServer(
+            opened, allow_destructive=allow_destructive, read_only=read_only, reply_bytes=reply_bytes
+        )
+        if http is None:
+            server.run("stdio")
+            return
+        from treering.mcp.http import serve_http
+
+        serve_http(
+            server,
+            http,
+            api_key=api_key,
+            on_ready=lambda url: say(f"serving {opened.url} at {url}; stop with Ctrl-C"),
+        )
+    say("stopped")

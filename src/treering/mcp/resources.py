@@ -1,0 +1,174 @@
+"""Resources: documents, conversations and checkpoints by address, for clients that attach them.
+
+``memory://alice/tone``, ``thread://support/alice`` and ``checkpoint://ckpt_...`` (also
+``checkpoint://A/diff/B``). Ids are percent-encoded where a URI needs it; ``?namespace=`` says whose it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import msgspec
+from mcp.server.mcpserver import MCPServer, ResourceSecurity
+from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
+from mcp_types import Resource
+
+from treering.errors import NotFound, TreeringError
+from treering.mcp.replies import Replies, excerpt, fitted, plain
+from treering.mcp.thread_tools import about_moment, find_moment, with_messages
+from treering.views.finding import Finder
+from treering.views.moments import Moment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from treering.store import Store
+    from treering.views.differences import Difference
+
+LISTED_DOCUMENTS: Final = 100
+LISTED_THREADS: Final = 50
+_MESSAGES: Final = 200
+# Ids are names in a store, never paths of a file system: `..` in one is two dots.
+_NAMES: Final = ResourceSecurity(reject_path_traversal=False, reject_absolute_paths=False)
+
+
+class Resources:
+    """What can be read by its URI; nothing longer than the limit."""
+
+    def __init__(self, store: Store, limit_bytes: int) -> None:
+        self._store = store
+        self._limit = limit_bytes
+        self._replies = Replies(limit_bytes)
+
+    def add_to(self, server: MCPServer[Any]) -> None:
+        """Register the templates."""
+        server.resource(
+            "memory://{+id}{?namespace}",
+            name="memory",
+            description="A remembered document, as Markdown",
+            mime_type="text/markdown",
+            security=_NAMES,
+        )(self.memory)
+        server.resource(
+            "thread://{+id}{?namespace}",
+            name="thread",
+            description="The newest messages of a conversation, as JSON",
+            mime_type="application/json",
+            security=_NAMES,
+        )(self.thread)
+        server.resource(
+            "checkpoint://{before}/diff/{after}",
+            name="checkpoint difference",
+            description="What changed between two checkpoints: messages, state and files, as JSON",
+            mime_type="application/json",
+        )(self.difference)
+        server.resource(
+            "checkpoint://{id}",
+            name="checkpoint",
+            description="One moment of a conversation: its messages and state, as JSON",
+            mime_type="application/json",
+        )(self.checkpoint)
+
+    def listed(self) -> list[Resource]:
+        """Documents by id, those that load by themselves first, and the threads that changed last."""
+        memory = self._store.memory
+        documents = memory.query(auto_load=True, limit=LISTED_DOCUMENTS)
+        documents += memory.query(auto_load=False, limit=LISTED_DOCUMENTS - len(documents) or 1)
+        found = [
+            Resource(
+                uri=f"memory://{quote(each.id)}",
+                name=each.id,
+                description=excerpt(" ".join(each.content.split()), 100),
+                mime_type="text/markdown",
+            )
+            for each in documents[:LISTED_DOCUMENTS]
+        ]
+        for _, each in zip(range(LISTED_THREADS), self._store.threads(namespace=None), strict=False):
+            whose = f"?namespace={quote(each.namespace, safe='')}" if each.namespace else ""
+            found.append(
+                Resource(
+                    uri=f"thread://{quote(each.id)}{whose}",
+                    name=each.id,
+                    description=f"a conversation at step {each.step}, last changed {each.updated_at}",
+                    mime_type="application/json",
+                )
+            )
+        return found
+
+    def memory(self, id: str, namespace: str = "") -> str:
+        """A document's text."""
+
+        def read() -> str:
+            memory = self._store.memory.in_namespace(namespace) if namespace else self._store.memory
+            document = memory.get(id)
+            if document is None:
+                raise NotFound(f"there is no memory {id!r}; the tool memory_search finds what there is")
+            return _cut(document.content, self._limit)
+
+        return _answered(read)
+
+    def thread(self, id: str, namespace: str = "") -> str:
+        """The newest messages."""
+        return _answered(lambda: self._portrait(find_moment(self._store, id, "", namespace)))
+
+    def checkpoint(self, id: str) -> str:
+        """One moment."""
+        return _answered(lambda: self._portrait(self._moment(id), state=True))
+
+    def difference(self, before: str, after: str) -> str:
+        """What differs between two moments."""
+
+        def read() -> str:
+            old, new = self._moment(before), self._moment(after)
+            told = self._store.thread(new.thread_id, new.namespace).diff(old, new)
+            return self._json(plain(_difference(told)))
+
+        return _answered(read)
+
+    def _moment(self, id: str) -> Moment:
+        found = Finder(self._store.engine, self._store.space).checkpoint(id)
+        return Moment(self._store.engine, self._store.space, found)
+
+    def _portrait(self, moment: Moment, *, state: bool = False) -> str:
+        facts = about_moment(moment)
+        if state:
+            facts["state"] = fitted(plain(moment.state), self._replies.text_room(facts) // 2)
+        tail = moment.last_messages(_MESSAGES)
+        return self._json(with_messages(self._replies, facts, tail, moment.message_count - len(tail)))
+
+    def _json(self, value: Any) -> str:
+        return msgspec.json.encode(fitted(value, self._limit)).decode()
+
+
+def _difference(told: Difference) -> dict[str, Any]:
+    return {
+        "before": told.before,
+        "after": told.after,
+        "common_messages": told.common,
+        "added": [{"index": index, "message": message} for index, message in told.added],
+        "removed": [{"index": index, "message": message} for index, message in told.removed],
+        "changed": [
+            {"index": each.index, "before": each.before, "after": each.after} for each in told.changed
+        ],
+        "state": told.state,
+        "files": [msgspec.to_builtins(each) for each in told.files],
+    }
+
+
+def _cut(text: str, limit: int) -> str:
+    """Text of at most so many bytes, and how much is missing."""
+    data = text.encode()
+    if len(data) <= limit:
+        return text
+    kept = data[: limit - 100].decode(errors="ignore")
+    return f"{kept}\n… (+{len(text) - len(kept)} characters; the tool memory_get reads on with offset)"
+
+
+def _answered(read: Callable[[], str]) -> str:
+    try:
+        return read()
+    except NotFound as error:
+        raise ResourceNotFoundError(str(error)) from error
+    except TreeringError as error:
+        raise ResourceError(str(error)) from error

@@ -1,0 +1,171 @@
+"""Tools over conversations: which there are, what was said, their checkpoints, and forks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mcp_types import CallToolResult
+from pydantic import Field
+
+from treering.errors import InvalidInput
+from treering.mcp.history import search_history
+from treering.mcp.replies import fitted, plain
+from treering.views.finding import Finder
+from treering.views.moments import Moment
+
+if TYPE_CHECKING:
+    from treering.mcp.replies import Replies
+    from treering.store import Store
+
+ThreadId = Annotated[str, Field(description="The thread's id; thread_list shows which there are")]
+Whose = Annotated[str, Field(description="The user or project that the thread belongs to; empty for none")]
+At = Annotated[
+    str,
+    Field(
+        description="Which moment: a step (12), steps back (~1), a checkpoint id (ckpt_...) or an ISO time; "
+        "empty for now"
+    ),
+]
+
+
+class ThreadTools:
+    """Conversations, moment by moment."""
+
+    def __init__(self, store: Store, replies: Replies) -> None:
+        self._store = store
+        self._replies = replies
+
+    def history_search(
+        self,
+        text: Annotated[str, Field(description="What to look for, in plain words")],
+        thread: Annotated[str, Field(description="Only in this thread; empty for all of them")] = "",
+        namespace: Annotated[
+            str | None, Field(description="Only threads of this user or project; left out, all")
+        ] = None,
+        limit: Annotated[int, Field(description="At most so many hits", ge=1, le=50)] = 10,
+    ) -> CallToolResult:
+        """Search what was said in past conversations and recorded runs, best match first.
+
+        Each hit names its thread and the message's index (read around it with thread_read), or its run. The
+        newest conversations are looked at first; `complete` is false when older ones were not reached.
+        """
+        found = search_history(self._store, text, thread=thread, namespace=namespace, limit=limit)
+        facts = {
+            "complete": found.complete,
+            "threads_searched": found.threads,
+            "messages_searched": found.messages,
+        }
+        return self._replies.listing(
+            "hits", found.hits, facts=facts, more="there are more; ask for fewer (limit) or name a thread"
+        )
+
+    def thread_list(
+        self,
+        prefix: Annotated[str, Field(description="Only ids that begin so")] = "",
+        namespace: Annotated[
+            str | None, Field(description="Only of this user or project; left out, of everyone")
+        ] = None,
+        limit: Annotated[int, Field(description="At most so many", ge=1, le=200)] = 20,
+    ) -> CallToolResult:
+        """List the conversations that are kept, the one that changed last first."""
+        threads = list(self._store.threads(namespace=namespace, prefix=prefix))
+        items = (
+            {
+                "id": each.id,
+                "namespace": each.namespace,
+                "step": each.step,
+                "head": each.head,
+                "created_at": each.created_at,
+                "updated_at": each.updated_at,
+            }
+            for each in threads[:limit]
+        )
+        return self._replies.listing(
+            "threads", items, facts={"total": len(threads)}, more="there are more; narrow it by prefix"
+        )
+
+    def thread_read(
+        self,
+        thread: ThreadId,
+        at: At = "",
+        namespace: Whose = "",
+        *,
+        last: Annotated[int, Field(description="So many messages from the end", ge=0, le=500)] = 20,
+        before: Annotated[
+            int | None, Field(description="Only messages before this index (for older pages)", ge=0)
+        ] = None,
+        state: Annotated[bool, Field(description="Also the agent's state at that moment")] = False,
+    ) -> CallToolResult:
+        """Read a conversation: its newest messages, now or as it was at an earlier moment.
+
+        For older messages go on with `before` = first_index.
+        """
+        moment = find_moment(self._store, thread, at, namespace)
+        end = moment.message_count if before is None else min(before, moment.message_count)
+        start = max(end - last, 0)
+        tail = moment.last_messages(moment.message_count - start)[: end - start]
+        facts = about_moment(moment)
+        if state:
+            facts["state"] = fitted(plain(moment.state), self._replies.text_room(facts) // 2)
+        reply = with_messages(self._replies, facts, tail, start)
+        if reply["messages"]:
+            reply["first_index"] = reply["messages"][0]["index"]
+        return self._replies.whole(reply)
+
+    def checkpoint_list(
+        self,
+        thread: ThreadId,
+        namespace: Whose = "",
+        *,
+        after: Annotated[str, Field(description="Go on behind this checkpoint id")] = "",
+        limit: Annotated[int, Field(description="At most so many", ge=1, le=200)] = 20,
+    ) -> CallToolResult:
+        """List the moments of a conversation, newest first: any of them can be read or forked from."""
+        Finder(self._store.engine, self._store.space, namespace).thread(thread)
+        moments = self._store.thread(thread, namespace).history(last=limit, after=after or None)
+        return self._replies.listing(
+            "checkpoints", map(about_moment, moments), more="there are more; go on with after=<last id>"
+        )
+
+    def thread_fork(
+        self,
+        thread: ThreadId,
+        new_thread: Annotated[str, Field(description="The id of the new thread")],
+        at: At = "",
+        namespace: Whose = "",
+    ) -> CallToolResult:
+        """Begin a new conversation out of any moment of another one, to try something else.
+
+        It shares the past and costs nothing; the thread that it came from stays as it is.
+        """
+        if new_thread == thread:
+            raise InvalidInput(f"the fork needs an id of its own, not {thread!r}; choose another one")
+        moment = find_moment(self._store, thread, at, namespace)
+        forked = self._store.thread(thread, namespace).fork(new_thread, at=moment)
+        head = forked.head
+        return self._replies.whole(
+            {"thread": forked.id, "from": about_moment(head) if head is not None else None}
+        )
+
+
+def find_moment(store: Store, thread: str, at: str, namespace: str) -> Moment:
+    """A moment of a thread; one that belongs to another thread is not taken for one of this."""
+    finder = Finder(store.engine, store.space, namespace)
+    info = finder.thread(thread)
+    checkpoint = finder.within(info, at or "~0")
+    return Moment(store.engine, store.space, checkpoint, through=store.thread(thread, namespace))
+
+
+def with_messages(replies: Replies, facts: dict[str, Any], messages: list[Any], start: int) -> dict[str, Any]:
+    """Facts and as many of the messages as there is room for, the newest ones, in order."""
+    newest_first = ({"index": at, "message": each} for at, each in reversed([*enumerate(messages, start)]))
+    more = "older messages did not fit; go on with before=first_index"
+    reply = replies.filled("messages", newest_first, facts=facts, more=more)
+    reply["messages"].reverse()
+    return reply
+
+
+def about_moment(moment: Moment) -> dict[str, Any]:
+    """A moment without its content, and without what is empty."""
+    facts = moment.to_dict(content=False)
+    return {key: value for key, value in facts.items() if value not in (None, "", [], {})}

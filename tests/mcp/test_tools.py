@@ -1,0 +1,223 @@
+"""What the tools do, through the SDK's own client."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mcp_types import CallToolResult
+
+from treering.errors import InvalidInput
+from treering.mcp.replies import LEAST_REPLY_BYTES, Replies
+from treering.mcp.server import MAX_TOOLS
+
+READING = {
+    "memory_search",
+    "memory_get",
+    "history_search",
+    "thread_list",
+    "thread_read",
+    "checkpoint_list",
+    "schedule_list",
+}
+CHANGING = {"memory_save", "thread_fork", "schedule_create"}
+TAKING_AWAY = {"memory_delete", "schedule_cancel"}
+
+
+async def tools_of(client):
+    return (await client.list_tools()).tools
+
+
+def names(tools):
+    return {tool.name for tool in tools}
+
+
+def test_tools_that_take_something_away_are_there_only_when_allowed(talk):
+    assert names(talk(tools_of)) == READING | CHANGING
+    assert names(talk(tools_of, allow_destructive=True)) == READING | CHANGING | TAKING_AWAY
+    assert names(talk(tools_of, read_only=True)) == READING
+    assert len(READING | CHANGING | TAKING_AWAY) <= MAX_TOOLS
+
+
+def test_every_tool_and_argument_is_described_and_hinted(talk):
+    for tool in talk(tools_of, allow_destructive=True):
+        assert len(tool.description) > 40
+        for argument in tool.input_schema["properties"].values():
+            assert argument["description"]
+        hints = tool.annotations
+        assert hints.read_only_hint is (tool.name in READING)
+        assert hints.open_world_hint is False
+        if tool.name not in READING:
+            assert hints.destructive_hint is (tool.name in TAKING_AWAY)
+
+
+def test_a_tool_that_is_not_offered_cannot_be_called(call, filled):
+    assert "Unknown tool" in call("memory_delete", id="alice/tone")
+    assert filled.memory.get("alice/tone") is not None
+
+
+def test_memory_is_searched_listed_and_read(call):
+    found = call("memory_search", text="how concise should I reply?")
+    assert [hit["id"] for hit in found["documents"]] == ["alice/tone"]
+    assert found["ranked"] is True
+    elsewhere = call("memory_search", text="peanut", everywhere=True)["documents"]
+    assert [(hit["id"], hit["namespace"]) for hit in elsewhere] == [("food", "user/bob")]
+    nothing = call("memory_search", text="peanut")
+    assert nothing["documents"] == []
+    assert nothing["namespaces_with_memories"] == ["", "user/bob"]
+    assert [each["id"] for each in call("memory_search", tags=["style"])["documents"]] == ["alice/tone"]
+    whole = call("memory_get", id="alice/tone", history=True)
+    assert (whole["content"], whole["version"]) == ("Prefers concise replies.", 1)
+    assert [each["operation"] for each in whole["versions"]] == ["saved"]
+
+
+def test_a_question_that_cannot_be_ranked_says_so(call):
+    assert "no word" in call("memory_search", text="?!")["note"]
+
+
+def test_saving_keeps_what_was_not_said_and_names_its_source(call, filled):
+    saved = call("memory_save", id="alice/tone", content="And no small talk.", append=True)
+    assert (saved["version"], saved["tags"], saved["auto_load"]) == (2, ["style"], True)
+    document = filled.memory.get("alice/tone")
+    assert document.content == "Prefers concise replies.\nAnd no small talk."
+    assert document.provenance.source == "mcp"
+    assert call("memory_save", id="alice/tone", content="Short.", tags=[])["tags"] == []
+    assert [version.version for version in filled.memory.history("alice/tone")] == [3, 2, 1]
+
+
+def test_a_version_that_was_not_seen_is_not_overwritten(call, filled):
+    filled.memory.save("alice/tone", "Someone else was here.")
+    error = call("memory_save", id="alice/tone", content="Mine.", if_version=1)
+    assert "RefMoved" in error
+    assert "is at version 2" in error
+    assert filled.memory.get("alice/tone").content == "Someone else was here."
+
+
+def test_deleting_leaves_the_history(call, filled):
+    assert call("memory_delete", options={"allow_destructive": True}, id="alice/tone")["deleted"]
+    assert filled.memory.get("alice/tone") is None
+    assert filled.memory.get("alice/tone", version=1).content == "Prefers concise replies."
+
+
+def test_errors_say_what_is_wrong_and_what_to_do(call):
+    assert "memory_search finds what there is" in call("memory_get", id="nobody")
+    assert "did you mean 'support/alice'" in call("thread_read", thread="support/alise")
+    assert "not five fields" in call("schedule_create", prompt="p", type="cron", value="often")
+    assert "validation error" in call("memory_search", text="x", limit=0)
+    assert "offset is 99" in call("memory_get", id="alice/tone", offset=99)
+
+
+def test_conversations_are_listed_and_read_back_in_time(call):
+    (thread,) = call("thread_list")["threads"]
+    assert (thread["id"], thread["step"]) == ("support/alice", 2)
+    now = call("thread_read", thread="support/alice", last=2, state=True)
+    assert [each["message"]["content"] for each in now["messages"]] == [
+        "It was sent on Monday.",
+        "Nothing came.",
+    ]
+    assert now["first_index"] == 1
+    assert now["state"] == {"todos": ["check the bank"]}
+    older = call("thread_read", thread="support/alice", before=now["first_index"])
+    assert [each["index"] for each in older["messages"]] == [0]
+    then = call("thread_read", thread="support/alice", at="~1")
+    assert (then["message_count"], then["note"]) == (2, "first answer")
+
+
+def test_history_is_searched_and_shared_pasts_are_told_once(call, filled):
+    filled.thread("support/alice").fork("support/alice-2")
+    found = call("history_search", text="was the refund sent on a Monday?")
+    assert found["complete"] is True
+    assert [hit["index"] for hit in found["hits"]] == [1, 0]
+    assert found["hits"][0]["text"] == "It was sent on Monday."
+    assert call("history_search", text="elephants")["hits"] == []
+    assert "no word" in call("history_search", text="...")
+    assert "no thread 'x'" in call("history_search", text="refund", thread="x")
+
+
+def test_a_fork_begins_at_an_earlier_moment(call, filled):
+    first = call("checkpoint_list", thread="support/alice")["checkpoints"][-1]
+    assert first["step"] == 0
+    forked = call("thread_fork", thread="support/alice", new_thread="bolder", at=first["id"])
+    assert forked["from"]["message_count"] == 1
+    assert filled.thread("bolder").head.message_count == 1
+    assert filled.thread("support/alice").head.message_count == 3
+    assert "an id of its own" in call("thread_fork", thread="support/alice", new_thread="support/alice")
+
+
+def test_tasks_are_scheduled_listed_and_cancelled(call):
+    made = call("schedule_create", prompt="Forecast?", type="cron", value="0 8 * * *", tz="Europe/Berlin")
+    assert all("T08:00:00" in time for time in made["next_times"])
+    often = call("schedule_create", prompt="Look", type="interval", value="3600")
+    assert [task["id"] for task in call("schedule_list")["tasks"]] == [made["id"], often["id"]]
+    options = {"allow_destructive": True}
+    assert call("schedule_cancel", options=options, task_id=made["id"])["status"] == "cancelled"
+    assert [task["id"] for task in call("schedule_list")["tasks"]] == [often["id"]]
+
+
+def size(result: CallToolResult) -> int:
+    return len(result.model_dump_json(by_alias=True, exclude_none=True).encode())
+
+
+def test_no_reply_is_longer_than_the_limit_and_pages_lose_nothing(talk, filled):
+    text = "".join(f'{number} "quoted" \\ ü \n' for number in range(2_000))
+    filled.memory.save("long", text)
+    for number in range(300):
+        filled.memory.save(f"many/{number:03}", "words " * 200)
+    thread = filled.thread("long")
+    thread.append(*({"role": "user", "content": f"{number}: " + "refund " * 300} for number in range(100)))
+
+    async def conversation(client):
+        async def call(name, **arguments):
+            result = await client.call_tool(name, arguments)
+            assert not result.is_error, result.content[0].text
+            assert size(result) <= 8_000
+            assert json.loads(result.content[0].text) == result.structured_content
+            return result.structured_content
+
+        pages, offset = [], 0
+        while offset is not None:
+            page = await call("memory_get", id="long", offset=offset)
+            pages.append(page["content"])
+            offset = page.get("next_offset")
+        assert len(pages) > 3
+        assert "".join(pages) == text
+        assert "there are more" in (await call("memory_search", prefix="many/", limit=100))["cut"]
+        assert "there are more" in (await call("memory_search", text="words", limit=100))["cut"]
+        await call("history_search", text="refund", limit=50)
+        indexes, before = [], None
+        while before != 0:
+            page = await call("thread_read", thread="long", last=100, before=before)
+            indexes = [each["index"] for each in page["messages"]] + indexes
+            before = page["first_index"]
+        assert indexes == list(range(100))
+        for uri in ("memory://long", "thread://long", f"checkpoint://{thread.head.id}"):
+            (content,) = (await client.read_resource(uri)).contents
+            assert len(content.text.encode()) <= 8_000
+
+    talk(conversation, reply_bytes=8_000)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3000),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=50), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=50)
+@given(st.lists(VALUES, max_size=8), VALUES)
+def test_whatever_is_stored_a_reply_keeps_its_limit(items, state):
+    replies = Replies(LEAST_REPLY_BYTES)
+    listed = replies.listing("items", ({"value": item} for item in items), more="ask for fewer")
+    assert size(listed) <= LEAST_REPLY_BYTES
+    assert size(replies.whole({"state": state})) <= LEAST_REPLY_BYTES
+    shown = listed.structured_content["items"]
+    assert len(shown) == len(items) or listed.structured_content["cut"] == "ask for fewer"
+    assert bool(shown) == bool(items)
+
+
+def test_a_limit_that_leaves_no_room_is_refused():
+    with pytest.raises(InvalidInput, match="2000 or more"):
+        Replies(100)

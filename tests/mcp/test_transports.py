@@ -1,0 +1,156 @@
+"""``treering mcp`` in its own process: over stdio and HTTP, with the SDK's client and the npm inspector."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+
+import treering
+from tests.mcp.conftest import COMMAND, fill
+from tests.mcp.inspector import inspect, installed
+
+KEY = "a-key-that-is-long-enough"
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("TREERING_")}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        fill(store)
+    return tmp_path / "store"
+
+
+async def conversation(client):
+    """Ask, keep and ask again."""
+    tools = {tool.name for tool in (await client.list_tools()).tools}
+    assert "memory_save" in tools
+    assert "memory_delete" not in tools
+    found = await client.call_tool("memory_search", {"text": "how concise?"})
+    assert found.structured_content["documents"][0]["id"] == "alice/tone"
+    await client.call_tool("memory_save", {"id": "made", "content": "by a client"})
+    (content,) = (await client.read_resource("memory://made")).contents
+    assert content.text == "by a client"
+    error = await client.call_tool("memory_get", {"id": "nobody"})
+    assert error.is_error
+
+
+def test_a_client_over_stdio(folder):
+    parameters = StdioServerParameters(
+        command=sys.executable, args=[*COMMAND[1:], "--store", str(folder)], env=CLEAN
+    )
+
+    async def main():
+        async with Client(stdio_client(parameters)) as client:
+            await conversation(client)
+
+    asyncio.run(main())
+    with treering.open(folder) as store:
+        assert store.memory.get("made").content == "by a client"
+
+
+def test_the_server_ends_with_its_input_and_prints_nothing_else(folder):
+    done = subprocess.run(
+        [*COMMAND, "--store", str(folder)], input=b"", capture_output=True, timeout=60, check=False, env=CLEAN
+    )
+    assert (done.returncode, done.stdout) == (0, b"")
+
+
+@contextmanager
+def serving(folder, *options):
+    server = subprocess.Popen(
+        [*COMMAND, "--store", str(folder), "--http", "127.0.0.1:0", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=CLEAN,
+    )
+    try:
+        url = re.search(r"http://\S+/mcp", server.stderr.readline()).group()
+        yield url
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=30) == 0 or server.returncode == -signal.SIGTERM
+    finally:
+        server.kill()
+        server.wait()
+        server.stderr.close()
+
+
+def test_a_client_over_http(folder):
+    async def main(url):
+        async with Client(url) as client:
+            await conversation(client)
+
+    with serving(folder) as url:
+        asyncio.run(main(url))
+
+
+def test_a_key_is_asked_for_and_no_other_is_taken(folder):
+    async def main(url):
+        with_key = create_mcp_http_client(headers={"Authorization": f"Bearer {KEY}"})
+        async with with_key, Client(streamable_http_client(url, http_client=with_key)) as client:
+            await conversation(client)
+
+    with serving(folder, "--api-key", KEY) as url:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}):
+            reply = httpx.post(url, json={}, headers=headers)
+            assert reply.status_code == 401
+            assert reply.headers["WWW-Authenticate"] == "Bearer"
+        asyncio.run(main(url))
+
+
+def test_a_page_of_another_site_does_not_get_in(folder):
+    with serving(folder) as url:
+        reply = httpx.post(url, json={}, headers={"Host": "evil.example", "Origin": "http://evil.example"})
+        assert reply.status_code in (403, 421)
+
+
+@pytest.mark.parametrize(
+    "options, what",
+    [
+        (["--http", "0.0.0.0:0"], "no key is set"),
+        (["--http", "0.0.0.0:0", "--api-key", "short"], "too weak"),
+        (["--http", "nowhere"], "HOST:PORT"),
+        (["--http", "127.0.0.1:99999"], "HOST:PORT"),
+        (["--read-only", "--allow-destructive"], "exclude each other"),
+        (["--reply-bytes", "1"], "2000 or more"),
+    ],
+)
+def test_what_would_be_unsafe_or_senseless_is_refused(folder, options, what):
+    done = subprocess.run(
+        [*COMMAND, "--store", str(folder), *options],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=CLEAN,
+    )
+    assert done.returncode == 2
+    assert what in done.stderr
+
+
+@pytest.mark.slow
+def test_the_inspector_over_stdio_and_http(folder):
+    program = installed()
+    stdio = [*COMMAND, "--store", str(folder), "--allow-destructive"]
+    listed = inspect(program, stdio, "--method", "tools/list", "--strict")
+    assert len(listed["tools"]) == 12
+    call = ("--method", "tools/call", "--tool-name", "memory_search", "--tool-arg", "text=concise")
+    assert inspect(program, stdio, *call)["structuredContent"]["documents"][0]["id"] == "alice/tone"
+    with serving(folder) as url:
+        assert inspect(program, [url], *call)["structuredContent"]["documents"][0]["id"] == "alice/tone"
+        read = inspect(program, [url], "--method", "resources/read", "--uri", "memory://alice/tone")
+        assert read["contents"][0]["text"] == "Prefers concise replies."
+        prompts = inspect(program, [url], "--method", "prompts/list")["prompts"]
+        assert all(each["description"] for each in prompts)
