@@ -59,6 +59,7 @@ from treering.views.schedules.fires import FireReport
 from treering.views.schedules.schedules import Schedules
 from treering.views.schedules.tasks import CatchUp, Overlap, Policy, Task
 from treering.views.schedules.worker import Handler, Worker
+from treering.views.searching import Found
 from treering.views.state_records import Change, StateEntry
 from treering.views.states import State
 from treering.views.threads import Thread
@@ -866,6 +867,33 @@ class AsyncTimeline:
         """Async twin of `Timeline.each_of_run`."""
         async for each in self._bridge.iterate(self._timeline.each_of_run, run_id, everything=everything):
             yield each
+
+    async def search(
+        self,
+        text: str,
+        *,
+        run: str | None = None,
+        agent: str | None = None,
+        kind: str | None = None,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        limit: int = 20,
+    ) -> Found:
+        """Async twin of `Timeline.search`."""
+        return await self._bridge.call(
+            self._timeline.search,
+            text,
+            run=run,
+            agent=agent,
+            kind=kind,
+            since_us=since_us,
+            until_us=until_us,
+            limit=limit,
+        )
+
+    async def index(self) -> int:
+        """Async twin of `Timeline.index`."""
+        return await self._bridge.call(self._timeline.index)
 
     async def content(self, *addresses: Address) -> list[Any]:
         """Async twin of `Timeline.content`."""

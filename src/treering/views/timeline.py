@@ -21,7 +21,9 @@ from treering.core.encoding import decode, decode_json
 from treering.core.money import from_nanos
 from treering.core.query import EventQuery, encode_cursor
 from treering.errors import InvalidInput
+from treering.views.event_index import EventIndex
 from treering.views.recording.spans import MESSAGE, OPEN, SPAN
+from treering.views.searching import Found, Wanted, search
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -98,6 +100,35 @@ class Timeline:
             if page.cursor is None:
                 return
             cursor = page.cursor
+
+    def search(
+        self,
+        text: str,
+        *,
+        run: str | None = None,
+        agent: str | None = None,
+        kind: str | None = None,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        limit: int = 20,
+    ) -> Found:
+        """Messages, inputs and outputs that hold the words, those with the most of them first.
+
+        Words are compared by their stems. ``kind`` is ``message``, ``tool``, ``llm`` or another kind of span.
+        What was recorded is found when it is in the store (`Store.flush`). The first search of a long
+        journal indexes it, which takes a while: `index` does that ahead.
+        """
+        wanted = Wanted(
+            text=text, run=run, agent=agent, kind=kind, since_us=since_us, until_us=until_us, limit=limit
+        )
+        return search(self._engine, self._space, wanted)
+
+    def index(self) -> int:
+        """Bring the search index up to date; says how many events were new to it.
+
+        The newest events, less than a page of them, are left for later: a search reads them as they are.
+        """
+        return EventIndex(self._engine, self._space).catch_up()
 
     def content(self, *addresses: Address) -> list[Any]:
         """What lies at the addresses of `TimelineEvent.body`."""

@@ -1,0 +1,194 @@
+"""Searching what agents said and did: hits with the text around them, the ones with the most words first.
+
+Words are compared by their stems and without accents, and common words are left out, as in every search of
+treering. The index (`event_index`) names blocks of events; the events of the best blocks are read and looked
+at one by one, and so is what is not indexed yet.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from treering.core.clock import to_iso
+from treering.core.query import MAX_PAGE, SearchQuery
+from treering.core.stems import folded, stem, words
+from treering.core.terms import query_terms
+from treering.errors import InvalidInput, ReadOnly
+from treering.views.event_index import COLLECTION, EventIndex, pieces_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from treering.core.engine import Engine
+    from treering.core.records import Record
+    from treering.views.event_index import Piece
+
+MAX_HITS: Final = 1000
+_FIRST_BLOCKS: Final = 32
+_BLOCKS_AT_ONCE: Final = 8
+_BEFORE: Final = 60
+_SNIPPET: Final = 200
+_SPACES: Final = re.compile(r"\s+")
+
+
+class Hit(msgspec.Struct, frozen=True, kw_only=True):
+    """A message, an input or an output that holds some of the words."""
+
+    run: str
+    span: str | None
+    """The span it belongs to, if any."""
+    event: str
+    seq: int
+    ts_us: int
+    kind: str
+    """``message``, or the kind of the span: ``tool``, ``llm``, ``agent``, ..."""
+    part: Literal["content", "input", "output"]
+    agent: str | None
+    thread: str | None
+    name: str | None
+    role: str | None
+    matched: int
+    """How many of the words it holds."""
+    snippet: str
+
+    @property
+    def ts(self) -> str:
+        """ISO 8601 with offset."""
+        return to_iso(self.ts_us)
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """Hits, those with the most words first and among them the newest. ``words`` are what was looked for."""
+
+    hits: tuple[Hit, ...]
+    words: tuple[str, ...]
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is looked for; filters that are left empty do not filter."""
+
+    text: str
+    run: str | None = None
+    agent: str | None = None
+    kind: str | None = None
+    since_us: int | None = None
+    until_us: int | None = None
+    limit: int = 20
+
+
+def search(engine: Engine, space: str, wanted: Wanted) -> Found:
+    """Find events by their words, among all that were acknowledged before; brings the index up to date."""
+    if not 1 <= wanted.limit <= MAX_HITS:
+        raise InvalidInput(f"limit is {wanted.limit}; use 1 to {MAX_HITS}")
+    terms = query_terms(folded(wanted.text))
+    stems = frozenset(stem(word) for term in terms for word in words(term))
+    if not stems:
+        return Found(hits=(), words=())
+    index = EventIndex(engine, space)
+    with suppress(ReadOnly):  # the tail is longer then, and is read all the same
+        index.catch_up()
+    looking = _Looking(index, wanted, stems)
+    for records in index.tail():
+        looking.look_at(records)
+    _look_at_blocks(engine, space, index, wanted, looking)
+    hits = sorted(looking.hits, key=lambda hit: (-hit.matched, -hit.ts_us, -hit.seq))
+    return Found(hits=tuple(hits[: wanted.limit]), words=tuple(terms))
+
+
+def _look_at_blocks(engine: Engine, space: str, index: EventIndex, wanted: Wanted, looking: _Looking) -> None:
+    """Read blocks, the best first, until there are enough hits; a filter may make that many blocks."""
+    seen, asked = 0, _FIRST_BLOCKS
+    while True:
+        query = SearchQuery(
+            collection=COLLECTION, text=wanted.text, namespace=wanted.run, limit=min(asked, MAX_PAGE)
+        )
+        found = engine.search(space, query).hits
+        for start in range(seen, len(found), _BLOCKS_AT_ONCE):
+            if looking.has_enough:
+                return
+            some = found[start : start + _BLOCKS_AT_ONCE]
+            for block in index.blocks([(hit.namespace, hit.name) for hit in some]):
+                looking.look_at(index.records(block))
+        if len(found) < asked or asked >= MAX_PAGE:
+            return
+        seen, asked = len(found), asked * 8
+
+
+class _Looking:
+    def __init__(self, index: EventIndex, wanted: Wanted, stems: frozenset[str]) -> None:
+        self._index = index
+        self._wanted = wanted
+        self._stems = stems
+        self.hits: list[Hit] = []
+
+    @property
+    def has_enough(self) -> bool:
+        """Enough hits with every word; those with fewer may be topped by a later block."""
+        whole = sum(hit.matched == len(self._stems) for hit in self.hits)
+        return whole >= self._wanted.limit or len(self.hits) >= 4 * self._wanted.limit
+
+    def look_at(self, records: Iterable[Record]) -> None:
+        """Take the events that hold some of the words."""
+        chosen = [record for record in records if _passes(record, self._wanted)]
+        for piece, text in self._index.contents(pieces_of(chosen)):
+            matched = {found for word in words(text) if (found := stem(word)) in self._stems}
+            if matched:
+                self.hits.append(_hit(piece, text, matched))
+
+
+def _passes(record: Record, wanted: Wanted) -> bool:
+    event = record.event
+    return (
+        (wanted.run is None or event.run == wanted.run)
+        and (wanted.agent is None or event.agent == wanted.agent)
+        and (wanted.kind is None or _kind(event.kind) == wanted.kind)
+        and (wanted.since_us is None or event.ts_us >= wanted.since_us)
+        and (wanted.until_us is None or event.ts_us < wanted.until_us)
+    )
+
+
+def _kind(kind: str) -> str:
+    form, dot, rest = kind.partition(".")
+    return rest if dot else form
+
+
+def _hit(piece: Piece, text: str, matched: set[str]) -> Hit:
+    event = piece.record.event
+    kind = _kind(event.kind)
+    output: Literal["content", "output"] = "content" if kind == "message" else "output"
+    return Hit(
+        run=event.run or "",
+        span=event.span,
+        event=event.id,
+        seq=piece.record.seq,
+        ts_us=event.ts_us,
+        kind=kind,
+        part="input" if piece.is_input else output,
+        agent=event.agent,
+        thread=event.thread,
+        name=event.name,
+        role=event.role,
+        matched=len(matched),
+        snippet=_snippet(text, matched),
+    )
+
+
+def _snippet(text: str, matched: set[str]) -> str:
+    """The text around the first word that matches, on one line."""
+    at = next(_places(text, matched), 0)
+    start = max(at - _BEFORE, 0)
+    if start:
+        start = text.find(" ", start, at) + 1 or start
+    cut = _SPACES.sub(" ", text[start : start + _SNIPPET]).strip()
+    return ("…" if start else "") + cut + ("…" if start + _SNIPPET < len(text) else "")
+
+
+def _places(text: str, matched: set[str]) -> Iterator[int]:
+    """Where words with these stems begin."""
+    for found in re.finditer(r"[^\W_]+", text):
+        if any(stem(word) in matched for word in words(found.group())):
+            yield found.start()

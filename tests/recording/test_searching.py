@@ -1,0 +1,194 @@
+"""Full-text search over what was recorded: found by its words wherever it lies, and gone when forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import treering
+from treering.errors import InvalidInput
+from treering.views import event_index
+from treering.views.event_index import EventIndex
+
+
+@pytest.fixture
+def small_pages(monkeypatch):
+    """So that a handful of events is already more than a page."""
+    monkeypatch.setattr(event_index, "PAGE", 4)
+
+
+def recorded(store, *, thread=None, agent="planner", subject="refund"):
+    with store.run(agent=agent, thread=thread) as run:
+        run.message("user", f"Where is my {subject}?")
+        with run.span("looking", kind="agent", agent=agent) as span:
+            with span.tool("search_docs", {"query": f"{subject}s of last month"}) as call:
+                call.output = {"pages": [f"The {subject} was sent on Monday.", "Nothing else."]}
+            span.message("assistant", f"Your {subject} is on its way, José.")
+    store.flush()
+    return run
+
+
+def test_messages_inputs_and_outputs_are_found(store):
+    run = recorded(store)
+    recorded(store, subject="umbrella")
+    found = store.timeline.search("refunds")
+    assert {(hit.kind, hit.part, hit.role) for hit in found.hits} == {
+        ("message", "content", "user"),
+        ("message", "content", "assistant"),
+        ("tool", "input", None),
+        ("tool", "output", None),
+    }
+    assert {hit.run for hit in found.hits} == {run.id}
+    (output,) = [hit for hit in found.hits if hit.part == "output"]
+    assert "The refund was sent on Monday." in output.snippet
+    assert output.name == "search_docs"
+    assert output.span is not None
+
+
+def test_a_hit_with_more_of_the_words_comes_first(store):
+    recorded(store)
+    recorded(store, subject="umbrella")
+    hits = store.timeline.search("umbrella Monday").hits
+    assert hits[0].matched == 2
+    assert hits[0].part == "output"
+    assert "umbrella was sent on Monday" in hits[0].snippet
+
+
+def test_accents_and_endings_do_not_matter(store):
+    recorded(store)
+    assert store.timeline.search("jose").hits
+    assert store.timeline.search("REFUNDED").hits
+
+
+def test_common_words_and_no_words_find_nothing(store):
+    recorded(store)
+    assert store.timeline.search("...").hits == ()
+    assert store.timeline.search("zebra").hits == ()
+    with pytest.raises(InvalidInput, match="limit is 0"):
+        store.timeline.search("refund", limit=0)
+
+
+def test_filters_by_run_agent_kind_and_time(store):
+    one = recorded(store, agent="planner")
+    other = recorded(store, agent="writer")
+    search = store.timeline.search
+    assert {hit.run for hit in search("refund", run=other.id).hits} == {other.id}
+    assert {hit.run for hit in search("refund", agent="planner").hits} == {one.id}
+    assert {hit.kind for hit in search("refund", kind="tool").hits} == {"tool"}
+    first = min(hit.ts_us for hit in search("refund", run=other.id).hits)
+    assert {hit.run for hit in search("refund", since_us=first).hits} == {other.id}
+    assert {hit.run for hit in search("refund", until_us=first).hits} == {one.id}
+    assert len(search("refund", limit=3).hits) == 3
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_what_is_indexed_and_what_is_not_yet_is_found_alike(store):
+    runs = [recorded(store, subject=f"parcel number{n}") for n in range(6)]
+    index = EventIndex(store.engine, store.space)
+    assert index.through == 0
+    assert store.timeline.index() >= 30
+    assert index.through > 0
+    late = recorded(store, subject="parcel number6")
+    for number, run in enumerate([*runs, late]):
+        hits = store.timeline.search(f"number{number}").hits
+        assert [hit.run for hit in hits] == [run.id] * 4
+    assert len(store.timeline.search("parcel", limit=100).hits) == 28
+    assert len(store.timeline.search("parcel", limit=100, run=runs[2].id).hits) == 4
+    assert store.verify().ok
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_indexing_twice_or_by_two_changes_nothing(store):
+    for number in range(4):
+        recorded(store, subject=f"number{number}")
+    one, other = (EventIndex(store.engine, store.space) for _ in range(2))
+    one.catch_up(everything=True)
+    through = one.through
+    assert other.catch_up(everything=True) == 0
+    assert other.through == through
+    assert len(store.timeline.search("number2").hits) == 4
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_an_index_that_moved_meanwhile_is_read_again(store, monkeypatch):
+    for number in range(4):
+        recorded(store, subject=f"number{number}")
+    index = EventIndex(store.engine, store.space)
+    quicker = EventIndex(store.engine, store.space)
+    original = EventIndex._index
+    calls = []
+
+    def overtaken(self, records, version):
+        calls.append(version)
+        if self is index and len(calls) == 1:
+            original(quicker, records, version)
+        original(self, records, version)
+
+    monkeypatch.setattr(EventIndex, "_index", overtaken)
+    index.catch_up(everything=True)
+    assert len(store.timeline.search("number0").hits) == 4
+    assert store.verify().ok
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_forgetting_a_thread_forgets_its_words(store):
+    recorded(store, thread="alice", subject="zyzzyva")
+    kept = recorded(store, thread="bob", subject="parcel")
+    EventIndex(store.engine, store.space).catch_up(everything=True)
+    assert store.timeline.search("zyzzyva").hits
+    forgotten = store.forget(thread="alice")
+    assert forgotten.texts >= 1
+    assert store.timeline.search("zyzzyva").hits == ()
+    assert {hit.run for hit in store.timeline.search("parcel").hits} == {kept.id}
+    assert store.verify().ok
+
+
+def test_forgetting_leaves_no_word_in_the_files(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        recorded(store, thread="alice", subject="zyzzyva")
+        recorded(store, thread="bob", subject="parcel")
+        EventIndex(store.engine, store.space).catch_up(everything=True)
+        assert store.timeline.search("zyzzyva").hits
+        store.forget(thread="alice")
+    for path in (tmp_path / "store").rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert b"zyzzyva" not in data, path
+
+
+@pytest.mark.parametrize("size", [10, 9000])
+def test_what_is_forgotten_while_it_is_indexed_does_not_come_back(store, monkeypatch, size):
+    with store.run(agent="planner", thread="alice") as run:
+        run.message("user", "zyzzyva " * size)
+    with store.run(agent="planner", thread="bob") as other:
+        other.message("user", "zyzzyva " * size if size > 10 else "parcel")
+    store.flush()
+    commit = type(store.engine).commit
+    forgotten = []
+
+    def late(self, batch):
+        if batch.texts and not forgotten:
+            forgotten.append(True)
+            store.forget(thread="alice")
+        return commit(self, batch)
+
+    monkeypatch.setattr(type(store.engine), "commit", late)
+    EventIndex(store.engine, store.space).catch_up(everything=True)
+    assert forgotten
+    assert {hit.run for hit in store.timeline.search("zyzzyva").hits} <= {other.id}
+    assert not [ref for ref in store.engine.scan_refs(store.space, "index/block/") if run.id in ref.name]
+    assert not store.engine.scan_scopes(store.space, "/thread/alice")
+    assert store.verify().ok
+
+
+def test_the_async_store_searches_too(tmp_path):
+    async def searched():
+        async with treering.open_async(tmp_path / "store") as store:
+            with store.run(agent="planner") as run:
+                run.message("user", "Where is my refund?")
+            await store.flush()
+            found = await store.timeline.search("refund")
+            return [hit.run for hit in found.hits] == [run.id]
+
+    assert asyncio.run(searched())
