@@ -1,0 +1,142 @@
+"""A scribe: writes down below a run what the lines of a coding agent say, each thing once.
+
+It is the common part of every format: messages, and stretches of time (tool calls, agents below agents) that
+one line opens and another one closes. Live, a stretch is recorded when it begins; out of a file it is
+recorded when its end is known, because a row of the journal never changes. **Invariant:** what has an id in
+``known`` is not written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, Final
+
+from treering.core.ids import MAX_ID_CHARS, check_id
+from treering.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from treering.core.batch import Usage
+    from treering.views.recording.spans import Place, Span
+
+UNFINISHED: Final = "unfinished"
+"""The status of a call that never got its result."""
+
+IdOf = Callable[[str], str | None]
+"""Makes an id out of what a line calls a thing; ``None`` for a new one each time."""
+
+
+class Scribe:
+    """Writes below one run. ``is_live`` says whether the lines come as things happen."""
+
+    def __init__(
+        self,
+        run: Place,
+        *,
+        is_live: bool,
+        known: AbstractSet[str] = frozenset(),
+        id_of: IdOf = lambda name: name,
+    ) -> None:
+        self.run = run
+        self.messages = 0
+        self.tools = 0
+        self._is_live = is_live
+        self._known = known
+        self._id_of = id_of
+        self._open: dict[str, tuple[Span, int]] = {}
+        self._places: dict[str, Place] = {}
+
+    def message(
+        self,
+        role: str,
+        content: Any,
+        *,
+        name: str,
+        ts_us: int,
+        place: Place | None = None,
+        model: str | None = None,
+        usage: Usage | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A message; ``name`` is what its line calls it."""
+        id_ = self._id(name)
+        if id_ is not None and id_ in self._known:
+            return
+        (place or self.run).message(
+            role, content, id=id_, ts_us=ts_us, model=model, usage=usage, metadata=metadata
+        )
+        self.messages += 1
+
+    def used(
+        self, usage: Usage, *, name: str, ts_us: int, model: str | None, cost: str | None = None
+    ) -> None:
+        """Tokens that no message tells of."""
+        id_ = self._id(name)
+        if id_ is not None and id_ in self._known:
+            return
+        span = self.run.span(self.run.agent or "agent", kind="llm", model=model, id=id_)
+        span.use(usage, cost=cost)
+        span.start(ts_us=ts_us).end(ts_us=ts_us)
+
+    def open(
+        self,
+        name: str,
+        label: str,
+        *,
+        ts_us: int,
+        kind: str = "tool",
+        place: Place | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **given: Any,
+    ) -> Place:
+        """A call begins; the same one may be told of again. ``given`` may hold its ``input``."""
+        if name in self._places:
+            return self._places[name]
+        above = place or self.run
+        span = above.span(shown(label), kind=kind, id=self._id(name) or None, metadata=metadata, **given)
+        self._places[name] = span
+        self._open[name] = span, ts_us
+        if self._is_live:
+            span.start(ts_us=ts_us)
+        self.tools += kind == "tool"
+        return span
+
+    def close(self, name: str, *, ts_us: int, status: str = "ok", **given: Any) -> bool:
+        """A call ends; ``given`` may hold its ``output``. Says whether it was open."""
+        if name not in self._open:
+            return False
+        span, began_us = self._open.pop(name)
+        if not self._is_live and (not span.id or span.id in self._known):
+            return True
+        if "output" in given:
+            span.output = given["output"]
+        if not self._is_live:
+            span.start(ts_us=began_us)
+        span.end(status=status, ts_us=max(ts_us, began_us))
+        return True
+
+    def place_of(self, name: str) -> Place | None:
+        """The call of this name, open or not."""
+        return self._places.get(name)
+
+    @property
+    def is_waiting(self) -> bool:
+        """A call has no result yet."""
+        return bool(self._open)
+
+    def finish(self, ts_us: int) -> None:
+        """No more lines will come: what is open stays without a result."""
+        for name in list(self._open):
+            self.close(name, ts_us=ts_us, status=UNFINISHED)
+
+    def _id(self, name: str) -> str | None:
+        return self._id_of(name)
+
+
+def shown(label: Any) -> str:
+    """A name for a span out of whatever a line has."""
+    text = " ".join(str(label).split())[:MAX_ID_CHARS]
+    try:
+        return check_id(text, "name")
+    except InvalidInput:
+        return "unnamed"

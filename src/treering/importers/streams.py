@@ -1,0 +1,327 @@
+"""Streams of coding agents, recorded while they run: one function for every format there is.
+
+``claude-code`` is ``claude -p --output-format stream-json --verbose``, ``codex`` is ``codex exec --json``,
+``acp`` are the notifications of the Agent Client Protocol. **Invariant:** no line is lost in silence. A line
+that is no JSON, and one whose type is not known, is kept as a message of role ``line`` and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
+
+import msgspec
+
+from treering.core.batch import Usage
+from treering.core.clock import SystemClock
+from treering.errors import InvalidInput
+from treering.importers.acp_updates import AcpUpdates, acp_usage
+from treering.importers.claude_lines import CONVERSATION, ClaudeLine, claude_usage, model_usage, time_us
+from treering.importers.claude_turns import MAIN, ClaudeTurn
+from treering.importers.codex_items import CodexItems, codex_usage
+from treering.importers.scribe import Scribe
+from treering.importers.tokens import added, without
+
+if TYPE_CHECKING:
+    from treering.core.clock import Clock
+    from treering.importers.scribe import IdOf
+    from treering.views.recording.spans import Place
+
+StreamFormat = Literal["claude-code", "codex", "acp"]
+FORMATS: Final[tuple[StreamFormat, ...]] = ("claude-code", "codex", "acp")
+
+_LINE: Final = "line-"
+_CLAUDE_QUIET: Final = frozenset({"system", "stream_event", "rate_limit_event", "tool_progress"})
+
+
+class StreamSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream said as a whole."""
+
+    session: str | None = None
+    """What the agent calls the session; with it, it can be resumed."""
+    model: str | None = None
+    result: str | None = None
+    """The last thing that the agent said."""
+    is_error: bool = False
+    usage: dict[str, Usage] = {}
+    """Tokens of the whole session by model, as the agent itself counts them; pass this as ``before`` when
+    the same session is resumed."""
+    cost: str | None = None
+    """US dollars, as the agent itself reckons them, over the whole session."""
+    lines: int = 0
+    unknown: dict[str, int] = {}
+    """How many lines there were of each type that is not known."""
+    bad: tuple[int, ...] = ()
+    """The numbers of the lines that are no JSON."""
+
+
+def record_stream(
+    run: Place,
+    format: StreamFormat,
+    lines: Iterable[bytes | str],
+    *,
+    model: str | None = None,
+    before: Mapping[str, Usage] | None = None,
+    is_resumed: bool = False,
+    on_line: Callable[[bytes | str], None] | None = None,
+    clock: Clock | None = None,
+) -> StreamSummary:
+    """Record a stream below a run, line by line as it comes; returns when it is over.
+
+    ``model`` is the model's name where the stream does not tell it. Agents count tokens over a whole
+    session: whoever resumes one passes its last summary's ``usage`` as ``before``, or at least
+    ``is_resumed``, so that nothing is counted twice. ``on_line`` gets each line first.
+    """
+    stream = Stream(run, format, model=model, before=before, is_resumed=is_resumed, clock=clock)
+    for line in lines:
+        if on_line is not None:
+            on_line(line)
+        stream.take(line)
+    return stream.finish()
+
+
+class Stream:
+    """A stream that is being recorded, for those who have the lines one at a time."""
+
+    def __init__(
+        self,
+        run: Place,
+        format: StreamFormat,
+        *,
+        model: str | None = None,
+        before: Mapping[str, Usage] | None = None,
+        is_resumed: bool = False,
+        clock: Clock | None = None,
+        id_of: IdOf | None = None,
+        is_live: bool = True,
+    ) -> None:
+        if format not in _READERS:
+            raise InvalidInput(f"no stream format {format!r}; use one of {', '.join(FORMATS)}")
+        own = _claude_id if format == "claude-code" else _no_id
+        self._scribe = Scribe(run, is_live=is_live, id_of=id_of or own)
+        self._reader = _READERS[format](self._scribe, model, dict(before or {}), is_resumed=is_resumed)
+        self._clock = clock or SystemClock()
+        self._lines = 0
+        self._unknown: Counter[str] = Counter()
+        self._bad: list[int] = []
+
+    def take(self, line: bytes | str) -> None:
+        """One line."""
+        self._lines += 1
+        text = line if isinstance(line, bytes) else line.encode("utf-8", "replace")
+        if not text.strip():
+            return
+        now_us = self._clock.now_us()
+        name = f"{_LINE}{self._lines}"
+        try:
+            value = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            self._bad.append(self._lines)
+            self._scribe.message("line", text.decode("utf-8", "replace"), name=name, ts_us=now_us)
+            return
+        kind = self._reader.take(value, text, name=name, now_us=now_us)
+        if kind is not None:
+            self._unknown[kind] += 1
+            self._scribe.message("line", value, name=name, ts_us=now_us, metadata={"type": kind})
+
+    def finish(self) -> StreamSummary:
+        """The stream is over: write what was still growing, and say what it was."""
+        self._reader.finish(self._clock.now_us())
+        self._scribe.finish(self._clock.now_us())
+        return msgspec.structs.replace(
+            self._reader.summary, lines=self._lines, unknown=dict(self._unknown), bad=tuple(self._bad)
+        )
+
+
+class _Reader(Protocol):
+    summary: StreamSummary
+
+    def take(self, value: Any, text: bytes, *, name: str, now_us: int) -> str | None: ...
+    def finish(self, now_us: int) -> None: ...
+
+
+class _Claude:
+    def __init__(
+        self, scribe: Scribe, model: str | None, before: dict[str, Usage], *, is_resumed: bool
+    ) -> None:
+        self.summary = StreamSummary(model=model)
+        self._scribe = scribe
+        self._turn = ClaudeTurn(scribe)
+        self._before = before
+        self._is_resumed = is_resumed and not before
+        self._rest: dict[str, Usage] = {}
+        self._seen: dict[str, Usage] = {}
+
+    def take(self, value: Any, text: bytes, *, name: str, now_us: int) -> str | None:
+        try:
+            line = msgspec.json.decode(text, type=ClaudeLine)
+        except msgspec.ValidationError:
+            return _type_of(value)
+        self._note(session=line.stream_session, model=value.get("model"))
+        if line.type in CONVERSATION:
+            ts_us = line.ts_us or now_us
+            self._turn.take(line, ts_us=ts_us, chain=self._chain(line, ts_us))
+        elif line.type == "result":
+            self._result(value, name, now_us)
+        elif line.type == "system" and line.subtype == "task_notification":
+            self._turn.end_chain(str(value.get("tool_use_id")))
+        elif line.type not in _CLAUDE_QUIET:
+            return line.type
+        return None
+
+    def finish(self, now_us: int) -> None:  # noqa: ARG002 - its lines have their own times
+        self._turn.finish()
+
+    def _chain(self, line: ClaudeLine, ts_us: int) -> str:
+        if line.parent_tool is None:
+            return MAIN
+        agent = line.subagent_type or "subagent"
+        return self._turn.chain(line.parent_tool, agent=agent, tool=line.parent_tool, ts_us=ts_us)
+
+    def _result(self, value: dict[str, Any], name: str, now_us: int) -> None:
+        """The lines of a stream tell the input of each answer, but not how long it became; this one does."""
+        self._turn.settle()
+        told = {
+            model: model_usage(_mapping(each)) for model, each in _mapping(value.get("modelUsage")).items()
+        }
+        if self._is_resumed or not told:
+            self._settle_turn(value, name, now_us)
+        for model, usage in ({} if self._is_resumed else told).items():
+            counted = self._turn.counted.get(model)
+            for part in (self._before.get(model), self._rest.get(model)):
+                counted = part if counted is None else counted if part is None else added(counted, part)
+            self._add_rest(model, without(usage, counted), f"{name}-{model}", now_us)
+        cost = value.get("total_cost_usd")
+        self.summary = msgspec.structs.replace(
+            self.summary,
+            result=str(value["result"]) if value.get("result") is not None else self.summary.result,
+            is_error=bool(value.get("is_error")),
+            usage=told or self.summary.usage,
+            cost=None if cost is None else repr(cost),
+        )
+
+    def _settle_turn(self, value: dict[str, Any], name: str, now_us: int) -> None:
+        """Only this turn's count can be used: what the session took before is in all others."""
+        usage, model = claude_usage(_mapping(value.get("usage"))), self.summary.model
+        if usage is None or model is None:
+            return
+        counted = self._turn.counted.get(model, Usage())
+        new = without(counted, self._seen.get(model))
+        self._seen[model] = counted
+        self._add_rest(model, Usage(output=max(usage.output - new.output, 0)), name, now_us)
+
+    def _add_rest(self, model: str, rest: Usage, name: str, now_us: int) -> None:
+        if rest.total:
+            self._rest[model] = added(self._rest.get(model), rest)
+            self._scribe.used(rest, name=name, ts_us=now_us, model=model)
+
+    def _note(self, *, session: Any, model: Any) -> None:
+        if isinstance(session, str) and self.summary.session is None:
+            self.summary = msgspec.structs.replace(self.summary, session=session)
+        if isinstance(model, str) and self.summary.model is None:
+            self.summary = msgspec.structs.replace(self.summary, model=model)
+
+
+class _Codex:
+    def __init__(
+        self, scribe: Scribe, model: str | None, before: dict[str, Usage], *, is_resumed: bool
+    ) -> None:
+        self.summary = StreamSummary(model=model)
+        self._scribe = scribe
+        self._items = CodexItems(scribe)
+        self._key = model or ""
+        self._counted = before.get(self._key)
+        self._is_resumed = is_resumed and not before
+
+    def take(self, value: Any, text: bytes, *, name: str, now_us: int) -> str | None:  # noqa: ARG002
+        kind = _type_of(value)
+        family, _, phase = kind.partition(".")
+        if family == "item" and isinstance(value.get("item"), dict):
+            item: dict[str, Any] = value["item"]
+            if not self._items.take(phase, item, name=str(item.get("id") or name), ts_us=now_us):
+                return f"item.{item.get('type')}"
+        elif kind == "thread.started":
+            self.summary = msgspec.structs.replace(self.summary, session=value.get("thread_id"))
+        elif kind == "turn.completed":
+            self._used(codex_usage(value.get("usage")), name, now_us)
+        elif kind in {"turn.failed", "error"}:
+            self._scribe.message("error", value.get("error") or value.get("message"), name=name, ts_us=now_us)
+            self.summary = msgspec.structs.replace(self.summary, is_error=True)
+        elif kind != "turn.started":
+            return kind
+        return None
+
+    def finish(self, now_us: int) -> None:  # noqa: ARG002
+        self.summary = msgspec.structs.replace(self.summary, result=self._items.said)
+
+    def _used(self, usage: Usage | None, name: str, now_us: int) -> None:
+        if usage is None:
+            return
+        rest = without(usage, self._counted)
+        if self._is_resumed:  # nobody knows how much of it is new
+            self._is_resumed = False
+        elif rest.total:
+            self._scribe.used(rest, name=name, ts_us=now_us, model=self.summary.model)
+        self._counted = usage
+        self.summary = msgspec.structs.replace(self.summary, usage={self._key: usage})
+
+
+class _Acp:
+    def __init__(
+        self, scribe: Scribe, model: str | None, before: dict[str, Usage], *, is_resumed: bool
+    ) -> None:
+        del before, is_resumed  # each prompt's tokens are its own
+        self.summary = StreamSummary(model=model)
+        self._scribe = scribe
+        self._updates = AcpUpdates(scribe)
+
+    def take(self, value: Any, text: bytes, *, name: str, now_us: int) -> str | None:  # noqa: ARG002
+        message = _mapping(value)
+        method = message.get("method")
+        given = _mapping(message.get("params"))
+        session = given.get("sessionId")
+        if isinstance(session, str) and self.summary.session is None:
+            self.summary = msgspec.structs.replace(self.summary, session=session)
+        if method == "session/update":
+            update = _mapping(given.get("update"))
+            ts_us = time_us(update.get("timestamp")) or now_us
+            if not self._updates.take(update, name=name, ts_us=ts_us):
+                return f"session/update {update.get('sessionUpdate')}"
+        elif method is None and "stopReason" in _mapping(message.get("result")):
+            self._updates.settle()
+            usage = acp_usage(message["result"].get("usage"))
+            if usage is not None and usage.total:
+                self._scribe.used(usage, name=name, ts_us=now_us, model=self.summary.model)
+        elif method is None and "error" in message:
+            self._scribe.message("error", message["error"], name=name, ts_us=now_us)
+            self.summary = msgspec.structs.replace(self.summary, is_error=True)
+        else:
+            return str(method) if method else _type_of(value)
+        return None
+
+    def finish(self, now_us: int) -> None:  # noqa: ARG002
+        self._updates.settle()
+        self.summary = msgspec.structs.replace(self.summary, result=self._updates.said)
+
+
+_READERS: Final[dict[str, Callable[..., _Reader]]] = {"claude-code": _Claude, "codex": _Codex, "acp": _Acp}
+
+
+def _claude_id(name: str) -> str | None:
+    """Claude Code's own ids are unique everywhere, and the importer finds them again."""
+    return None if name.startswith(_LINE) else name
+
+
+def _no_id(_: str) -> str | None:
+    """Other agents count their items from one, each time anew."""
+    return None
+
+
+def _type_of(value: Any) -> str:
+    kind = _mapping(value).get("type")
+    return kind if isinstance(kind, str) else "without a type"
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
