@@ -1,0 +1,107 @@
+import pytest
+
+
+@pytest.fixture
+def alice(client):
+    path = "/threads/support%2Falice"
+    for text in ("Where is my refund?", "Here.", "Thanks."):
+        body = {"append": [{"role": "user", "content": text}], "state": {"last": text}}
+        assert client.post(f"{path}/checkpoints", json=body).status_code == 201
+    return path
+
+
+def test_a_thread_is_saved_and_loaded(client, alice):
+    loaded = client.get(alice).json()
+    assert [each["content"] for each in loaded["messages"]] == ["Where is my refund?", "Here.", "Thanks."]
+    assert loaded["state"] == {"last": "Thanks."}
+    assert loaded["moment"]["step"] == 2
+    (line,) = client.get("/threads").json()["threads"]
+    assert (line["id"], line["head"]) == ("support/alice", loaded["moment"]["id"])
+
+
+def test_only_the_tail_is_shown_when_asked(client, alice):
+    tail = client.get(f"{alice}?last=1").json()
+    assert (tail["first_message"], len(tail["messages"])) == (2, 1)
+
+
+def test_history_pages_by_cursor(client, alice):
+    first = client.get(f"{alice}/history?limit=2").json()
+    rest = client.get(f"{alice}/history?limit=2&cursor={first['next_cursor']}").json()
+    assert [each["step"] for each in first["moments"] + rest["moments"]] == [2, 1, 0]
+    assert rest["next_cursor"] is None
+
+
+def test_rewinds_forks_and_shows_how_it_grew(client, alice):
+    assert client.post(f"{alice}/rewind", json={"to": "0"}).json()["step"] == 0
+    client.post(f"{alice}/checkpoints", json={"append": [{"role": "user", "content": "Another way"}]})
+    fork = client.post(f"{alice}/fork", json={"new_id": "support/alice-bolder", "at": "1"})
+    assert (fork.status_code, fork.json()["step"]) == (201, 1)
+    grown = client.get(f"{alice}/lineage").json()
+    assert len(grown["moments"]) == 4
+    assert len(grown["line"]) == 2
+    assert len(grown["rewinds"]) == 1
+    assert [each["thread"] for each in grown["forks"]] == ["support/alice-bolder"]
+    origin = client.get("/threads/support%2Falice-bolder/lineage").json()["origin"]
+    assert origin["thread"] == "support/alice"
+
+
+def test_two_moments_differ_in_messages_and_state(client, alice):
+    told = client.get(f"{alice}/diff?a=0&b=2").json()
+    assert [index for index, _ in told["added"]] == [1, 2]
+    assert told["state"] == [{"op": "replace", "path": "/last", "value": "Thanks."}]
+
+
+def test_moments_of_two_threads_differ(client, alice):
+    client.post(f"{alice}/fork", json={"new_id": "other", "at": "0"})
+    client.post("/threads/other/checkpoints", json={"append": ["elsewhere"]})
+    told = client.get(f"{alice}/diff?a=2&b=1&other=other").json()
+    assert told["common"] == 1
+
+
+def test_a_pending_interrupt_is_answered_once(client, alice):
+    asked = {"append": [], "pending_interrupt": None}
+    assert client.post(f"{alice}/resume", json={"decision": "approve"}).status_code == 409
+    asked = {"pending_interrupt": {"id": "i1", "payload": {"tool": "rm"}}}
+    assert client.post(f"{alice}/checkpoints", json=asked).status_code == 201
+    answered = client.post(f"{alice}/resume", json={"decision": "deny", "interrupt_id": "i1"}).json()
+    assert answered["metadata"]["resumed"]["decision"] == "deny"
+    assert client.post(f"{alice}/resume", json={"decision": "approve"}).status_code == 409
+
+
+def test_whoever_knows_an_older_head_gets_a_conflict(client, alice):
+    old = client.get(f"{alice}/checkpoints/1").json()["moment"]["id"]
+    answer = client.post(f"{alice}/checkpoints", json={"append": ["x"], "expect_head": old})
+    assert answer.status_code == 409
+    assert answer.json()["type"] == "urn:treering:error:Conflict"
+    assert len(client.get(alice).json()["messages"]) == 3
+
+
+def test_a_deleted_thread_is_gone(client, alice):
+    assert client.delete(alice).json() == {"ok": True}
+    assert client.get(alice).status_code == 404
+    assert client.delete(alice).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "method, path, body, status",
+    [
+        ("get", "/threads/none", None, 404),
+        ("get", "/threads/none/history", None, 404),
+        ("get", "/threads/none/lineage", None, 404),
+        ("get", "/threads/none/diff?a=0&b=1", None, 404),
+        ("get", "/threads/none/diff?a=0", None, 422),
+        ("post", "/threads/none/rewind", {"to": "0"}, 404),
+        ("post", "/threads/none/fork", {"new_id": "x"}, 404),
+        ("post", "/threads/none/fork", {"new_id": ""}, 422),
+        ("post", "/threads/x/checkpoints", {"message": []}, 422),
+        ("post", "/threads/a%00b/checkpoints", {}, 422),
+        ("post", "/threads/%FF/checkpoints", {}, 422),
+        ("delete", "/threads/none", None, 404),
+        ("patch", "/threads/none", None, 405),
+    ],
+)
+def test_wrong_calls_get_a_problem_and_write_nothing(client, store, method, path, body, status):
+    answer = client.request(method, path, json=body) if body is not None else client.request(method, path)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert list(store.threads()) == []
