@@ -113,6 +113,10 @@ class Busy(Unreachable):
     """The store stayed locked by other writers past the deadline; try again."""
 
 
+class Overloaded(Unreachable):
+    """More arrives than can be written just now; nothing of this was kept. Send it again in a moment."""
+
+
 class TimedOut(TreeringError):
     """The work was not done by its deadline; nothing of it was kept."""
 
