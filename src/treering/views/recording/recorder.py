@@ -21,7 +21,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from treering.core.draft import Draft
 from treering.core.ids import new_id
@@ -50,6 +50,23 @@ Note = Callable[[Draft], None]
 """Puts something into a batch. May be called again when the batch did not commit."""
 
 
+class NoteTaker(Protocol):
+    """Who takes the notes of a run: a recorder, or an importer that writes them down itself."""
+
+    @property
+    def id(self) -> str | None:
+        """Whose lease says that the run goes on; ``None`` when nobody's does."""
+        ...
+
+    def take(self, note: Note) -> None:
+        """A note to be written."""
+        ...
+
+    def flush(self) -> None:
+        """Return when everything that was taken before is durable."""
+        ...
+
+
 class Recorder:
     """The queue of one store and the thread behind it, which is started by the first note."""
 
@@ -60,7 +77,7 @@ class Recorder:
         _recorders.add(self)
 
     def _start(self) -> None:
-        self.id = new_id()
+        self.id: str = new_id()
         self._notes: deque[Note] = deque()
         self._bell = threading.Event()
         self._room = threading.Condition()

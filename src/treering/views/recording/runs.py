@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.draft import Draft
     from treering.core.records import Ref
-    from treering.views.recording.recorder import Recorder
+    from treering.views.recording.recorder import NoteTaker
 
 RUN: Final = "run"
 RUNS: Final = "run/"
@@ -119,7 +119,7 @@ class Run(Place):
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: NoteTaker,
         clock: Clock,
         *,
         agent: str | None,

@@ -18,6 +18,7 @@ from treering.core.ids import check_id, new_id
 from treering.core.money import check_currency, to_nanos
 from treering.errors import InvalidInput, Unencodable
 from treering.views.prices import fill_in
+from treering.views.recording.chunks import CHUNKS, FIRST_TOKEN, Chunks
 from treering.views.recording.context import here
 from treering.views.recording.usage import usage_of
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from treering.core.batch import Usage
     from treering.core.clock import Clock
     from treering.core.draft import Draft
-    from treering.views.recording.recorder import Recorder
+    from treering.views.recording.recorder import NoteTaker
 
 SPAN: Final = "span."
 OPEN: Final = "open."
@@ -47,7 +48,9 @@ class Origin:
 
     __slots__ = ("clock", "recorder", "run", "scope", "thread")
 
-    def __init__(self, recorder: Recorder, clock: Clock, *, run: str, scope: str, thread: str | None) -> None:
+    def __init__(
+        self, recorder: NoteTaker, clock: Clock, *, run: str, scope: str, thread: str | None
+    ) -> None:
         self.recorder = recorder
         self.clock = clock
         self.run = run
@@ -158,6 +161,7 @@ class Span(Place):
     _cost_nanos: int | None = None
     _currency: str | None = None
     _token: Token[Place | None] | None = None
+    _chunks: Chunks | None = None
 
     def __init__(
         self,
@@ -207,6 +211,15 @@ class Span(Place):
         if cost is not None:
             self._cost_nanos = to_nanos(cost)
             self._currency = check_currency(currency)
+
+    def chunk(self, text: str, *, ts_us: int | None = None) -> None:
+        """A piece of a stream. All pieces are kept as one output, with the time at which each came."""
+        if self._began_us is None or self._duration_us is not None:
+            raise InvalidInput(f"span {self.name!r} is not running; give it its chunks between start and end")
+        if self._chunks is None:
+            self._chunks = Chunks()
+        now_us = self._origin.clock.now_us() if ts_us is None else ts_us
+        self._chunks.add(text, max(now_us - self._began_us, 0))
 
     def note(self, **metadata: Any) -> None:
         """Add to the span's metadata."""
@@ -289,7 +302,15 @@ class Span(Place):
             given = draft.put(self._input, scope=scope)
             data |= {"input": given, "input_size": len(self._input.data)}
             links = (given,)
-        body = None if self._output is None else draft.put(self._output, scope=scope)
+        output = self._output
+        if self._chunks is not None:
+            data[FIRST_TOKEN] = self._chunks.first_us
+            if output is None:  # else the chunks are not what came out, and could not be cut from it
+                output = _content(self._chunks.text)
+                times = draft.put(self._chunks.times(), scope=scope)
+                data[CHUNKS] = times
+                links = (*links, times)
+        body = None if output is None else draft.put(output, scope=scope)
         draft.event(fill_in(self._event(self.id, SPAN, body=body, data=data, links=links)))
 
     def _event(
