@@ -54,6 +54,7 @@ from treering.views.memory.folders import FolderSync
 from treering.views.memory.memory import Memory
 from treering.views.moments import Moment
 from treering.views.recording.runs import Run, RunInfo
+from treering.views.replaying import ReplayStep
 from treering.views.runs import RunPage, Runs
 from treering.views.schedules.fires import FireReport
 from treering.views.schedules.schedules import Schedules
@@ -833,6 +834,11 @@ class AsyncRuns:
     async def each(self) -> AsyncIterator[RunInfo]:
         """Async twin of `Runs.each`."""
         async for each in self._bridge.iterate(self._runs.each):
+            yield each
+
+    async def replay(self, run_id: str, *, speed: float | None = None) -> AsyncIterator[ReplayStep]:
+        """Async twin of `Runs.replay`."""
+        async for each in self._bridge.iterate(self._runs.replay, run_id, speed=speed):
             yield each
 
     async def mark_crashed(self) -> list[RunInfo]:

@@ -22,6 +22,7 @@ from treering.core.money import from_nanos
 from treering.core.query import EventQuery, encode_cursor
 from treering.errors import InvalidInput
 from treering.views.event_index import EventIndex
+from treering.views.recording.chunks import FIRST_TOKEN
 from treering.views.recording.spans import MESSAGE, OPEN, SPAN
 from treering.views.searching import Found, Wanted, search
 
@@ -140,7 +141,7 @@ class Timeline:
         position = _decoded(cursor)
         ends: list[tuple[int, int, Record]] = []
         for record in self._spans(query, position.open):
-            heappush(ends, (_end_us(record), record.seq, record))
+            heappush(ends, (end_us(record), record.seq, record))
         lines: list[TimelineEvent] = []
         after = position.after
         for record in self._records(query, after):
@@ -150,9 +151,9 @@ class Timeline:
             if len(lines) == first:
                 return TimelinePage(events=tuple(lines), cursor=_encoded(after, ends))
             if event.kind.startswith(SPAN):
-                if not _is_announced(record):
+                if not is_announced(record):
                     _show(lines, record, "start", everything=everything)
-                heappush(ends, (_end_us(record), record.seq, record))
+                heappush(ends, (end_us(record), record.seq, record))
             elif event.kind.startswith(OPEN):
                 _show(lines, record, "start", everything=everything)
             elif event.kind == MESSAGE or everything:
@@ -182,12 +183,13 @@ class Timeline:
 
 
 def _show(lines: list[TimelineEvent], record: Record, phase: Phase, *, everything: bool) -> None:
-    line = _line(record, phase)
-    if everything or line.type in FIVE:
-        lines.append(line)
+    shown = line(record, phase)
+    if everything or shown.type in FIVE:
+        lines.append(shown)
 
 
-def _line(record: Record, phase: Phase) -> TimelineEvent:
+def line(record: Record, phase: Phase) -> TimelineEvent:
+    """A row of the journal as a line: a span where it begins or where it ends, anything else at its time."""
     event = record.event
     data: dict[str, Any] = decode_json(event.data) if event.data is not None else {}
     form, _, kind = event.kind.partition(".")
@@ -199,7 +201,7 @@ def _line(record: Record, phase: Phase) -> TimelineEvent:
         body = Address(data["input"]) if "input" in data else None
     return TimelineEvent(
         type=type_,
-        ts_us=_end_us(record) if phase == "end" else event.ts_us,
+        ts_us=end_us(record) if phase == "end" else event.ts_us,
         seq=record.seq,
         run_id=event.run,
         agent=event.agent,
@@ -252,15 +254,18 @@ def _meta(record: Record, type_: str, data: dict[str, Any]) -> dict[str, Any]:
     if type_.endswith(".start"):
         return {"input_size": data.get("input_size", 0)}
     if type_.endswith(".end"):
-        return {"status": event.status, "duration": (event.duration_us or 0) / 1e6}
+        told = {"status": event.status, "duration": (event.duration_us or 0) / 1e6}
+        return told if FIRST_TOKEN not in data else told | {"first_token": data[FIRST_TOKEN] / 1e6}
     return data
 
 
-def _end_us(record: Record) -> int:
+def end_us(record: Record) -> int:
+    """When what a row tells was over."""
     return record.event.ts_us + (record.event.duration_us or 0)
 
 
-def _is_announced(record: Record) -> bool:
+def is_announced(record: Record) -> bool:
+    """Whether the beginning of a span has a row of its own, so that its row is only for its end."""
     data = record.event.data
     return data is not None and bool(decode_json(data).get("announced"))
 
