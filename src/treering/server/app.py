@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -37,12 +35,13 @@ ROUTES: Final = (
     "state",
     "care",
     "keys",
+    "gateway",
 )
 """Modules of `treering.server.routes`. Each has ``ENDPOINTS``, ``routes(state)`` for streams, or both."""
 
 
 def create_app(store: Store, settings: Settings | None = None) -> ASGIApp:
-    """The application over an open store, which it closes when it shuts down."""
+    """The application over an open store; whoever opened the store closes it after the last request."""
     state = ServerState(store, settings or Settings())
     modules = [import_module(f"treering.server.routes.{name}") for name in ROUTES]
     endpoints: list[Endpoint] = [each for module in modules for each in getattr(module, "ENDPOINTS", ())]
@@ -50,14 +49,8 @@ def create_app(store: Store, settings: Settings | None = None) -> ASGIApp:
         each for module in modules if hasattr(module, "routes") for each in module.routes(state)
     ]
 
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        yield
-        await to_thread.run_sync(store.close)
-
     app = Starlette(
         routes=[*_own_routes(state, endpoints), *_routes(endpoints, state), *more],
-        lifespan=lifespan,
         exception_handlers={404: _nothing_here, 405: _wrong_method},
     )
     app.state.treering = state

@@ -35,7 +35,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     keep: KeepRule | None = None
     dry_run: bool = True
-    grace_seconds: Annotated[float, Meta(ge=0)] = 3600.0
+    grace_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 3600.0
 
 
 class Selection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,37 @@
+"""A real server in a thread: uvicorn on a free port of the loopback, over any store."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from treering.server.app import create_app
+from treering.server.settings import Settings
+from treering.store import Store
+
+
+@contextmanager
+def running(store: Store, settings: Settings | None = None, **options) -> Iterator[str]:
+    """The URL of a server over a store, which it closes at the end. ``options`` go to uvicorn."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        create_app(store, settings or Settings()),
+        log_level="error",
+        access_log=False,
+        timeout_graceful_shutdown=2,
+        **options,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="server")
+    thread.start()
+    scheme = "https" if "ssl_certfile" in options else "http"
+    try:
+        yield f"{scheme}://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listening.close()

@@ -1,0 +1,66 @@
+"""The OpenAPI document is true: made-up calls, right and wrong, get what it promises."""
+
+from importlib import import_module
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+import treering
+from treering.server.app import ROUTES, create_app
+from treering.server.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def document():
+    store = treering.open("memory:")
+    with store.run(agent="planner", thread="t") as run:
+        run.message("user", "hello", model="m", usage={"input": 1})
+    store.flush()
+    store.thread("t").checkpoint(messages=["a"], state={"b": 1})
+    app = create_app(store, Settings(hosts=("testserver",), calls_per_second=1e9))
+    return schemathesis.openapi.from_asgi("/openapi.json", app)
+
+
+CHECKS = [
+    not_a_server_error,
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    negative_data_rejection,
+]
+ENDPOINTS = [
+    each
+    for name in ROUTES
+    for each in getattr(import_module(f"treering.server.routes.{name}"), "ENDPOINTS", ())
+    if not each.raw_body
+]
+RIGHT = [(GenerationMode.POSITIVE, each.method, each.path) for each in ENDPOINTS]
+WRONG = [(GenerationMode.NEGATIVE, each.method, each.path) for each in ENDPOINTS if each.query or each.body]
+
+
+@pytest.mark.parametrize("mode, method, path", RIGHT + WRONG)
+def test_made_up_calls(document, mode, method, path):
+    calls = document[path][method].as_strategy(generation_mode=mode)
+
+    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(calls)
+    def answered(case):
+        case.call_and_validate(checks=CHECKS)
+
+    answered()
+
+
+def test_every_operation_has_words_and_a_name_of_its_own(document):
+    operations = [each for path in document.raw_schema["paths"].values() for each in path.values()]
+    assert all(each["summary"].endswith(".") for each in operations)
+    names = [each["operationId"] for each in operations]
+    assert len(set(names)) == len(names)
