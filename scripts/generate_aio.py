@@ -66,6 +66,7 @@ TWINS: Final = (
     Twin(module="treering.views.runs", name="Runs", twin="AsyncRuns"),
     Twin(module="treering.views.timeline", name="Timeline", twin="AsyncTimeline"),
     Twin(module="treering.views.costs", name="Costs", twin="AsyncCosts", direct=frozenset({"in_"})),
+    Twin(module="treering.views.performance", name="Performance", twin="AsyncPerformance"),
     Twin(module="treering.views.transcripts", name="Transcript", twin="AsyncTranscript"),
     Twin(module="treering.views.chat_logs", name="ChatLog", twin="AsyncChatLog"),
     Twin(

@@ -35,6 +35,7 @@ from treering.views.chat_ids import ChatId, TaskId
 from treering.views.chat_logs import ChatLine, ChatLog
 from treering.views.chats import Chat
 from treering.views.cleaning import Cleaned
+from treering.views.comparison import AgentComparison, RunComparison
 from treering.views.costs import By, CostReport, Costs
 from treering.views.differences import Difference
 from treering.views.directory import ThreadInfo
@@ -53,6 +54,8 @@ from treering.views.memory.documents import (
 from treering.views.memory.folders import FolderSync
 from treering.views.memory.memory import Memory
 from treering.views.moments import Moment
+from treering.views.otlp.ingest import Ingest
+from treering.views.performance import Performance, PerformanceBy, PerformanceReport
 from treering.views.recording.runs import Run, RunInfo
 from treering.views.replaying import ReplayStep
 from treering.views.runs import RunPage, Runs
@@ -217,6 +220,16 @@ class AsyncStore:
     def cost(self) -> AsyncCosts:
         """Async twin of `Store.cost`."""
         return AsyncCosts(self._store.cost, self._bridge)
+
+    @property
+    def performance(self) -> AsyncPerformance:
+        """Async twin of `Store.performance`."""
+        return AsyncPerformance(self._store.performance, self._bridge)
+
+    @property
+    def otlp(self) -> Ingest:
+        """Async twin of `Store.otlp`."""
+        return self._store.otlp
 
     def draft(self, id: str | None = None) -> Draft:
         """Async twin of `Store.draft`."""
@@ -836,6 +849,22 @@ class AsyncRuns:
         async for each in self._bridge.iterate(self._runs.each):
             yield each
 
+    async def compare(self, one: str, other: str, *more: str, currency: str | None = None) -> RunComparison:
+        """Async twin of `Runs.compare`."""
+        return await self._bridge.call(self._runs.compare, one, other, *more, currency=currency)
+
+    async def compare_agents(
+        self,
+        *agents: str,
+        since_day: int | None = None,
+        until_day: int | None = None,
+        currency: str | None = None,
+    ) -> AgentComparison:
+        """Async twin of `Runs.compare_agents`."""
+        return await self._bridge.call(
+            self._runs.compare_agents, *agents, since_day=since_day, until_day=until_day, currency=currency
+        )
+
     async def replay(self, run_id: str, *, speed: float | None = None) -> AsyncIterator[ReplayStep]:
         """Async twin of `Runs.replay`."""
         async for each in self._bridge.iterate(self._runs.replay, run_id, speed=speed):
@@ -947,8 +976,57 @@ class AsyncCosts:
             self._costs.of_days, by=by, since_day=since_day, until_day=until_day, agent=agent, model=model
         )
 
+    async def of_runs(self, *, since_day: int | None = None, until_day: int | None = None) -> CostReport:
+        """Async twin of `Costs.of_runs`."""
+        return await self._bridge.call(self._costs.of_runs, since_day=since_day, until_day=until_day)
+
+    async def of_threads(self, *, since_day: int | None = None, until_day: int | None = None) -> CostReport:
+        """Async twin of `Costs.of_threads`."""
+        return await self._bridge.call(self._costs.of_threads, since_day=since_day, until_day=until_day)
+
+    async def of_tags(self, *, since_day: int | None = None, until_day: int | None = None) -> CostReport:
+        """Async twin of `Costs.of_tags`."""
+        return await self._bridge.call(self._costs.of_tags, since_day=since_day, until_day=until_day)
+
     def __repr__(self) -> str:
         return f"<Async{repr(self._costs)[1:]}"
+
+
+class AsyncPerformance:
+    """Async twin of `Performance`."""
+
+    def __init__(self, performance: Performance, bridge: Bridge | None = None) -> None:
+        self._performance = performance
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Performance:
+        """The performance that does the work."""
+        return self._performance
+
+    async def report(
+        self,
+        by: PerformanceBy = "model",
+        *,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        agent: str | None = None,
+        run: str | None = None,
+        most: int = 100000,
+    ) -> PerformanceReport:
+        """Async twin of `Performance.report`."""
+        return await self._bridge.call(
+            self._performance.report,
+            by,
+            since_us=since_us,
+            until_us=until_us,
+            agent=agent,
+            run=run,
+            most=most,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._performance)[1:]}"
 
 
 class AsyncTranscript:

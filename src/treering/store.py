@@ -34,6 +34,8 @@ from treering.views.costs import Costs
 from treering.views.directory import ThreadInfo, list_threads
 from treering.views.hooks import Hooks
 from treering.views.memory.memory import Memory
+from treering.views.otlp.ingest import Ingest
+from treering.views.performance import Performance
 from treering.views.recording.decorators import recorded
 from treering.views.recording.recorder import Recorder
 from treering.views.recording.runs import Run
@@ -77,6 +79,7 @@ class Store:
         self._opener = opener
         self._hooks = Hooks()
         self._recorder: Recorder | None = None
+        self._ingest: Ingest | None = None
         self._workspace = Workspace(engine, self._space, folder=folder, clock=self._clock)
 
     @property
@@ -233,6 +236,18 @@ class Store:
         """What it took, in tokens and money."""
         return Costs(self._engine, self._space)
 
+    @property
+    def performance(self) -> Performance:
+        """How long it took, how often it failed, how fast models speak."""
+        return Performance(self._engine, self._space)
+
+    @property
+    def otlp(self) -> Ingest:
+        """What OpenTelemetry exporters send: traces become runs, durable before they are acknowledged."""
+        if self._ingest is None:
+            self._ingest = Ingest(self._engine, self._space, clock=self._clock)
+        return self._ingest
+
     # Writing
     def draft(self, id: str | None = None) -> Draft:
         """A new batch to be filled; an ``id`` of your own makes a repeated commit harmless."""
@@ -330,6 +345,8 @@ class Store:
     def close(self) -> None:
         """Finish what was recorded and submitted, then let go of everything. May be called twice."""
         try:
+            if self._ingest is not None:
+                self._ingest.close()
             if self._recorder is not None:
                 self._recorder.close()
         finally:

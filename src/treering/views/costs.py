@@ -15,9 +15,11 @@ from treering.core.batch import Usage
 from treering.core.money import check_currency, from_nanos
 from treering.core.query import SumQuery
 from treering.views.exchange import ExchangeRate, exchange
+from treering.views.recording.runs import run_info, run_ref
 from treering.views.thread_keys import thread_key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from decimal import Decimal
 
     from treering.core.engine import Engine
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 By = Literal["agent", "model", "kind", "day"]
 
 _NO_USAGE: Final = Usage()
+_REFS: Final = 1000
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,10 +113,39 @@ class Costs:
         """What everything took, over all days or some (counted from 1970-01-01, UTC)."""
         return self._report("day", by, since_day=since_day, until_day=until_day, agent=agent, model=model)
 
+    def of_runs(self, *, since_day: int | None = None, until_day: int | None = None) -> CostReport:
+        """What each run took, the most expensive first."""
+        return self._report("run", "key", since_day=since_day, until_day=until_day)
+
+    def of_threads(self, *, since_day: int | None = None, until_day: int | None = None) -> CostReport:
+        """What each thread took; ``key`` is ``<namespace>/<thread>`` (an empty namespace for none)."""
+        return self._report("thread", "key", since_day=since_day, until_day=until_day)
+
+    def of_tags(self, *, since_day: int | None = None, until_day: int | None = None) -> CostReport:
+        """What the runs of each tag took; ``key`` is ``""`` for runs without tags.
+
+        A run with two tags counts for both, and once in the total.
+        """
+        groups = self._groups("run", "key", since_day=since_day, until_day=until_day)
+        tagged: dict[str | int, list[Sum]] = {}
+        for run, tags in self._tags([str(key) for key in groups]):
+            for tag in tags or ("",):
+                tagged.setdefault(tag, []).extend(groups[run])
+        everything = [each for sums in groups.values() for each in sums]
+        return self._summed_up(tagged, everything)
+
+    def _tags(self, runs: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+        for start in range(0, len(runs), _REFS):
+            some = runs[start : start + _REFS]
+            refs = self._engine.refs(self._space, [run_ref(run) for run in some])
+            for run in some:
+                ref = refs.get(run_ref(run))
+                yield run, () if ref is None else run_info(ref).tags
+
     def _report(
         self,
         grain: Grain,
-        by: By,
+        by: By | Literal["key"],
         *,
         key: str | None = None,
         since_day: int | None = None,
@@ -121,6 +153,22 @@ class Costs:
         agent: str | None = None,
         model: str | None = None,
     ) -> CostReport:
+        groups = self._groups(
+            grain, by, key=key, since_day=since_day, until_day=until_day, agent=agent, model=model
+        )
+        return self._summed_up(groups, [each for sums in groups.values() for each in sums])
+
+    def _groups(
+        self,
+        grain: Grain,
+        by: By | Literal["key"],
+        *,
+        key: str | None = None,
+        since_day: int | None = None,
+        until_day: int | None = None,
+        agent: str | None = None,
+        model: str | None = None,
+    ) -> dict[str | int, list[Sum]]:
         dimensions: tuple[Dimension, ...] = (by, "currency")
         if self._currency is not None:  # rates are by day
             dimensions = (by, "currency", "day")
@@ -136,8 +184,10 @@ class Costs:
         groups: dict[str | int, list[Sum]] = {}
         for each in self._engine.sums(self._space, query):
             groups.setdefault(each.group[0], []).append(each)
+        return groups
+
+    def _summed_up(self, groups: dict[str | int, list[Sum]], everything: list[Sum]) -> CostReport:
         parts = [_cost(name, sums, self._currency) for name, sums in groups.items()]
-        everything = [each for sums in groups.values() for each in sums]
         return CostReport(
             total=_cost(None, everything, self._currency),
             parts=tuple(

@@ -11,6 +11,7 @@ from treering.core.draft import Draft
 from treering.core.ids import new_id
 from treering.core.query import EventQuery
 from treering.errors import NotFound, RefMoved
+from treering.views.comparison import AgentComparison, RunComparison, compare_agents, compare_runs
 from treering.views.recording.recorder import lease_name
 from treering.views.recording.runs import (
     CRASHED,
@@ -104,6 +105,31 @@ class Runs:
             if page.cursor is None:
                 return
             cursor = page.cursor
+
+    def compare(self, one: str, other: str, *more: str, currency: str | None = None) -> RunComparison:
+        """Runs side by side: cost, tokens, time, steps, errors, and where each first leaves the first one.
+
+        ``currency`` converts what they cost (see `Costs.in_`); without it every currency stands for itself.
+        """
+        infos = [self.get(run_id) for run_id in (one, other, *more)]
+        return compare_runs(self._engine, self._space, infos, currency=currency)
+
+    def compare_agents(
+        self,
+        *agents: str,
+        since_day: int | None = None,
+        until_day: int | None = None,
+        currency: str | None = None,
+    ) -> AgentComparison:
+        """Agents side by side over all days or some (counted from 1970-01-01, UTC)."""
+        return compare_agents(
+            self._engine,
+            self._space,
+            agents,
+            since_day=since_day,
+            until_day=until_day,
+            currency=currency,
+        )
 
     def replay(self, run_id: str, *, speed: float | None = None) -> Iterator[ReplayStep]:
         """Step through a run as it happened: beginnings, ends, messages, and the chunks of streams.
