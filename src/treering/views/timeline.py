@@ -195,6 +195,8 @@ def line(record: Record, phase: Phase) -> TimelineEvent:
     form, _, kind = event.kind.partition(".")
     is_span = form + "." in (SPAN, OPEN)
     type_ = _TYPES.get((kind, phase), f"{kind}.span.{phase}") if is_span else event.kind
+    if phase == "end" and event.role is not None:
+        type_ = MESSAGE  # a call of a model that says whose message came out of it
     name = event.name or event.agent or kind
     body = event.body
     if phase == "start" and form + "." == SPAN:

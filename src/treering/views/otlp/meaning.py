@@ -1,0 +1,350 @@
+"""What the attributes of a span mean, in whichever of the conventions they are written.
+
+OpenTelemetry's GenAI conventions (the present names and those before them), OpenInference, OpenLLMetry and
+Logfire say the same few things by many names. The tables below list the names of each thing, the one to be
+believed first. What has been understood is taken out of the attributes. **Invariant:** what is left in
+``rest``, together with what was understood, is everything that came; nothing is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+import msgspec
+import orjson
+
+from treering.core.batch import Usage
+from treering.core.content import Content
+from treering.core.encoding import encode
+from treering.core.ids import MAX_ID_CHARS
+from treering.views.otlp.flattened import take_below
+from treering.views.otlp.received import CLIENT, ReceivedSpan
+
+AGENT: Final = "agent"
+LLM: Final = "llm"
+TOOL: Final = "tool"
+STEP: Final = "step"
+"""A span that says of itself nothing that we know."""
+
+_NOTHING: Final[Any] = object()
+
+_OPERATIONS: Final = {
+    "chat": LLM, "text_completion": LLM, "completion": LLM, "generate_content": LLM, "responses": LLM,
+    "message": LLM, "embeddings": "embedding", "execute_tool": TOOL, "invoke_agent": AGENT,
+    "create_agent": AGENT, "invoke_workflow": "workflow", "retrieval": "retrieval", "search": "retrieval",
+    "search_memory": "memory", "create_memory": "memory", "update_memory": "memory",
+    "upsert_memory": "memory", "delete_memory": "memory", "plan": "reasoning",
+}  # fmt: skip
+_OPENINFERENCE: Final = {
+    "LLM": LLM, "AGENT": AGENT, "TOOL": TOOL, "RETRIEVER": "retrieval", "EMBEDDING": "embedding",
+    "RERANKER": "reranker", "CHAIN": "chain", "GUARDRAIL": "guardrail", "EVALUATOR": "evaluator",
+    "PROMPT": "prompt", "DECISION": "reasoning",
+}  # fmt: skip
+_TRACELOOP: Final = {"agent": AGENT, "tool": TOOL, "workflow": "workflow", "task": "task"}
+_REQUESTS: Final = {"chat": LLM, "completion": LLM, "embedding": "embedding", "rerank": "reranker"}
+_KINDS: Final = (
+    ("openinference.span.kind", _OPENINFERENCE),
+    ("gen_ai.operation.name", _OPERATIONS),
+    ("traceloop.span.kind", _TRACELOOP),
+    ("llm.request.type", _REQUESTS),
+)
+
+_MODELS: Final = (
+    "gen_ai.response.model", "gen_ai.request.model", "llm.response.model_name", "llm.model_name",
+    "llm.request.model_name", "embedding.model_name", "reranker.model_name", "llm.response.model",
+    "llm.request.model",
+)  # fmt: skip
+_PROVIDERS: Final = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "llm.vendor")
+_AGENTS: Final = ("gen_ai.agent.name", "agent.name", "agent_name", "traceloop.agent.name")
+_TOOLS: Final = ("gen_ai.tool.name", "tool.name")
+_THREADS: Final = (
+    "gen_ai.conversation.id", "session.id", "traceloop.association.properties.session_id",
+    "traceloop.association.properties.thread_id", "traceloop.association.properties.conversation_id",
+    "langfuse.session.id", "conversation.id",
+)  # fmt: skip
+_TIERS: Final = (
+    "openai.response.service_tier", "gen_ai.openai.response.service_tier", "gen_ai.response.service_tier",
+)  # fmt: skip
+_COSTS: Final = ("gen_ai.usage.cost", "llm.cost.total", "operation.cost", "gen_ai.usage.total_cost")
+
+_INPUT_TOKENS: Final = ("gen_ai.usage.input_tokens", "llm.token_count.prompt", "gen_ai.usage.prompt_tokens",
+                        "llm.usage.prompt_tokens")  # fmt: skip
+_OUTPUT_TOKENS: Final = ("gen_ai.usage.output_tokens", "llm.token_count.completion",
+                         "gen_ai.usage.completion_tokens", "llm.usage.completion_tokens")  # fmt: skip
+_CACHE_READ: Final = (
+    "gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens",
+    "llm.token_count.prompt_details.cache_read", "gen_ai.usage.details.cache_read_tokens",
+    "gen_ai.usage.input_tokens.cached", "llm.token_count.prompt_details.cache_input",
+)  # fmt: skip
+_CACHE_WRITE: Final = (
+    "gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_creation_input_tokens",
+    "llm.token_count.prompt_details.cache_write", "gen_ai.usage.details.cache_write_tokens",
+)  # fmt: skip
+_REASONING: Final = (
+    "gen_ai.usage.reasoning.output_tokens", "gen_ai.usage.reasoning_tokens", "llm.usage.reasoning_tokens",
+    "llm.token_count.completion_details.reasoning", "gen_ai.usage.details.reasoning_tokens",
+)  # fmt: skip
+_TOTAL: Final = ("llm.token_count.total", "llm.usage.total_tokens", "gen_ai.usage.total_tokens")
+
+_INPUTS: Final = (
+    "gen_ai.input.messages", "gen_ai.tool.call.arguments", "tool_arguments", "gen_ai.retrieval.query.text",
+    "input.value", "traceloop.entity.input", "gen_ai.prompt",
+)  # fmt: skip
+_OUTPUTS: Final = (
+    "gen_ai.output.messages", "gen_ai.tool.call.result", "tool_response", "gen_ai.retrieval.documents",
+    "output.value", "traceloop.entity.output", "gen_ai.completion", "final_result",
+)  # fmt: skip
+_SPREAD_INPUTS: Final = ("llm.input_messages.", "gen_ai.prompt.", "llm.prompts.")
+_SPREAD_OUTPUTS: Final = (
+    "llm.output_messages.",
+    "gen_ai.completion.",
+    "retrieval.documents.",
+    "llm.choices.",
+)
+_INSTRUCTIONS: Final = "gen_ai.system_instructions"
+_PREFIXES: Final = ("invoke_agent ", "execute_tool ", "invoke_workflow ")
+
+
+class Meaning(msgspec.Struct):
+    """A span as treering sees it; ``rest`` are the attributes that nothing else here tells."""
+
+    kind: str
+    name: str
+    agent: str | None
+    model: str | None
+    provider: str | None
+    thread: str | None
+    usage: Usage | None
+    cost: float | str | None
+    service_tier: str | None
+    input: Content | None
+    output: Content | None
+    rest: dict[str, Any]
+
+
+def meaning_of(span: ReceivedSpan) -> Meaning:
+    """Read the attributes of a span."""
+    rest = dict(span.attributes)
+    kind = _kind(rest)
+    tool = _take(rest, _TOOLS) if kind == TOOL else None
+    agent = word(_take(rest, _AGENTS))
+    entity = rest.get("traceloop.entity.name")
+    name = word(tool) or (word(entity) if kind in (AGENT, TOOL) and tool is None else None)
+    name = name or word(_short(span.name)) or kind
+    if name != span.name and tool is None and span.name not in (entity, *(each + name for each in _PREFIXES)):
+        rest["otel.span.name"] = span.name
+    if kind == AGENT and agent is None:
+        agent = name
+    counts = kind in (LLM, "embedding", "reranker") or (kind == AGENT and span.kind == CLIENT)
+    is_model = counts or kind in ("chain", STEP)
+    return Meaning(
+        kind=kind,
+        name=name,
+        agent=agent,
+        model=_model(rest) if is_model else None,
+        provider=word(_take(rest, _PROVIDERS)) if is_model else None,
+        thread=word(_peek(rest, _THREADS)),
+        usage=_usage(rest) if counts else None,
+        cost=_cost(rest) if counts else None,
+        service_tier=word(_take(rest, _TIERS)) if counts else None,
+        input=_input(rest, kind),
+        output=_output(rest, kind),
+        rest=rest,
+    )
+
+
+def thread_of(attributes: dict[str, Any]) -> str | None:
+    """The conversation or session that attributes name."""
+    return word(_peek(attributes, _THREADS))
+
+
+def word(value: Any) -> str | None:
+    """A text that can stand in a column; one that cannot is cut and cleaned. ``None`` for no text."""
+    if value is None or value == "":
+        return None
+    text = value if isinstance(value, str) else str(value)
+    if len(text) <= MAX_ID_CHARS and text.isprintable() and not text.isspace():
+        return text
+    clean = "".join(each if each.isprintable() else " " for each in text[:MAX_ID_CHARS]).strip()
+    return clean or None
+
+
+def content_of(value: Any) -> Content:
+    """Content of an attribute's value; text that is a JSON object or array is kept as what it says."""
+    if isinstance(value, str):
+        if value[:1] in ("{", "["):
+            try:
+                parsed = orjson.loads(value)
+            except orjson.JSONDecodeError:
+                return encode(value)
+            if '{"$' not in value:
+                return Content("json", orjson.dumps(parsed))
+            return encode(parsed, keep_order=True)
+        return Content("text", value.encode("utf-8", "replace"))
+    return encode(value, keep_order=True)
+
+
+def _kind(rest: dict[str, Any]) -> str:
+    for name, known in _KINDS:
+        said = rest.get(name)
+        if said is not None:
+            kind = known.get(said if isinstance(said, str) else "")
+            if kind is not None:
+                del rest[name]
+                return kind
+    if "gen_ai.tool.name" in rest or "tool.name" in rest:
+        return TOOL
+    if "gen_ai.request.model" in rest or "llm.model_name" in rest or "llm.request.model" in rest:
+        return LLM
+    if "agent_name" in rest:  # what pydantic-ai wrote before it knew the convention
+        return AGENT
+    return STEP
+
+
+def _short(name: str) -> str:
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            return name[len(prefix) :]
+    return name
+
+
+def _take(rest: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """The first of these that is there; the others go as well when they say the same."""
+    found: Any = None
+    for name in names:
+        value = rest.get(name)
+        if value is not None and value != "":
+            if found is None:
+                found = value
+                del rest[name]
+            elif value == found:
+                del rest[name]
+    return found
+
+
+def _peek(rest: dict[str, Any], names: tuple[str, ...]) -> Any:
+    for name in names:
+        if rest.get(name):
+            return rest[name]
+    return None
+
+
+def _model(rest: dict[str, Any]) -> str | None:
+    return word(_take(rest, _MODELS))
+
+
+def _count(rest: dict[str, Any], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = rest.get(name)
+        if value is not None:
+            number = as_count(value)
+            if number is not None:
+                _take(rest, names)
+                return number
+    return None
+
+
+def as_count(value: Any) -> int | None:
+    """A number of tokens; ``None`` for what is none."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if 0 <= number < 1 << 50 else None
+
+
+def _usage(rest: dict[str, Any]) -> Usage | None:
+    """Tokens by disjoint class: the conventions count what the cache gave into the input."""
+    given = _count(rest, _INPUT_TOKENS)
+    output = _count(rest, _OUTPUT_TOKENS)
+    read = _count(rest, _CACHE_READ)
+    write = _count(rest, _CACHE_WRITE)
+    reasoning = _count(rest, _REASONING)
+    if given is None and output is None and read is None and write is None:
+        total = _count(rest, _TOTAL)
+        return None if total is None else Usage(input=total)
+    usage = disjoint(given or 0, output or 0, read or 0, write or 0, reasoning or 0)
+    for name in _TOTAL:
+        if as_count(rest.get(name)) == usage.total:
+            del rest[name]
+    return usage
+
+
+def disjoint(given: int, output: int, read: int, write: int, reasoning: int) -> Usage:
+    """Usage out of counts where the input includes what the cache gave.
+
+    Where that cannot be, because the cache gave more than there was, the input was counted without it.
+    """
+    cached = read + write
+    return Usage(
+        input=given - cached if cached <= given else given,
+        cache_read=read,
+        cache_write=write,
+        output=output,
+        reasoning=min(reasoning, output),
+    )
+
+
+def _cost(rest: dict[str, Any]) -> float | str | None:
+    for name in _COSTS:
+        value = rest.get(name)
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            del rest[name]
+            return value
+    return None
+
+
+def _input(rest: dict[str, Any], kind: str) -> Content | None:
+    if kind == LLM:
+        spread = _spread(rest, _SPREAD_INPUTS)
+        if spread is not None:
+            return encode(spread, keep_order=True)
+    found = _value(rest, _INPUTS, "input.mime_type")
+    instructions = rest.get(_INSTRUCTIONS)
+    if instructions is None or (found is None and kind != LLM):
+        return None if found is None else content_of(found)
+    del rest[_INSTRUCTIONS]
+    messages = _parsed(found)
+    told = {"role": "system", "parts": _parsed(instructions)}
+    if messages is None:
+        return encode([told], keep_order=True)
+    listed: list[Any] = cast("list[Any]", messages) if isinstance(messages, list) else [messages]
+    return encode([told, *listed], keep_order=True)
+
+
+def _output(rest: dict[str, Any], kind: str) -> Content | None:
+    if kind in (LLM, "retrieval"):
+        spread = _spread(rest, _SPREAD_OUTPUTS)
+        if spread is not None:
+            return encode(spread, keep_order=True)
+    found = _value(rest, _OUTPUTS, "output.mime_type")
+    return None if found is None else content_of(found)
+
+
+def _value(rest: dict[str, Any], names: tuple[str, ...], mime: str) -> Any:
+    for name in names:
+        if name in rest:
+            value = rest.pop(name)
+            if rest.get(mime) in ("application/json", "text/plain"):
+                del rest[mime]
+            return value
+    return None
+
+
+def _spread(rest: dict[str, Any], prefixes: tuple[str, ...]) -> list[Any] | None:
+    spread = [key for key in rest if ".0." in key]
+    for prefix in prefixes if spread else ():
+        if any(key.startswith(prefix) for key in spread):
+            return take_below(rest, prefix)
+    return None
+
+
+def _parsed(value: Any) -> Any:
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            return orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return value
+    return value

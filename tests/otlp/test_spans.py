@@ -1,0 +1,311 @@
+"""Spans of every convention become rows of the journal, and nothing that they say is lost."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from tests.otlp.exports import START_NS, TRACE, span, traces
+from treering.core.query import EventQuery
+
+ROOT = span("invoke_agent planner", id=1, ms=900, attributes={"gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": "planner", "gen_ai.conversation.id": "alice"})  # fmt: skip
+
+
+def send(store, *spans, **options):
+    return store.otlp.write(traces(*spans, **options), form="json")
+
+
+def rows(store, kind="span."):
+    page = store.engine.scan(store.space, EventQuery(run=TRACE, order="time"))
+    return [record.event for record in page.records if record.event.kind.startswith(kind)]
+
+
+def told(event):
+    return json.loads(event.data) if event.data else {}
+
+
+def given(store, event):
+    return store.timeline.content(told(event)["input"])[0]
+
+
+def came(store, event):
+    return store.timeline.content(event.body)[0]
+
+
+GENAI = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.provider.name": "openai",
+    "gen_ai.request.model": "gpt-5",
+    "gen_ai.usage.input_tokens": 1000,
+    "gen_ai.usage.cache_read.input_tokens": 400,
+    "gen_ai.usage.output_tokens": 200,
+    "gen_ai.usage.reasoning.output_tokens": 50,
+    "gen_ai.input.messages": '[{"role": "user", "parts": [{"type": "text", "content": "hi"}]}]',
+    "gen_ai.output.messages": '[{"role": "assistant", "parts": [{"type": "text", "content": "hello"}]}]',
+}
+OLDER = {
+    "gen_ai.system": "openai",
+    "gen_ai.request.model": "gpt-5",
+    "gen_ai.usage.prompt_tokens": 1000,
+    "gen_ai.usage.cache_read_input_tokens": 400,
+    "gen_ai.usage.completion_tokens": 200,
+    "gen_ai.usage.reasoning_tokens": 50,
+    "llm.request.type": "chat",
+    "gen_ai.prompt.0.role": "user",
+    "gen_ai.prompt.0.content": "hi",
+    "gen_ai.completion.0.role": "assistant",
+    "gen_ai.completion.0.content": "hello",
+}
+OPENINFERENCE = {
+    "openinference.span.kind": "LLM",
+    "llm.provider": "openai",
+    "llm.model_name": "gpt-5",
+    "llm.token_count.prompt": 1000,
+    "llm.token_count.prompt_details.cache_read": 400,
+    "llm.token_count.completion": 200,
+    "llm.token_count.completion_details.reasoning": 50,
+    "llm.token_count.total": 1200,
+    "llm.input_messages.0.message.role": "user",
+    "llm.input_messages.0.message.content": "hi",
+    "llm.output_messages.0.message.role": "assistant",
+    "llm.output_messages.0.message.content": "hello",
+}
+
+
+@pytest.mark.parametrize("attributes", [GENAI, OLDER, OPENINFERENCE], ids=["genai", "older", "openinference"])
+def test_a_call_of_a_model_is_the_same_in_every_convention(store, attributes):
+    send(store, ROOT, span("chat gpt-5", id=2, parent=1, at_ms=5, attributes=attributes))
+    (call,) = rows(store, "span.llm")
+    assert (call.model, call.role, call.agent, call.status) == ("gpt-5", "assistant", "planner", "ok")
+    assert call.usage is not None
+    used = call.usage
+    assert (used.input, used.cache_read, used.output, used.reasoning) == (600, 400, 200, 50)
+    # gpt-5 in October 2025: 1.25 and 10 dollars a million, 0.125 from the cache.
+    assert (call.cost_nanos, call.currency) == (600 * 1250 + 400 * 125 + 200 * 10_000, "USD")
+    assert told(call)["priced_by"] == "openai/gpt-5"
+    assert "hi" in json.dumps(given(store, call))
+    assert "hello" in json.dumps(came(store, call))
+    assert "attributes" not in told(call), "all of it was understood"
+
+
+def test_a_trace_is_a_run_of_its_conversation(store):
+    send(
+        store,
+        ROOT,
+        span("execute_tool search", id=2, parent=1, at_ms=5, ms=30, attributes={
+            "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "search",
+            "gen_ai.tool.call.arguments": '{"q": "refund"}', "gen_ai.tool.call.result": "page 3"}),
+        span("chat gpt-5", id=3, parent=1, at_ms=50, attributes=GENAI),
+    )  # fmt: skip
+    run = store.runs.get(TRACE)
+    assert (run.agent, run.thread, run.status) == ("planner", "alice", "ok")
+    assert (run.started_at_us, run.duration_us) == (START_NS // 1000, 900_000)
+    assert [page.id for page in store.runs.page().runs] == [TRACE]
+    lines = [(line.type, line.label) for line in store.timeline.of_run(TRACE).events]
+    assert [kind for kind, _ in lines] == [
+        "agent.span.start",
+        "tool.call",
+        "tool.result",
+        "message",
+        "agent.span.end",
+    ]
+    assert lines[1][1] == "call search"
+    message = store.timeline.of_run(TRACE).events[3]
+    assert message.label == "assistant message"
+    assert (message.meta["model"], message.meta["tokens"]) == ("gpt-5", 1200)
+    assert store.cost.of_run(TRACE).total.nanos["USD"] == 600 * 1250 + 400 * 125 + 200 * 10_000
+    assert store.verify().ok
+
+
+def test_spans_in_any_order_and_in_many_requests_are_the_same_run(store):
+    spans = [ROOT] + [
+        span(f"chat {number}", id=number, parent=1, at_ms=number, attributes=GENAI) for number in range(2, 12)
+    ]
+    random.Random(3).shuffle(spans)
+    for each in spans:
+        assert send(store, each).accepted == 1
+    assert len(rows(store, "span.")) == 11
+    assert len(store.runs.page().runs) == 1
+    run = store.runs.get(TRACE)
+    assert (run.status, run.duration_us, run.agent) == ("ok", 900_000, "planner")
+    assert store.verify().ok
+
+
+def test_what_is_sent_again_is_stored_once(store):
+    request = traces(ROOT, span("chat", id=2, parent=1, attributes=GENAI))
+    for _ in range(3):
+        assert store.otlp.write(request, form="json").accepted == 2
+    before = store.stats().rows["events"]
+    # Another server, which remembers nothing of it, knows it from the journal.
+    other = store.in_namespace(store.space)
+    assert other.otlp.write(request, form="json").accepted == 2
+    other.otlp.close()
+    assert store.stats().rows["events"] == before
+    assert store.cost.of_run(TRACE).total.tokens == 1200
+
+
+def test_a_run_whose_first_span_has_not_come_is_running(store):
+    send(store, span("chat", id=2, parent=1, at_ms=5, ms=20, attributes=GENAI))
+    run = store.runs.get(TRACE)
+    assert (run.status, run.ended_at_us, run.agent) == ("running", None, "shop")
+    send(store, ROOT)
+    assert store.runs.get(TRACE).status == "ok"
+    assert store.runs.get(TRACE).duration_us == 900_000
+
+
+def test_spans_that_come_after_the_end_still_count(store):
+    send(store, ROOT)
+    send(store, span("late", id=9, parent=1, at_ms=800, ms=700))
+    run = store.runs.get(TRACE)
+    assert (run.status, run.duration_us) == ("ok", 1_500_000)
+    assert [event.name for event in rows(store)] == ["planner", "late"]
+
+
+def test_a_span_whose_parent_is_in_another_process_ends_the_run_too(store):
+    send(store, span("handle", id=2, parent=1, ms=40, flags=0x301))
+    assert (store.runs.get(TRACE).status, store.runs.get(TRACE).duration_us) == ("ok", 40_000)
+
+
+def test_attributes_that_nobody_knows_are_kept(store):
+    long = "x" * 5000
+    nested = {"deep": [1, {"er": True}]}
+    attributes = {"shop.cart": 7, "shop.note": "gift", "shop.long": long, "shop.nested": nested, "ok": True}
+    links = [{"traceId": "ab" * 16, "spanId": "cd" * 8, "attributes": []}]
+    send(store, span("checkout", id=2, attributes=attributes, links=links, traceState="a=1"))
+    (step,) = rows(store)
+    assert step.kind == "span.step"
+    small = told(step)["attributes"]
+    (more,) = rows(store, "attributes")
+    assert more.span == step.span
+    rest = came(store, more)
+    assert small | rest["attributes"] == attributes
+    assert rest["links"] == [{"trace": "ab" * 16, "span": "cd" * 8}]
+    assert rest["trace_state"] == "a=1"
+    assert store.runs.get(TRACE).meta["resources"] == [{"service.name": "shop"}]
+
+
+def test_senders_are_told_apart(store):
+    send(store, ROOT)
+    send(store, span("pay", id=2, parent=1), resource={"service.name": "bank"}, scope="other")
+    meta = store.runs.get(TRACE).meta
+    assert meta["resources"] == [{"service.name": "shop"}, {"service.name": "bank"}]
+    assert meta["scopes"] == ["test", "other"]
+    assert told(rows(store)[1])["resource"] == 1
+
+
+def test_an_exception_is_told_as_the_recorder_tells_it(store):
+    exception = {
+        "name": "exception",
+        "timeUnixNano": str(START_NS),
+        "attributes": [
+            {"key": "exception.type", "value": {"stringValue": "ValueError"}},
+            {"key": "exception.message", "value": {"stringValue": "no such order"}},
+            {"key": "exception.stacktrace", "value": {"stringValue": "Traceback ..."}},
+        ],
+    }
+    send(store, span("lookup", id=2, status={"code": 2, "message": "no"}, events=[exception]))
+    (step,) = rows(store)
+    assert step.status == "error"
+    assert told(step)["error"] == {
+        "type": "ValueError",
+        "message": "no such order",
+        "traceback": "Traceback ...",
+    }
+    assert store.runs.get(TRACE).status == "error"
+
+
+def test_tokens_that_two_instrumentations_tell_are_counted_once(store):
+    outer = span("ChatOpenAI", id=2, parent=1, at_ms=5, ms=50, attributes=OPENINFERENCE)
+    inner = span("chat gpt-5", id=3, parent=2, at_ms=6, ms=40, attributes=GENAI)
+    for order in ([outer, inner], [inner, outer]):
+        space = store.in_namespace(f"order-{order[0]['name'][:4]}")
+        space.otlp.write(traces(ROOT, *order), form="json")
+        assert space.cost.of_run(TRACE).total.tokens == 1200
+        space.otlp.close()
+    send(store, inner)
+    send(store, outer)
+    assert store.cost.of_run(TRACE).total.tokens == 1200
+    kept = [told(event) for event in rows(store, "span.llm") if event.usage is None]
+    assert kept[0]["usage_counted_below"]["output"] == 200
+
+
+def test_what_an_agent_says_of_all_its_calls_is_not_counted_again(store):
+    whole = {"gen_ai.operation.name": "invoke_agent", "gen_ai.usage.input_tokens": 1000}
+    send(
+        store, span("invoke_agent a", id=1, attributes=whole), span("chat", id=2, parent=1, attributes=GENAI)
+    )
+    assert store.cost.of_run(TRACE).total.tokens == 1200
+    (agent,) = rows(store, "span.agent")
+    assert told(agent)["attributes"]["gen_ai.usage.input_tokens"] == 1000
+
+
+def test_a_cost_that_was_told_stays_and_the_computed_one_is_beside_it(store):
+    send(store, span("chat", id=2, attributes=GENAI | {"operation.cost": 0.5}))
+    (call,) = rows(store, "span.llm")
+    assert call.cost_nanos == 500_000_000
+    assert told(call)["computed_cost"]["nanos"] == 600 * 1250 + 400 * 125 + 200 * 10_000
+
+
+def test_a_model_without_a_price_is_unpriced_and_not_free(store):
+    send(store, span("chat", id=2, attributes=GENAI | {"gen_ai.request.model": "nobody-knows-1"}))
+    total = store.cost.of_run(TRACE).total
+    assert (total.unpriced_tokens, total.nanos) == (1200, {})
+
+
+def test_a_pending_span_of_logfire_shows_a_run_while_it_runs(store):
+    pending = {"logfire.span_type": "pending_span", "logfire.pending_parent_id": f"{1:016x}"}
+    send(store, span("slow", id=77, parent=2, at_ms=5, ms=0, attributes=pending))
+    assert [event.kind for event in rows(store, "open.")] == ["open.step"]
+    assert store.runs.get(TRACE).status == "running"
+    send(store, span("slow", id=2, parent=1, at_ms=5, ms=500))
+    send(store, span("slow", id=77, parent=2, at_ms=5, ms=0, attributes=pending))
+    send(store, ROOT)
+    types = [line.type for line in store.timeline.of_run(TRACE, everything=True).events]
+    assert types.count("step.span.start") == 1
+    assert types.count("step.span.end") == 1
+
+
+def test_traceloop_spans_are_agents_tools_and_workflows(store):
+    send(
+        store,
+        span("joke.workflow", id=1, attributes={"traceloop.span.kind": "workflow",
+             "traceloop.entity.name": "joke", "traceloop.association.properties.session_id": "s-1"}),
+        span("fetch.tool", id=2, parent=1, attributes={"traceloop.span.kind": "tool",
+             "traceloop.entity.name": "fetch", "traceloop.entity.input": '{"url": "x"}',
+             "traceloop.entity.output": '"done"'}),
+    )  # fmt: skip
+    workflow, tool = rows(store)
+    assert (workflow.kind, tool.kind, tool.name) == ("span.workflow", "span.tool", "fetch")
+    assert given(store, tool) == {"url": "x"}
+    assert store.runs.get(TRACE).thread == "s-1"
+
+
+def test_retrieved_documents_are_put_together(store):
+    send(store, span("retrieve", id=2, attributes={
+        "openinference.span.kind": "RETRIEVER", "input.value": "refund",
+        "retrieval.documents.0.document.content": "page 3", "retrieval.documents.0.document.score": 0.5,
+        "retrieval.documents.1.document.content": "page 9"}))  # fmt: skip
+    (step,) = rows(store, "span.retrieval")
+    assert came(store, step) == [{"content": "page 3", "score": 0.5}, {"content": "page 9"}]
+
+
+def test_bad_spans_are_named_and_the_good_ones_stay(store):
+    bad = span("no id", id=5, spanId="zz")
+    short = span("short", id=6, traceId="abcd")
+    nil = span("nil", id=0)
+    result = send(store, ROOT, bad, short, nil)
+    assert (result.accepted, result.refused) == (1, 3)
+    assert "no id" in result.message
+    assert "short" in result.message
+    assert [event.name for event in rows(store)] == ["planner"]
+
+
+def test_names_that_no_column_can_hold_are_cleaned(store):
+    send(store, span("a\x00b\n" + "c" * 2000, id=2))
+    (step,) = rows(store)
+    assert step.name is not None
+    assert step.name.startswith("a b c")
+    assert len(step.name) <= 512
