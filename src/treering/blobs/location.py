@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from treering.blobs.credentials import Keys, find_keys, find_region
 from treering.blobs.folder import FolderBlobs
 from treering.blobs.names import check_folder
 from treering.blobs.retry import RetryingBlobs
@@ -66,6 +67,8 @@ def parse_location(url: str | Path) -> FolderLocation | BucketLocation:
 def open_blobs(
     url: str | Path,
     *,
+    bucket: str | None = None,
+    prefix: str | None = None,
     endpoint: str | None = None,
     region: str | None = None,
     access_key_id: str | None = None,
@@ -75,29 +78,54 @@ def open_blobs(
 ) -> Blobs:
     """The blobs at a location. What is passed here goes before what the URL or the environment says.
 
-    A bucket that cannot be reached is tried again until ``deadline_seconds`` are over.
+    Keys that are not passed are found as `treering.blobs.credentials` lists it. A bucket that cannot be
+    reached is tried again until ``deadline_seconds`` are over.
     """
     place = parse_location(url)
     if isinstance(place, FolderLocation):
-        if any((endpoint, region, access_key_id, secret_access_key, session_token)):
+        if any((bucket, prefix, endpoint, region, access_key_id, secret_access_key, session_token)):
             raise InvalidInput(
-                f"{place.path} is a folder, which needs no endpoint, region or keys; leave them out"
+                f"{place.path} is a folder, which needs no bucket, endpoint, region or keys; leave them out"
             )
         return FolderBlobs(place.path)
-    if (access_key_id is None) != (secret_access_key is None):
-        raise InvalidInput("access_key_id and secret_access_key belong together; pass both or neither")
+    given = _pair(access_key_id, secret_access_key, session_token)
+    place = _overridden(place, bucket=bucket, prefix=prefix)
     from treering.blobs.s3 import S3Blobs
 
-    bucket = S3Blobs(
+    found = find_keys(given)
+    keys = found.keys
+    blobs = S3Blobs(
         place.bucket,
         prefix=place.prefix,
         endpoint=endpoint or place.endpoint,
-        region=region or place.region,
-        access_key_id=access_key_id,
-        secret_access_key=secret_access_key,
-        session_token=session_token,
+        region=find_region(region or place.region),
+        access_key_id=None if keys is None else keys.access_key_id,
+        secret_access_key=None if keys is None else keys.secret_access_key,
+        session_token=None if keys is None else keys.session_token,
+        provider=found.provider,
     )
-    return RetryingBlobs(bucket, deadline_seconds=deadline_seconds)
+    return RetryingBlobs(blobs, deadline_seconds=deadline_seconds)
+
+
+def _pair(access_key_id: str | None, secret_access_key: str | None, session_token: str | None) -> Keys | None:
+    if access_key_id is None and secret_access_key is None:
+        return None
+    if access_key_id is None or secret_access_key is None:
+        raise InvalidInput("access_key_id and secret_access_key belong together; pass both or neither")
+    return Keys(access_key_id=access_key_id, secret_access_key=secret_access_key, session_token=session_token)
+
+
+def _overridden(place: BucketLocation, *, bucket: str | None, prefix: str | None) -> BucketLocation:
+    if bucket is None and prefix is None:
+        return place
+    name = place.bucket if bucket is None else bucket
+    return _bucket(
+        f"s3://{name}",
+        name,
+        place.prefix if prefix is None else prefix,
+        endpoint=place.endpoint,
+        region=place.region,
+    )
 
 
 def _from_path(path: Path) -> FolderLocation:

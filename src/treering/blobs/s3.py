@@ -19,7 +19,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from http import HTTPStatus
 from threading import Lock
@@ -74,7 +74,10 @@ _used_in: set[int] = set()
 
 
 class S3Blobs:
-    """The blobs of one bucket, below ``prefix``. What is not given comes from the environment (``AWS_*``)."""
+    """The blobs of one bucket, below ``prefix``. What is not given comes from the environment (``AWS_*``).
+
+    ``provider`` gives keys when they are needed, instead of a pair that is passed.
+    """
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class S3Blobs:
         access_key_id: str | None = None,
         secret_access_key: str | None = None,
         session_token: str | None = None,
+        provider: Callable[[], Any] | None = None,
         timeout_seconds: float = 120,
     ) -> None:
         self._bucket = bucket
@@ -96,6 +100,7 @@ class S3Blobs:
             "access_key_id": access_key_id,
             "secret_access_key": secret_access_key,
             "session_token": session_token,
+            "credential_provider": provider,
         }
         timeout = timedelta(seconds=timeout_seconds)
         settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

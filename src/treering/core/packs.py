@@ -47,6 +47,12 @@ _TAIL: Final = b"\ntreering index\n"
 _TRAILER: Final = struct.Struct(f">I{len(_TAIL)}s")
 TRAILER_SIZE: Final = _TRAILER.size
 
+_GAP: Final = 128 * 1024
+"""Frames closer together than this are read in one request: a request costs more than the bytes between."""
+
+_SPAN: Final = 16 * 1024 * 1024
+"""One request reads at most about this much."""
+
 _COUNTS: Final = struct.Struct(f">{SALT_SIZE}sII")
 _FRAME: Final = struct.Struct(">II")
 _OBJECT: Final = struct.Struct(">32sBI")
@@ -61,6 +67,14 @@ class PackEntry(NamedTuple):
     offset: int
     length: int
     inner_offset: int
+
+
+class FrameAt(NamedTuple):
+    """A frame of a pack, and the objects in it that someone wants."""
+
+    offset: int
+    length: int
+    entries: list[PackEntry]
 
 
 class Pack(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,6 +313,20 @@ def frames_of(entries: Iterable[PackEntry]) -> dict[tuple[int, int], list[PackEn
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.inner_offset)):
         frames.setdefault((entry.offset, entry.length), []).append(entry)
     return frames
+
+
+def neighbours_of(frames: dict[tuple[int, int], list[PackEntry]]) -> Iterator[list[FrameAt]]:
+    """Frames of one pack in runs that are worth one request each."""
+    run: list[FrameAt] = []
+    for (offset, length), entries in frames.items():
+        if run and (
+            offset - run[-1].offset - run[-1].length > _GAP or offset + length - run[0].offset > _SPAN
+        ):
+            yield run
+            run = []
+        run.append(FrameAt(offset, length, entries))
+    if run:
+        yield run
 
 
 def _bytes(group: _Group) -> bytes:

@@ -18,7 +18,7 @@ import msgspec
 from treering.core.address import is_object_name
 from treering.core.content import Content
 from treering.core.frame import unseal
-from treering.core.packs import SALT_SIZE, PackEntry, frames_of, read_frame
+from treering.core.packs import SALT_SIZE, PackEntry, frames_of, neighbours_of, read_frame
 from treering.engines.relational import repacking, staging
 from treering.engines.relational.rows import frame_of, kind_of
 from treering.engines.relational.session import in_chunks
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 
     from treering.core.storage import Blobs
     from treering.engines.relational.session import Database, Session
-
-_GAP: Final = 128 * 1024
-"""Frames closer together than this are read in one request: a request costs more than the bytes between."""
-
-_SPAN: Final = 16 * 1024 * 1024
-"""One request reads at most about this much."""
 
 _SELECT: Final = (
     'SELECT o.name, o.kind, o.size, o.frame, p.name, o."offset", o.length, o.inner_offset, o.pack '
@@ -107,9 +101,9 @@ class Objects:
                 )
             yield name, content
         for pack, entries in located.packed.items():
-            for frames in _neighbours(frames_of(entries)):
-                start = frames[0][0]
-                data = self._range(pack, start, frames[-1][0] + frames[-1][1], frames[0][2][0].name)
+            for frames in neighbours_of(frames_of(entries)):
+                start, last = frames[0].offset, frames[-1]
+                data = self._range(pack, start, last.offset + last.length, frames[0].entries[0].name)
                 for offset, length, inside in frames:
                     frame = data[offset - start : offset - start + length]
                     for entry, content in zip(inside, read_frame(frame, inside, pack=pack), strict=True):
@@ -199,18 +193,3 @@ def _as_keys(names: Iterable[str]) -> list[bytes]:
             raise InvalidInput(f"not an object name: {name[:80]!r}; expected 64 lower-case hex digits")
         keys.append(bytes.fromhex(name))
     return keys
-
-
-_Frame = tuple[int, int, list[PackEntry]]
-
-
-def _neighbours(frames: dict[tuple[int, int], list[PackEntry]]) -> Iterator[list[_Frame]]:
-    """Frames of one pack in runs that are worth one request each."""
-    run: list[_Frame] = []
-    for (offset, length), entries in frames.items():
-        if run and (offset - run[-1][0] - run[-1][1] > _GAP or offset + length - run[0][0] > _SPAN):
-            yield run
-            run = []
-        run.append((offset, length, entries))
-    if run:
-        yield run

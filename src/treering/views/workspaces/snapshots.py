@@ -27,7 +27,7 @@ from treering.views.workspaces.rules import IGNORE_FILE, Rules, make_rules
 from treering.views.workspaces.scanning import FILE_FLAGS, LeftOut, Limits, Scan
 
 if TYPE_CHECKING:
-    from treering.core.engine import Engine
+    from treering.views.workspaces.contents import Contents
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Camera:
     """Takes snapshots of folders into one space, and remembers what it saw of them."""
 
     def __init__(
-        self, engine: Engine, space: str, shelf: Shelf, *, avoid: frozenset[tuple[int, int]] = frozenset()
+        self, engine: Contents, space: str, shelf: Shelf, *, avoid: frozenset[tuple[int, int]] = frozenset()
     ) -> None:
         self._engine = engine
         self._space = space

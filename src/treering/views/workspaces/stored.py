@@ -20,7 +20,7 @@ from treering.views.workspaces.scanning import Limits
 
 if TYPE_CHECKING:
     from treering.core.content import Content
-    from treering.core.engine import Engine
+    from treering.views.workspaces.contents import Contents
 
 _TREES_AT_ONCE: Final = 256
 _RULES_BYTES: Final = 1024 * 1024
@@ -36,7 +36,7 @@ class Placed(msgspec.Struct, frozen=True):
 class Snapshot:
     """One stored snapshot."""
 
-    def __init__(self, engine: Engine, space: str, root: str, *, limits: Limits | None = None) -> None:
+    def __init__(self, engine: Contents, space: str, root: str, *, limits: Limits | None = None) -> None:
         if not is_object_name(root):
             raise InvalidInput(
                 f"not a snapshot: {root[:80]!r}; expected the 64 hex digits that snapshot() gave"
@@ -64,7 +64,7 @@ class Snapshot:
     def folder(self, tree: str) -> Tree:
         """One folder below the root, by the name of its tree."""
         (found,) = self._trees([tree])
-        return found
+        return _without_rules(found)
 
     def folders(self, trees: Iterable[str]) -> dict[str, Tree]:
         """Several folders, in few reads."""
@@ -72,7 +72,7 @@ class Snapshot:
         found: dict[str, Tree] = {}
         for at in range(0, len(names), _TREES_AT_ONCE):
             some = names[at : at + _TREES_AT_ONCE]
-            found.update(zip(some, self._trees(some), strict=True))
+            found.update(zip(some, map(_without_rules, self._trees(some)), strict=True))
         return found
 
     def find(self, path: str) -> TreeEntry | None:
@@ -155,6 +155,17 @@ def split(path: str) -> list[str]:
     if ".." in names or "\0" in path:
         raise InvalidInput(f"{path[:80]!r} is not a path in a snapshot: give names with / between them")
     return names
+
+
+def _without_rules(tree: Tree) -> Tree:
+    """A folder without the rules of a snapshot: a root has them, and one may lie in another."""
+    if not any(map(_is_rules, tree.entries)):
+        return tree
+    return Tree(entries=tuple(each for each in tree.entries if not _is_rules(each)))
+
+
+def _is_rules(entry: TreeEntry) -> bool:
+    return entry.name == RESERVED and isinstance(entry, FileEntry)
 
 
 def _folder(entry: TreeEntry) -> FolderEntry:

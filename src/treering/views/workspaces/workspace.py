@@ -24,6 +24,7 @@ from treering.core.ids import check_id
 from treering.core.query import EventQuery
 from treering.core.scopes import Scope
 from treering.errors import InvalidInput
+from treering.views.recording.context import here
 from treering.views.workspaces.checking import SnapshotCheck, check
 from treering.views.workspaces.comparing import FileChange, compare
 from treering.views.workspaces.known import Shelf
@@ -268,12 +269,16 @@ class Workspace:
         draft = Draft(self._space)
         info = _info(taken, workspace=workspace, at_us=self._clock.now_us(), note=note, tags=tags)
         draft.require(*taken.requires)
+        place = here.get()
         draft.event(
             Event(
                 id=f"snap_{draft.id}",
                 kind=SNAPSHOT,
                 ts_us=info.taken_at_us,
                 scope=str(Scope("", "workspace", workspace)),
+                run=None if place is None else place.run_id,
+                span=None if place is None else place.span_id,
+                agent=None if place is None else place.agent,
                 name=note,
                 data=encode_json(_told(info)),
                 links=(object_address(taken.root),),

@@ -1,0 +1,54 @@
+"""Sandboxes: a program or a CLI agent in a home of its own, whose files are kept moment by moment.
+
+Names are looked up on first use, so that a config costs nothing but itself.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # as type checkers know it; importing typing would cost more than all the rest
+if TYPE_CHECKING:
+    from typing import Any, Final
+
+    from treering.blobs.credentials import Keys
+    from treering.sandbox.config import StorageConfig
+    from treering.sandbox.depots import Depot
+    from treering.sandbox.opening import depot_in, download_files, list_checkpoints, open_depot
+    from treering.sandbox.records import CheckpointInfo, RunResult
+
+__all__ = [
+    "CheckpointInfo",
+    "Depot",
+    "Keys",
+    "RunResult",
+    "StorageConfig",
+    "depot_in",
+    "download_files",
+    "list_checkpoints",
+    "open_depot",
+]
+
+_HOMES: Final = {
+    "CheckpointInfo": "treering.sandbox.records",
+    "Depot": "treering.sandbox.depots",
+    "Keys": "treering.blobs.credentials",
+    "RunResult": "treering.sandbox.records",
+    "StorageConfig": "treering.sandbox.config",
+    "depot_in": "treering.sandbox.opening",
+    "download_files": "treering.sandbox.opening",
+    "list_checkpoints": "treering.sandbox.opening",
+    "open_depot": "treering.sandbox.opening",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'treering.sandbox' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,160 @@
+"""A sandbox's files as one tree: its workspace, and the settings of its agent beside it.
+
+The two are looked at apart, because they may lie apart and have rules of their own: of the home only the
+agent's folders are kept, of the workspace everything but what its rules leave out. Put together they are one
+snapshot, as if the home held both: ``workspace/...`` and ``.claude/...``. **Invariant:** the root's name
+depends on the kept files alone, not on where they lay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from treering.core.tree import (
+    MODE_BITS,
+    FileEntry,
+    FolderEntry,
+    LinkEntry,
+    Tree,
+    TreeEntry,
+    encode_tree,
+)
+from treering.errors import Corrupt, MissingObjects
+from treering.views.workspaces.contents import Contents
+from treering.views.workspaces.known import KnownFolder
+from treering.views.workspaces.looking import chosen, plan_of
+from treering.views.workspaces.restoring import download, restore
+from treering.views.workspaces.rules import Rules, make_rules
+from treering.views.workspaces.scanning import LeftOut
+from treering.views.workspaces.snapshots import Camera, Taken, rules_of
+from treering.views.workspaces.stored import Snapshot
+
+T = TypeVar("T")
+
+WORKSPACE: Final = "workspace"
+_MODE: Final = 0o755
+_TRIES: Final = 3
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a sandbox's files are, and which of them count.
+
+    ``settings`` are the agent's folders, relative to the home; one that is missing is fine.
+    """
+
+    home: Path
+    workspace: Path
+    settings: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+
+
+class Archived(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that are staged, and what the commit that names them must require."""
+
+    root: str
+    roots: tuple[str, ...]
+    """What the commit keeps alive: the root, and the home's own, by which the next look goes faster."""
+    requires: tuple[str, ...]
+    files: int
+    size_bytes: int
+    left_out: tuple[LeftOut, ...]
+
+
+class Archive:
+    """Puts sandboxes into a store, and takes them out again."""
+
+    def __init__(self, contents: Contents, space: str, camera: Camera) -> None:
+        self._contents = contents
+        self._space = space
+        self._camera = camera
+
+    def keep(self, place: Place, commit: Callable[[Archived], T]) -> T:
+        """Stage what is new of a sandbox and let ``commit`` write what names it."""
+        for tries_left in reversed(range(_TRIES)):
+            work = self._camera.take(
+                place.workspace, rules_of(place.workspace, exclude=place.exclude, include=place.include)
+            )
+            home = self._camera.take(place.home, settings_rules(place.settings))
+            try:
+                done = commit(self._together(work, home))
+            except MissingObjects:  # a collection was faster: read everything again
+                self._camera.shelf.drop(str(place.workspace))
+                self._camera.shelf.drop(str(place.home))
+                if not tries_left:
+                    raise
+            else:
+                self._camera.shelf.save(str(place.workspace), work.known)
+                self._camera.shelf.save(str(place.home), home.known)
+                return done
+        raise AssertionError("the last try returned or raised")
+
+    def restore(self, root: str, place: Place) -> None:
+        """Bring a sandbox's files back: the workspace becomes what it was, the settings are written."""
+        whole = Snapshot(self._contents, self._space, root)
+        work = next((each for each in whole.top.entries if each.name == WORKSPACE), None)
+        if not isinstance(work, FolderEntry):
+            raise Corrupt(f"checkpoint tree {root} has no folder {WORKSPACE!r}; it is no sandbox's")
+        place.workspace.mkdir(parents=True, exist_ok=True)
+        place.home.mkdir(parents=True, exist_ok=True)
+        settings = [each.name for each in whole.top.entries if each.name != WORKSPACE]
+        if settings:
+            plan = plan_of(whole, chosen(whole, settings))
+            download(whole, plan, place.home, overwrite=True)
+        restore(
+            self._camera,
+            Snapshot(self._contents, self._space, work.tree),
+            place.workspace,
+            keep=None,
+            delete=True,
+        )
+
+    def snapshot(self, root: str) -> Snapshot:
+        """The files of a checkpoint, to look into."""
+        return Snapshot(self._contents, self._space, root)
+
+    def _together(self, work: Taken, home: Taken) -> Archived:
+        entries = [*_entries(home.known.folder), FolderEntry(name=WORKSPACE, mode=_MODE, tree=work.root)]
+        tree = encode_tree(Tree(entries=tuple(entries)))
+        self._contents.stage(self._space, [tree])
+        return Archived(
+            root=tree.name,
+            roots=(tree.name, home.root),
+            requires=tuple(dict.fromkeys((tree.name, *work.requires, *home.requires))),
+            files=work.files + home.files,
+            size_bytes=work.size_bytes + home.size_bytes,
+            left_out=(*_below(WORKSPACE, work.left_out), *home.left_out),
+        )
+
+
+def settings_rules(settings: Iterable[str]) -> Rules:
+    """Rules by which a home keeps nothing but these folders."""
+    lines = ["/*"]
+    for folder in settings:
+        above = ""
+        names = folder.strip("/").split("/")
+        for name in names[:-1]:
+            lines += [f"!{above}/{name}/", f"{above}/{name}/*"]
+            above = f"{above}/{name}"
+        lines.append(f"!{above}/{names[-1]}/")
+    return make_rules(ignore_lines=lines)
+
+
+def _entries(folder: KnownFolder) -> list[TreeEntry]:
+    entries: list[TreeEntry] = [
+        FileEntry(name=name, mode=each.stamp[4] & MODE_BITS, size=each.size, content=each.content)
+        for name, each in folder.files.items()
+    ]
+    entries += [
+        FolderEntry(name=name, mode=each.mode, tree=each.tree) for name, each in folder.folders.items()
+    ]
+    entries += [LinkEntry(name=name, target=target) for name, target in folder.links.items()]
+    return entries
+
+
+def _below(folder: str, left_out: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    return tuple(LeftOut(f"{folder}/{each.path}", each.reason) for each in left_out)

@@ -1,0 +1,172 @@
+"""The checkpoints of a bucket, in the order they were made: one small JSON file each, and no other state.
+
+Checkpoint number *n* is the file ``checkpoints/<9999999999 - n>.json``, so the newest is listed first. It is
+written only if no such file is there: of several writers who want the same number one gets it, and the others
+take the next. Nothing is overwritten, no clock decides what is newest, and nothing has to be locked.
+
+``tags/<tag>/<same number>`` is an empty file that is written before, so that the checkpoints of one session
+are found without reading all others. A writer who died or lost the race leaves one that points at nothing or
+at another's checkpoint; readers compare the tag and pass over it. **Invariant:** a checkpoint that can be
+read has its tag's file, and everything that it names is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from treering.core.ids import file_name, new_id
+from treering.core.storage import Blobs
+from treering.errors import Conflict, Corrupt, InvalidInput, NewerStore, NotFound
+from treering.sandbox.records import CheckpointInfo
+
+FORMAT: Final = "format.json"
+VERSION: Final = 1
+CHECKPOINTS: Final = "checkpoints"
+TAGS: Final = "tags"
+
+_LAST: Final = 9_999_999_999
+_DIGITS: Final = len(str(_LAST))
+_PREFIX: Final = "ckpt_"
+_AT_ONCE: Final = 8
+_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class _Format(msgspec.Struct, frozen=True, kw_only=True):
+    treering: str
+    version: int
+
+
+class BucketLog:
+    """Every checkpoint of one bucket or folder."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._ready = False
+
+    def prepare(self) -> None:
+        """See that this bucket can be written by several writers, before anything is sent to it."""
+        if self._ready:
+            return
+        if not self._blobs.conditional:
+            self._blobs.put_if(FORMAT, b"", expect=None)  # raises, and says what is wrong with the server
+        if not self._has_format():
+            written = msgspec.json.encode(_Format(treering="bucket", version=VERSION))
+            try:
+                self._blobs.put_if(FORMAT, written, expect=None)
+            except Conflict:  # another writer came first
+                self._has_format()
+        self._ready = True
+
+    def append(self, make: Callable[[str], CheckpointInfo]) -> CheckpointInfo:
+        """Write the next checkpoint; ``make`` is given its id, and called again when a number was taken."""
+        self.prepare()
+        number = self._newest() + 1
+        while True:
+            info = make(f"{_PREFIX}{new_id()}_{_spelled(number)}")
+            mark = f"{TAGS}/{file_name(info.tag)}/{_key(number)}"
+            self._blobs.put(mark, b"")
+            try:
+                self._blobs.put(_entry(number), msgspec.json.encode(info), if_absent=True)
+            except Conflict:
+                self._blobs.delete([mark])
+                number += 1
+            else:
+                return info
+
+    def newest_first(self, *, tag: str | None = None, limit: int) -> list[CheckpointInfo]:
+        """The last checkpoints, of one session if a tag is given, in about ``limit`` requests."""
+        self._has_format()
+        wanted = (each for each in self._each(tag, page=limit) if tag is None or each.tag == tag)
+        return list(islice(wanted, limit))
+
+    def get(self, id: str) -> CheckpointInfo:
+        """A checkpoint by its id; one request."""
+        number = _number(id)
+        found = None if number is None else self._read(number)
+        if found is None or found.id != id:
+            raise NotFound(
+                f"{self._blobs.url} holds no checkpoint {id!r}; list_checkpoints() shows what it has"
+            )
+        return found
+
+    def _newest(self) -> int:
+        page = self._blobs.list(CHECKPOINTS, limit=1)
+        return _LAST - _place(page[0].name) if page else 0
+
+    def _each(self, tag: str | None, *, page: int) -> Iterator[CheckpointInfo]:
+        folder = CHECKPOINTS if tag is None else f"{TAGS}/{file_name(tag)}"
+        after: str | None = None
+        with ThreadPoolExecutor(_AT_ONCE, "treering-list") as pool:
+            while True:
+                names = [each.name for each in self._blobs.list(folder, after=after, limit=page)]
+                for found in pool.map(self._read, [_LAST - _place(name) for name in names]):
+                    if found is not None:
+                        yield found
+                if len(names) < page:
+                    return
+                after = names[-1]
+
+    def _read(self, number: int) -> CheckpointInfo | None:
+        try:
+            data = self._blobs.get(_entry(number))
+        except NotFound:
+            return None
+        try:
+            return msgspec.json.decode(data, type=CheckpointInfo)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(
+                f"{self._blobs.url}/{_entry(number)} is no checkpoint ({error}); restore it from a copy"
+            ) from error
+
+    def _has_format(self) -> bool:
+        held = self._blobs.read(FORMAT)
+        if held is None:
+            return False
+        try:
+            found = msgspec.json.decode(held.data, type=_Format)
+        except msgspec.MsgspecError as error:
+            raise InvalidInput(
+                f"{self._blobs.url} has a {FORMAT} that is not treering's; choose another prefix"
+            ) from error
+        if found.version > VERSION:
+            raise NewerStore(f"{self._blobs.url} has format {found.version}; upgrade treering to use it")
+        return True
+
+
+def _key(number: int) -> str:
+    return f"{_LAST - number:0{_DIGITS}}"
+
+
+def _entry(number: int) -> str:
+    return f"{CHECKPOINTS}/{_key(number)}.json"
+
+
+def _place(name: str) -> int:
+    key = name.rpartition("/")[2].removesuffix(".json")
+    if len(key) != _DIGITS or not key.isascii() or not key.isdigit():
+        raise Corrupt(f"{name} is not the name of a checkpoint; remove it from the bucket")
+    return int(key)
+
+
+def _spelled(number: int) -> str:
+    digits = ""
+    while number:
+        number, digit = divmod(number, len(_ALPHABET))
+        digits = _ALPHABET[digit] + digits
+    return digits
+
+
+def _number(id: str) -> int | None:
+    """The number in an id: what stands behind its last underscore."""
+    if not id.startswith(_PREFIX):
+        raise InvalidInput(f"{id[:80]!r} is not a checkpoint's id: those begin with {_PREFIX!r}")
+    last = id.removeprefix(_PREFIX).rpartition("_")[2]
+    if not last or set(last) - set(_ALPHABET) or len(last) > _DIGITS:
+        return None
+    number = int(last, len(_ALPHABET))
+    return number if 0 < number <= _LAST else None

@@ -1,0 +1,133 @@
+"""Depots: where checkpoints of sandboxes go, whichever kind of storage that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, Protocol
+
+from treering.errors import InvalidInput, NotFound
+from treering.sandbox.archive import Archive, Archived, Place
+from treering.sandbox.records import LATEST, CheckpointInfo, Label
+from treering.views.workspaces.looking import Entry, cat, chosen, ls, plan_of
+from treering.views.workspaces.restoring import download
+
+DEFAULT_LIMIT: Final = 100
+MOST: Final = 500
+
+
+class Storage(Protocol):
+    """The little that the two kinds of storage do differently."""
+
+    @property
+    def url(self) -> str:
+        """Where it is, without secrets."""
+        ...
+
+    @property
+    def archive(self) -> Archive:
+        """The files."""
+        ...
+
+    def prepare(self) -> None:
+        """Refuse a place that cannot keep checkpoints, before anything is written to it."""
+        ...
+
+    def commit(self, archived: Archived, make: Callable[[str], CheckpointInfo]) -> CheckpointInfo:
+        """Write the entry of a checkpoint, whose files are stored when this returns."""
+        ...
+
+    def newest_first(self, *, tag: str | None, limit: int) -> list[CheckpointInfo]:
+        """The last checkpoints."""
+        ...
+
+    def get(self, id: str) -> CheckpointInfo:
+        """One checkpoint; `NotFound` without it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class Depot:
+    """Checkpoints in one storage: saved, listed, found, restored, read."""
+
+    def __init__(self, storage: Storage, *, now_iso: Callable[[], str]) -> None:
+        self._storage = storage
+        self._now_iso = now_iso
+
+    @property
+    def url(self) -> str:
+        """Where it is, without secrets."""
+        return self._storage.url
+
+    def save(self, place: Place, label: Label) -> CheckpointInfo:
+        """Keep a sandbox's files, and say so in an entry of its own, also when no file changed."""
+        self._storage.prepare()
+
+        def commit(archived: Archived) -> CheckpointInfo:
+            timestamp = self._now_iso()
+            return self._storage.commit(archived, lambda made: _info(made, archived, label, timestamp))
+
+        return self._storage.archive.keep(place, commit)
+
+    def list(self, *, limit: int = DEFAULT_LIMIT, tag: str | None = None) -> list[CheckpointInfo]:
+        """The newest checkpoints, newest first; ``tag`` filters before ``limit`` counts (at most 500)."""
+        if not 1 <= limit <= MOST:
+            raise InvalidInput(f"limit={limit} is not acceptable; use 1 to {MOST}")
+        return self._storage.newest_first(tag=tag, limit=limit)
+
+    def find(self, which: str) -> CheckpointInfo:
+        """A checkpoint by its id, or ``latest``: the newest of the whole storage."""
+        if which != LATEST:
+            return self._storage.get(which)
+        newest = self._storage.newest_first(tag=None, limit=1)
+        if not newest:
+            raise NotFound(
+                f"{self.url} holds no checkpoint yet, so there is no {LATEST!r}; run without from_ first"
+            )
+        return newest[0]
+
+    def restore(self, info: CheckpointInfo, place: Place) -> None:
+        """Bring the files of a checkpoint back; each object is checked against its hash."""
+        self._storage.archive.restore(info.hash, place)
+
+    def ls(self, info: CheckpointInfo, path: str = "", *, recursive: bool = False) -> list[Entry]:
+        """What a checkpoint holds: ``workspace/...`` and the agent's folders."""
+        return list(ls(self._storage.archive.snapshot(info.hash), path, recursive=recursive))
+
+    def cat(self, info: CheckpointInfo, path: str) -> bytes:
+        """One file of a checkpoint."""
+        return cat(self._storage.archive.snapshot(info.hash), path)
+
+    def download(
+        self, info: CheckpointInfo, files: str | Iterable[str], target: str | Path, *, overwrite: bool = False
+    ) -> tuple[str, ...]:
+        """Write some files of a checkpoint into a folder, without restoring it; which ones."""
+        snapshot = self._storage.archive.snapshot(info.hash)
+        plan = plan_of(snapshot, chosen(snapshot, files))
+        place = Path(target).expanduser()
+        place.mkdir(parents=True, exist_ok=True)
+        return download(snapshot, plan, place.resolve(), overwrite=overwrite)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._storage.close()
+
+
+def _info(id: str, archived: Archived, label: Label, timestamp: str) -> CheckpointInfo:
+    return CheckpointInfo(
+        id=id,
+        hash=archived.root,
+        tag=label.tag,
+        timestamp=timestamp,
+        size_bytes=archived.size_bytes,
+        agent_type=label.agent_type,
+        model=label.model,
+        workspace_mode=label.workspace_mode,
+        parent_id=label.parent_id,
+        comment=label.comment,
+        files=archived.files,
+        workspace_path=label.workspace_path,
+    )

@@ -1,0 +1,58 @@
+"""What a sandbox tells: its checkpoints, and what a run came to."""
+
+from __future__ import annotations
+
+import msgspec
+
+LATEST = "latest"
+"""Stands for the newest checkpoint of the whole storage, of whichever session."""
+
+
+class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A checkpoint: a moment of a sandbox's files, and where it came from.
+
+    ``id`` is what `run(from_=)` takes. ``hash`` is the SHA-256 name of the root tree: equal content has an
+    equal hash, on any machine. ``size_bytes`` is what a restore would write. ``parent_id`` is the checkpoint
+    that the sandbox was at before. ``workspace_path`` is where the workspace lay when it was taken.
+    """
+
+    id: str
+    hash: str
+    tag: str
+    timestamp: str
+    size_bytes: int | None = None
+    agent_type: str | None = None
+    model: str | None = None
+    workspace_mode: str | None = None
+    parent_id: str | None = None
+    comment: str | None = None
+    files: int | None = None
+    workspace_path: str | None = None
+
+
+class Label(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint says besides its files."""
+
+    tag: str
+    agent_type: str | None = None
+    model: str | None = None
+    workspace_mode: str | None = None
+    parent_id: str | None = None
+    comment: str | None = None
+    workspace_path: str | None = None
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to. ``checkpoint`` is ``None`` when none was taken; ``warning`` then says why.
+
+    ``output`` is what the program wrote to stdout; of a run in the background it is empty, and so is
+    ``exit_code`` until `Sandbox.wait` has it.
+    """
+
+    output: str
+    exit_code: int | None
+    checkpoint: CheckpointInfo | None
+    sandbox_id: str
+    text: str | None = None
+    run_id: str | None = None
+    warning: str | None = None

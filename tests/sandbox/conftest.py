@@ -1,0 +1,38 @@
+"""What tests of sandboxes share: caches and homes of their own, and a bucket as a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.servers.bucket import S3Bucket
+from treering.sandbox import StorageConfig
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the caches, sandboxes, sessions or keys of whoever runs it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setenv("TREERING_HOME", str(tmp_path / "treering-home"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("TREERING_URL", "TREERING_API_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def config_of(s3: S3Bucket, prefix: str = "snapshots") -> StorageConfig:
+    return StorageConfig(
+        url=f"s3://{s3.bucket}/{prefix}/",
+        endpoint=s3.endpoint,
+        region=s3.region,
+        credentials={"access_key_id": s3.access_key, "secret_access_key": s3.secret_key},
+    )
+
+
+@pytest.fixture
+def bucket(s3: S3Bucket) -> StorageConfig:
+    """A new bucket of a real S3 server."""
+    return config_of(s3)
