@@ -35,6 +35,7 @@ DEFAULT_FOLDER: Final = ".treering"
 BLOBS_FOLDER: Final = "blobs"
 """Where a local store keeps its packs, unless it is told otherwise."""
 ENVIRONMENT: Final = "TREERING_URL"
+KEY_ENVIRONMENT: Final = "TREERING_API_KEY"
 
 
 def open(
@@ -47,9 +48,11 @@ def open(
 ) -> Store:
     """Open a store, and make it if it is not there yet.
 
-    ``url`` is a folder, ``sqlite:///folder``, ``postgresql://...`` or ``memory:``; without it, the
-    environment's TREERING_URL or ``./.treering``. ``namespace`` names the space (the tenant). ``blobs`` is
-    where packs of large objects go instead of beside the database; give it every time.
+    ``url`` is a folder, ``sqlite:///folder``, ``postgresql://...``, ``memory:``, or ``https://...`` for a
+    treering server; without it, the environment's TREERING_URL or ``./.treering``. ``namespace`` names the
+    space (the tenant; on a server, a space inside of the key's project). ``blobs`` is where packs of large
+    objects go instead of beside the database; give it every time. ``api_key`` opens a server; without it,
+    TREERING_API_KEY.
     """
     place = locate(url)
     if durability not in get_args(Durability):
@@ -80,6 +83,10 @@ def migrate(url: str | Path | None = None, *, blobs: str | Blobs | None = None) 
     place = locate(url)
     if place.scheme == "memory":
         raise Unsupported("a memory: store has no tables to migrate; name another one with --store")
+    if place.scheme in _REMOTE:
+        raise Unsupported(
+            f"{place.shown} is a server, which migrates its own store when it starts; upgrade it"
+        )
     before = look(place).version
     with open_existing(url, blobs=blobs) as store:
         from treering.engines.schema import SCHEMA_VERSION
@@ -204,11 +211,14 @@ def _open_postgres(place: Place, wanted: _Wanted) -> Engine:
     return open_postgres(place.url, blobs=_open_blobs(wanted.blobs), clock=wanted.clock)
 
 
-def _open_remote(place: Place, _: _Wanted) -> Engine:
-    raise Unsupported(
-        f"{place.shown} is a treering server, which this version cannot open yet; "
-        "use a folder, sqlite:/// or postgresql://"
-    )
+def _open_remote(place: Place, wanted: _Wanted) -> Engine:
+    from treering.engines.remote.engine import open_remote
+
+    if wanted.blobs is not None:
+        raise InvalidInput(
+            f"{place.shown} is a server, which keeps objects where it was told to; leave blobs out"
+        )
+    return open_remote(place.url, api_key=wanted.api_key or os.environ.get(KEY_ENVIRONMENT) or None)
 
 
 _ENGINES: Final[dict[str, Callable[[Place, _Wanted], Engine]]] = {
@@ -223,7 +233,7 @@ _POSTGRES: Final = frozenset({"postgresql", "postgres"})
 _REMOTE: Final = frozenset({"https", "http"})
 _FORMS: Final = (
     "accepted are a folder (./.treering), sqlite:///folder, sqlite:////absolute/folder, "
-    "postgresql://user@host/database and memory: (write ./a:b for a folder with a colon)"
+    "postgresql://user@host/database, https://server and memory: (write ./a:b for a folder with a colon)"
 )
 _SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>//)?")
 _SECRET: Final = re.compile(r"((?:^|&)[^=&]*(?:pass|secret|token|key|sig)[^=&]*=)[^&]*", re.IGNORECASE)

@@ -17,7 +17,9 @@ from treering.store import Store
 @contextmanager
 def running(store: Store, settings: Settings | None = None, **options) -> Iterator[str]:
     """The URL of a server over a store, which it closes at the end. ``options`` go to uvicorn."""
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(128)
     config = uvicorn.Config(
         create_app(store, settings or Settings()),
         log_level="error",

@@ -190,9 +190,14 @@ class TestOpen:
         with pytest.raises(errors.InvalidInput, match="'full' or 'fast'"):
             treering.open("memory:", durability="slow")  # type: ignore[arg-type]
 
-    def test_servers_come_later(self) -> None:
-        with pytest.raises(errors.Unsupported, match="cannot open yet"):
-            treering.open("https://agents.example.org", api_key=SECRET)
+    def test_a_key_is_not_sent_in_the_clear(self) -> None:
+        with pytest.raises(errors.InvalidInput, match="https") as caught:
+            treering.open("http://agents.example.org", api_key=SECRET)
+        assert SECRET not in str(caught.value)
+
+    def test_blobs_of_a_server_are_its_own(self) -> None:
+        with pytest.raises(errors.InvalidInput, match="leave blobs out"):
+            treering.open("https://agents.example.org", blobs="s3://bucket")
 
     def test_an_api_key_goes_with_a_server(self) -> None:
         with pytest.raises(errors.InvalidInput, match="api_key"):

@@ -36,6 +36,7 @@ ROUTES: Final = (
     "care",
     "keys",
     "gateway",
+    "otlp",
 )
 """Modules of `treering.server.routes`. Each has ``ENDPOINTS``, ``routes(state)`` for streams, or both."""
 

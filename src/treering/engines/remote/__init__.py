@@ -1,0 +1,1 @@
+"""A store behind a treering server, reached over HTTP by ``https://host``."""
