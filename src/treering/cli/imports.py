@@ -13,15 +13,18 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from treering.cli.console import progress, say, show
+from treering.cli.console import clean, progress, rows, say, show
 from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, StoreOption
 
 if TYPE_CHECKING:
     from treering.importers.report import ImportReport
+    from treering.importers.tally import Spent
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would come in.")]
 
 _IN_MEMORY: Final = 8_000_000
+_SHOWN: Final = 20
+_DAYS: Final = 14
 
 app: Final = typer.Typer(
     name="import",
@@ -34,6 +37,41 @@ app: Final = typer.Typer(
 def add_to(main: typer.Typer) -> None:
     """Put the commands under the main one."""
     main.add_typer(app)
+
+
+@app.command(name="claude-code")
+def claude_code(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help="The folder of projects, one project's, or a session's file."),
+    ] = "~/.claude/projects",
+    *,
+    dry_run: DryRunOption = False,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Your past sessions of Claude Code, and what they cost."""
+    place = _Place(store, store_blobs, namespace)
+    _run("claude-code", _there(source), place, dry_run=dry_run, as_json=as_json, is_sure=True)
+
+
+@app.command()
+def codex(
+    source: Annotated[
+        str, typer.Argument(metavar="PATH", help="The folder of sessions, or one session's file.")
+    ] = "~/.codex/sessions",
+    *,
+    dry_run: DryRunOption = False,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Your past sessions of Codex, and what they cost."""
+    place = _Place(store, store_blobs, namespace)
+    _run("codex", _there(source), place, dry_run=dry_run, as_json=as_json, is_sure=True)
 
 
 @app.command()
@@ -88,7 +126,10 @@ def agentry(
     as_json: JsonOption = False,
 ) -> None:
     """Threads of Agentry Lab."""
-    options = {"unpickler": None if unpickler is None else _function(unpickler), "skip_pickled": skip_pickled}
+    options: dict[str, Any] = {
+        "unpickler": None if unpickler is None else _function(unpickler),
+        "skip_pickled": skip_pickled,
+    }
     found = _there(source)
     place = _Place(store, store_blobs, namespace)
     _run("agentry", found, place, dry_run=dry_run, as_json=as_json, **options)
@@ -122,8 +163,20 @@ class _Place(NamedTuple):
     namespace: str | None
 
 
-def _run(name: str, source: Any, place: _Place, *, dry_run: bool, as_json: bool, **options: Any) -> None:
-    """Import; a store is only made once it is known that the source can be imported."""
+def _run(
+    name: str,
+    source: Any,
+    place: _Place,
+    *,
+    dry_run: bool,
+    as_json: bool,
+    is_sure: bool = False,
+    **options: Any,
+) -> None:
+    """Import; a store is only made once it is known that the source can be imported.
+
+    ``is_sure`` says that a bad line stops nothing, so that there is no need to read everything twice.
+    """
     from treering.api import locate, look
     from treering.api import open as open_store
     from treering.importers.table import importer, loaded
@@ -132,7 +185,7 @@ def _run(name: str, source: Any, place: _Place, *, dry_run: bool, as_json: bool,
     report: ImportReport
     located = locate(place.store)
     is_there = look(located).there
-    if not is_there:
+    if not is_there and (dry_run or not is_sure):
         with open_store("memory:", namespace=place.namespace) as empty:
             report = function(source, empty, dry_run=True, **options)
     if not dry_run or is_there:
@@ -192,4 +245,58 @@ def _lines(report: ImportReport) -> list[str]:
             told += f", {each.left_out:,} left out"
         note = f" ({each.note})" if each.note else ""
         lines.append(f"  {each.path}: {each.found:,} {each.holds}, {told}{note}")
+    return [*lines, *_oddities(report), *_spent(report)]
+
+
+def _oddities(report: ImportReport) -> list[str]:
+    lines = [f"  cannot be read: {clean(each)}" for each in report.bad[:_SHOWN]]
+    if len(report.bad) > _SHOWN:
+        lines.append(f"  ... and {len(report.bad) - _SHOWN:,} more")
+    lines += [
+        f"  kept, of the unknown type {clean(kind)}: {count:,} lines"
+        for kind, count in report.unknown.items()
+    ]
+    if report.seconds and report.lines:
+        speed = report.lines / report.seconds
+        lines.append(f"  {report.lines:,} lines in {report.seconds:.1f} s, {speed:,.0f} a second")
     return lines
+
+
+def _spent(report: ImportReport) -> list[str]:
+    """What it cost, by project and by day."""
+    if not report.spent:
+        return []
+    from treering.importers.tally import Tally
+
+    total, projects, days = Tally(), Tally(), Tally()
+    for each in report.spent:
+        total.add(_renamed(each, project="total", day=""))
+        projects.add(_renamed(each, day=""))
+        days.add(_renamed(each, project=""))
+    told: list[Spent] = sorted(projects.spent, key=lambda each: -sum(each.nanos.values()))
+    head = ("runs", "tokens", "cost")
+    by_project = rows(
+        [
+            ("project", *head),
+            *((clean(each.project), *_sums(each)) for each in [*told, *total.spent]),
+        ]
+    )
+    shown = days.spent[-_DAYS:]
+    by_day = rows([("day", *head), *((each.day, *_sums(each)) for each in shown)])
+    earlier = len(days.spent) - len(shown)
+    return ["", *by_project, "", *by_day, *([f"and {earlier:,} earlier days"] if earlier else [])]
+
+
+def _renamed(spent: Spent, **names: str) -> Spent:
+    import msgspec
+
+    return msgspec.structs.replace(spent, **names)
+
+
+def _sums(spent: Spent) -> tuple[str, str, str]:
+    from treering.core.money import from_nanos
+
+    amounts = [f"{from_nanos(nanos):,.4f} {currency}" for currency, nanos in sorted(spent.nanos.items())]
+    if spent.unpriced_tokens:
+        amounts.append(f"{spent.unpriced_tokens:,} tokens unpriced")
+    return f"{spent.runs:,}", f"{spent.usage.total:,}", ", ".join(amounts) or "0"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAIN: Final = ""
 """The chain of the agent itself; subagents' chains have their names."""
+FINAL: Final = frozenset({"end_turn", "stop_sequence", "max_tokens", "refusal"})
+"""Why an answer ended, where no tool is to be called after it."""
 
 
 class Answer:
@@ -33,6 +35,11 @@ class Answer:
         self.usage: Usage | None = None
         self.stop_reason: str | None = None
         self.metadata: dict[str, Any] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing more can come. After a thought, and before a tool has answered, more may."""
+        return self.stop_reason in FINAL and bool(self.blocks) and self.blocks[-1].get("type") == "text"
 
     def add(self, line: ClaudeLine) -> None:
         """One more line of it; the fullest count of tokens is the last one."""
@@ -69,6 +76,7 @@ class ClaudeTurn:
         self.counted: dict[str, Usage] = {}
         """Tokens that were told of by messages, by model."""
         self.last_us = 0
+        """When something was last done; what is merely said to the agent behind that is not part of it."""
         self._chains: dict[str, _Chain] = {MAIN: _Chain(None)}
         self._agents: dict[str, str] = {}
 
@@ -76,7 +84,8 @@ class ClaudeTurn:
         """A line of a conversation."""
         at = self._chains.get(chain) or self._chains[MAIN]
         at.last_us = max(at.last_us, ts_us)
-        self.last_us = max(self.last_us, ts_us)
+        if not self.last_us or line.type == "assistant" or line.results:
+            self.last_us = max(self.last_us, ts_us)
         if line.type == "assistant":
             self._answer(at, line, ts_us)
         elif line.type == "user":
@@ -98,10 +107,27 @@ class ClaudeTurn:
             self._settle(chain)
             self.scribe.close(self._agents[name], ts_us=chain.last_us)
 
-    def settle(self) -> None:
-        """The answers are whole: write them."""
+    @property
+    def agents(self) -> list[str]:
+        """The chains of subagents."""
+        return list(self._agents)
+
+    def is_done(self, name: str) -> bool:
+        """Whether the last answer of a chain says that nothing more is to come."""
+        answer = self._chains[name].answer
+        return answer is not None and answer.is_whole
+
+    def settle(self, *, unfinished: bool = True) -> list[str]:
+        """Write the answers, those too that may go on; gives back which were left."""
+        left: list[str] = []
         for chain in self._chains.values():
-            self._settle(chain)
+            if chain.answer is None:
+                continue
+            if unfinished or chain.answer.is_whole:
+                self._settle(chain)
+            else:
+                left.append(chain.answer.id)
+        return left
 
     def finish(self) -> None:
         """Nothing more will come."""
@@ -109,12 +135,6 @@ class ClaudeTurn:
         for name in self._agents:
             self.end_chain(name)
         self.scribe.finish(self.last_us)
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why the main agent's last answer ended; ``None`` while it does not say."""
-        answer = self._chains[MAIN].answer
-        return None if answer is None else answer.stop_reason
 
     def _answer(self, chain: _Chain, line: ClaudeLine, ts_us: int) -> None:
         id_ = (line.message and line.message.id) or line.uuid or f"{ts_us}"

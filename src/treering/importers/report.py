@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from treering.importers.tally import Spent
+
 Progress = Callable[[int, int | None], None]
 """Called now and then with how much is done and, where it is known, of how much."""
 
@@ -37,6 +39,16 @@ class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     dry_run: bool
     files: tuple[FileReport, ...]
+    lines: int = 0
+    """Lines that were read; those of files that have not changed since are not read again."""
+    seconds: float = 0.0
+    """How long it took, where that is counted."""
+    unknown: dict[str, int] = {}
+    """Lines of types that are not known, which were kept as they are."""
+    bad: tuple[str, ...] = ()
+    """Lines that could not be read and were passed over: file, number and reason."""
+    spent: tuple[Spent, ...] = ()
+    """What everything in the source took, by project and day."""
 
     @property
     def new(self) -> int:

@@ -25,6 +25,9 @@ UNFINISHED: Final = "unfinished"
 IdOf = Callable[[str], str | None]
 """Makes an id out of what a line calls a thing; ``None`` for a new one each time."""
 
+OnUsage = Callable[[str, int, str | None, "Usage"], None]
+"""Told of the id, the time, the model and the tokens of every message, also of those that are known."""
+
 
 class Scribe:
     """Writes below one run. ``is_live`` says whether the lines come as things happen."""
@@ -36,6 +39,7 @@ class Scribe:
         is_live: bool,
         known: AbstractSet[str] = frozenset(),
         id_of: IdOf = lambda name: name,
+        on_usage: OnUsage | None = None,
     ) -> None:
         self.run = run
         self.messages = 0
@@ -43,6 +47,7 @@ class Scribe:
         self._is_live = is_live
         self._known = known
         self._id_of = id_of
+        self._on_usage = on_usage
         self._open: dict[str, tuple[Span, int]] = {}
         self._places: dict[str, Place] = {}
 
@@ -59,6 +64,8 @@ class Scribe:
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """A message; ``name`` is what its line calls it."""
+        if usage is not None and self._on_usage is not None:
+            self._on_usage(self._id(name) or name, ts_us, model, usage)
         id_ = self._id(name)
         if id_ is not None and id_ in self._known:
             return
@@ -71,6 +78,8 @@ class Scribe:
         self, usage: Usage, *, name: str, ts_us: int, model: str | None, cost: str | None = None
     ) -> None:
         """Tokens that no message tells of."""
+        if self._on_usage is not None:
+            self._on_usage(self._id(name) or name, ts_us, model, usage)
         id_ = self._id(name)
         if id_ is not None and id_ in self._known:
             return

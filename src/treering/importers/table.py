@@ -41,6 +41,16 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 IMPORTERS: Final = (
     Importer(
+        name="claude-code",
+        summary="The sessions of Claude Code, with what they cost",
+        function="treering.importers.claude_code:import_claude_code",
+    ),
+    Importer(
+        name="codex",
+        summary="The sessions of Codex, with what they cost",
+        function="treering.importers.codex:import_codex",
+    ),
+    Importer(
         name="jsonl",
         summary="Threads that `treering export` wrote",
         function="treering.importers.jsonl:import_jsonl",
