@@ -1,3 +1,14 @@
 import { render } from "preact";
 
-render(<h1>treering</h1>, document.getElementById("app")!);
+import { App } from "./app";
+import { follow } from "./base/live";
+import "./styles/fonts.css";
+import "./styles/palette.css";
+import "./styles/frame.css";
+import "./styles/lists.css";
+import "./styles/run.css";
+import "./styles/thread.css";
+import "./styles/rest.css";
+
+render(<App />, document.getElementById("app")!);
+void follow();

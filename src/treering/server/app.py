@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 import treering
 from treering.errors import TreeringError
+from treering.server import dashboard
 from treering.server.dispatch import JSON, dispatcher, not_found
 from treering.server.endpoints import Endpoint
 from treering.server.metrics import MEDIA_TYPE
@@ -37,11 +38,12 @@ ROUTES: Final = (
     "keys",
     "gateway",
     "otlp",
+    "live",
 )
 """Modules of `treering.server.routes`. Each has ``ENDPOINTS``, ``routes(state)`` for streams, or both."""
 
 
-def create_app(store: Store, settings: Settings | None = None) -> ASGIApp:
+def create_app(store: Store, settings: Settings | None = None) -> Encoded:
     """The application over an open store; whoever opened the store closes it after the last request."""
     state = ServerState(store, settings or Settings())
     modules = [import_module(f"treering.server.routes.{name}") for name in ROUTES]
@@ -51,18 +53,28 @@ def create_app(store: Store, settings: Settings | None = None) -> ASGIApp:
     ]
 
     app = Starlette(
-        routes=[*_own_routes(state, endpoints), *_routes(endpoints, state), *more],
+        routes=[
+            *_own_routes(state, endpoints),
+            *_routes(endpoints, state),
+            *more,
+            *(dashboard.routes() if state.settings.dashboard else ()),
+        ],
         exception_handlers={404: _nothing_here, 405: _wrong_method},
     )
     app.state.treering = state
-    return Encoded(app)
+    return Encoded(app, state)
 
 
 class Encoded:
     """Matches routes against the path as it was sent, so that an id may hold an encoded slash."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
+        self._state = state
+
+    def end_streams(self) -> None:
+        """Let those go who follow: the server is about to stop. To be called on its loop."""
+        self._state.streams.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request on."""

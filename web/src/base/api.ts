@@ -1,0 +1,89 @@
+// Talking to the server: JSON in and out, problems as errors, the key of this tab, and whether anyone answers.
+import { signal } from "@preact/signals";
+
+import type { Query } from "./route";
+
+const KEY = "treering.key";
+
+/** The dashboard lies in /ui/, the API beside it, whatever prefix a proxy puts before both. */
+export const root = new URL("../", location.href.split("#")[0]);
+
+/** Whether a key is asked for. */
+export const locked = signal(false);
+/** Whether the server answers. */
+export const reachable = signal(true);
+/** Grows when everything should be asked for again: a new key, or the server is back. */
+export const epoch = signal(0);
+
+export class Problem extends Error {
+  constructor(
+    readonly status: number,
+    readonly title: string,
+    readonly detail: string,
+  ) {
+    super(detail || title);
+  }
+}
+
+export function setKey(key: string): void {
+  sessionStorage.setItem(KEY, key);
+  locked.value = false;
+  epoch.value += 1;
+}
+
+export function headers(): Record<string, string> {
+  const key = sessionStorage.getItem(KEY);
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+/** An address of the API; every part of the path is encoded, so that ids may hold anything. */
+export function at(path: string[], query: Query = {}): string {
+  const url = new URL(path.map(encodeURIComponent).join("/"), root);
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== null && value !== undefined && value !== "") url.searchParams.set(name, String(value));
+  }
+  return url.pathname + url.search;
+}
+
+export async function raw(
+  method: string,
+  url: string,
+  { body, signal: stop }: { body?: unknown; signal?: AbortSignal | undefined } = {},
+): Promise<Response> {
+  let answer: Response;
+  try {
+    answer = await fetch(url, {
+      method,
+      headers: { ...headers(), ...(body === undefined ? {} : { "content-type": "application/json" }) },
+      ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+      ...(stop ? { signal: stop } : {}),
+      cache: "no-store",
+    });
+  } catch (error) {
+    if (stop?.aborted) throw error;
+    reachable.value = false;
+    throw new Problem(0, "The server does not answer", "It may have been stopped. This page goes on when it is back.");
+  }
+  if (answer.ok) return answer;
+  if (answer.status === 401) locked.value = true;
+  throw await problemOf(answer);
+}
+
+export async function get<T>(url: string, stop?: AbortSignal): Promise<T> {
+  return (await (await raw("GET", url, { signal: stop })).json()) as T;
+}
+
+export async function send<T>(method: string, url: string, body?: unknown): Promise<T> {
+  const answer = await raw(method, url, { body: body ?? (method === "DELETE" ? undefined : {}) });
+  const text = await answer.text();
+  return (text ? JSON.parse(text) : null) as T;
+}
+
+async function problemOf(answer: Response): Promise<Problem> {
+  try {
+    const told = (await answer.json()) as { title?: string; detail?: string };
+    return new Problem(answer.status, told.title ?? answer.statusText, told.detail ?? "");
+  } catch {
+    return new Problem(answer.status, answer.statusText || "Something went wrong", `The server said ${answer.status}.`);
+  }
+}

@@ -1,0 +1,37 @@
+// Contents that never change once they are complete: fetched once, and forgotten when there are too many.
+import { useEffect, useState } from "preact/hooks";
+
+import { get, Problem } from "./api";
+import { asProblem } from "./query";
+
+const MOST = 400;
+const known = new Map<string, Promise<unknown>>();
+
+export function once<T>(url: string): Promise<T> {
+  let found = known.get(url) as Promise<T> | undefined;
+  if (!found) {
+    found = get<T>(url);
+    known.set(url, found);
+    found.catch(() => known.delete(url));
+    if (known.size > MOST) known.delete(known.keys().next().value as string);
+  }
+  return found;
+}
+
+/** Like `useGet`, from the cache; `fresh` asks again, for what is not complete yet. */
+export function useOnce<T>(url: string | null, fresh: unknown = null): { data: T | undefined; problem: Problem | null } {
+  const [held, hold] = useState<{ url: string | null; data?: T; problem?: Problem }>({ url });
+  useEffect(() => {
+    if (url === null) return;
+    let current = true;
+    if (fresh) known.delete(url);
+    once<T>(url).then(
+      (data) => current && hold({ url, data }),
+      (error: unknown) => current && hold({ url, problem: asProblem(error) }),
+    );
+    return () => {
+      current = false;
+    };
+  }, [url, fresh]);
+  return held.url === url ? { data: held.data, problem: held.problem ?? null } : { data: undefined, problem: null };
+}

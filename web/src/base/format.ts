@@ -1,0 +1,104 @@
+// Numbers and times as people read them.
+
+export interface Amount {
+  currency: string;
+  amount: string | number;
+}
+
+const plain = new Intl.NumberFormat("en");
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+export function count(value: number | null | undefined): string {
+  if (value === null || value === undefined) return "–";
+  return value < 100_000 ? plain.format(value) : short.format(value);
+}
+
+export function exact(value: number | null | undefined): string {
+  return value === null || value === undefined ? "–" : plain.format(value);
+}
+
+export function plural(value: number, one: string, many = `${one}s`): string {
+  return `${exact(value)} ${value === 1 ? one : many}`;
+}
+
+export function duration(us: number | null | undefined): string {
+  if (us === null || us === undefined) return "–";
+  if (us < 1000) return `${Math.round(us)} µs`;
+  if (us < 1_000_000) return `${trim(us / 1000)} ms`;
+  const seconds = us / 1e6;
+  if (seconds < 60) return `${trim(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
+  if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86_400)} d ${Math.floor((seconds % 86_400) / 3600)} h`;
+}
+
+export function bytes(value: number | null | undefined): string {
+  if (value === null || value === undefined) return "–";
+  if (value < 1000) return `${value} B`;
+  for (const [size, unit] of [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]] as const) {
+    if (value >= size) return `${trim(value / size)} ${unit}`;
+  }
+  return `${value} B`;
+}
+
+export function money(amount: Amount): string {
+  const value = Number(amount.amount);
+  const digits = value === 0 ? 2 : Math.abs(value) < 0.01 ? 5 : Math.abs(value) < 1 ? 4 : 2;
+  try {
+    return new Intl.NumberFormat("en", {
+      style: "currency",
+      currency: amount.currency,
+      minimumFractionDigits: 2,
+      maximumFractionDigits: digits,
+    }).format(value);
+  } catch {
+    return `${value.toFixed(digits)} ${amount.currency}`;
+  }
+}
+
+export function moneys(amounts: readonly Amount[] | null | undefined): string {
+  return amounts && amounts.length > 0 ? amounts.map(money).join(" + ") : "–";
+}
+
+/** Microseconds, ISO text or nothing, as a Date. */
+export function when(value: number | string | null | undefined): Date | null {
+  if (value === null || value === undefined || value === "") return null;
+  const date = typeof value === "number" ? new Date(value / 1000) : new Date(value);
+  return Number.isNaN(date.getTime()) ? null : date;
+}
+
+export function stamp(value: number | string | null | undefined): string {
+  const date = when(value);
+  if (!date) return "–";
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+}
+
+export function ago(value: number | string | null | undefined, now = Date.now()): string {
+  const date = when(value);
+  if (!date) return "–";
+  const seconds = (now - date.getTime()) / 1000;
+  if (seconds < 0) return `in ${span(-seconds)}`;
+  return seconds < 5 ? "just now" : `${span(seconds)} ago`;
+}
+
+/** Enough of an id to know it again. */
+export function brief(id: string): string {
+  if (id.length <= 18) return id;
+  const [prefix, rest] = id.includes("_") ? [id.slice(0, id.indexOf("_") + 1), id.slice(id.indexOf("_") + 1)] : ["", id];
+  return rest.length <= 12 ? id : `${prefix}${rest.slice(0, 4)}…${rest.slice(-6)}`;
+}
+
+function span(seconds: number): string {
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 86_400) return `${Math.round(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86_400)} d`;
+}
+
+function trim(value: number): string {
+  return value >= 100 ? String(Math.round(value)) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
+}
+
+function two(value: number): string {
+  return String(value).padStart(2, "0");
+}

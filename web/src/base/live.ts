@@ -1,0 +1,134 @@
+// What happens while we look: one stream of the server's events, resumed where it stopped.
+import { signal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+
+import { epoch, headers, locked, reachable, root } from "./api";
+
+export interface LiveEvent {
+  seq: number;
+  kind: string;
+  run?: string | null;
+  thread?: string | null;
+  [field: string]: unknown;
+}
+
+/** Whether events arrive as they happen. */
+export const live = signal(false);
+
+type Listener = (event: LiveEvent) => void;
+
+const listeners = new Set<Listener>();
+const SHORTEST_MS = 250;
+const LONGEST_MS = 4000;
+let last: string | null = null;
+
+/** Call back for each event, as long as the component is there. */
+export function useLive(listener: Listener): void {
+  const latest = useRef(listener);
+  latest.current = listener;
+  useEffect(() => {
+    const call: Listener = (event) => latest.current(event);
+    listeners.add(call);
+    return () => void listeners.delete(call);
+  }, []);
+}
+
+/** Call back once after a burst of events that match: at once for the first, then at most every so often. */
+export function useChanges(matches: (event: LiveEvent) => boolean, callback: () => void, everyMs = 200): void {
+  const state = useRef({ timer: 0, due: false });
+  const latest = useRef(callback);
+  latest.current = callback;
+  useEffect(() => () => clearTimeout(state.current.timer), []);
+  useLive((event) => {
+    if (!matches(event)) return;
+    const mine = state.current;
+    if (mine.timer) {
+      mine.due = true;
+      return;
+    }
+    latest.current();
+    const rest = () => {
+      mine.timer = 0;
+      if (mine.due) {
+        mine.due = false;
+        latest.current();
+        mine.timer = window.setTimeout(rest, everyMs);
+      }
+    };
+    mine.timer = window.setTimeout(rest, everyMs);
+  });
+}
+
+/** Follow the server for as long as the page is open. */
+export async function follow(): Promise<never> {
+  let wait = SHORTEST_MS;
+  for (;;) {
+    try {
+      await listen(() => {
+        wait = SHORTEST_MS;
+      });
+    } catch {
+      reachable.value = locked.value;
+    }
+    live.value = false;
+    await new Promise((done) => setTimeout(done, wait));
+    wait = Math.min(wait * 2, LONGEST_MS);
+  }
+}
+
+async function listen(opened: () => void): Promise<void> {
+  const url = new URL("live", root);
+  if (last !== null) url.searchParams.set("after", last);
+  const answer = await fetch(url, { headers: { ...headers(), accept: "text/event-stream" }, cache: "no-store" });
+  if (answer.status === 401) {
+    locked.value = true;
+    await until(() => !locked.value);
+    return;
+  }
+  if (!answer.ok || answer.body === null) throw new Error(`live: ${answer.status}`);
+  opened();
+  live.value = true;
+  if (!reachable.value) {
+    reachable.value = true;
+    epoch.value += 1;
+  }
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    text += value.replaceAll("\r\n", "\n");
+    for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
+      deliver(text.slice(0, end));
+      text = text.slice(end + 2);
+    }
+  }
+}
+
+function deliver(block: string): void {
+  let data = "";
+  let kind = "";
+  let id: string | null = null;
+  for (const line of block.split("\n")) {
+    if (line.startsWith("data:")) data += line.slice(5).trim();
+    else if (line.startsWith("event:")) kind = line.slice(6).trim();
+    else if (line.startsWith("id:")) id = line.slice(3).trim();
+  }
+  if (id !== null) last = id;
+  if (!data) return;
+  let told: Record<string, unknown>;
+  try {
+    told = JSON.parse(data) as Record<string, unknown>;
+  } catch {
+    return;
+  }
+  const event = { seq: Number(id ?? 0), kind, ...told } as LiveEvent;
+  for (const listener of [...listeners]) listener(event);
+}
+
+function until(met: () => boolean): Promise<void> {
+  return new Promise((done) => {
+    const look = () => (met() ? done() : void setTimeout(look, 100));
+    look();
+  });
+}

@@ -1,0 +1,135 @@
+// Asking for data from a component: what there is, what went wrong, and asking again.
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+
+import { epoch, get, Problem } from "./api";
+
+export interface Asked<T> {
+  data: T | undefined;
+  problem: Problem | null;
+  loading: boolean;
+  reload: () => void;
+}
+
+interface Held<T> {
+  url: string | null;
+  data: T | undefined;
+  problem: Problem | null;
+  loading: boolean;
+}
+
+/** The answer at an address (`null`: nothing is asked). A reload keeps what is there until the new answer comes. */
+export function useGet<T>(url: string | null): Asked<T> {
+  const [held, hold] = useState<Held<T>>({ url, data: undefined, problem: null, loading: url !== null });
+  const [turn, setTurn] = useState(0);
+  const reload = useCallback(() => setTurn((was) => was + 1), []);
+  const era = epoch.value;
+  useEffect(() => {
+    if (url === null) {
+      hold({ url, data: undefined, problem: null, loading: false });
+      return;
+    }
+    const stop = new AbortController();
+    hold((was) => (was.url === url ? { ...was, loading: true } : { url, data: undefined, problem: null, loading: true }));
+    get<T>(url, stop.signal).then(
+      (data) => hold({ url, data, problem: null, loading: false }),
+      (error: unknown) => {
+        if (stop.signal.aborted) return;
+        hold((was) => ({ url, data: was.url === url ? was.data : undefined, problem: asProblem(error), loading: false }));
+      },
+    );
+    return () => stop.abort();
+  }, [url, turn, era]);
+  const mine = held.url === url;
+  return {
+    data: mine ? held.data : undefined,
+    problem: mine ? held.problem : null,
+    loading: mine ? held.loading : url !== null,
+    reload,
+  };
+}
+
+export interface Listed<T> extends Asked<T[]> {
+  /** Whether the server has more than what was fetched. */
+  hasMore: boolean;
+  more: () => void;
+}
+
+interface Pages<T> {
+  url: string | null;
+  items: T[] | undefined;
+  cursor: string | null;
+  problem: Problem | null;
+  loading: boolean;
+}
+
+/** A list that is fetched page by page. `reload` fetches the first page and merges it with what is there. */
+export function usePages<T>(url: string | null, field: string, idOf: (item: T) => string): Listed<T> {
+  const empty: Pages<T> = { url, items: undefined, cursor: null, problem: null, loading: url !== null };
+  const [pages, hold] = useState<Pages<T>>(empty);
+  const [turn, setTurn] = useState(0);
+  const busy = useRef(false);
+  const reload = useCallback(() => setTurn((was) => was + 1), []);
+  const era = epoch.value;
+  useEffect(() => {
+    if (url === null) {
+      hold({ ...empty, loading: false });
+      return;
+    }
+    const stop = new AbortController();
+    hold((was) => (was.url === url ? { ...was, loading: true } : empty));
+    get<Record<string, unknown>>(url, stop.signal).then(
+      (page) =>
+        hold((was) => {
+          const fresh = page[field] as T[];
+          const cursor = (page["next_cursor"] as string | null | undefined) ?? null;
+          if (was.url !== url || was.items === undefined || was.items.length <= fresh.length) {
+            return { url, items: fresh, cursor, problem: null, loading: false };
+          }
+          const known = new Set(fresh.map(idOf));
+          const rest = was.items.slice(0).filter((item) => !known.has(idOf(item)));
+          return { ...was, items: [...fresh, ...rest], problem: null, loading: false };
+        }),
+      (error: unknown) => {
+        if (!stop.signal.aborted) hold((was) => ({ ...was, url, problem: asProblem(error), loading: false }));
+      },
+    );
+    return () => stop.abort();
+  }, [url, turn, era]);
+  const more = useCallback(() => {
+    if (busy.current || url === null || pages.url !== url || pages.cursor === null) return;
+    busy.current = true;
+    const next = new URL(url, location.href);
+    next.searchParams.set("cursor", pages.cursor);
+    get<Record<string, unknown>>(next.pathname + next.search)
+      .then(
+        (page) =>
+          hold((was) => {
+            if (was.url !== url) return was;
+            const known = new Set((was.items ?? []).map(idOf));
+            const added = (page[field] as T[]).filter((item) => !known.has(idOf(item)));
+            return {
+              ...was,
+              items: [...(was.items ?? []), ...added],
+              cursor: (page["next_cursor"] as string | null | undefined) ?? null,
+            };
+          }),
+        (error: unknown) => hold((was) => ({ ...was, problem: asProblem(error) })),
+      )
+      .finally(() => {
+        busy.current = false;
+      });
+  }, [url, pages.url, pages.cursor]);
+  const mine = pages.url === url;
+  return {
+    data: mine ? pages.items : undefined,
+    problem: mine ? pages.problem : null,
+    loading: mine ? pages.loading : url !== null,
+    hasMore: mine && pages.cursor !== null,
+    more,
+    reload,
+  };
+}
+
+export function asProblem(error: unknown): Problem {
+  return error instanceof Problem ? error : new Problem(0, "Something went wrong in this page", String(error));
+}

@@ -1,0 +1,57 @@
+// Where we are, kept in the hash: every view and every selection has an address that can be sent to someone.
+import { signal } from "@preact/signals";
+
+export interface Route {
+  path: string[];
+  query: Record<string, string>;
+}
+
+export type Query = Record<string, string | number | boolean | null | undefined>;
+
+export const route = signal<Route>(parse(location.hash));
+
+window.addEventListener("hashchange", () => {
+  route.value = parse(location.hash);
+});
+
+export function parse(hash: string): Route {
+  const [path = "", query = ""] = hash.replace(/^#\/?/, "").split("?", 2);
+  return {
+    path: path.split("/").filter(Boolean).map(decoded),
+    query: Object.fromEntries(new URLSearchParams(query)),
+  };
+}
+
+export function href(path: string[], query: Query = {}): string {
+  const told = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== null && value !== undefined && value !== "") told.set(name, String(value));
+  }
+  const end = told.toString();
+  return `#/${path.map(encodeURIComponent).join("/")}${end ? `?${end}` : ""}`;
+}
+
+export function go(path: string[], query: Query = {}): void {
+  location.hash = href(path, query);
+}
+
+/** Change part of the query; by default without a step for the back button. */
+export function select(changes: Query, { step = false } = {}): void {
+  const { path, query } = route.value;
+  const next = href(path, { ...query, ...changes });
+  if (next === location.hash) return;
+  if (step) {
+    location.hash = next;
+  } else {
+    history.replaceState(null, "", next);
+    route.value = parse(next);
+  }
+}
+
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}

@@ -1,0 +1,246 @@
+// What the server tells, as far as the dashboard reads it.
+import type { Amount } from "./format";
+
+export interface Usage {
+  input?: number;
+  cache_read?: number;
+  cache_write?: number;
+  cache_write_1h?: number;
+  output?: number;
+  reasoning?: number;
+}
+
+export interface RunLine {
+  id: string;
+  agent: string | null;
+  thread: string | null;
+  namespace: string;
+  status: string;
+  started_at_us: number;
+  ended_at_us: number | null;
+  duration_us: number | null;
+  tokens: number;
+  usage: Usage;
+  cost: Amount[];
+  unpriced_tokens: number;
+  events: number;
+  errors: number;
+  tags: string[];
+  meta: Record<string, unknown>;
+}
+
+export interface RunRecord {
+  id: string;
+  seq: number;
+  kind: string;
+  type: string;
+  name: string | null;
+  parent: string | null;
+  agent: string | null;
+  role: string | null;
+  status: string | null;
+  model: string | null;
+  started_at_us: number;
+  duration_us: number | null;
+  is_open: boolean;
+  usage: Usage | null;
+  cost: number | null;
+  currency: string | null;
+  data: Record<string, unknown>;
+  has_input: boolean;
+  has_output: boolean;
+}
+
+export interface RecordContent {
+  record: RunRecord;
+  input: unknown;
+  output: unknown;
+}
+
+export interface CostLine {
+  key: string | null;
+  usage: Usage;
+  tokens: number;
+  cost: Amount[];
+  events: number;
+  errors: number;
+  unpriced_tokens: number;
+  unpriced_events: number;
+}
+
+export interface CostTable {
+  total: CostLine;
+  parts: CostLine[];
+}
+
+export function tokensOf(usage: Usage | null | undefined): number {
+  if (!usage) return 0;
+  return (
+    (usage.input ?? 0) +
+    (usage.cache_read ?? 0) +
+    (usage.cache_write ?? 0) +
+    (usage.cache_write_1h ?? 0) +
+    (usage.output ?? 0)
+  );
+}
+
+export interface ThreadLine {
+  id: string;
+  namespace: string;
+  head: string;
+  step: number;
+  created_at: string;
+  updated_at: string;
+}
+
+export interface Interrupt {
+  id: string;
+  payload: unknown;
+}
+
+export interface MomentLine {
+  id: string;
+  thread: string;
+  namespace: string;
+  parent: string | null;
+  step: number;
+  created_at: string;
+  note: string | null;
+  tags: string[];
+  metadata: Record<string, unknown>;
+  pending_interrupt: Interrupt | null;
+  message_count: number;
+  snapshot: string | null;
+}
+
+export interface MomentContent {
+  moment: MomentLine;
+  messages: unknown[];
+  first_message: number;
+  state: Record<string, unknown>;
+  lists: Record<string, unknown[]>;
+}
+
+export interface Fork {
+  thread: string;
+  namespace: string;
+  at: string;
+  head: string;
+  step: number;
+}
+
+export interface Lineage {
+  thread: ThreadLine;
+  moments: MomentLine[];
+  line: string[];
+  rewinds: { at: string; before: string | null; to: string }[];
+  forks: Fork[];
+  origin: MomentLine | null;
+  next_cursor: string | null;
+}
+
+export interface Entry {
+  path: string;
+  kind: "file" | "folder" | "link";
+  mode: number;
+  size: number;
+  target: string | null;
+  hash: string | null;
+}
+
+export interface FileChange {
+  path: string;
+  change: "added" | "removed" | "changed";
+  before: Entry | null;
+  after: Entry | null;
+  text: string | null;
+}
+
+export interface Difference {
+  before: string;
+  after: string;
+  common: number;
+  added: [number, unknown][];
+  removed: [number, unknown][];
+  changed: { index: number; before: unknown; after: unknown }[];
+  state: Record<string, unknown>[];
+  files: FileChange[];
+}
+
+export interface SnapshotInfo {
+  id: string;
+  workspace: string;
+  taken_at_us: number;
+  files: number;
+  size_bytes: number;
+  note: string | null;
+  tags: string[];
+}
+
+export interface Provenance {
+  run?: string;
+  step?: number;
+  source?: string;
+  trust?: "low" | "medium" | "high";
+  derived_from?: string[];
+}
+
+export interface MemoryDocument {
+  id: string;
+  content: string;
+  metadata: Record<string, unknown> & {
+    tags?: string[];
+    auto_load?: boolean;
+    created_at?: string;
+    updated_at?: string;
+    expires_at?: string | null;
+  };
+  version: number;
+  provenance: Provenance | null;
+}
+
+export interface MemoryVersion {
+  id: string;
+  version: number;
+  operation: "saved" | "deleted";
+  document: MemoryDocument | null;
+  provenance: Provenance | null;
+  changed_at_us: number;
+}
+
+export interface Task {
+  id: string;
+  prompt: string;
+  type: "cron" | "interval" | "once";
+  value: string;
+  tz?: string;
+  channel?: string;
+  chat_id?: string;
+  namespace?: string;
+  created_at_us: number;
+  last_run_us?: number | null;
+  next_run_us?: number | null;
+  status?: string;
+  runs?: number;
+  fires?: { at_us: number; worker?: string | null; manual?: boolean }[];
+}
+
+export interface FireReport {
+  task_id: string;
+  outcome: "ok" | "error" | "skipped";
+  scheduled_at_us: number;
+  last_scheduled_at_us: number;
+  count: number;
+  reason: string;
+  result: unknown;
+  attempt: number;
+  run_id: string | null;
+  ended_at_us: number;
+  duration_us: number;
+  manual: boolean;
+}
+
+/** A snapshot's id without its address form. */
+export function snapshotId(address: string): string {
+  return address.replace(/^o:/, "");
+}

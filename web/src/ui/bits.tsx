@@ -1,0 +1,134 @@
+// Small things that every view uses.
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+
+import { ago, brief, stamp } from "../base/format";
+import { href, type Query } from "../base/route";
+
+const WORDS: Record<string, string> = { ok: "ok", error: "error", running: "running", crashed: "crashed" };
+
+/** A status: its word, and a ring whose form says the same without colour. */
+export function Status({ status }: { status: string | null | undefined }) {
+  const word = status ?? "open";
+  const kind = WORDS[word] ?? (word === "open" ? "running" : word === "failed" ? "error" : "other");
+  return (
+    <span class={`status ${kind}`}>
+      <svg viewBox="0 0 16 16" width="13" height="13" aria-hidden="true">
+        <circle cx="8" cy="8" r="6" />
+        {kind === "ok" && <circle class="full" cx="8" cy="8" r="2.6" />}
+        {kind === "error" && <path d="M5.5 5.5l5 5m0-5l-5 5" />}
+        {kind === "crashed" && <path d="M8 2v6l3 4" />}
+        {kind === "running" && <path d="M8 4.6a3.4 3.4 0 0 1 3.4 3.4" />}
+      </svg>
+      {word}
+    </span>
+  );
+}
+
+export function Time({ at }: { at: number | string | null | undefined }) {
+  return <time title={stamp(at)}>{ago(at)}</time>;
+}
+
+export function Id({ id, to }: { id: string; to?: string }) {
+  return to ? (
+    <a class="id" href={to} title={id}>
+      {brief(id)}
+    </a>
+  ) : (
+    <span class="id" title={id}>
+      {brief(id)}
+    </span>
+  );
+}
+
+export function Tags({ tags }: { tags: readonly string[] | null | undefined }) {
+  return (
+    <>
+      {(tags ?? []).map((tag) => (
+        <span class="tag" key={tag}>
+          {tag}
+        </span>
+      ))}
+    </>
+  );
+}
+
+export function Copy({ text, label = "Copy" }: { text: string; label?: string }) {
+  const [done, setDone] = useState(false);
+  return (
+    <button
+      type="button"
+      class="quiet"
+      onClick={() => {
+        void navigator.clipboard.writeText(text).then(() => {
+          setDone(true);
+          setTimeout(() => setDone(false), 1500);
+        });
+      }}
+    >
+      {done ? "Copied" : label}
+    </button>
+  );
+}
+
+/** Tabs that are links: each has its own address. */
+export function Tabs<T extends string>({
+  tabs,
+  now,
+  to,
+  label,
+}: {
+  tabs: readonly (readonly [T, ComponentChildren])[];
+  now: T;
+  to: (tab: T) => string;
+  label: string;
+}) {
+  return (
+    <nav class="tabs" aria-label={label}>
+      {tabs.map(([tab, words]) => (
+        <a key={tab} href={to(tab)} aria-current={tab === now ? "page" : undefined}>
+          {words}
+        </a>
+      ))}
+    </nav>
+  );
+}
+
+export function Figure({ label, value, note }: { label: string; value: ComponentChildren; note?: ComponentChildren }) {
+  return (
+    <div class="figure">
+      <dt>{label}</dt>
+      <dd>
+        {value}
+        {note !== undefined && <small>{note}</small>}
+      </dd>
+    </div>
+  );
+}
+
+export function Head({
+  title,
+  above,
+  children,
+  aside,
+}: {
+  title: ComponentChildren;
+  above?: ComponentChildren;
+  children?: ComponentChildren;
+  aside?: ComponentChildren;
+}) {
+  return (
+    <header class="head">
+      <div class="head-words">
+        {above && <p class="above">{above}</p>}
+        <h1>{title}</h1>
+        {children}
+      </div>
+      {aside && <div class="head-aside">{aside}</div>}
+    </header>
+  );
+}
+
+export function Crumb({ path, query, children }: { path: string[]; query?: Query; children: ComponentChildren }) {
+  return <a href={href(path, query)}>{children}</a>;
+}

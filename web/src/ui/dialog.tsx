@@ -1,0 +1,88 @@
+// A question that needs an answer before something is done.
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+
+import { asProblem } from "../base/query";
+
+export function Dialog({
+  title,
+  onClose,
+  children,
+  wide = false,
+}: {
+  title: string;
+  onClose: () => void;
+  children: ComponentChildren;
+  wide?: boolean;
+}) {
+  const element = useRef<HTMLDialogElement>(null);
+  useEffect(() => {
+    element.current?.showModal();
+  }, []);
+  return (
+    <dialog
+      ref={element}
+      class={wide ? "wide" : ""}
+      aria-label={title}
+      onClose={onClose}
+      onClick={(event) => {
+        if (event.target === element.current) element.current?.close();
+      }}
+    >
+      <div class="dialog-inside">
+        <h2>{title}</h2>
+        {children}
+      </div>
+    </dialog>
+  );
+}
+
+/** Ask, do, and say what went wrong; closes when it is done. */
+export function Confirm({
+  title,
+  verb,
+  danger = false,
+  action,
+  onClose,
+  children,
+}: {
+  title: string;
+  verb: string;
+  danger?: boolean;
+  action: () => Promise<void>;
+  onClose: () => void;
+  children?: ComponentChildren;
+}) {
+  const [busy, setBusy] = useState(false);
+  const [trouble, setTrouble] = useState("");
+  return (
+    <Dialog title={title} onClose={onClose}>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          setBusy(true);
+          setTrouble("");
+          action().then(onClose, (error: unknown) => {
+            setTrouble(asProblem(error).message);
+            setBusy(false);
+          });
+        }}
+      >
+        {children}
+        {trouble && (
+          <p class="trouble" role="alert">
+            {trouble}
+          </p>
+        )}
+        <p class="buttons">
+          <button type="button" class="quiet" onClick={onClose}>
+            Cancel
+          </button>
+          <button type="submit" class={danger ? "danger" : "primary"} disabled={busy}>
+            {busy ? "…" : verb}
+          </button>
+        </p>
+      </form>
+    </Dialog>
+  );
+}

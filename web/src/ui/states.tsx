@@ -1,0 +1,62 @@
+// Nothing there, not there yet, or gone wrong: each says so, and what can be done.
+import type { ComponentChildren } from "preact";
+
+import { Problem } from "../base/api";
+import { Rings } from "./rings";
+
+export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
+  return (
+    <div class="state">
+      <Rings count={3} faint />
+      <h2>{title}</h2>
+      {children && <div class="state-words">{children}</div>}
+    </div>
+  );
+}
+
+export function Loading({ what = "Loading" }: { what?: string }) {
+  return (
+    <div class="state" role="status" aria-live="polite">
+      <Rings count={4} growing />
+      <p class="muted">{what} …</p>
+    </div>
+  );
+}
+
+export function Failure({ problem, retry }: { problem: Problem; retry?: () => void }) {
+  const missing = problem.status === 404;
+  return (
+    <div class="state" role="alert">
+      <Rings count={3} broken />
+      <h2>{missing ? "There is nothing here" : problem.title}</h2>
+      <p class="state-words">{problem.detail || problem.title}</p>
+      <p>
+        {retry && !missing && (
+          <button type="button" onClick={retry}>
+            Try again
+          </button>
+        )}
+        {missing && (
+          <a class="button" href="#/runs">
+            To the runs
+          </a>
+        )}
+      </p>
+    </div>
+  );
+}
+
+/** What is shown around an answer: waiting, a problem, or the answer itself. */
+export function Answer<T>({
+  asked,
+  what,
+  children,
+}: {
+  asked: { data: T | undefined; problem: Problem | null; reload: () => void };
+  what?: string;
+  children: (data: T) => ComponentChildren;
+}) {
+  if (asked.data !== undefined) return <>{children(asked.data)}</>;
+  if (asked.problem) return <Failure problem={asked.problem} retry={asked.reload} />;
+  return <Loading {...(what ? { what } : {})} />;
+}

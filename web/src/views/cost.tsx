@@ -1,0 +1,240 @@
+// What it all took: by day, agent, model and thread, against budgets, and how well it went.
+import { useMemo } from "preact/hooks";
+
+import { at } from "../base/api";
+import { count, duration, exact, money, moneys } from "../base/format";
+import { useGet } from "../base/query";
+import { href, route, select } from "../base/route";
+import type { CostLine, CostTable } from "../base/shapes";
+import { Figure, Head, Tabs } from "../ui/bits";
+import { DayChart } from "../ui/chart";
+import { Share } from "../ui/share";
+import { Answer, Empty } from "../ui/states";
+import { Limits } from "./limits";
+
+type By = "agent" | "model" | "thread" | "kind";
+
+const PERIODS = [
+  ["7", "7 days"],
+  ["30", "30 days"],
+  ["90", "90 days"],
+  ["all", "everything"],
+] as const;
+const GROUPS = [
+  ["agent", "By agent"],
+  ["model", "By model"],
+  ["thread", "By thread"],
+  ["kind", "By kind"],
+] as const;
+
+export function Cost() {
+  const { query } = route.value;
+  const period = query["days"] ?? "30";
+  const currency = query["currency"] ?? "";
+  const by = (GROUPS.find(([name]) => name === query["by"])?.[0] ?? "agent") as By;
+  const since = useMemo(() => (period === "all" ? null : dayBefore(Number(period) - 1)), [period]);
+  const days = useGet<CostTable>(at(["cost"], { by: "day", since, currency }));
+  const groups = useGet<CostTable>(at(["cost"], { by, since, currency }));
+  return (
+    <div class="view cost-view">
+      <Head title="Cost">
+        <form class="filters" onSubmit={(event) => event.preventDefault()}>
+          <label>
+            Period
+            <select value={period} onChange={(event) => select({ days: event.currentTarget.value })}>
+              {PERIODS.map(([value, words]) => (
+                <option key={value} value={value}>
+                  {words}
+                </option>
+              ))}
+            </select>
+          </label>
+          <label>
+            Currency
+            <select value={currency} onChange={(event) => select({ currency: event.currentTarget.value })}>
+              <option value="">as it was charged</option>
+              <option>EUR</option>
+              <option>USD</option>
+              <option>GBP</option>
+            </select>
+          </label>
+        </form>
+      </Head>
+      <div class="scroll pad" tabIndex={0} role="group" aria-label="Cost">
+        <Answer asked={days} what="Adding up">
+          {(table) =>
+            table.parts.length === 0 ? (
+              <Empty title="Nothing was used">In this period no run used any tokens.</Empty>
+            ) : (
+              <>
+                <dl class="figures big">
+                  <Figure label="cost" value={moneys(table.total.cost)} />
+                  <Figure label="tokens" value={count(table.total.tokens)} />
+                  <Figure label="calls" value={count(table.total.events)} />
+                  <Figure
+                    label="without a price"
+                    value={count(table.total.unpriced_tokens)}
+                    note={table.total.unpriced_tokens ? "tokens, not in the sum" : "everything is priced"}
+                  />
+                </dl>
+                <Days parts={table.parts} />
+              </>
+            )
+          }
+        </Answer>
+        <Tabs label="Groups" now={by} tabs={GROUPS} to={(name) => href(["cost"], { ...query, by: name })} />
+        <Answer asked={groups} what="Adding up">
+          {(table) => <Groups table={table} by={by} />}
+        </Answer>
+        <Limits />
+        <Performance />
+      </div>
+    </div>
+  );
+}
+
+function Days({ parts }: { parts: CostLine[] }) {
+  const days = useMemo(() => parts.map((part) => part.key ?? ""), [parts]);
+  const series = useMemo(() => {
+    const currencies = [...new Set(parts.flatMap((part) => part.cost.map((amount) => amount.currency)))];
+    return currencies.map((currency) => ({
+      label: currency,
+      values: parts.map((part) => Number(part.cost.find((amount) => amount.currency === currency)?.amount ?? 0)),
+    }));
+  }, [parts]);
+  if (series.length === 0) return null;
+  const [one] = series;
+  const format = (value: number) => (series.length === 1 ? money({ currency: one!.label, amount: value }) : String(value));
+  return <DayChart days={days} series={series} format={format} label="Cost by day; the table below has the figures by group" />;
+}
+
+function Groups({ table, by }: { table: CostTable; by: By }) {
+  const parts = table.parts.filter((part) => part.tokens || part.cost.length);
+  const most = Math.max(1, ...parts.map((part) => part.tokens));
+  if (parts.length === 0) return <p class="muted">Nothing to show.</p>;
+  return (
+    <table class="plain wide">
+      <thead>
+        <tr>
+          <th scope="col">{by}</th>
+          <th scope="col" class="number">
+            calls
+          </th>
+          <th scope="col" class="number">
+            errors
+          </th>
+          <th scope="col" class="number">
+            tokens
+          </th>
+          <th scope="col" class="number">
+            from cache
+          </th>
+          <th scope="col" class="number">
+            cost
+          </th>
+          <th scope="col">
+            <span class="hidden">share of tokens</span>
+          </th>
+        </tr>
+      </thead>
+      <tbody>
+        {parts.map((part) => (
+          <tr key={part.key ?? ""}>
+            <th scope="row">
+              {by === "agent" && part.key ? <a href={href(["runs"], { agent: part.key })}>{part.key}</a> : by === "thread" && part.key ? <a href={href(["threads", part.key])}>{part.key}</a> : (part.key ?? "none")}
+            </th>
+            <td class="number">{exact(part.events)}</td>
+            <td class={part.errors ? "number bad" : "number"}>{exact(part.errors)}</td>
+            <td class="number" title={exact(part.tokens)}>
+              {count(part.tokens)}
+            </td>
+            <td class="number">{part.tokens ? `${Math.round(((part.usage.cache_read ?? 0) / part.tokens) * 100)} %` : "–"}</td>
+            <td class="number">{part.cost.length ? moneys(part.cost) : "no price"}</td>
+            <td class="share-cell">
+              <Share of={part.tokens} total={most} />
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+interface Percentiles {
+  p50_us: number;
+  p95_us: number;
+  p99_us: number;
+}
+
+interface Speed {
+  key: string | null;
+  calls: number;
+  errors: number;
+  latency: Percentiles | null;
+  first_token: Percentiles | null;
+  tokens_per_second: number | null;
+}
+
+function Performance() {
+  const { query } = route.value;
+  const by = query["speed"] ?? "model";
+  const asked = useGet<{ rows: Speed[]; is_partial: boolean }>(at(["performance"], { by }));
+  return (
+    <section>
+      <h2>How well it went</h2>
+      <Tabs
+        label="Performance"
+        now={by}
+        to={(name) => href(["cost"], { ...query, speed: name })}
+        tabs={[
+          ["agent", "Agents"],
+          ["model", "Models"],
+          ["tool", "Tools"],
+        ]}
+      />
+      <Answer asked={asked} what="Measuring">
+        {({ rows, is_partial }) =>
+          rows.length === 0 ? (
+            <p class="muted">No calls yet.</p>
+          ) : (
+            <>
+              <table class="plain wide">
+                <thead>
+                  <tr>
+                    <th scope="col">{by}</th>
+                    {["calls", "failed", "p50", "p95", "p99", "first token", "tokens/s"].map((each) => (
+                      <th scope="col" class="number" key={each}>
+                        {each}
+                      </th>
+                    ))}
+                  </tr>
+                </thead>
+                <tbody>
+                  {rows.map((row) => (
+                    <tr key={row.key ?? ""}>
+                      <th scope="row">{row.key ?? "none"}</th>
+                      <td class="number">{exact(row.calls)}</td>
+                      <td class={row.errors ? "number bad" : "number"}>
+                        {row.errors ? `${exact(row.errors)} (${Math.round((row.errors / row.calls) * 100)} %)` : "0"}
+                      </td>
+                      <td class="number">{duration(row.latency?.p50_us)}</td>
+                      <td class="number">{duration(row.latency?.p95_us)}</td>
+                      <td class="number">{duration(row.latency?.p99_us)}</td>
+                      <td class="number">{duration(row.first_token?.p50_us)}</td>
+                      <td class="number">{row.tokens_per_second === null ? "–" : Math.round(row.tokens_per_second)}</td>
+                    </tr>
+                  ))}
+                </tbody>
+              </table>
+              {is_partial && <p class="muted">Of the newest events only.</p>}
+            </>
+          )
+        }
+      </Answer>
+    </section>
+  );
+}
+
+function dayBefore(days: number): string {
+  return new Date(Date.now() - days * 86_400_000).toISOString().slice(0, 10);
+}

@@ -1,0 +1,138 @@
+// What was said and done, in order: messages, calls with their input and output, errors.
+import { useMemo } from "preact/hooks";
+
+import { at } from "../../base/api";
+import { useOnce } from "../../base/cache";
+import { count, duration, money } from "../../base/format";
+import { tokensOf, type RecordContent, type RunRecord } from "../../base/shapes";
+import { Status } from "../../ui/bits";
+import { Content } from "../../ui/content";
+import { Value } from "../../ui/json";
+import { Rows } from "../../ui/rows";
+import { Empty } from "../../ui/states";
+import { title, type Trace } from "./trace";
+
+const DEEDS = new Set(["tool", "file", "retrieval", "reasoning"]);
+
+interface Props {
+  trace: Trace;
+  until: number | null;
+  selected: string | null;
+  onSelect: (record: RunRecord) => void;
+  isRunning: boolean;
+}
+
+export function Conversation({ trace, until, selected, onSelect, isRunning }: Props) {
+  const version = trace.version.value;
+  const all = useMemo(() => trace.records.filter(isTold), [version]);
+  const shown = useMemo(
+    () => (until === null ? all : all.filter((each) => each.started_at_us <= until)),
+    [all, until],
+  );
+  const place = useMemo(() => {
+    const exact = shown.findIndex((each) => each.id === selected);
+    if (exact >= 0 || selected === null) return exact;
+    const chosen = trace.find(selected);
+    return chosen ? shown.findIndex((each) => each.started_at_us >= chosen.started_at_us) : -1;
+  }, [shown, selected]);
+  if (shown.length === 0) {
+    return (
+      <Empty title={until === null ? "Nothing was said" : "Nothing was said yet"}>
+        {until === null
+          ? "This run has no messages and no calls. Its spans are in the waterfall."
+          : "Move the slider to the right."}
+      </Empty>
+    );
+  }
+  return (
+    <Rows
+      class="conversation"
+      label="Conversation"
+      items={shown}
+      height={92}
+      measured
+      keys={false}
+      tail={isRunning && until === null && selected === null}
+      idOf={(each) => each.id}
+      selected={place}
+      row={(each, _, isSelected) => (
+        <Turn run={trace.run} record={each} until={until} isSelected={isSelected && each.id === selected} onSelect={onSelect} />
+      )}
+    />
+  );
+}
+
+function isTold(record: RunRecord): boolean {
+  if (record.kind === "message") return true;
+  if (record.kind !== "span") return false;
+  return DEEDS.has(record.type) || record.status === "error" || (record.type === "llm" && record.has_output);
+}
+
+function Turn({
+  run,
+  record,
+  until,
+  isSelected,
+  onSelect,
+}: {
+  run: string;
+  record: RunRecord;
+  until: number | null;
+  isSelected: boolean;
+  onSelect: (record: RunRecord) => void;
+}) {
+  const content = useOnce<RecordContent>(at(["runs", run, "spans", record.id]), record.is_open ? record : null);
+  const isMessage = record.kind === "message";
+  const isOver = !record.is_open && (until === null || record.started_at_us + (record.duration_us ?? 0) <= until);
+  const failure = record.data["error"] as { type?: string; message?: string } | undefined;
+  const tokens = tokensOf(record.usage);
+  const kind = isMessage ? (record.role ?? "message") : record.type;
+  return (
+    <article class={`turn ${kind} ${isMessage ? "message" : "deed"}${isSelected ? " chosen" : ""}`}>
+      <header>
+        <button type="button" class="turn-title" onClick={() => onSelect(record)}>
+          <i class={`dot ${record.status === "error" ? "error" : isMessage ? "mark" : record.type}`} aria-hidden="true" />
+          {title(record)}
+        </button>
+        {record.agent && record.agent !== record.name && <span class="muted">{record.agent}</span>}
+        <span class="turn-facts muted">
+          {record.model && <span>{record.model}</span>}
+          {tokens > 0 && <span>{count(tokens)} tokens</span>}
+          {record.cost !== null && record.currency && <span>{money({ amount: record.cost, currency: record.currency })}</span>}
+          {!isMessage && isOver && <span>{duration(record.duration_us)}</span>}
+          {!isMessage && <Status status={isOver ? record.status : "running"} />}
+        </span>
+      </header>
+      <div class="turn-body">
+        {content.problem && <p class="trouble">{content.problem.message}</p>}
+        {!content.data && !content.problem && <p class="muted">…</p>}
+        {content.data && isMessage && <Content content={content.data.output} />}
+        {content.data && !isMessage && (
+          <>
+            {content.data.input !== null && content.data.input !== undefined && (
+              <div class="in">
+                <h4>in</h4>
+                <Slim value={content.data.input} />
+              </div>
+            )}
+            {isOver && content.data.output !== null && content.data.output !== undefined && (
+              <div class="out">
+                <h4>out</h4>
+                <Slim value={content.data.output} />
+              </div>
+            )}
+          </>
+        )}
+        {failure && isOver && (
+          <p class="trouble">
+            <strong>{failure.type ?? "Error"}</strong> {failure.message}
+          </p>
+        )}
+      </div>
+    </article>
+  );
+}
+
+function Slim({ value }: { value: unknown }) {
+  return typeof value === "object" ? <Value value={value} open /> : <Content content={value} />;
+}

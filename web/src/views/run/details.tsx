@@ -1,0 +1,106 @@
+// One span or message, whole.
+import { at } from "../../base/api";
+import { useOnce } from "../../base/cache";
+import { count, duration, exact, money, stamp } from "../../base/format";
+import { href } from "../../base/route";
+import type { RecordContent, RunRecord } from "../../base/shapes";
+import { Copy, Figure, Status } from "../../ui/bits";
+import { Content } from "../../ui/content";
+import { Value } from "../../ui/json";
+import { Empty, Failure, Loading } from "../../ui/states";
+import { title, type Trace } from "./trace";
+
+const LINKS = new Set(["checkpoint", "snapshot", "memory", "thread"]);
+
+export function Details({ trace, id }: { trace: Trace; id: string | null }) {
+  void trace.version.value;
+  const record = id === null ? undefined : trace.find(id);
+  const asked = useOnce<RecordContent>(
+    id === null ? null : at(["runs", trace.run, "spans", id]),
+    record?.is_open ? record : null,
+  );
+  if (id === null) return <Empty title="Choose an event">Click a bar or a message, or go through them with j and k.</Empty>;
+  if (asked.problem) return <Failure problem={asked.problem} />;
+  if (!asked.data) return <Loading what="Reading the event" />;
+  return <Whole run={trace.run} record={record ?? asked.data.record} content={asked.data} />;
+}
+
+function Whole({ run, record, content }: { run: string; record: RunRecord; content: RecordContent }) {
+  const { error, ...rest } = record.data as { error?: { type?: string; message?: string; traceback?: string } };
+  const usage = Object.entries(record.usage ?? {}).filter(([, value]) => value);
+  const links = Object.entries(rest).filter(([name, value]) => LINKS.has(name) && typeof value === "string");
+  return (
+    <div class="details">
+      <h2>
+        {title(record)} <span class="muted">{record.kind === "span" ? record.type : record.kind}</span>
+      </h2>
+      <dl class="figures small">
+        {record.kind === "span" && <Figure label="status" value={<Status status={record.is_open ? "running" : record.status} />} />}
+        <Figure label="began" value={stamp(record.started_at_us)} />
+        {record.kind === "span" && <Figure label="took" value={record.is_open ? "…" : duration(record.duration_us)} />}
+        {record.agent && <Figure label="agent" value={record.agent} />}
+        {record.model && <Figure label="model" value={record.model} />}
+        {record.cost !== null && record.currency && (
+          <Figure label="cost" value={money({ amount: record.cost, currency: record.currency })} />
+        )}
+        {usage.map(([name, value]) => (
+          <Figure key={name} label={`${name.replaceAll("_", " ")} tokens`} value={<span title={exact(value)}>{count(value)}</span>} />
+        ))}
+      </dl>
+      {error && (
+        <section class="trouble">
+          <h3>{error.type ?? "Error"}</h3>
+          <p>{error.message}</p>
+          {error.traceback && <pre tabIndex={0}>{error.traceback}</pre>}
+        </section>
+      )}
+      {content.input !== null && content.input !== undefined && (
+        <section>
+          <h3>Input</h3>
+          <div class="box">{typeof content.input === "object" ? <Value value={content.input} /> : <Content content={content.input} />}</div>
+        </section>
+      )}
+      {content.output !== null && content.output !== undefined && (
+        <section>
+          <h3>{record.kind === "message" ? "Content" : "Output"}</h3>
+          <div class="box">
+            {typeof content.output === "object" && !Array.isArray(content.output) ? (
+              <Value value={content.output} />
+            ) : (
+              <Content content={content.output} />
+            )}
+          </div>
+        </section>
+      )}
+      {links.length > 0 && (
+        <section>
+          <h3>What it left</h3>
+          {links.map(([name, value]) => (
+            <p key={name}>
+              {name}: <a href={target(name, value as string)}>{value as string}</a>
+            </p>
+          ))}
+        </section>
+      )}
+      {Object.keys(rest).length > 0 && (
+        <section>
+          <h3>Attributes</h3>
+          <div class="box">
+            <Value value={rest} />
+          </div>
+        </section>
+      )}
+      <p class="buttons tight">
+        <Copy text={record.id} label="Copy id" />
+        <Copy text={new URL(href(["runs", run], { span: record.id, tab: "details" }), location.href).href} label="Copy link" />
+      </p>
+    </div>
+  );
+}
+
+function target(name: string, value: string): string {
+  if (name === "snapshot") return href(["workspace", value]);
+  if (name === "memory") return href(["memory", value]);
+  if (name === "thread") return href(["threads", value]);
+  return href(["moments", value]);
+}

@@ -1,0 +1,132 @@
+// One run: its waterfall beside its conversation, what it cost, and the way through it again.
+import { useEffect, useMemo, useReducer } from "preact/hooks";
+
+import { at, reachable } from "../../base/api";
+import { count, duration, moneys, stamp } from "../../base/format";
+import { useKeys } from "../../base/keys";
+import { useChanges } from "../../base/live";
+import { asProblem, useGet } from "../../base/query";
+import { go, href, route, select } from "../../base/route";
+import type { RunLine, RunRecord } from "../../base/shapes";
+import { Crumb, Figure, Head, Id, Status, Tabs, Tags, Time } from "../../ui/bits";
+import { Answer, Failure } from "../../ui/states";
+import { Conversation } from "./conversation";
+import { Details } from "./details";
+import { Replay } from "./replay";
+import { Spending } from "./spending";
+import { Trace } from "./trace";
+import { Waterfall } from "./waterfall";
+
+type Tab = "conversation" | "details" | "cost";
+
+const TABS = [
+  ["conversation", "Conversation"],
+  ["details", "Event"],
+  ["cost", "Cost"],
+] as const;
+
+export function Run({ id }: { id: string }) {
+  const asked = useGet<RunLine>(at(["runs", id]));
+  const trace = useMemo(() => new Trace(id), [id]);
+  const isBack = reachable.value;
+  useEffect(() => {
+    if (isBack) void trace.load();
+  }, [trace, isBack]);
+  useEffect(() => () => trace.stop(), [trace]);
+  useChanges(
+    (event) => event.run === id,
+    () => {
+      void trace.load();
+      asked.reload();
+    },
+  );
+  useKeys({ Escape: () => (route.value.query["span"] ? select({ span: null }) : go(["runs"])) });
+  return (
+    <Answer asked={asked} what="Reading the run">
+      {(run) => <Shown run={run} trace={trace} />}
+    </Answer>
+  );
+}
+
+function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
+  const { query } = route.value;
+  const tab: Tab = query["tab"] === "cost" || query["tab"] === "details" ? query["tab"] : "conversation";
+  const span = query["span"] ?? null;
+  const version = trace.version.value;
+  const isRunning = run.status === "running";
+  const now = useNow(isRunning);
+  const start = trace.start || run.started_at_us;
+  const end = useMemo(() => Math.max(trace.end(now), run.ended_at_us ?? 0, start + 1), [version, now, run.ended_at_us]);
+  const until = query["at"] === undefined ? null : start + Number(query["at"]);
+  const moments = useMemo(() => trace.records.map((each) => each.started_at_us), [version]);
+  const choose = (record: RunRecord) =>
+    select({ span: record.id, tab: tab === "cost" ? "details" : tab === "conversation" ? null : tab });
+  const move = (to: number | null) => select({ at: to === null ? null : to - start });
+  const to = (name: Tab) => href(["runs", run.id], { ...query, tab: name === "conversation" ? null : name });
+  useKeys({
+    "1": () => select({ tab: null }),
+    "2": () => select({ tab: "details" }),
+    "3": () => select({ tab: "cost" }),
+    Enter: () => span && select({ tab: "details" }),
+  });
+  return (
+    <div class="view run-view">
+      <Head
+        above={
+          <>
+            <Crumb path={["runs"]}>Runs</Crumb> / <Id id={run.id} />
+          </>
+        }
+        title={run.agent ?? "run"}
+        aside={<Tags tags={run.tags} />}
+      >
+        <dl class="figures">
+          <Figure label="status" value={<Status status={run.status} />} />
+          <Figure label="began" value={<Time at={run.started_at_us} />} note={stamp(run.started_at_us)} />
+          <Figure label="took" value={isRunning ? duration(now - run.started_at_us) : duration(run.duration_us)} />
+          <Figure label="tokens" value={count(run.tokens)} />
+          <Figure label="cost" value={moneys(run.cost)} {...(run.unpriced_tokens ? { note: `${count(run.unpriced_tokens)} tokens unpriced` } : {})} />
+          <Figure label="events" value={count(Math.max(run.events, trace.records.length))} />
+          {run.errors > 0 && <Figure label="errors" value={<span class="bad">{count(run.errors)}</span>} />}
+          {run.thread && (
+            <Figure
+              label="thread"
+              value={<a href={href(["threads", run.thread], { namespace: run.namespace })}>{run.thread}</a>}
+            />
+          )}
+        </dl>
+      </Head>
+      {trace.failed.value && trace.records.length === 0 ? (
+        <Failure problem={asProblem(trace.failed.value)} retry={() => void trace.load()} />
+      ) : (
+        <>
+          <div class="panes">
+            <Waterfall trace={trace} now={now} until={until} selected={span} onSelect={choose} />
+            <section class="side" aria-label="What happened">
+              <Tabs tabs={TABS} now={tab} to={to} label="What happened" />
+              <div class="side-body" tabIndex={tab === "conversation" ? undefined : 0} role="group" aria-label={tab}>
+                {tab === "conversation" && (
+                  <Conversation trace={trace} until={until} selected={span} onSelect={choose} isRunning={isRunning} />
+                )}
+                {tab === "details" && <Details trace={trace} id={span} />}
+                {tab === "cost" && <Spending trace={trace} run={run} until={until} />}
+              </div>
+            </section>
+          </div>
+          <Replay start={start} end={end} until={until} moments={moments} onMove={move} />
+        </>
+      )}
+    </div>
+  );
+}
+
+/** The present in microseconds; moves only while something runs. */
+function useNow(moving: boolean): number {
+  const [, turn] = useReducer((was: number) => was + 1, 0);
+  useEffect(() => {
+    if (!moving) return;
+    const timer = setInterval(() => turn(0), 500);
+    return () => clearInterval(timer);
+  }, [moving]);
+  return Date.now() * 1000;
+}

@@ -1,0 +1,183 @@
+// The store itself: what it holds, how it grows, whether it is sound, and what could go.
+import { useMemo, useState } from "preact/hooks";
+
+import { at, send } from "../base/api";
+import { bytes, exact, plural } from "../base/format";
+import { asProblem, useGet } from "../base/query";
+import { Figure, Head } from "../ui/bits";
+import { DayChart } from "../ui/chart";
+import { Share } from "../ui/share";
+import { Answer } from "../ui/states";
+
+interface Stats {
+  url: string;
+  space: string;
+  rows: Record<string, number>;
+  bytes: Record<string, number>;
+  total_bytes: number;
+  growth_bytes: Record<string, number>;
+  disk_bytes: number | null;
+}
+
+interface Verification {
+  ok: boolean;
+  problems: { kind: string; where: string; detail: string }[];
+  checked: Record<string, number>;
+  more: number;
+}
+
+interface Collection {
+  dropped: Record<string, number>;
+  kept: Record<string, number>;
+  swept: { objects: number; bodies: number; lists: number; packs: number; bytes: number; kept_objects: number };
+}
+
+export function Store() {
+  const asked = useGet<Stats>(at(["store", "stats"]));
+  return (
+    <div class="view">
+      <Head title="Store" />
+      <Answer asked={asked} what="Counting">
+        {(stats) => (
+          <div class="scroll pad" tabIndex={0} role="group" aria-label="Store">
+            <dl class="figures big">
+              <Figure label="stored" value={bytes(stats.total_bytes)} />
+              {stats.disk_bytes !== null && <Figure label="on disk" value={bytes(stats.disk_bytes)} />}
+              <Figure label="commits" value={exact(stats.rows["commits"])} />
+              <Figure label="events" value={exact(stats.rows["events"])} />
+              <Figure label="objects" value={exact(stats.rows["objects"])} />
+            </dl>
+            <p class="muted">
+              <code>{stats.url}</code>, namespace <code>{stats.space}</code>
+            </p>
+            <Growth growth={stats.growth_bytes} />
+            <Kinds stats={stats} />
+            <Verify />
+            <Sweep />
+          </div>
+        )}
+      </Answer>
+    </div>
+  );
+}
+
+function Growth({ growth }: { growth: Record<string, number> }) {
+  const days = useMemo(() => Object.keys(growth).sort(), [growth]);
+  const series = useMemo(() => [{ label: "new bytes", values: days.map((day) => growth[day] ?? 0) }], [days]);
+  if (days.length === 0) return <p class="muted">Nothing was committed yet.</p>;
+  return (
+    <section>
+      <h2>Growth</h2>
+      <DayChart days={days} series={series} format={(value) => bytes(Math.round(value))} label="New bytes by day" height={150} />
+    </section>
+  );
+}
+
+function Kinds({ stats }: { stats: Stats }) {
+  const kinds = Object.entries(stats.bytes).sort(([, one], [, other]) => other - one);
+  return (
+    <section>
+      <h2>What it holds</h2>
+      <table class="plain">
+        <tbody>
+          {kinds.map(([kind, size]) => (
+            <tr key={kind}>
+              <th scope="row">{kind}</th>
+              <td class="number">{stats.rows[kind] === undefined ? "" : exact(stats.rows[kind])}</td>
+              <td class="number">{bytes(size)}</td>
+              <td class="share-cell">
+                <Share of={size} total={stats.total_bytes} />
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </section>
+  );
+}
+
+function Verify() {
+  const { state, start } = useWork<Verification>(() => send("POST", at(["store", "verify"])));
+  return (
+    <section>
+      <h2>Is it sound?</h2>
+      <p>Rehashes every byte and follows every link. Nothing is changed.</p>
+      <button type="button" onClick={start} disabled={state.busy}>
+        {state.busy ? "Verifying …" : "Verify"}
+      </button>
+      {state.trouble && <Trouble text={state.trouble} />}
+      {state.done && (
+        <div role="status">
+          <p class={state.done.ok ? "verdict good" : "verdict bad"}>
+            {state.done.ok ? "Sound: everything is as it was written." : `${plural(state.done.problems.length + state.done.more, "problem")}`}
+          </p>
+          <p class="muted">
+            {Object.entries(state.done.checked)
+              .filter(([, value]) => value)
+              .map(([name, value]) => (name === "bytes" ? bytes(value) : `${exact(value)} ${name}`))
+              .join(", ")}{" "}
+            checked
+          </p>
+          {state.done.problems.length > 0 && (
+            <ul>
+              {state.done.problems.map((problem, index) => (
+                <li key={index}>
+                  <strong>{problem.kind}</strong> <code>{problem.where}</code> {problem.detail}
+                </li>
+              ))}
+            </ul>
+          )}
+        </div>
+      )}
+    </section>
+  );
+}
+
+function Sweep() {
+  const { state, start } = useWork<Collection>(() => send("POST", at(["store", "gc"]), { dry_run: true }));
+  return (
+    <section>
+      <h2>What could go?</h2>
+      <p>
+        Looks for what nothing can reach any more. This is a dry run; <code>treering gc</code> does it.
+      </p>
+      <button type="button" onClick={start} disabled={state.busy}>
+        {state.busy ? "Looking …" : "Dry run"}
+      </button>
+      {state.trouble && <Trouble text={state.trouble} />}
+      {state.done && (
+        <p role="status" class="verdict">
+          {bytes(state.done.swept.bytes)} could go: {plural(state.done.swept.objects, "object")},{" "}
+          {plural(state.done.swept.bodies, "body", "bodies")}, {plural(state.done.swept.lists, "list")},{" "}
+          {plural(state.done.swept.packs, "pack")}.
+        </p>
+      )}
+    </section>
+  );
+}
+
+function Trouble({ text }: { text: string }) {
+  return (
+    <p class="trouble" role="alert">
+      {text}
+    </p>
+  );
+}
+
+interface Work<T> {
+  busy: boolean;
+  done: T | null;
+  trouble: string;
+}
+
+function useWork<T>(work: () => Promise<T>): { state: Work<T>; start: () => void } {
+  const [state, setState] = useState<Work<T>>({ busy: false, done: null, trouble: "" });
+  const start = () => {
+    setState({ busy: true, done: null, trouble: "" });
+    work().then(
+      (done) => setState({ busy: false, done, trouble: "" }),
+      (error: unknown) => setState({ busy: false, done: null, trouble: asProblem(error).message }),
+    );
+  };
+  return { state, start };
+}

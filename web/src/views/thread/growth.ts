@@ -1,0 +1,83 @@
+// How a thread and its relatives grew: all moments that can be reached through forks, as one tree.
+import { at, get } from "../../base/api";
+import type { Lineage, MomentLine } from "../../base/shapes";
+
+const MOST_THREADS = 24;
+const PAGE = 500;
+
+export interface Node {
+  moment: MomentLine;
+  isOnLine: boolean;
+  isHead: boolean;
+  /** Which of the threads in the picture it belongs to. */
+  branch: number;
+  children: Node[];
+}
+
+export interface Grown {
+  lineages: Lineage[];
+  nodes: Map<string, Node>;
+  roots: Node[];
+  /** Threads that are not in the picture, because there are too many. */
+  left: number;
+}
+
+/** Up to where the thread came from, then down through every fork; the thread that was asked for comes first. */
+export async function grow(thread: string, namespace: string, stop: AbortSignal): Promise<Grown> {
+  const lineages: Lineage[] = [];
+  const seen = new Set<string>();
+  const waiting: [string, string][] = [[thread, namespace]];
+  let left = 0;
+  while (waiting.length > 0) {
+    const level = waiting.splice(0).filter(([id, space]) => {
+      const name = `${space}\n${id}`;
+      if (seen.has(name)) return false;
+      if (seen.size >= MOST_THREADS) {
+        left += 1;
+        return false;
+      }
+      seen.add(name);
+      return true;
+    });
+    const found = await Promise.all(level.map(([id, space]) => lineage(id, space, stop)));
+    for (const each of found) {
+      if (!each) continue;
+      lineages.push(each);
+      if (each.origin) waiting.push([each.origin.thread, each.origin.namespace]);
+      for (const fork of each.forks) waiting.push([fork.thread, fork.namespace]);
+    }
+    if (lineages.length === 0) break;
+  }
+  return { ...connected(lineages), lineages, left };
+}
+
+async function lineage(id: string, namespace: string, stop: AbortSignal): Promise<Lineage | null> {
+  return get<Lineage>(at(["threads", id, "lineage"], { namespace, limit: PAGE }), stop);
+}
+
+function connected(lineages: readonly Lineage[]): { nodes: Map<string, Node>; roots: Node[] } {
+  const nodes = new Map<string, Node>();
+  lineages.forEach((lineage, branch) => {
+    const line = new Set(lineage.line);
+    for (const moment of lineage.moments) {
+      const node: Node = {
+        moment,
+        isOnLine: line.has(moment.id),
+        isHead: moment.id === lineage.thread.head,
+        branch,
+        children: [],
+      };
+      nodes.set(moment.id, node);
+    }
+  });
+  const roots: Node[] = [];
+  for (const node of nodes.values()) {
+    const parent = node.moment.parent === null ? undefined : nodes.get(node.moment.parent);
+    if (parent) parent.children.push(node);
+    else roots.push(node);
+  }
+  for (const node of nodes.values()) {
+    node.children.sort((one, other) => (one.moment.id < other.moment.id ? -1 : 1));
+  }
+  return { nodes, roots };
+}

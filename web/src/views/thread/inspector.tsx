@@ -1,0 +1,276 @@
+// One moment: what was said by then, the state, the files, and what differs from another moment.
+import { useState } from "preact/hooks";
+
+import { at, send } from "../../base/api";
+import { plural, stamp } from "../../base/format";
+import { useGet } from "../../base/query";
+import { go, href, route } from "../../base/route";
+import { snapshotId, type Difference, type MomentContent } from "../../base/shapes";
+import { Copy, Id, Tabs, Tags, Time } from "../../ui/bits";
+import { Content, Message } from "../../ui/content";
+import { Confirm } from "../../ui/dialog";
+import { Patch } from "../../ui/diff";
+import { Value } from "../../ui/json";
+import { Rows } from "../../ui/rows";
+import { Answer, Empty } from "../../ui/states";
+import { Browser } from "../workspace/browser";
+import { FileChanges } from "../workspace/changes";
+import type { Grown, Node } from "./growth";
+import { Pending } from "./pending";
+
+type Tab = "messages" | "state" | "files" | "diff";
+type Asking = "fork" | "rewind" | null;
+
+export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node; onChange: () => void }) {
+  const { query } = route.value;
+  const { moment } = node;
+  const tab = (["state", "files", "diff"].find((each) => each === query["tab"]) ?? "messages") as Tab;
+  const [asking, ask] = useState<Asking>(null);
+  const content = useGet<MomentContent>(
+    at(["threads", moment.thread, "checkpoints", moment.id], { namespace: moment.namespace }),
+  );
+  const to = (name: Tab) => href(route.value.path, { ...query, tab: name === "messages" ? null : name });
+  return (
+    <section class="inspector" aria-label="Moment">
+      <header class="moment-head">
+        <h2>
+          <span class="step">{moment.step}</span>
+          {moment.note ?? "Moment"}
+        </h2>
+        <p class="muted">
+          {moment.thread} · <Time at={moment.created_at} /> <span class="small">({stamp(moment.created_at)})</span> ·{" "}
+          <Id id={moment.id} /> <Copy text={moment.id} label="Copy id" />
+        </p>
+        <p>
+          <Tags tags={moment.tags} />
+          {!node.isOnLine && <span class="tag warn">left behind by a rewind</span>}
+          {node.isHead && <span class="tag good">head of {moment.thread}</span>}
+        </p>
+        <p class="buttons tight">
+          <button type="button" onClick={() => ask("fork")}>
+            Fork here
+          </button>
+          <button type="button" onClick={() => ask("rewind")} disabled={node.isHead}>
+            Rewind to here
+          </button>
+        </p>
+      </header>
+      {moment.pending_interrupt && node.isHead && <Pending moment={moment} onDone={onChange} />}
+      {Object.keys(moment.metadata).length > 0 && (
+        <div class="box metadata">
+          <Value name="metadata" value={moment.metadata} open={false} />
+        </div>
+      )}
+      <Tabs
+        label="Moment"
+        now={tab}
+        to={to}
+        tabs={[
+          ["messages", <>Messages <small>{moment.message_count}</small></>],
+          ["state", "State"],
+          ["files", "Files"],
+          ["diff", "Diff"],
+        ]}
+      />
+      <div class="inspector-body">
+        {tab === "diff" ? (
+          <Compare grown={grown} node={node} />
+        ) : (
+          <Answer asked={content} what="Reading the moment">
+            {(whole) => (
+              <>
+                {tab === "messages" && <Messages content={whole} />}
+                {tab === "state" && <State content={whole} />}
+                {tab === "files" &&
+                  (moment.snapshot ? (
+                    <Browser snapshot={snapshotId(moment.snapshot)} />
+                  ) : (
+                    <Empty title="No files">
+                      This moment keeps no files. Save with <code>workspace=</code> to keep them.
+                    </Empty>
+                  ))}
+              </>
+            )}
+          </Answer>
+        )}
+      </div>
+      {asking === "fork" && <ForkDialog node={node} onClose={() => ask(null)} />}
+      {asking === "rewind" && <RewindDialog grown={grown} node={node} onClose={() => ask(null)} onDone={onChange} />}
+    </section>
+  );
+}
+
+function Messages({ content }: { content: MomentContent }) {
+  if (content.messages.length === 0) return <Empty title="No messages">Nothing had been said by then.</Empty>;
+  return (
+    <Rows
+      class="conversation"
+      label="Messages"
+      items={content.messages}
+      height={84}
+      measured
+      keys={false}
+      idOf={(_, index) => String(index)}
+      row={(message) => <Message message={message} />}
+    />
+  );
+}
+
+function State({ content }: { content: MomentContent }) {
+  const lists = Object.entries(content.lists);
+  if (Object.keys(content.state).length === 0 && lists.length === 0) {
+    return <Empty title="No state">Save with state= to keep values beside the messages.</Empty>;
+  }
+  return (
+    <div class="scroll" tabIndex={0} role="group" aria-label="State">
+      <div class="box">
+        {Object.entries(content.state).map(([name, value]) => (
+          <Value key={name} name={name} value={value} />
+        ))}
+      </div>
+      {lists.map(([name, items]) => (
+        <div class="box" key={name}>
+          <Value name={name} value={items} />
+        </div>
+      ))}
+    </div>
+  );
+}
+
+function Compare({ grown, node }: { grown: Grown; node: Node }) {
+  const { moment } = node;
+  const other = route.value.query["with"] ?? moment.parent;
+  const base = other ? grown.nodes.get(other) : undefined;
+  const url =
+    base && base.moment.id !== moment.id
+      ? at(["threads", base.moment.thread, "diff"], {
+          a: base.moment.id,
+          b: moment.id,
+          namespace: moment.namespace,
+          other: moment.thread === base.moment.thread ? null : moment.thread,
+        })
+      : null;
+  const asked = useGet<Difference>(url);
+  const choices = [...grown.nodes.values()].toSorted((one, two) => (one.moment.id < two.moment.id ? 1 : -1));
+  return (
+    <div class="scroll" tabIndex={0} role="group" aria-label="Diff">
+      <p>
+        <label>
+          From{" "}
+          <select
+            value={other ?? ""}
+            onChange={(event) =>
+              go(route.value.path, { ...route.value.query, with: event.currentTarget.value, tab: "diff" })
+            }
+          >
+            {!base && <option value="">choose a moment</option>}
+            {choices.slice(0, 500).map((each) => (
+              <option key={each.moment.id} value={each.moment.id}>
+                {each.moment.thread} · {each.moment.step} {each.moment.note ?? ""}
+              </option>
+            ))}
+          </select>
+        </label>{" "}
+        to step {moment.step} of {moment.thread}
+      </p>
+      {url === null ? (
+        <Empty title="Nothing to compare with">
+          {base ? "These are the same moment. Choose another one." : "This is the first moment. Choose another one."}
+        </Empty>
+      ) : (
+        <Answer asked={asked} what="Comparing">
+          {(found) => <Differences found={found} />}
+        </Answer>
+      )}
+    </div>
+  );
+}
+
+function Differences({ found }: { found: Difference }) {
+  const said = found.added.length + found.removed.length + found.changed.length;
+  if (said + found.state.length + found.files.length === 0) {
+    return <Empty title="No difference">Messages, state and files are the same.</Empty>;
+  }
+  return (
+    <div class="differences">
+      <h3>
+        Messages <small class="muted">{said ? `${plural(found.common, "message")} in common` : "the same"}</small>
+      </h3>
+      {found.removed.map(([index, message]) => (
+        <div class="change removed" key={`r${index}`}>
+          <Message message={message} />
+        </div>
+      ))}
+      {found.changed.map((each) => (
+        <div class="change changed" key={`c${each.index}`}>
+          <div class="change removed">
+            <Content content={each.before} />
+          </div>
+          <div class="change added">
+            <Content content={each.after} />
+          </div>
+        </div>
+      ))}
+      {found.added.map(([index, message]) => (
+        <div class="change added" key={`a${index}`}>
+          <Message message={message} />
+        </div>
+      ))}
+      <h3>
+        State {found.state.length === 0 && <small class="muted">the same</small>}
+      </h3>
+      {found.state.length > 0 && <Patch operations={found.state} />}
+      <h3>
+        Files {found.files.length === 0 && <small class="muted">the same</small>}
+      </h3>
+      {found.files.length > 0 && <FileChanges changes={found.files} />}
+    </div>
+  );
+}
+
+function ForkDialog({ node, onClose }: { node: Node; onClose: () => void }) {
+  const { moment } = node;
+  const [name, setName] = useState(`${moment.thread}-fork`);
+  return (
+    <Confirm
+      title={`Fork ${moment.thread} at step ${moment.step}`}
+      verb="Fork"
+      onClose={onClose}
+      action={async () => {
+        await send("POST", at(["threads", moment.thread, "fork"], { namespace: moment.namespace }), {
+          new_id: name,
+          at: moment.id,
+        });
+        go(["threads", name], { namespace: moment.namespace });
+      }}
+    >
+      <p>A new thread that begins here and shares the past. Nothing is copied.</p>
+      <label class="field">
+        Name of the new thread
+        <input type="text" required value={name} onInput={(event) => setName(event.currentTarget.value)} />
+      </label>
+    </Confirm>
+  );
+}
+
+function RewindDialog({ grown, node, onClose, onDone }: { grown: Grown; node: Node; onClose: () => void; onDone: () => void }) {
+  // A moment of the shared past is reached through the thread that is looked at.
+  const thread = grown.lineages[0]!.thread;
+  return (
+    <Confirm
+      title={`Rewind ${thread.id} to step ${node.moment.step}`}
+      verb="Rewind"
+      danger
+      onClose={onClose}
+      action={async () => {
+        await send("POST", at(["threads", thread.id, "rewind"], { namespace: thread.namespace }), { to: node.moment.id });
+        onDone();
+      }}
+    >
+      <p>
+        The head of the thread moves from step {thread.step} back to step {node.moment.step}. What came after stays in
+        the history and can be reached again.
+      </p>
+    </Confirm>
+  );
+}

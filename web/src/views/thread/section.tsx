@@ -1,0 +1,150 @@
+// The cut through the tree: a ring for every moment, from the pith outwards. A fork divides the circle from its
+// moment on; what a rewind left behind is dashed.
+import { useMemo } from "preact/hooks";
+
+import { plural } from "../../base/format";
+import type { Grown, Node } from "./growth";
+
+interface Arc {
+  node: Node;
+  /** How many messages came with it. */
+  added: number;
+  depth: number;
+  from: number;
+  to: number;
+}
+
+interface Props {
+  grown: Grown;
+  selected: string | null;
+  other: string | null;
+  onSelect: (node: Node) => void;
+}
+
+const SIZE = 460;
+const PITH = 16;
+const MOST_RINGS = 60;
+const GAP = 0.09;
+
+export function Section({ grown, selected, other, onSelect }: Props) {
+  const { arcs, rings } = useMemo(() => laidOut(grown), [grown]);
+  const step = (SIZE / 2 - PITH - 14) / Math.max(rings, 6);
+  const shown = arcs.filter((arc) => isShown(arc, rings, selected, other));
+  const label =
+    `${plural(grown.nodes.size, "moment")} of ${plural(grown.lineages.length, "thread")}, drawn as rings; ` +
+    "the list below has the same moments";
+  return (
+    <svg class="section" viewBox={`${-SIZE / 2} ${-SIZE / 2} ${SIZE} ${SIZE}`} role="img" aria-label={label}>
+      <path class="bark" d={ring(SIZE / 2 - 6, 0, 2 * Math.PI)} />
+      <circle class="pith" r={PITH / 3} />
+      {shown.map((arc) => {
+        const radius = PITH + (arc.depth + 0.5) * step;
+        const { moment } = arc.node;
+        const kinds = [
+          "ring",
+          `branch-${arc.node.branch % 5}`,
+          arc.node.isOnLine ? "" : "left",
+          moment.id === selected ? "selected" : "",
+          moment.id === other ? "other" : "",
+        ];
+        return (
+          <g key={moment.id} class={kinds.join(" ")} data-moment={moment.id} onClick={() => onSelect(arc.node)}>
+            <title>{`${moment.thread} · step ${moment.step}${moment.note ? ` · ${moment.note}` : ""}`}</title>
+            <path class="reach" d={ring(radius, arc.from, arc.to)} style={{ strokeWidth: `${Math.max(step, 3)}px` }} />
+            <path class="line" d={ring(radius, arc.from, arc.to)} style={{ strokeWidth: `${thickness(arc, step)}px` }} />
+            {(arc.node.isHead || moment.pending_interrupt) && (
+              <circle
+                class={moment.pending_interrupt && arc.node.isHead ? "wait" : "head"}
+                r={Math.min(5, Math.max(3, step * 0.4))}
+                {...point(radius, (arc.from + arc.to) / 2)}
+              />
+            )}
+          </g>
+        );
+      })}
+    </svg>
+  );
+}
+
+/** Every moment's place: its ring is its distance from the root, its arc a share of its parent's. */
+function laidOut(grown: Grown): { arcs: Arc[]; rings: number } {
+  const leaves = new Map<Node, number>();
+  const order: Node[] = [];
+  const stack = [...grown.roots];
+  for (let node = stack.pop(); node; node = stack.pop()) {
+    order.push(node);
+    stack.push(...node.children);
+  }
+  for (const node of order.toReversed()) {
+    leaves.set(node, Math.max(1, node.children.reduce((sum, child) => sum + (leaves.get(child) ?? 1), 0)));
+  }
+  const arcs: Arc[] = [];
+  let rings = 1;
+  const first = grown.roots.reduce((least, node) => Math.min(least, node.moment.step), Infinity);
+  const share = (nodes: readonly Node[], from: number, to: number): Arc[] => {
+    const whole = nodes.reduce((sum, node) => sum + (leaves.get(node) ?? 1), 0);
+    const gap = nodes.length > 1 ? Math.min(GAP, (to - from) / nodes.length / 4) : 0;
+    let angle = from;
+    return nodes.map((node) => {
+      const wide = ((to - from) * (leaves.get(node) ?? 1)) / whole;
+      const before = grown.nodes.get(node.moment.parent ?? "")?.moment.message_count ?? 0;
+      const arc = {
+        node,
+        added: Math.max(0, node.moment.message_count - before),
+        depth: node.moment.step - first,
+        from: angle + gap / 2,
+        to: angle + wide - gap / 2,
+      };
+      angle += wide;
+      return arc;
+    });
+  };
+  const waiting = share(grown.roots, -Math.PI / 2, 1.5 * Math.PI);
+  for (let arc = waiting.pop(); arc; arc = waiting.pop()) {
+    arcs.push(arc);
+    rings = Math.max(rings, arc.depth + 1);
+    waiting.push(...share(arc.node.children, arc.from, arc.to));
+  }
+  return { arcs, rings };
+}
+
+/** A tree with very many rings shows some of them, and always the ones that matter. */
+function isShown(arc: Arc, rings: number, selected: string | null, other: string | null): boolean {
+  const every = Math.ceil(rings / MOST_RINGS);
+  const { id } = arc.node.moment;
+  return (
+    every === 1 ||
+    arc.depth % every === 0 ||
+    arc.node.children.length !== 1 ||
+    arc.node.isHead ||
+    id === selected ||
+    id === other
+  );
+}
+
+/** Wider where more was said, as in a wet year. */
+function thickness(arc: Arc, step: number): number {
+  const share = 0.18 + 0.14 * Math.min(3, Math.log2(1 + arc.added));
+  return Math.max(1, Math.min(step * share, 12));
+}
+
+function point(radius: number, angle: number): { cx: string; cy: string } {
+  const bent = radius * bend(angle);
+  return { cx: (Math.cos(angle) * bent).toFixed(1), cy: (Math.sin(angle) * bent).toFixed(1) };
+}
+
+function ring(radius: number, from: number, to: number): string {
+  const isWhole = to - from > 2 * Math.PI - 0.001;
+  const steps = Math.max(6, Math.ceil(((to - from) / (2 * Math.PI)) * 72));
+  let path = "";
+  for (let index = 0; index <= steps; index += 1) {
+    const { cx, cy } = point(radius, from + ((to - from) * index) / steps);
+    path += `${index === 0 ? "M" : "L"}${cx} ${cy}`;
+  }
+  return isWhole ? `${path}Z` : path;
+}
+
+/** No tree is a circle. */
+function bend(angle: number): number {
+  return 1 + 0.022 * Math.sin(2 * angle + 0.6) + 0.014 * Math.cos(3 * angle - 0.4) - 0.02;
+}

@@ -1,0 +1,141 @@
+// One thread: the tree of rings that it is part of, its moments, and one of them in full.
+import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
+
+import { epoch, type Problem } from "../../base/api";
+import { plural } from "../../base/format";
+import { useKeys } from "../../base/keys";
+import { useChanges } from "../../base/live";
+import { asProblem } from "../../base/query";
+import { go, href, route, select } from "../../base/route";
+import { Crumb, Head, Tags, Time } from "../../ui/bits";
+import { Rows } from "../../ui/rows";
+import { Failure, Loading } from "../../ui/states";
+import { grow, type Grown, type Node } from "./growth";
+import { Inspector } from "./inspector";
+import { Section } from "./section";
+
+export function Thread({ id }: { id: string }) {
+  const namespace = route.value.query["namespace"] ?? "";
+  const [grown, setGrown] = useState<{ of: string; tree: Grown } | null>(null);
+  const [problem, setProblem] = useState<Problem | null>(null);
+  const [turn, setTurn] = useState(0);
+  const reload = useCallback(() => setTurn((was) => was + 1), []);
+  const era = epoch.value;
+  const of = `${namespace}\n${id}`;
+  useEffect(() => {
+    const stop = new AbortController();
+    grow(id, namespace, stop.signal).then(
+      (tree) => {
+        if (stop.signal.aborted) return;
+        setGrown({ of, tree });
+        setProblem(null);
+      },
+      (error: unknown) => !stop.signal.aborted && setProblem(asProblem(error)),
+    );
+    return () => stop.abort();
+  }, [id, namespace, turn, era]);
+  useChanges((event) => event.kind === "checkpoint" || event.kind === "rewind", reload, 500);
+  useKeys({ Escape: () => go(["threads"]) });
+  if (grown?.of !== of) {
+    return problem ? <Failure problem={problem} retry={reload} /> : <Loading what="Reading the thread" />;
+  }
+  return <Shown id={id} grown={grown.tree} onChange={reload} />;
+}
+
+function Shown({ id, grown, onChange }: { id: string; grown: Grown; onChange: () => void }) {
+  const { query } = route.value;
+  const [lineage] = grown.lineages;
+  const mine = useMemo(() => momentsOf(grown), [grown]);
+  const chosen = grown.nodes.get(query["at"] ?? "") ?? grown.nodes.get(lineage!.thread.head) ?? mine[0];
+  const place = mine.findIndex((node) => node === chosen);
+  const choose = (node: Node) => select({ at: node.moment.id });
+  const relatives = grown.lineages.slice(1);
+  return (
+    <div class="view thread-view">
+      <Head
+        above={
+          <>
+            <Crumb path={["threads"]}>Threads</Crumb>
+            {lineage!.thread.namespace && <> / {lineage!.thread.namespace}</>}
+          </>
+        }
+        title={id}
+        aside={
+          relatives.length > 0 && (
+            <nav class="relatives" aria-label="Forks and origins">
+              {relatives.map((each) => (
+                <a
+                  key={`${each.thread.namespace}\n${each.thread.id}`}
+                  class={`relative branch-${grown.lineages.indexOf(each) % 5}`}
+                  href={href(["threads", each.thread.id], { namespace: each.thread.namespace })}
+                >
+                  <i aria-hidden="true" /> {each.thread.id}
+                </a>
+              ))}
+              {grown.left > 0 && <span class="muted">and {grown.left} more</span>}
+            </nav>
+          )
+        }
+      >
+        <p class="muted">
+          {plural(lineage!.moments.length, "moment")}
+          {lineage!.next_cursor && " (the newest)"}, last changed <Time at={lineage!.thread.updated_at} />
+          {lineage!.origin && (
+            <>
+              , forked from{" "}
+              <a href={href(["threads", lineage!.origin.thread], { at: lineage!.origin.id, namespace: lineage!.origin.namespace })}>
+                {lineage!.origin.thread} at step {lineage!.origin.step}
+              </a>
+            </>
+          )}
+        </p>
+      </Head>
+      <div class="panes thread-panes">
+        <div class="growth">
+          <Section grown={grown} selected={chosen?.moment.id ?? null} other={query["with"] ?? null} onSelect={choose} />
+          <Rows
+            class="moments"
+            label="Moments"
+            items={mine}
+            height={34}
+            idOf={(node) => node.moment.id}
+            selected={place}
+            onSelect={(index) => choose(mine[index]!)}
+            row={(node) => <MomentRow node={node} onSelect={choose} />}
+          />
+        </div>
+        {chosen && <Inspector key={chosen.moment.id} grown={grown} node={chosen} onChange={onChange} />}
+      </div>
+    </div>
+  );
+}
+
+function MomentRow({ node, onSelect }: { node: Node; onSelect: (node: Node) => void }) {
+  const { moment } = node;
+  return (
+    <button type="button" class={`moment branch-${node.branch % 5}${node.isOnLine ? "" : " left"}`} onClick={() => onSelect(node)}>
+      <span class="step">{moment.step}</span>
+      <i class="knot" aria-hidden="true" />
+      <span class="moment-note">{moment.note ?? (node.isOnLine ? "" : "left behind")}</span>
+      <Tags tags={moment.tags} />
+      {moment.pending_interrupt && node.isHead && <span class="tag warn">waits</span>}
+      {node.isHead && <span class="tag good">head</span>}
+      {node.children.length > 1 && <span class="tag">{node.children.length} branches</span>}
+      {moment.snapshot && <span class="tag">files</span>}
+      <span class="muted moment-time">
+        <Time at={moment.created_at} />
+      </span>
+    </button>
+  );
+}
+
+/** The moments of the thread itself and of the past that it shares, newest first. */
+function momentsOf(grown: Grown): Node[] {
+  const found = [...grown.nodes.values()].filter((node) => node.branch === 0);
+  let from = grown.lineages[0]?.origin?.id;
+  for (let node = grown.nodes.get(from ?? ""); node; node = grown.nodes.get(from ?? "")) {
+    found.push(node);
+    from = node.moment.parent ?? undefined;
+  }
+  return found.sort((one, other) => (one.moment.id < other.moment.id ? 1 : -1));
+}
