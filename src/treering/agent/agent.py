@@ -19,6 +19,7 @@ from treering.agent.parts import Part, Result
 from treering.agent.shapes import Prompt
 from treering.agent.tools import toolbox
 from treering.closing import Closing
+from treering.core.ids import check_id
 from treering.errors import InvalidInput
 from treering.views.budgets import Budget
 from treering.views.hooks import HookName
@@ -30,6 +31,7 @@ _METHODS: Final = ("before_model", "after_model", "wrap_tool", "needs_approval",
 def create_agent(
     *,
     model: Callable[..., Any],
+    name: str = "agent",
     tools: Iterable[Any] = (),
     checkpointer: Any = None,
     namespace: str = "",
@@ -39,6 +41,7 @@ def create_agent(
     max_iterations: int = 100,
     on_over_budget: Told = "tell",
     on_tool_error: Told = "tell",
+    record: bool = True,
 ) -> Agent:
     """An agent whose conversations are kept by thread id.
 
@@ -46,7 +49,9 @@ def create_agent(
     are functions or `Tool` objects. ``checkpointer`` is a `Store`, a URL or folder of one, a saver, or
     nothing. ``hooks`` are added to the checkpointer's own. ``budgets`` limits the tool calls,
     ``max_iterations`` how often the model is asked in one run. A call over budget and a tool that raises are
-    told to the model as the call's result (``"tell"``), or end the run with the error (``"raise"``).
+    told to the model as the call's result (``"tell"``), or end the run with the error (``"raise"``). With a
+    store, every run is in its timeline under ``name``: messages, tool calls, tokens and cost; ``record=False``
+    leaves that to whoever traces the agent otherwise.
     """
     around = tuple(middleware)
     for each in around:
@@ -66,6 +71,8 @@ def create_agent(
         max_iterations=max_iterations,
         on_over_budget=on_over_budget,
         on_tool_error=on_tool_error,
+        name=check_id(name, "agent name"),
+        records=record,
     )
     setup.keeper.attach(hooks or {})
     return Agent(setup)

@@ -8,7 +8,7 @@ overwriting. (A saver of yours sees to that itself, or does not.)
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,12 @@ FAILED: Final = "checkpoint.failed"
 _SHOWN_CHARS: Final = 2000
 
 Calls = Generator[Call, Any, Any]
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Nothing goes around it."""
+    return function
 
 
 class Saver(Protocol):
@@ -76,8 +82,8 @@ class Book(Protocol):
         """The newest `Page`; ``None`` for a thread that was never saved."""
         ...
 
-    def save(self, page: Page) -> Calls:
-        """Save and give the checkpoint; ``None`` when a hook vetoed it."""
+    def save(self, page: Page, within: Around = as_it_is) -> Calls:
+        """Save and give the checkpoint; ``None`` when a hook vetoed it. ``within`` goes around the saving."""
         ...
 
     def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
@@ -113,6 +119,11 @@ class Keeper:
                 f"{type(checkpointer).__name__} cannot keep checkpoints; give a Store, a URL, "
                 "or an object with save(...) and load(thread_id)"
             )
+
+    @property
+    def store(self) -> Store | None:
+        """The store, if conversations are kept in one: the timeline of its runs is there as well."""
+        return self._store
 
     @property
     def keeps(self) -> bool:
@@ -162,8 +173,8 @@ class _ThreadBook:
     def load(self) -> Calls:
         return (yield Call(self._load))
 
-    def save(self, page: Page) -> Calls:
-        return (yield Call(self._save, (page,), settles=True))
+    def save(self, page: Page, within: Around = as_it_is) -> Calls:
+        return (yield Call(within(self._save), (page,), settles=True))
 
     def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
         resume = partial(self._thread.resume, interrupt_id=interrupt_id, value=value)
@@ -224,7 +235,7 @@ class _SaverBook:
             checkpoint=found,
         )
 
-    def save(self, page: Page) -> Calls:
+    def save(self, page: Page, within: Around = as_it_is) -> Calls:
         fields: dict[str, Any] = {
             "thread_id": self._id,
             "messages": page.messages,
@@ -234,7 +245,7 @@ class _SaverBook:
         }
         if self._is_ours:
             fields |= {"note": page.note, "expect": self._head}
-        saved = yield Call(partial(self._saver.save, **fields), settles=True)
+        saved = yield Call(within(partial(self._saver.save, **fields)), settles=True)
         self._head = _field(saved, "id") or self._head
         return saved
 

@@ -21,6 +21,7 @@ import msgspec
 from treering.agent.driving import END, Call, Steps, next_piece, open_stream
 from treering.agent.keepers import Book, Keeper, Page
 from treering.agent.middleware import AfterModel, AsksFirst, BeforeModel, Middleware, wrapped
+from treering.agent.notes import Notes
 from treering.agent.parts import Context, Part, Result
 from treering.agent.replies import Pieces, is_stream, read_reply
 from treering.agent.shapes import (
@@ -63,6 +64,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     max_iterations: int
     on_over_budget: Told
     on_tool_error: Told
+    name: str
+    records: bool
 
 
 class Run:
@@ -85,7 +88,13 @@ class Run:
         self._metadata = dict(metadata or {})
         self._book: Book | None = setup.keeper.book(thread_id)
         self._budgets = Budgets(setup.budget)
-        self._id = new_id()
+        self._id = self._attempt = new_id()
+        self._notes = Notes(
+            setup.keeper.store if setup.records else None,
+            setup.name,
+            thread_id=thread_id,
+            namespace=setup.keeper.namespace,
+        )
         self._messages: list[Message] = []
         self._state: dict[str, Any] = {"todos": [], "files": {}}
         self._asked: dict[str, str] = {}
@@ -98,14 +107,20 @@ class Run:
     def steps(self) -> Steps:
         """The whole run, for a driver."""
         yield from self._load()
+        self._notes.begin(self._attempt, resumes=None if self._attempt == self._id else self._id)
         try:
             interrupt = yield from self._work()
-        except Exception:
+        except Exception as error:
             if self._has_news:
                 yield from self._save("failed")
+            self._notes.end(error)
+            raise
+        except GeneratorExit:  # whoever drove this run left it half-way
+            self._notes.end(status="stopped")
             raise
         if interrupt is None:
             yield from self._save("done")
+        self._notes.end(status="ok" if interrupt is None else "interrupted")
         result = Result(
             run_id=self._id,
             text=next(filter(None, map(answer_of, reversed(self._new()))), None) or "",
@@ -160,9 +175,11 @@ class Run:
 
     def _take_prompt(self) -> None:
         if self._prompt is not None:
-            self._id = new_id()
+            self._id = self._attempt
             self._budgets.next_run()
-            self._messages += prompt_messages(self._prompt)
+            prompt = prompt_messages(self._prompt)
+            self._messages += prompt
+            self._notes.said(prompt)
         elif not self._messages or answer_of(self._messages[-1]) is not None:
             raise InvalidInput(
                 f"thread {self._thread_id!r} has nothing unfinished to go on with; give a prompt="
@@ -176,6 +193,7 @@ class Run:
             if isinstance(each, BeforeModel):
                 changed = yield Call(each.before_model, (list(shown), context))
                 shown = shown if changed is None else list(changed)
+        self._notes.ask()
         reply = yield Call(self._setup.model, (list(shown), list(self._setup.tools.values())))
         if is_stream(reply):
             messages = read_reply((yield from self._gather(reply)))
@@ -183,6 +201,7 @@ class Run:
             messages = read_reply(reply)
             for text in filter(None, map(text_of, messages)):
                 yield Part(kind="text", text=text)
+        self._notes.answered(messages)
         for each in reversed(self._setup.middleware):
             if isinstance(each, AfterModel):
                 changed = yield Call(each.after_model, (list(messages), context))
@@ -199,6 +218,7 @@ class Run:
         while (piece := (yield following)) is not END:
             text = pieces.take(piece)
             if text:
+                self._notes.chunk(text)
                 yield Part(kind="text", text=text)
             elif not isinstance(piece, str):
                 yield Part(kind="piece", value=piece)
@@ -291,12 +311,15 @@ class Run:
         self._budgets.spend(call.name)
         yield Part(kind="tool_call", call=call)
         make = wrapped(tool.caller(context), context, self._setup.middleware)
+        self._notes.call(call)
         try:
-            return call, result_text((yield Call(make, (call,)))), False
+            text, is_error = result_text((yield Call(self._notes.within(make), (call,)))), False
         except Exception as error:
             if self._setup.on_tool_error == "raise":
                 raise
-            return call, f"{type(error).__name__}: {error}", True
+            text, is_error = f"{type(error).__name__}: {error}", True
+        self._notes.returned(text, is_error=is_error)
+        return call, text, is_error
 
     def _context(self, call: ToolCall | None = None) -> Context:
         return Context(
@@ -329,7 +352,7 @@ class Run:
         )
         self._checkpoint = None
         try:
-            self._checkpoint = yield from self._book.save(page)
+            self._checkpoint = yield from self._book.save(page, self._notes.within)
         except Exception as error:
             if pending is not None:
                 raise

@@ -20,6 +20,7 @@ from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import new_id, time_of
 from treering.core.query import EventQuery
 from treering.errors import Corrupt, InvalidInput
+from treering.views.recording.context import here
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,18 +116,25 @@ def by_id(*checkpoint_ids: str) -> EventQuery:
 
 
 def write_checkpoint(draft: Draft, checkpoint: Checkpoint, *, scope: str) -> None:
-    """Put a checkpoint into a batch as an event; a thread's checkpoints are found by its scope."""
+    """Put a checkpoint into a batch as an event; a thread's checkpoints are found by its scope.
+
+    One that is saved inside a run is linked to the run and the span that it was saved in.
+    """
     record = _record(checkpoint)
     body = None
     if len(record) > MAX_ROW_BYTES:
         body = draft.put(Content("json", record), scope=scope)
         record = None
+    place = here.get()
     draft.event(
         Event(
             id=checkpoint.id,
             kind=KIND,
             ts_us=checkpoint.created_at_us,
             scope=scope,
+            run=None if place is None else place.run_id,
+            span=None if place is None else place.span_id,
+            agent=None if place is None else place.agent,
             name=_title(checkpoint.note),
             data=record,
             body=body,

@@ -22,6 +22,7 @@ from treering.core.money import from_nanos
 from treering.core.query import EventQuery, encode_cursor
 from treering.errors import InvalidInput
 from treering.views.event_index import EventIndex
+from treering.views.following import Following, LiveEvent, Selection
 from treering.views.recording.chunks import FIRST_TOKEN
 from treering.views.recording.spans import MESSAGE, OPEN, SPAN
 from treering.views.searching import Found, Wanted, search
@@ -131,6 +132,23 @@ class Timeline:
         """
         return EventIndex(self._engine, self._space).catch_up()
 
+    def follow(
+        self,
+        *,
+        after: int | None = None,
+        run: str | None = None,
+        thread: str | None = None,
+        agent: str | None = None,
+        kinds: Sequence[str] = (),
+        seconds: float | None = None,
+    ) -> Iterator[LiveEvent]:
+        """Events as they are committed, by any process, behind the sequence number ``after`` (or new ones).
+
+        Goes on forever, or until nothing came for ``seconds``. The last event's ``seq`` is where to go on.
+        """
+        wanted = Selection(run=run, thread=thread, agent=agent, kinds=tuple(kinds))
+        return Following(self._engine, self._space, wanted, after=after, seconds=seconds)
+
     def content(self, *addresses: Address) -> list[Any]:
         """What lies at the addresses of `TimelineEvent.body`."""
         return [decode(each) for each in self._engine.get(self._space, list(addresses))]
@@ -237,6 +255,8 @@ def _ref(record: Record, type_: str) -> dict[str, str]:
         return {"tool_call_id": event.span or event.id}
     if type_ == "tool.result":
         return {"tool_result_id": event.id + ":result"}
+    if type_ == "checkpoint":
+        return {"checkpoint_id": event.id}
     return {"span_id": event.span or event.id}
 
 
@@ -251,6 +271,8 @@ def _meta(record: Record, type_: str, data: dict[str, Any]) -> dict[str, Any]:
         }
     if type_ == "tool.call":
         return {}
+    if type_ == "checkpoint":
+        return {name: data[name] for name in ("thread", "namespace", "step", "snapshot") if name in data}
     if type_ == "tool.result":
         return {"status": event.status}
     if type_.endswith(".start"):
