@@ -371,7 +371,7 @@ def _cut(value: Any) -> Any:
         return {name: _cut(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_cut(each) for each in value[:6]]
-    return f"{value[:40]} (cut)" if isinstance(value, str) and len(value) > 120 else value
+    return f"{value[:40]} (cut)" if isinstance(value, str) and len(value) > 200 else value
 
 
 def main(name: str, cli: str) -> None:

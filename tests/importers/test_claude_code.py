@@ -14,6 +14,7 @@ import pytest
 
 import treering
 from tests.importers.clis import AGAIN, FIXTURES, PROMPT, drive_claude
+from tests.importers.portraits import portrait
 from treering.core.batch import Usage
 from treering.core.query import EventQuery
 from treering.errors import NotFound
@@ -53,23 +54,6 @@ def told_cost(path=MAIN):
 def counts(report, holds="lines"):
     (found,) = [each for each in report.files if each.holds == holds]
     return found.found, found.new, found.known, found.left_out
-
-
-def portrait(store):
-    """Everything that was written, without where it lies and in which order it came."""
-    events = []
-    for record in store.engine.scan(store.space, EventQuery(), limit=10_000).records:
-        event = record.event
-        data = json.loads(event.data) if event.data else {}
-        body = [] if event.body is None else store.timeline.content(event.body)
-        given = store.timeline.content(data.pop("input")) if "input" in data else []
-        columns = (event.id, event.kind, event.ts_us, event.run, event.parent, event.agent, event.name)
-        rest = (event.model, event.role, event.status, event.usage, event.cost_nanos, event.duration_us)
-        if event.kind != "checkpoint":
-            events.append((columns, rest, repr(body), repr(given), repr(data)))
-    head = store.thread(THREAD).head
-    messages = [] if head is None else head.messages
-    return sorted(events, key=repr), messages, [(run.id, run.status) for run in store.runs.each()]
 
 
 def lines_of(path):
@@ -130,29 +114,29 @@ def test_a_dry_run_says_the_same_and_changes_nothing(store):
 
 def test_again_is_nothing_new_and_files_that_stayed_are_not_read(store):
     first = import_claude_code(PROJECTS, store)
-    before = portrait(store)
+    before = portrait(store, THREAD)
     again = import_claude_code(PROJECTS, store)
     assert (again.new, again.lines) == (0, 0)
     assert again.spent == first.spent
     assert counts(again) == (84, 0, 84, 0)
-    assert portrait(store) == before
+    assert portrait(store, THREAD) == before
 
 
 def test_a_file_that_was_touched_is_read_and_nothing_is_written_twice(store, projects, main):
     import_claude_code(projects, store)
-    before = portrait(store)
+    before = portrait(store, THREAD)
     os.utime(main, (LONG_AGO, LONG_AGO))
     again = import_claude_code(projects, store)
     assert counts(again) == (84, 0, 84, 0)
     assert again.lines == 84
-    assert portrait(store) == before
+    assert portrait(store, THREAD) == before
 
 
 @pytest.fixture(scope="module")
 def at_once():
     with treering.open("memory:") as store:
         import_claude_code(PROJECTS, store)
-        return portrait(store)
+        return portrait(store, THREAD)
 
 
 @pytest.mark.parametrize("cut", range(1, 62, 3))
@@ -164,7 +148,7 @@ def test_wherever_a_first_import_ended_the_second_brings_the_rest(at_once, proje
         main.write_bytes(b"".join(whole))
         second = import_claude_code(projects, store)
         assert counts(first)[1] + counts(second)[1] == 84
-        assert portrait(store) == at_once
+        assert portrait(store, THREAD) == at_once
         assert store.cost.of_thread(THREAD).total.usage == USAGE
         assert second.spent == import_claude_code(projects, store).spent
 
@@ -300,7 +284,7 @@ def test_subagents_within_the_file_as_older_versions_have_them(store, tmp_path):
 def test_forgetting_a_session_forgets_all_of_it(store):
     import_claude_code(PROJECTS, store)
     store.forget(thread=THREAD)
-    assert portrait(store)[1:] == ([], [])
+    assert portrait(store, THREAD)[1:] == ([], [])
     assert counts(import_claude_code(PROJECTS, store)) == (84, 84, 0, 0)
     assert store.cost.of_thread(THREAD).total.usage == USAGE
 

@@ -1,0 +1,135 @@
+"""Importing many sessions: those that have changed since are read, all are counted and summed up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from treering.importers.report import FileReport, ImportReport
+from treering.importers.sessions import Session, Stamp, Turn, is_quiet, stamp_of
+from treering.importers.tally import Tally
+
+if TYPE_CHECKING:
+    from treering.store import Store
+
+
+class Reading(Protocol):
+    """The files of one session, when they were read."""
+
+    lines: int
+    known: int
+    left: int
+    bad: list[str]
+    unknown: Counter[str]
+    turns: list[Turn]
+    is_over: bool
+
+    def read(self) -> None:
+        """Read them."""
+        ...
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a moment of the thread says beside its messages."""
+        ...
+
+
+Reader = Callable[[Session, dict[Path, int], bool], Reading]
+"""Makes the reading of a session out of the sizes of its files, and whether nobody writes to them."""
+
+
+class SessionImport:
+    """Takes one session after the other, and sums up."""
+
+    def __init__(self, tool: str, store: Store, root: Path, *, dry_run: bool) -> None:
+        self._tool = tool
+        self._store = store
+        self._root = root
+        self._dry_run = dry_run
+        self._tally = Tally()
+        self._counts: dict[str, dict[str, Counter[str]]] = {}
+        self._unknown: Counter[str] = Counter()
+        self._bad: list[str] = []
+        self._moved: Counter[str] = Counter()
+        self._lines = 0
+
+    def take(self, group: str, id: str, files: Sequence[Path], reader: Reader) -> None:
+        """Import one session, if its files have changed; ``group`` is what it is counted under."""
+        session = Session(self._store, self._tool, id)
+        paths = stamp_of(files, self._root)
+        quiet = is_quiet(paths, self._store.clock.now_us())
+        before = session.stamp()
+        if before is not None and before.files == paths and (before.is_over or not quiet):
+            self._skip(group, before)
+            return
+        sizes = {self._root / name: size for name, (size, _) in paths.items()}
+        reading = reader(session, sizes, quiet)
+        reading.read()
+        new = reading.lines - reading.known - reading.left
+        if not self._dry_run:
+            stamp = Stamp(
+                files=paths, lines=reading.lines, is_over=reading.is_over, spent=session.tally.spent
+            )
+            session.write(stamp)
+            if not session.write_thread(reading.turns, reading.state):
+                self._moved[group] += 1
+        self._add(group, session.tally, sessions=(before is None, before is not None))
+        self._count(group, "lines", found=reading.lines, new=new, known=reading.known, left=reading.left)
+        self._lines += reading.lines
+        self._unknown.update(reading.unknown)
+        self._bad += [f"{group}/{each}" for each in reading.bad]
+
+    def _skip(self, group: str, before: Stamp) -> None:
+        self._add(group, Tally(before.spent), sessions=(False, True))
+        self._count(group, "lines", found=before.lines, known=before.lines)
+
+    def _add(self, group: str, tally: Tally, *, sessions: tuple[bool, bool]) -> None:
+        for each in tally.spent:
+            self._tally.add(each)
+        new, known = sessions
+        self._count(group, "sessions", found=1, new=int(new), known=int(known))
+
+    def _count(self, group: str, holds: str, **counts: int) -> None:
+        self._counts.setdefault(group, {}).setdefault(holds, Counter()).update(counts)
+
+    def report(self, source: str, *, seconds: float) -> ImportReport:
+        """What was found, what is new, and what it took."""
+        bad = Counter(each.partition("/")[0] for each in self._bad)
+        reports: list[FileReport] = []
+        for project, kinds in sorted(self._counts.items()):
+            for holds, counts in sorted(kinds.items(), reverse=True):
+                report = FileReport(
+                    path=project,
+                    holds=holds,
+                    found=counts["found"],
+                    new=counts["new"],
+                    known=counts["known"],
+                    left_out=counts["left"],
+                    note="not finished yet: import again later" if counts["left"] else "",
+                )
+                if holds == "sessions" and self._moved[project]:
+                    note = f"{self._moved[project]} threads went on here and stay as they are"
+                    report = msgspec.structs.replace(report, note=note)
+                if holds == "lines" and bad[project]:
+                    report = msgspec.structs.replace(
+                        report,
+                        found=report.found + bad[project],
+                        left_out=report.left_out + bad[project],
+                        note=f"{bad[project]} cannot be read",
+                    )
+                reports.append(report)
+        return ImportReport(
+            importer=self._tool,
+            source=source,
+            dry_run=self._dry_run,
+            files=tuple(reports),
+            lines=self._lines,
+            seconds=seconds,
+            unknown=dict(self._unknown),
+            bad=tuple(self._bad),
+            spent=self._tally.spent,
+        )

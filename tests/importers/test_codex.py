@@ -1,0 +1,191 @@
+"""Codex's own files (written by the real CLI, see `clis`) as threads and runs, each line once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from decimal import Decimal
+
+import pytest
+
+import treering
+from tests.importers.clis import AGAIN, FIXTURES, PROMPT
+from tests.importers.portraits import portrait
+from treering.core.batch import Usage
+from treering.errors import NotFound
+from treering.importers.codex import import_codex
+
+SESSIONS = FIXTURES / "codex" / "sessions"
+(ROLLOUT,) = SESSIONS.rglob("rollout-*.jsonl")
+THREAD = f"codex/{ROLLOUT.stem[28:]}"
+USAGE = Usage(input=500, cache_read=4900, output=81, reasoning=20)
+LINES = len(ROLLOUT.read_bytes().splitlines())
+LONG_AGO = 1_700_000_000
+
+
+@pytest.fixture
+def store():
+    with treering.open("memory:") as opened:
+        yield opened
+
+
+@pytest.fixture
+def rollout(tmp_path):
+    return shutil.copy(ROLLOUT, tmp_path / ROLLOUT.name)
+
+
+@pytest.fixture(scope="module")
+def at_once():
+    with treering.open("memory:") as store:
+        import_codex(SESSIONS, store)
+        return portrait(store, THREAD)
+
+
+def counts(report):
+    (found,) = [each for each in report.files if each.holds == "lines"]
+    return found.found, found.new, found.known, found.left_out
+
+
+def test_a_session_takes_what_codex_says_it_took(store):
+    report = import_codex(SESSIONS, store)
+    told = json.loads([line for line in ROLLOUT.read_text("utf-8").splitlines() if "token_count" in line][-1])
+    whole = told["payload"]["info"]["total_token_usage"]
+    total = store.cost.of_thread(THREAD).total
+    assert total.usage == USAGE
+    assert (USAGE.input + USAGE.cache_read, USAGE.output) == (whole["input_tokens"], whole["output_tokens"])
+    # gpt-5-codex: 1.25 $ a million uncached, 0.125 $ cached, 10 $ of output
+    expected = (500 * Decimal("1.25") + 4900 * Decimal("0.125") + 81 * 10) / 1_000_000
+    assert total.amount("USD") == expected
+    assert [(each.project, each.runs, each.usage) for each in report.spent] == [("/home/ada/shop", 2, USAGE)]
+    assert (report.bad, report.unknown) == ((), {})
+    assert store.verify().ok
+
+
+def test_every_turn_is_a_run_with_its_messages_and_calls(store):
+    import_codex(SESSIONS, store)
+    second, first = store.runs.each()
+    assert [run.status for run in (first, second)] == ["ok", "ok"]
+    events = store.timeline.of_run(first.id).events
+    told = [(event.label, event.meta.get("status")) for event in events if event.type.startswith("tool")]
+    assert sorted(told, key=str) == sorted(
+        [
+            ("call exec_command", None),
+            ("exec_command result", "ok"),
+            ("call exec_command", None),
+            ("exec_command result", "error"),
+        ],
+        key=str,
+    )
+    called = next(event for event in events if event.type == "tool.call")
+    assert store.timeline.content(called.body) == [{"cmd": "echo ring > note.txt && cat note.txt"}]
+    messages = [event for event in events if event.label == "assistant message"]
+    (said,) = store.timeline.content(messages[0].body)
+    assert [item["type"] for item in said] == ["reasoning", "message", "function_call"]
+
+
+def test_the_conversation_can_be_gone_on_with(store):
+    import_codex(SESSIONS, store)
+    thread = store.thread(THREAD)
+    assert [moment.note for moment in thread.history()] == [AGAIN, PROMPT]
+    messages = thread.load().messages
+    assert [message["role"] for message in messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+        "assistant",
+    ]
+
+
+def test_a_dry_run_says_the_same_and_again_is_nothing_new(store):
+    planned = import_codex(SESSIONS, store, dry_run=True)
+    assert list(store.runs.each()) == []
+    done = import_codex(SESSIONS, store)
+    assert (planned.files, planned.spent) == (done.files, done.spent)
+    assert counts(done) == (LINES, LINES, 0, 0)
+    assert counts(import_codex(SESSIONS, store)) == (LINES, 0, LINES, 0)
+
+
+@pytest.mark.parametrize("cut", range(1, LINES))
+def test_wherever_a_first_import_ended_the_second_brings_the_rest(store, at_once, rollout, cut):
+    whole = rollout.read_bytes().splitlines(keepends=True)
+    rollout.write_bytes(b"".join(whole[:cut]) + whole[cut][:30])
+    first = import_codex(rollout, store)
+    rollout.write_bytes(b"".join(whole))
+    second = import_codex(rollout, store)
+    assert counts(first)[1] + counts(second)[1] == LINES
+    assert portrait(store, THREAD) == at_once
+    os.utime(rollout, (LONG_AGO, LONG_AGO))
+    assert counts(import_codex(rollout, store)) == (LINES, 0, LINES, 0)
+
+
+def without_records(lines):
+    """As versions before the token records wrote it: only running counts, some of them told twice."""
+    for line in lines:
+        if b'"token_usage_record"' not in line:
+            yield line
+        if b'"token_count"' in line:
+            yield line
+
+
+def test_counts_that_are_told_again_are_counted_once(store, rollout):
+    rollout.write_bytes(b"".join(without_records(rollout.read_bytes().splitlines(keepends=True))))
+    import_codex(rollout, store)
+    assert store.cost.of_thread(THREAD).total.usage == USAGE
+
+
+def test_files_of_the_first_versions(store, tmp_path):
+    """Items without a wrapping, no turns, no times, no tokens."""
+    lines = [
+        {"id": "s1", "timestamp": "2025-05-07T17:24:21.597Z", "instructions": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "What is here?"}]},
+        {"record_type": "state"},
+        {
+            "type": "function_call",
+            "name": "shell",
+            "call_id": "c1",
+            "arguments": '{"command": ["ls"]}',
+        },
+        {
+            "type": "function_call_output",
+            "call_id": "c1",
+            "output": '{"output": "", "metadata": {"exit_code": 2}}',
+        },
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Nothing."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Sure?"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Yes."}]},
+    ]
+    path = tmp_path / "rollout-2025-05-07-s1.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    report = import_codex(tmp_path, store)
+    assert report.unknown == {"state": 1}
+    second, first = sorted(store.runs.each(), key=lambda run: run.id, reverse=True)
+    assert sorted(event.label for event in store.timeline.of_run(first.id).events) == [
+        "assistant message",
+        "assistant message",
+        "call shell",
+        "shell result",
+        "user message",
+    ]
+    (failed,) = [e.meta for e in store.timeline.of_run(first.id).events if e.type == "tool.result"]
+    assert failed == {"status": "error"}
+    assert len(store.timeline.of_run(second.id).events) == 2
+
+
+def test_bad_lines_are_named_by_number_and_unknown_ones_kept(store, rollout):
+    with rollout.open("ab") as file:
+        file.write(b'nonsense\n{"timestamp": "2026-11-16T12:00:00Z", "type": "aura", "payload": {}}\n')
+    report = import_codex(rollout, store)
+    assert [each.partition(": ")[0].rpartition(" ")[2] for each in report.bad] == [str(LINES + 1)]
+    assert report.unknown == {"aura": 1}
+    assert counts(report) == (LINES + 2, LINES + 1, 0, 1)
+
+
+def test_nothing_to_import_says_where_sessions_are(store, tmp_path):
+    with pytest.raises(NotFound, match="codex/sessions"):
+        import_codex(tmp_path, store)
