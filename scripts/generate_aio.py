@@ -79,7 +79,7 @@ TWINS: Final = (
         module="treering.views.memory.memory",
         name="Memory",
         twin="AsyncMemory",
-        direct=frozenset({"in_namespace"}),
+        direct=frozenset({"in_namespace", "with_embedder"}),
     ),
     Twin(
         module="treering.views.schedules.schedules",

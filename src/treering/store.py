@@ -34,6 +34,7 @@ from treering.views.costs import Costs
 from treering.views.directory import ThreadInfo, list_threads
 from treering.views.hooks import Hooks
 from treering.views.memory.memory import Memory
+from treering.views.memory.vectors import Vectors
 from treering.views.otlp.ingest import Ingest
 from treering.views.performance import Performance
 from treering.views.recording.decorators import recorded
@@ -80,6 +81,7 @@ class Store:
         self._hooks = Hooks()
         self._recorder: Recorder | None = None
         self._ingest: Ingest | None = None
+        self._vectors = Vectors()
         self._workspace = Workspace(engine, self._space, folder=folder, clock=self._clock)
 
     @property
@@ -127,7 +129,11 @@ class Store:
     def memory(self) -> Memory:
         """What agents remember: documents by id with every version, searched and loaded into contexts."""
         return Memory(
-            self._engine, self._space, clock=self._clock, forgetter=lambda scope: self.forget(scope=scope)
+            self._engine,
+            self._space,
+            clock=self._clock,
+            forgetter=lambda scope: self.forget(scope=scope),
+            vectors=self._vectors,
         )
 
     @property
@@ -298,6 +304,7 @@ class Store:
         """
         chosen = selection(thread=thread, namespace=namespace, scope=scope)
         self._workspace.unlearn()
+        self._vectors.drop()
         return forget(self._engine, self._space, chosen, cascade=cascade, clock=self._clock)
 
     def reindex(self) -> None:

@@ -12,22 +12,27 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from treering.memory.agent_files import AgentFiles, Skill
+    from treering.memory.embedding import StaticEmbedder
     from treering.memory.loading import load_agent_memory
     from treering.memory.middleware import AgentMemoryMiddleware, create_agent_memory_middleware
     from treering.memory.stores import FilesystemMemoryStore, InMemoryMemoryStore, MemoryFileWarning
     from treering.views.memory.context import MemoryContext, memory_context
     from treering.views.memory.documents import MemoryDocument, Provenance
+    from treering.views.memory.embedding import Embedder, FunctionEmbedder
 
 __all__ = [
     "AgentFiles",
     "AgentMemoryMiddleware",
+    "Embedder",
     "FilesystemMemoryStore",
+    "FunctionEmbedder",
     "InMemoryMemoryStore",
     "MemoryContext",
     "MemoryDocument",
     "MemoryFileWarning",
     "Provenance",
     "Skill",
+    "StaticEmbedder",
     "create_agent_memory_middleware",
     "load_agent_memory",
     "memory_context",
@@ -36,13 +41,16 @@ __all__ = [
 _HOMES: Final = {
     "AgentFiles": "treering.memory.agent_files",
     "AgentMemoryMiddleware": "treering.memory.middleware",
+    "Embedder": "treering.views.memory.embedding",
     "FilesystemMemoryStore": "treering.memory.stores",
+    "FunctionEmbedder": "treering.views.memory.embedding",
     "InMemoryMemoryStore": "treering.memory.stores",
     "MemoryContext": "treering.views.memory.context",
     "MemoryDocument": "treering.views.memory.documents",
     "MemoryFileWarning": "treering.memory.stores",
     "Provenance": "treering.views.memory.documents",
     "Skill": "treering.memory.agent_files",
+    "StaticEmbedder": "treering.memory.embedding",
     "create_agent_memory_middleware": "treering.memory.middleware",
     "load_agent_memory": "treering.memory.loading",
     "memory_context": "treering.views.memory.context",

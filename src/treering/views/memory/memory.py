@@ -31,10 +31,12 @@ from treering.views.memory.documents import (
     checked_tags,
     has_tags,
 )
+from treering.views.memory.embedding import Embedder, checked_embedder
 from treering.views.memory.folders import FolderSync, sync_folder
 from treering.views.memory.records import contents, parse_name, prefix_of, scope_of, stored
 from treering.views.memory.searching import Searcher, cannot_rank
 from treering.views.memory.shelf import Shelf
+from treering.views.memory.vectors import Vectors
 
 if TYPE_CHECKING:
     from treering.care.forgetting import Forgotten
@@ -55,13 +57,17 @@ class Memory:
         *,
         clock: Clock,
         forgetter: Callable[[str], Forgotten],
+        embedder: Embedder | None = None,
+        vectors: Vectors | None = None,
     ) -> None:
         self._engine = engine
         self._space = space
         self._namespace = check_id(namespace, "namespace") if namespace else ""
         self._clock = clock
         self._forgetter = forgetter
-        self._shelf = Shelf(engine, space, self._namespace, clock=clock)
+        self._embedder = embedder
+        self._vectors = vectors or Vectors()
+        self._shelf = Shelf(engine, space, self._namespace, clock=clock, embedder=embedder)
 
     def __repr__(self) -> str:
         return f"<Memory namespace={self._namespace!r}>"
@@ -73,7 +79,14 @@ class Memory:
 
     def in_namespace(self, namespace: str) -> Memory:
         """The memory of an agent, a user or a project; it is forgotten with that namespace."""
-        return Memory(self._engine, self._space, namespace, clock=self._clock, forgetter=self._forgetter)
+        return self._like(namespace, self._embedder)
+
+    def with_embedder(self, embedder: Embedder) -> Memory:
+        """The same memory, searched by meaning as well: what is saved through it gets a vector.
+
+        The vectors are kept beside each version under the embedder's name and forgotten with it.
+        """
+        return self._like(self._namespace, checked_embedder(embedder))
 
     def namespaces(self) -> Iterator[str]:
         """The namespaces that have documents, by name."""
@@ -162,6 +175,15 @@ class Memory:
         source = Provenance(source=f"restored from version {version}")
         return self._shelf.swap(id, lambda _: old, None, source)
 
+    def embed(self) -> int:
+        """Give a vector to every document here that has none (or one of an older text); says to how many.
+
+        Only what was saved without the embedder needs it.
+        """
+        if self._embedder is None:
+            raise InvalidInput("this memory has no embedder; use memory.with_embedder(...).embed()")
+        return self._shelf.embed_missing()
+
     def delete(self, id: str, *, if_version: int | None = None) -> bool:
         """Take a document away; says whether it was there. Its versions stay until `forget`."""
         return self._shelf.delete(id, if_version)
@@ -169,6 +191,7 @@ class Memory:
     def forget(self, id: str) -> Forgotten:
         """Erase a document for good: every version, its index, its content. Gives a receipt."""
         self._shelf.name(id)
+        self._vectors.drop()
         return self._forgetter(scope_of(self._namespace, id))
 
     # Reading
@@ -231,19 +254,33 @@ class Memory:
         limit: int = 10,
         everywhere: bool = False,
         neighbours: float = 0.0,
+        embedder: Embedder | None = None,
+        meaning: float = 0.5,
     ) -> MemorySearch:
         """Documents that hold words of the question, best first, in this namespace or in all.
 
-        ``neighbours`` (0.3 is a good value) is for documents that are numbered in order, such as the turns of
-        a conversation: each gets that share of its neighbours' scores.
+        With an ``embedder`` (or `with_embedder`) also those that say it in other words; ``meaning`` is how
+        much of the score that is, the rest is words. ``neighbours`` (0.3 is a good value) is for documents
+        that are numbered in order, such as the turns of a conversation: each gets that share of its
+        neighbours' scores.
         """
         wanted = checked_tags(tags)
         reason = cannot_rank(text)
         if reason:
             return self._literal(text, reason, tags=wanted, match=match, limit=limit, everywhere=everywhere)
         namespace = None if everywhere else self._namespace
-        searcher = Searcher(self._engine, self._space, namespace, now_us=self._clock.now_us())
-        return searcher.ranked(text, tags=wanted, match=match, limit=limit, neighbours=neighbours)
+        chosen = self._embedder if embedder is None else checked_embedder(embedder)
+        searcher = Searcher(
+            self._engine,
+            self._space,
+            namespace,
+            now_us=self._clock.now_us(),
+            embedder=chosen,
+            vectors=self._vectors,
+        )
+        return searcher.ranked(
+            text, tags=wanted, match=match, limit=limit, neighbours=neighbours, meaning=meaning
+        )
 
     def history(self, id: str) -> Iterator[MemoryVersion]:
         """Every version, newest first; also of a document that was deleted."""
@@ -288,6 +325,17 @@ class Memory:
         edited is not touched.
         """
         return sync_folder(self, Path(path), dry_run=dry_run)
+
+    def _like(self, namespace: str, embedder: Embedder | None) -> Memory:
+        return Memory(
+            self._engine,
+            self._space,
+            namespace,
+            clock=self._clock,
+            forgetter=self._forgetter,
+            embedder=embedder,
+            vectors=self._vectors,
+        )
 
     def _literal(
         self, text: str, reason: str, *, tags: list[str], match: TagMatch, limit: int, everywhere: bool

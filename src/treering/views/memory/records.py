@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SAVED: Final = "memory.saved"
 DELETED: Final = "memory.deleted"
+EMBEDDED: Final = "memory.embedded"
+"""A text that was there already got a vector."""
 MEMORY_KINDS: Final = (SAVED, DELETED)
 
 WORDS: Final = "memory"

@@ -1,8 +1,9 @@
 """Search among documents: by stemmed words, and by trigrams where a language has no spaces.
 
 The index is the engine's and moves in the same commit as the document. Common words are left out of the
-question and the rest is joined by OR (see `core.terms`). **Invariant:** what cannot be ranked is not passed
-off as an answer: `MemorySearch.ranked` is false then, and the note says why.
+question and the rest is joined by OR (see `core.terms`). With an embedder, meaning counts as much as words
+(see `mixing`). **Invariant:** what cannot be ranked is not passed off as an answer: `MemorySearch.ranked` is
+false then, and the note says why.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from treering.core.query import MAX_PAGE, SearchQuery
 from treering.core.terms import query_terms
 from treering.errors import InvalidInput
 from treering.views.memory.documents import MemoryHit, MemorySearch, TagMatch, has_tags
+from treering.views.memory.embedding import Embedder
+from treering.views.memory.mixing import MEANING, Mixed, mixed_scores
 from treering.views.memory.records import TRIGRAMS, WORDS, Stored, contents, is_wide, parse_name, stored
+from treering.views.memory.vectors import Vectors
 
 if TYPE_CHECKING:
     from treering.core.engine import Engine
@@ -31,27 +35,68 @@ _NUMBERED: Final = re.compile(r"(.*?)(\d{1,15})")
 class Searcher:
     """Answers questions about one namespace, or about all (``None``)."""
 
-    def __init__(self, engine: Engine, space: str, namespace: str | None, *, now_us: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        space: str,
+        namespace: str | None,
+        *,
+        now_us: int,
+        embedder: Embedder | None = None,
+        vectors: Vectors | None = None,
+    ) -> None:
         self._engine = engine
         self._space = space
         self._namespace = namespace
         self._now_us = now_us
+        self._embedder = embedder
+        self._vectors = vectors or Vectors()
 
     def ranked(
-        self, text: str, *, tags: list[str], match: TagMatch, limit: int, neighbours: float
+        self,
+        text: str,
+        *,
+        tags: list[str],
+        match: TagMatch,
+        limit: int,
+        neighbours: float,
+        meaning: float = MEANING,
     ) -> MemorySearch:
         """The best matches; the index is asked for more until enough of them have the tags."""
         if limit < 1:
             raise InvalidInput(f"limit is {limit}; use 1 or more")
-        asked = min(max(_FIRST_OF_NEIGHBOURS if neighbours else _FIRST, limit * 4), MAX_PAGE)
+        if not 0 <= meaning <= 1:
+            raise InvalidInput(f"meaning is {meaning}; use 0 (words alone) to 1 (meaning alone)")
+
+        def accepted(record: Stored) -> bool:
+            return has_tags(record.tags, tags, match)
+
+        is_wide_net = neighbours or self._embedder is not None
+        asked = min(max(_FIRST_OF_NEIGHBOURS if is_wide_net else _FIRST, limit * 4), MAX_PAGE)
         while True:
-            scores, is_all = self._scores(text, asked)
-            if neighbours:
-                scores = _supported(scores, neighbours)
-            found = self._living(scores, lambda record: has_tags(record.tags, tags, match), limit)
-            if len(found) >= limit or is_all or asked >= MAX_PAGE:
-                return MemorySearch(hits=self._hits(found))
+            words, is_all = self._scores(text, asked)
+            mixed = self._mixed(text, words, asked, meaning)
+            scores = _supported(mixed.scores, neighbours) if neighbours else mixed.scores
+
+            def final(name: str, record: Stored, score: float, mixed: Mixed = mixed) -> float | None:
+                return mixed.without_stale(name, record.digest, score) if accepted(record) else None
+
+            found = self._living(scores, final, limit)
+            if len(found) >= limit or (is_all and mixed.is_all) or asked >= MAX_PAGE:
+                return MemorySearch(hits=self._hits(found), note=mixed.note)
             asked = min(asked * 4, MAX_PAGE)
+
+    def _mixed(self, text: str, words: dict[str, float], asked: int, meaning: float) -> Mixed:
+        """Scores of words and, with an embedder, of meaning."""
+        if self._embedder is None:
+            return Mixed(words)
+        similar = self._vectors.similar(
+            self._engine, self._space, self._namespace, self._embedder, text, most=asked, also=words
+        )
+        if not similar.rows:
+            note = f"no document here has a vector of {self._embedder.name!r}: ranked by words alone"
+            return Mixed(words, note=f"{note}; memory.embed() makes them")
+        return mixed_scores(words, similar, asked, meaning)
 
     def _scores(self, text: str, asked: int) -> tuple[dict[str, float], bool]:
         """Names and scores, and whether these are all that match."""
@@ -70,9 +115,9 @@ class Searcher:
         return dict(sorted(merged.items(), key=lambda pair: -pair[1])), is_all
 
     def _living(
-        self, scores: dict[str, float], accept: Callable[[Stored], bool], limit: int
+        self, scores: dict[str, float], final: Callable[[str, Stored, float], float | None], limit: int
     ) -> list[tuple[Ref, Stored, float]]:
-        """The best documents that are there and accepted; no more are looked at than needed."""
+        """The best documents that are there and have a score in the end; only as many as needed are read."""
         names = list(scores)
         living: list[tuple[Ref, Stored, float]] = []
         step = max(_LOOKED_AT, limit + limit // 2)
@@ -84,11 +129,15 @@ class Searcher:
                 if ref is None:
                     continue
                 record = stored(ref.value)
-                if not record.is_expired(self._now_us) and accept(record):
-                    living.append((ref, record, scores[name]))
-                    if len(living) == limit:
-                        return living
-        return living
+                if record.is_expired(self._now_us):
+                    continue
+                score = final(name, record, scores[name])
+                if score is not None:
+                    living.append((ref, record, score))
+            if len(living) >= limit:
+                break
+        living.sort(key=lambda found: -found[2])
+        return living[:limit]
 
     def _hits(self, found: list[tuple[Ref, Stored, float]]) -> tuple[MemoryHit, ...]:
         texts = contents(self._engine, self._space, [record for _, record, _ in found])

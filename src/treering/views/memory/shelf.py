@@ -18,11 +18,13 @@ from treering.core.batch import ABSENT, Event, Text
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import check_id, new_id
-from treering.core.query import EventQuery, encode_cursor
-from treering.errors import RefMoved
+from treering.core.query import Erasure, EventQuery, encode_cursor
+from treering.errors import MissingObjects, NotFound, RefMoved
 from treering.views.memory.documents import MemoryDocument, MemoryVersion, Provenance, least_trust
+from treering.views.memory.embedding import Embedder, Vector, embedded, stored_vector
 from treering.views.memory.records import (
     DELETED,
+    EMBEDDED,
     MEMORY_KINDS,
     SAVED,
     TRIGRAMS,
@@ -35,6 +37,7 @@ from treering.views.memory.records import (
     scope_of,
     stored,
 )
+from treering.views.memory.vectors import embedders_in, vector_ref
 from treering.views.recording.context import here
 
 if TYPE_CHECKING:
@@ -43,17 +46,21 @@ if TYPE_CHECKING:
     from treering.core.records import Record, Ref
 
 _PAGE: Final = 500
+_EMBEDDED_AT_ONCE: Final = 100
 _LONGEST_PAUSE: Final = 0.05
 
 
 class Shelf:
     """The documents of one namespace, as they are stored."""
 
-    def __init__(self, engine: Engine, space: str, namespace: str, *, clock: Clock) -> None:
+    def __init__(
+        self, engine: Engine, space: str, namespace: str, *, clock: Clock, embedder: Embedder | None = None
+    ) -> None:
         self._engine = engine
         self._space = space
         self._namespace = namespace
         self._clock = clock
+        self._embedder = embedder
         self._prefix = prefix_of(namespace)
 
     def delete(self, id: str, if_version: int | None) -> bool:
@@ -88,6 +95,7 @@ class Shelf:
             record = self._put(draft, document, ref, before, self._origin(provenance))
             if draft.is_empty and ref is not None and before is not None:
                 return self.document(ref, before, document.content)
+            self._embed(draft, [(document, record, before)])
             versions = self._committed(draft)
             if versions is not None:
                 return record.document(id, versions[name], document.content)
@@ -104,10 +112,13 @@ class Shelf:
             draft = Draft(self._space)
             origin = self._origin(provenance)
             records: dict[str, Stored] = {}
+            changes: list[tuple[MemoryDocument, Stored, Stored | None]] = []
             for name, document in given.items():
                 ref = refs.get(name)
                 before = None if ref is None else stored(ref.value)
                 records[name] = self._put(draft, document, ref, before, origin)
+                changes.append((document, records[name], before))
+            self._embed(draft, changes)
             versions = {} if draft.is_empty else self._committed(draft)
             if versions is not None:
                 return [
@@ -186,8 +197,76 @@ class Shelf:
         self._index(draft, document.id, record, before)
         return record
 
+    def _embed(self, draft: Draft, changes: Iterable[tuple[MemoryDocument, Stored, Stored | None]]) -> None:
+        """Vectors for the texts that are new, in the same commit."""
+        if self._embedder is None:
+            return
+        new = [
+            (document, record)
+            for document, record, before in changes
+            if before is None or before.digest != record.digest
+        ]
+        vectors = embedded(self._embedder, [document.content for document, _ in new])
+        for (document, record), halves in zip(new, vectors, strict=True):
+            draft.set_ref(
+                vector_ref(self._embedder.name, self.name(document.id)),
+                Vector(record.digest, halves).encoded(),
+                scope=scope_of(self._namespace, document.id),
+            )
+
+    def embed_missing(self) -> int:
+        """Give vectors to the texts that have none; says how many did."""
+        embedder = self._embedder
+        if embedder is None:
+            return 0
+        count = 0
+        for page in self.pages(""):
+            names = {ref.name: vector_ref(embedder.name, ref.name) for ref in page}
+            known = self._engine.refs(self._space, list(names.values()))
+            lacking = [
+                (ref, record)
+                for ref in page
+                for record in [stored(ref.value)]
+                if (there := known.get(names[ref.name])) is None
+                or stored_vector(there.value).digest != record.digest
+            ]
+            for start in range(0, len(lacking), _EMBEDDED_AT_ONCE):
+                count += self._embed_stored(embedder, lacking[start : start + _EMBEDDED_AT_ONCE])
+        return count
+
+    def _embed_stored(self, embedder: Embedder, lacking: list[tuple[Ref, Stored]]) -> int:
+        """Vectors for texts that are there; says how many. A text that goes meanwhile gets none."""
+        draft = Draft(self._space)
+        try:
+            texts = contents(self._engine, self._space, [record for _, record in lacking])
+            for (ref, record), halves in zip(lacking, embedded(embedder, texts), strict=True):
+                # The link makes the commit fail where the text was forgotten: no vector comes after it.
+                draft.set_ref(
+                    vector_ref(embedder.name, ref.name),
+                    Vector(record.digest, halves).encoded(),
+                    scope=ref.scope,
+                    links=(record.address,),
+                )
+                self._tell(draft, EMBEDDED, self.id_of(ref), {"embedder": embedder.name}, None)
+            receipt = self._engine.commit(draft.batch())
+        except (MissingObjects, NotFound):
+            if len(lacking) == 1:
+                return 0
+            return sum(self._embed_stored(embedder, [each]) for each in lacking)
+        # Content that others share is there still, also when its document went: look once more.
+        there = self._engine.refs(self._space, [ref.name for ref, _ in lacking])
+        for number, (ref, _) in enumerate(lacking):
+            if ref.name not in there:
+                gone = (vector_ref(embedder.name, ref.name),)
+                late = Erasure(refs=gone, event_seqs=(receipt.first_seq + number,), secure=True)
+                self._engine.erase(self._space, late)
+        return len(there)
+
     def _take_away(self, draft: Draft, id: str, ref: Ref) -> None:
         before = stored(ref.value)
+        vectors = [prefix + ref.name.partition("/")[2] for prefix in embedders_in(self._engine, self._space)]
+        for name in self._engine.refs(self._space, vectors) if vectors else ():
+            draft.delete_ref(name, scope=ref.scope)
         draft.delete_ref(ref.name, scope=ref.scope, expect=ref.version)
         self._tell(draft, DELETED, id, {"version": ref.version + 1}, None)
         self._index(draft, id, None, before)
