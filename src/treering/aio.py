@@ -39,6 +39,7 @@ from treering.views.comparison import AgentComparison, RunComparison
 from treering.views.costs import By, CostReport, Costs
 from treering.views.differences import Difference
 from treering.views.directory import ThreadInfo
+from treering.views.following import LiveEvent
 from treering.views.hooks import Hooks
 from treering.views.interrupts import Decision
 from treering.views.json_stores import JsonStore
@@ -51,6 +52,7 @@ from treering.views.memory.documents import (
     Provenance,
     TagMatch,
 )
+from treering.views.memory.embedding import Embedder
 from treering.views.memory.folders import FolderSync
 from treering.views.memory.memory import Memory
 from treering.views.moments import Moment
@@ -930,6 +932,28 @@ class AsyncTimeline:
         """Async twin of `Timeline.index`."""
         return await self._bridge.call(self._timeline.index)
 
+    async def follow(
+        self,
+        *,
+        after: int | None = None,
+        run: str | None = None,
+        thread: str | None = None,
+        agent: str | None = None,
+        kinds: Sequence[str] = (),
+        seconds: float | None = None,
+    ) -> AsyncIterator[LiveEvent]:
+        """Async twin of `Timeline.follow`."""
+        async for each in self._bridge.iterate(
+            self._timeline.follow,
+            after=after,
+            run=run,
+            thread=thread,
+            agent=agent,
+            kinds=kinds,
+            seconds=seconds,
+        ):
+            yield each
+
     async def content(self, *addresses: Address) -> list[Any]:
         """Async twin of `Timeline.content`."""
         return await self._bridge.call(self._timeline.content, *addresses)
@@ -1229,6 +1253,10 @@ class AsyncMemory:
         """Async twin of `Memory.in_namespace`."""
         return AsyncMemory(self._memory.in_namespace(namespace), self._bridge)
 
+    def with_embedder(self, embedder: Embedder) -> AsyncMemory:
+        """Async twin of `Memory.with_embedder`."""
+        return AsyncMemory(self._memory.with_embedder(embedder), self._bridge)
+
     async def namespaces(self) -> AsyncIterator[str]:
         """Async twin of `Memory.namespaces`."""
         async for each in self._bridge.iterate(self._memory.namespaces):
@@ -1282,6 +1310,10 @@ class AsyncMemory:
         """Async twin of `Memory.restore`."""
         return await self._bridge.call(self._memory.restore, id, version)
 
+    async def embed(self) -> int:
+        """Async twin of `Memory.embed`."""
+        return await self._bridge.call(self._memory.embed)
+
     async def delete(self, id: str, *, if_version: int | None = None) -> bool:
         """Async twin of `Memory.delete`."""
         return await self._bridge.call(self._memory.delete, id, if_version=if_version)
@@ -1328,6 +1360,8 @@ class AsyncMemory:
         limit: int = 10,
         everywhere: bool = False,
         neighbours: float = 0.0,
+        embedder: Embedder | None = None,
+        meaning: float = 0.5,
     ) -> MemorySearch:
         """Async twin of `Memory.search`."""
         return await self._bridge.call(
@@ -1338,6 +1372,8 @@ class AsyncMemory:
             limit=limit,
             everywhere=everywhere,
             neighbours=neighbours,
+            embedder=embedder,
+            meaning=meaning,
         )
 
     async def history(self, id: str) -> AsyncIterator[MemoryVersion]:
