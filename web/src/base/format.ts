@@ -48,7 +48,7 @@ export function money(amount: Amount): string {
     return new Intl.NumberFormat("en", {
       style: "currency",
       currency: amount.currency,
-      minimumFractionDigits: 2,
+      minimumFractionDigits: digits,
       maximumFractionDigits: digits,
     }).format(value);
   } catch {

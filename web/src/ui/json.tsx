@@ -6,6 +6,7 @@ const MANY = 100;
 
 export function Value({ value, name, depth = 0, open }: { value: unknown; name?: string; depth?: number; open?: boolean }) {
   if (value !== null && typeof value === "object") {
+    if (name === undefined && depth === 0 && Object.keys(value).length > 0) return <Entries value={value} depth={0} />;
     return <Branch value={value} name={name} depth={depth} open={open ?? depth < 2} />;
   }
   return (
@@ -18,9 +19,8 @@ export function Value({ value, name, depth = 0, open }: { value: unknown; name?:
 
 function Branch({ value, name, depth, open }: { value: object; name: string | undefined; depth: number; open: boolean }) {
   const [isOpen, setOpen] = useState(open);
-  const [shown, setShown] = useState(MANY);
   const isList = Array.isArray(value);
-  const entries = isList ? value.map((each, index) => [String(index), each] as const) : Object.entries(value);
+  const entries = Object.entries(value);
   if (entries.length === 0) {
     return (
       <div class="leaf">
@@ -40,15 +40,25 @@ function Branch({ value, name, depth, open }: { value: object; name: string | un
       </button>
       {isOpen && (
         <div class="below">
-          {entries.slice(0, shown).map(([key, each]) => (
-            <Value key={key} name={key} value={each} depth={depth + 1} />
-          ))}
-          {entries.length > shown && (
-            <button type="button" class="quiet" onClick={() => setShown(shown + 10 * MANY)}>
-              {entries.length - shown} more
-            </button>
-          )}
+          <Entries value={value} depth={depth} />
         </div>
+      )}
+    </div>
+  );
+}
+
+function Entries({ value, depth }: { value: object; depth: number }) {
+  const [shown, setShown] = useState(MANY);
+  const entries = Object.entries(value);
+  return (
+    <div class="entries-of">
+      {entries.slice(0, shown).map(([key, each]) => (
+        <Value key={key} name={key} value={each} depth={depth + 1} />
+      ))}
+      {entries.length > shown && (
+        <button type="button" class="quiet" onClick={() => setShown(shown + 10 * MANY)}>
+          {entries.length - shown} more
+        </button>
       )}
     </div>
   );

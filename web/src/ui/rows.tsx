@@ -1,6 +1,6 @@
 // A list of any length: only the rows in sight are in the page. Heights may be given, or are measured as rows appear.
 import type { ComponentChildren } from "preact";
-import { useEffect, useLayoutEffect, useMemo, useReducer, useRef } from "preact/hooks";
+import { useCallback, useEffect, useLayoutEffect, useMemo, useReducer, useRef } from "preact/hooks";
 
 import { useKeys } from "../base/keys";
 
@@ -59,15 +59,44 @@ export function Rows<T>(props: Props<T>) {
   useEffect(() => {
     const element = box.current;
     if (!element) return;
-    const watch = new ResizeObserver(() => redraw(0));
-    watch.observe(element);
+    const size = new ResizeObserver(() => redraw(0));
+    size.observe(element);
     redraw(0);
-    return () => watch.disconnect();
+    return () => size.disconnect();
   }, []);
 
   useLayoutEffect(() => {
     if (props.tail && atEnd.current && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [whole, props.tail]);
+
+  // Rows say by themselves how tall they are, also when their content comes later.
+  const watcher = useMemo(
+    () =>
+      new ResizeObserver((changes) => {
+        let changed = false;
+        for (const { target } of changes) {
+          const element = target as HTMLElement;
+          const size = element.offsetHeight;
+          const id = element.dataset["row"] ?? "";
+          if (size && element.isConnected && sizes.current.get(id) !== size) {
+            sizes.current.set(id, size);
+            changed = true;
+          }
+        }
+        if (changed) {
+          version.current += 1;
+          redraw(0);
+        }
+      }),
+    [],
+  );
+  useEffect(() => () => watcher.disconnect(), [watcher]);
+  const watch = useCallback(
+    (element: HTMLElement | null) => {
+      if (element) watcher.observe(element);
+    },
+    [watcher],
+  );
 
   // Keep the selected row in sight.
   const shown = useRef("");
@@ -116,19 +145,8 @@ export function Rows<T>(props: Props<T>) {
         class={index === selected ? "row selected" : "row"}
         aria-current={index === selected ? "true" : undefined}
         style={{ transform: `translateY(${topOf(index)}px)`, ...(measured ? {} : { height: `${height}px` }) }}
-        ref={
-          measured
-            ? (element) => {
-                if (!element) return;
-                const size = element.offsetHeight;
-                if (size && sizes.current.get(id) !== size) {
-                  sizes.current.set(id, size);
-                  version.current += 1;
-                  queueMicrotask(() => redraw(0));
-                }
-              }
-            : undefined
-        }
+        data-row={id}
+        ref={measured ? watch : undefined}
       >
         {props.row(item, index, index === selected)}
       </div>,

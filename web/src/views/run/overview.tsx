@@ -2,7 +2,7 @@
 import { useEffect, useRef } from "preact/hooks";
 
 import type { RunRecord } from "../../base/shapes";
-import { colours } from "../../ui/colours";
+import { colours, type Palette } from "../../ui/colours";
 
 interface Props {
   records: readonly RunRecord[];
@@ -16,6 +16,7 @@ interface Props {
 }
 
 const TALL = 34;
+const FEW = 400;
 
 export function Overview({ records, version, start, end, from, to, until, onZoom }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
@@ -29,25 +30,8 @@ export function Overview({ records, version, start, end, from, to, until, onZoom
     element.width = wide * scale;
     element.height = TALL * scale;
     context.scale(scale, scale);
-    const busy = new Float64Array(wide + 1);
-    const bad = new Uint8Array(wide + 1);
-    const width = end - start;
-    for (const each of records) {
-      const left = Math.floor(((each.started_at_us - start) / width) * wide);
-      const right = Math.floor(((each.started_at_us + (each.duration_us ?? 0) - start) / width) * wide);
-      const share = 1 / (right - left + 1);
-      for (let x = Math.max(0, left); x <= Math.min(wide, right); x += 1) busy[x]! += share;
-      if (each.status === "error") bad[Math.max(0, Math.min(wide, right))] = 1;
-    }
-    const most = Math.log1p(Math.max(...busy));
-    for (let x = 0; x <= wide; x += 1) {
-      if (!busy[x]) continue;
-      const tall = Math.max(2, (Math.log1p(busy[x]!) / most) * (TALL - 6));
-      context.fillStyle = bad[x] ? theme.ember : theme.bark;
-      context.globalAlpha = bad[x] ? 1 : 0.55;
-      context.fillRect(x, TALL - tall, 1, tall);
-    }
-    context.globalAlpha = 1;
+    if (records.length <= FEW) drawEach(context, records, { start, end, wide, theme });
+    else drawDensity(context, records, { start, end, wide, theme });
   }, [version, start, end, theme]);
 
   const choose = (event: PointerEvent) => {
@@ -79,4 +63,51 @@ export function Overview({ records, version, start, end, from, to, until, onZoom
       {until !== null && <i class="needle" style={{ left: percent(until) }} />}
     </div>
   );
+}
+
+interface Strip {
+  start: number;
+  end: number;
+  wide: number;
+  theme: Palette;
+}
+
+/** Few events: each one as a line, in the order of the waterfall. */
+function drawEach(context: CanvasRenderingContext2D, records: readonly RunRecord[], { start, end, wide, theme }: Strip): void {
+  const tones: Record<string, string> = {
+    agent: theme.bark,
+    llm: theme.moss,
+    tool: theme.lichen,
+    retrieval: theme.amber,
+    reasoning: theme.plum,
+  };
+  const step = Math.min(4, (TALL - 6) / Math.max(1, records.length));
+  records.forEach((each, index) => {
+    const left = ((each.started_at_us - start) / (end - start)) * wide;
+    const width = Math.max(2, ((each.duration_us ?? 0) / (end - start)) * wide);
+    context.fillStyle = each.status === "error" ? theme.ember : each.kind === "span" ? (tones[each.type] ?? theme.muted) : theme.ink;
+    context.fillRect(Math.min(left, wide - 2), 3 + index * step, width, Math.max(1, step - 1));
+  });
+}
+
+/** Many events: how much went on when. */
+function drawDensity(context: CanvasRenderingContext2D, records: readonly RunRecord[], { start, end, wide, theme }: Strip): void {
+  const busy = new Float64Array(wide + 1);
+  const bad = new Uint8Array(wide + 1);
+  const place = (time: number) => Math.max(0, Math.min(wide, Math.floor(((time - start) / (end - start)) * wide)));
+  for (const each of records) {
+    const left = place(each.started_at_us);
+    const right = place(each.started_at_us + (each.duration_us ?? 0));
+    const share = 1 / (right - left + 1);
+    for (let x = left; x <= right; x += 1) busy[x]! += share;
+    if (each.status === "error") bad[right] = 1;
+  }
+  const most = Math.log1p(busy.reduce((one, other) => Math.max(one, other), 0));
+  for (let x = 0; x <= wide; x += 1) {
+    if (!busy[x]) continue;
+    const tall = Math.max(2, (Math.log1p(busy[x]!) / most) * (TALL - 6));
+    context.fillStyle = bad[x] ? theme.ember : theme.bark;
+    context.globalAlpha = bad[x] ? 1 : 0.55;
+    context.fillRect(x, TALL - tall, 1, tall);
+  }
 }

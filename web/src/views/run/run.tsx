@@ -1,5 +1,5 @@
 // One run: its waterfall beside its conversation, what it cost, and the way through it again.
-import { useEffect, useMemo, useReducer } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { at, reachable } from "../../base/api";
 import { count, duration, moneys, stamp } from "../../base/format";
@@ -122,11 +122,11 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
 
 /** The present in microseconds; moves only while something runs. */
 function useNow(moving: boolean): number {
-  const [, turn] = useReducer((was: number) => was + 1, 0);
+  const [now, setNow] = useState(() => Date.now() * 1000);
   useEffect(() => {
     if (!moving) return;
-    const timer = setInterval(() => turn(0), 500);
+    const timer = setInterval(() => setNow(Date.now() * 1000), 500);
     return () => clearInterval(timer);
   }, [moving]);
-  return Date.now() * 1000;
+  return now;
 }

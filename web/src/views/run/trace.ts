@@ -76,10 +76,10 @@ export class Trace {
     let limit = this.records.length === 0 ? 500 : PAGE;
     for (;;) {
       const url = at(["runs", this.run, "spans"], { limit, cursor: this.last });
-      const page = await get<{ records: RunRecord[]; next_cursor: string | null }>(url, this.stopped.signal);
+      const page = await get<{ records: RunRecord[]; cursor: string | null }>(url, this.stopped.signal);
       this.merge(page.records);
-      if (page.next_cursor === null) return;
-      this.last = page.next_cursor;
+      if (page.cursor === null) return;
+      this.last = page.cursor;
       limit = PAGE;
     }
   }
@@ -102,6 +102,7 @@ export class Trace {
   private merge(records: RunRecord[]): void {
     let changed = false;
     for (const each of records) {
+      if (each.kind === "run") continue; // the run itself, which is the page
       const known = this.byId.get(each.id);
       if (known && (each.is_open || !known.is_open)) continue;
       this.byId.set(each.id, each);

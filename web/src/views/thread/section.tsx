@@ -9,6 +9,8 @@ interface Arc {
   node: Node;
   /** How many messages came with it. */
   added: number;
+  /** Whether it adds no ring to the one inside of it. */
+  isSame: boolean;
   depth: number;
   from: number;
   to: number;
@@ -28,14 +30,14 @@ const GAP = 0.09;
 
 export function Section({ grown, selected, other, onSelect }: Props) {
   const { arcs, rings } = useMemo(() => laidOut(grown), [grown]);
-  const step = (SIZE / 2 - PITH - 14) / Math.max(rings, 6);
+  const step = (SIZE / 2 - PITH - 16) / Math.max(rings, 5);
   const shown = arcs.filter((arc) => isShown(arc, rings, selected, other));
   const label =
     `${plural(grown.nodes.size, "moment")} of ${plural(grown.lineages.length, "thread")}, drawn as rings; ` +
     "the list below has the same moments";
   return (
     <svg class="section" viewBox={`${-SIZE / 2} ${-SIZE / 2} ${SIZE} ${SIZE}`} role="img" aria-label={label}>
-      <path class="bark" d={ring(SIZE / 2 - 6, 0, 2 * Math.PI)} />
+      <path class="wood" d={ring(PITH + rings * step + 10, 0, 2 * Math.PI)} />
       <circle class="pith" r={PITH / 3} />
       {shown.map((arc) => {
         const radius = PITH + (arc.depth + 0.5) * step;
@@ -87,10 +89,11 @@ function laidOut(grown: Grown): { arcs: Arc[]; rings: number } {
     let angle = from;
     return nodes.map((node) => {
       const wide = ((to - from) * (leaves.get(node) ?? 1)) / whole;
-      const before = grown.nodes.get(node.moment.parent ?? "")?.moment.message_count ?? 0;
+      const before = grown.nodes.get(node.moment.parent ?? "")?.moment;
       const arc = {
         node,
-        added: Math.max(0, node.moment.message_count - before),
+        added: Math.max(0, node.moment.message_count - (before?.message_count ?? 0)),
+        isSame: before !== undefined && before.step === node.moment.step,
         depth: node.moment.step - first,
         from: angle + gap / 2,
         to: angle + wide - gap / 2,
@@ -112,6 +115,9 @@ function laidOut(grown: Grown): { arcs: Arc[]; rings: number } {
 function isShown(arc: Arc, rings: number, selected: string | null, other: string | null): boolean {
   const every = Math.ceil(rings / MOST_RINGS);
   const { id } = arc.node.moment;
+  // A fork begins with a moment that is the one it was forked from.
+  const isSame = arc.node.children.length > 0 && arc.isSame && id !== selected && id !== other;
+  if (isSame) return false;
   return (
     every === 1 ||
     arc.depth % every === 0 ||
@@ -124,8 +130,8 @@ function isShown(arc: Arc, rings: number, selected: string | null, other: string
 
 /** Wider where more was said, as in a wet year. */
 function thickness(arc: Arc, step: number): number {
-  const share = 0.18 + 0.14 * Math.min(3, Math.log2(1 + arc.added));
-  return Math.max(1, Math.min(step * share, 12));
+  const share = 0.22 + 0.24 * Math.min(2, Math.log2(1 + arc.added));
+  return Math.max(1, Math.min(step * share, 18));
 }
 
 function point(radius: number, angle: number): { cx: string; cy: string } {

@@ -116,7 +116,10 @@ function MomentRow({ node, onSelect }: { node: Node; onSelect: (node: Node) => v
     <button type="button" class={`moment branch-${node.branch % 5}${node.isOnLine ? "" : " left"}`} onClick={() => onSelect(node)}>
       <span class="step">{moment.step}</span>
       <i class="knot" aria-hidden="true" />
-      <span class="moment-note">{moment.note ?? (node.isOnLine ? "" : "left behind")}</span>
+      <span class="moment-note">
+        {moment.note ?? <span class="muted">{plural(moment.message_count, "message")}</span>}
+      </span>
+      {!node.isOnLine && <span class="tag">left behind</span>}
       <Tags tags={moment.tags} />
       {moment.pending_interrupt && node.isHead && <span class="tag warn">waits</span>}
       {node.isHead && <span class="tag good">head</span>}
