@@ -41,7 +41,7 @@ QUESTIONS = (
 ANSWERS = (
     "It was sent on Monday and should arrive within three working days.",
     "Done. The flag prints one object per line; two tests cover it.",
-    "The cache is cleared on Tuesdays and the first build downloads everything, which takes longer than the limit.",
+    "The cache is cleared on Tuesdays, and the first build downloads everything, past its time limit.",
     "Most like it. Three asked for the due date to be larger, one for a QR code.",
     "Renamed in 14 files. The database column keeps its name; a migration would be a separate step.",
     "No. It was replaced on the first of October; here are the three prices that differ.",
@@ -83,7 +83,11 @@ def _run(store: Store, clock: ManualClock, chance: random.Random, number: int) -
             for turn in range(1 + chance.randrange(3)):
                 _turn(span, clock, chance, model=model, key=f"r{number}t{turn}")
             clock.advance(seconds=0.4)
-            usage = {"input": chance.randrange(400, 2000), "output": chance.randrange(40, 400), "cache_read": 1800}
+            usage = {
+                "input": chance.randrange(400, 2000),
+                "output": chance.randrange(40, 400),
+                "cache_read": 1800,
+            }
             span.message("assistant", ANSWERS[pick], model=model, usage=usage, id=f"a{number}")
             clock.advance(seconds=0.02)
     clock.advance(seconds=20)
@@ -96,7 +100,9 @@ def _turn(span, clock: ManualClock, chance: random.Random, *, model: str, key: s
         thought.output = "The question names no date. Look it up before promising one."
     with span.span("generate", kind="llm", model=model, id=f"{key}-llm") as call:
         clock.advance(seconds=0.8 + chance.random() * 2)
-        call.use({"input": chance.randrange(900, 4000), "output": chance.randrange(30, 300), "cache_read": 900})
+        call.use(
+            {"input": chance.randrange(900, 4000), "output": chance.randrange(30, 300), "cache_read": 900}
+        )
     with span.tool("search_docs", {"q": "refund policy", "top": 3}, id=f"{key}-search") as found:
         clock.advance(seconds=0.1 + chance.random() / 3)
         found.output = [
@@ -144,7 +150,11 @@ def _threads(store: Store, clock: ManualClock) -> None:
         moments.append(
             alice.append(
                 {"role": role, "content": text},
-                state={"todos": ["check the bank", "call back"][: 1 + step % 2], "step": step, "customer": "alice"},
+                state={
+                    "todos": ["check the bank", "call back"][: 1 + step % 2],
+                    "step": step,
+                    "customer": "alice",
+                },
                 note=note,
                 tags=["draft"] if note == "first draft" else (),
                 metadata={"model": "gpt-5-mini"},
@@ -153,11 +163,15 @@ def _threads(store: Store, clock: ManualClock) -> None:
     bolder = alice.fork("support/alice-bolder", at=moments[1])
     for text in ("I am sending it again, by wire.", "It has left our bank.", "Anything else?"):
         clock.advance(seconds=30)
-        bolder.append({"role": "assistant", "content": text}, state={"todos": [], "step": 9, "customer": "alice"})
+        bolder.append(
+            {"role": "assistant", "content": text}, state={"todos": [], "step": 9, "customer": "alice"}
+        )
     alice.rewind(moments[2])
     for text in ("The bank returned it: the account was closed.", "Which account shall I use?"):
         clock.advance(seconds=35)
-        alice.append({"role": "assistant", "content": text}, state={"todos": ["ask for an account"], "step": 5})
+        alice.append(
+            {"role": "assistant", "content": text}, state={"todos": ["ask for an account"], "step": 5}
+        )
     formal = alice.fork("support/alice-formal", at=moments[2])
     clock.advance(seconds=15)
     formal.append({"role": "assistant", "content": "Dear Alice, we regret the delay."}, note="formal tone")
@@ -166,11 +180,15 @@ def _threads(store: Store, clock: ManualClock) -> None:
         clock.advance(seconds=25)
         letter.append({"role": "assistant", "content": text})
     clock.advance(seconds=20)
-    alice.interrupt({"tool": "send_refund", "amount": 20, "currency": "EUR", "to": "DE02 1203 0000 0000 2020 51"})
+    alice.interrupt(
+        {"tool": "send_refund", "amount": 20, "currency": "EUR", "to": "DE02 1203 0000 0000 2020 51"}
+    )
     research = store.thread("research/long-horizon")
     for step in range(90):
         clock.advance(seconds=11)
-        research.append({"role": "assistant", "content": f"Finding {step}: " + ANSWERS[step % 6]}, state={"page": step})
+        research.append(
+            {"role": "assistant", "content": f"Finding {step}: " + ANSWERS[step % 6]}, state={"page": step}
+        )
 
 
 def _files(store: Store, clock: ManualClock) -> None:
@@ -182,10 +200,14 @@ def _files(store: Store, clock: ManualClock) -> None:
         (folder / "logo.png").write_bytes(_png(96))
         (folder / "data.bin").write_bytes(bytes(range(256)) * 8)
         coder = store.thread("work/refunds")
-        coder.checkpoint([{"role": "user", "content": "Refunds need a limit."}], workspace=folder, note="before")
+        coder.checkpoint(
+            [{"role": "user", "content": "Refunds need a limit."}], workspace=folder, note="before"
+        )
         store.workspace.snapshot(folder, name="shop", note="before the limit")
         clock.advance(seconds=60)
-        (folder / "shop" / "refund.py").write_text(REFUND.replace("return amount", "return min(amount, LIMIT)", 1))
+        (folder / "shop" / "refund.py").write_text(
+            REFUND.replace("return amount", "return min(amount, LIMIT)", 1)
+        )
         (folder / "shop" / "limits.py").write_text("LIMIT = 500\n")
         clock.advance(seconds=60)
         talk = [*coder.load().messages, {"role": "assistant", "content": "There is a limit of 500 now."}]
@@ -198,9 +220,15 @@ def _files(store: Store, clock: ManualClock) -> None:
 def _memories(store: Store, clock: ManualClock) -> None:
     memory = store.memory
     memory.save("alice/tone", "Prefers concise replies.", tags=["style", "alice"], auto_load=True)
-    memory.save("policy/refunds", "Refunds take three to five working days.\nGift cards stay gift cards.", tags=["policy"])
+    memory.save(
+        "policy/refunds",
+        "Refunds take three to five working days.\nGift cards stay gift cards.",
+        tags=["policy"],
+    )
     clock.advance(seconds=3600)
-    memory.save("alice/tone", "Prefers very concise replies,\nand no emojis.", tags=["style", "alice"], auto_load=True)
+    memory.save(
+        "alice/tone", "Prefers very concise replies,\nand no emojis.", tags=["style", "alice"], auto_load=True
+    )
     with store.run(agent="librarian", id="run-librarian"):
         memory.save(
             "policy/summary",
@@ -216,7 +244,9 @@ def _memories(store: Store, clock: ManualClock) -> None:
 
 def _schedules(store: Store) -> None:
     tasks = store.schedules
-    tasks.cron("0 7 * * 1-5", prompt="Summarise the night", tz="Europe/Berlin", channel="telegram", chat_id="4711")
+    tasks.cron(
+        "0 7 * * 1-5", prompt="Summarise the night", tz="Europe/Berlin", channel="telegram", chat_id="4711"
+    )
     hourly = tasks.interval(3600, prompt="Look at the inbox")
     paused = tasks.cron("30 2 * * *", prompt="Compact the archive")
     tasks.once("2099-12-31T23:59:00+01:00", prompt="Wish a happy new year")
@@ -290,13 +320,20 @@ def _png(size: int) -> bytes:
         for x in range(size):
             distance = ((x - size / 2) ** 2 + (y - size / 2) ** 2) ** 0.5
             shade = 230 - int(70 * (distance % 9 < 3)) if distance < size / 2 else 255
-            rows += bytes((shade, max(shade - 40, 0), max(shade - 80, 0)) if distance < size / 2 else (255, 255, 255))
+            rows += bytes(
+                (shade, max(shade - 40, 0), max(shade - 80, 0)) if distance < size / 2 else (255, 255, 255)
+            )
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(rows))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(rows)))
+        + chunk(b"IEND", b"")
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Data goes to stdout (``--json`` for programs), everything else to stderr. The exit code comes from the class
 of the error; a `TreeringError` is a message and never a traceback. Nothing but Typer is imported before a
-command runs, so that ``--help`` answers at once.
+command runs, and only that command is built, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ from treering.cli import (
     serve,
     state,
     threads,
+    ui,
     worker,
     workspaces,
 )
+from treering.cli.narrowing import narrowed
 from treering.errors import TreeringError
+
+_COMPLETION: Final = "_TREERING_COMPLETE"
 
 app: Final = typer.Typer(
     name="treering",
@@ -36,7 +40,20 @@ app: Final = typer.Typer(
     rich_markup_mode=None,  # a plain help page: rich would take longer than all the rest
     pretty_exceptions_enable=False,
 )
-for commands in (threads, workspaces, exports, imports, care, memory, state, schedules, worker, mcp, serve):
+for commands in (
+    threads,
+    workspaces,
+    exports,
+    imports,
+    care,
+    memory,
+    state,
+    schedules,
+    worker,
+    mcp,
+    serve,
+    ui,
+):
     commands.add_to(app)
 
 
@@ -61,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(args=given)
+        # Completion looks at every command, a line at one.
+        (app if _COMPLETION in os.environ else narrowed(app, given))(args=given)
     except TreeringError as error:
         _report(error, as_json="--json" in given)
         sys.exit(error.exit_code)
