@@ -404,7 +404,7 @@ class TestAutomaticCheckpoints:
             store.close()
             return "Still here."
 
-        agent = create_agent(model=model, checkpointer=store)
+        agent = create_agent(model=model, checkpointer=store, record=False)
         with pytest.warns(CheckpointWarning, match="Closed"):
             assert agent.generate(thread_id="t", prompt="Hi").text == "Still here."
 

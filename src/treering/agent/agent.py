@@ -50,8 +50,8 @@ def create_agent(
     nothing. ``hooks`` are added to the checkpointer's own. ``budgets`` limits the tool calls,
     ``max_iterations`` how often the model is asked in one run. A call over budget and a tool that raises are
     told to the model as the call's result (``"tell"``), or end the run with the error (``"raise"``). With a
-    store, every run is in its timeline under ``name``: messages, tool calls, tokens and cost; ``record=False``
-    leaves that to whoever traces the agent otherwise.
+    store, every run is in its timeline under ``name``: messages, tool calls, tokens and cost, unless
+    ``record=False`` leaves that to someone else.
     """
     around = tuple(middleware)
     for each in around:
