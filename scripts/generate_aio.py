@@ -67,6 +67,13 @@ TWINS: Final = (
     Twin(module="treering.views.timeline", name="Timeline", twin="AsyncTimeline"),
     Twin(module="treering.views.costs", name="Costs", twin="AsyncCosts", direct=frozenset({"in_"})),
     Twin(module="treering.views.performance", name="Performance", twin="AsyncPerformance"),
+    Twin(module="treering.views.shared_budgets", name="SharedBudgets", twin="AsyncSharedBudgets"),
+    Twin(
+        module="treering.views.alerting.alerts",
+        name="Alerts",
+        twin="AsyncAlerts",
+        direct=frozenset({"watch"}),
+    ),
     Twin(module="treering.views.transcripts", name="Transcript", twin="AsyncTranscript"),
     Twin(module="treering.views.chat_logs", name="ChatLog", twin="AsyncChatLog"),
     Twin(

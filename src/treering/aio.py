@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -30,6 +31,11 @@ from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.store import Store
 from treering.views.actions import Actions
+from treering.views.alerting.alert import Alert, AlertPage
+from treering.views.alerting.alerts import Alerts
+from treering.views.alerting.rules import Rule, What
+from treering.views.alerting.watch import Watch
+from treering.views.alerting.webhooks import Delivery, Webhook
 from treering.views.budgets import Budgets
 from treering.views.chat_ids import ChatId, TaskId
 from treering.views.chat_logs import ChatLine, ChatLog
@@ -66,6 +72,7 @@ from treering.views.schedules.schedules import Schedules
 from treering.views.schedules.tasks import CatchUp, Overlap, Policy, Task
 from treering.views.schedules.worker import Handler, Worker
 from treering.views.searching import Found
+from treering.views.shared_budgets import Action, Every, Per, SharedBudget, SharedBudgets, Standing, Subject
 from treering.views.state_records import Change, StateEntry
 from treering.views.states import State
 from treering.views.threads import Thread
@@ -232,6 +239,16 @@ class AsyncStore:
     def otlp(self) -> Ingest:
         """Async twin of `Store.otlp`."""
         return self._store.otlp
+
+    @property
+    def budgets(self) -> AsyncSharedBudgets:
+        """Async twin of `Store.budgets`."""
+        return AsyncSharedBudgets(self._store.budgets, self._bridge)
+
+    @property
+    def alerts(self) -> AsyncAlerts:
+        """Async twin of `Store.alerts`."""
+        return AsyncAlerts(self._store.alerts, self._bridge)
 
     def draft(self, id: str | None = None) -> Draft:
         """Async twin of `Store.draft`."""
@@ -1051,6 +1068,150 @@ class AsyncPerformance:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._performance)[1:]}"
+
+
+class AsyncSharedBudgets:
+    """Async twin of `SharedBudgets`."""
+
+    def __init__(self, sharedbudgets: SharedBudgets, bridge: Bridge | None = None) -> None:
+        self._sharedbudgets = sharedbudgets
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> SharedBudgets:
+        """The sharedbudgets that does the work."""
+        return self._sharedbudgets
+
+    async def set(
+        self,
+        name: str,
+        *,
+        per: Per,
+        every: Every | None = None,
+        agent: str | None = None,
+        money: Decimal | float | str | None = None,
+        currency: str = "USD",
+        tokens: int | None = None,
+        tool_calls: int | None = None,
+        action: Action = "stop",
+        warn_at: float = 0.8,
+    ) -> SharedBudget:
+        """Async twin of `SharedBudgets.set`."""
+        return await self._bridge.call(
+            self._sharedbudgets.set,
+            name,
+            per=per,
+            every=every,
+            agent=agent,
+            money=money,
+            currency=currency,
+            tokens=tokens,
+            tool_calls=tool_calls,
+            action=action,
+            warn_at=warn_at,
+        )
+
+    async def remove(self, name: str) -> bool:
+        """Async twin of `SharedBudgets.remove`."""
+        return await self._bridge.call(self._sharedbudgets.remove, name)
+
+    async def list(self) -> tuple[SharedBudget, ...]:
+        """Async twin of `SharedBudgets.list`."""
+        return await self._bridge.call(self._sharedbudgets.list)
+
+    async def standing(
+        self, *, run: str | None = None, thread: str | None = None, agent: str | None = None
+    ) -> tuple[Standing, ...]:
+        """Async twin of `SharedBudgets.standing`."""
+        return await self._bridge.call(self._sharedbudgets.standing, run=run, thread=thread, agent=agent)
+
+    async def check(
+        self, *, run: str | None = None, thread: str | None = None, agent: str | None = None
+    ) -> None:
+        """Async twin of `SharedBudgets.check`."""
+        await self._bridge.call(self._sharedbudgets.check, run=run, thread=thread, agent=agent)
+
+    async def of(self, budget: SharedBudget, subject: Subject) -> Standing | None:
+        """Async twin of `SharedBudgets.of`."""
+        return await self._bridge.call(self._sharedbudgets.of, budget, subject)
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._sharedbudgets)[1:]}"
+
+
+class AsyncAlerts:
+    """Async twin of `Alerts`."""
+
+    def __init__(self, alerts: Alerts, bridge: Bridge | None = None) -> None:
+        self._alerts = alerts
+        self._bridge = bridge or Bridge()
+
+    @property
+    def sync(self) -> Alerts:
+        """The alerts that does the work."""
+        return self._alerts
+
+    async def page(self, *, first: int = 100, cursor: str | None = None) -> AlertPage:
+        """Async twin of `Alerts.page`."""
+        return await self._bridge.call(self._alerts.page, first=first, cursor=cursor)
+
+    async def set_rule(
+        self,
+        name: str,
+        what: What,
+        *,
+        agent: str | None = None,
+        times: float = 3.0,
+        share: float = 0.5,
+        runs: int = 20,
+        at_least: int = 5,
+    ) -> Rule:
+        """Async twin of `Alerts.set_rule`."""
+        return await self._bridge.call(
+            self._alerts.set_rule,
+            name,
+            what,
+            agent=agent,
+            times=times,
+            share=share,
+            runs=runs,
+            at_least=at_least,
+        )
+
+    async def rules(self) -> tuple[Rule, ...]:
+        """Async twin of `Alerts.rules`."""
+        return await self._bridge.call(self._alerts.rules)
+
+    async def remove_rule(self, name: str) -> bool:
+        """Async twin of `Alerts.remove_rule`."""
+        return await self._bridge.call(self._alerts.remove_rule, name)
+
+    async def examine(self) -> list[Alert]:
+        """Async twin of `Alerts.examine`."""
+        return await self._bridge.call(self._alerts.examine)
+
+    async def set_webhook(self, name: str, url: str, *, secret_env: str | None = None) -> Webhook:
+        """Async twin of `Alerts.set_webhook`."""
+        return await self._bridge.call(self._alerts.set_webhook, name, url, secret_env=secret_env)
+
+    async def webhooks(self) -> tuple[Webhook, ...]:
+        """Async twin of `Alerts.webhooks`."""
+        return await self._bridge.call(self._alerts.webhooks)
+
+    async def remove_webhook(self, name: str) -> bool:
+        """Async twin of `Alerts.remove_webhook`."""
+        return await self._bridge.call(self._alerts.remove_webhook, name)
+
+    async def deliver(self, webhook: str) -> Delivery:
+        """Async twin of `Alerts.deliver`."""
+        return await self._bridge.call(self._alerts.deliver, webhook)
+
+    def watch(self, *, seconds: float = 1.0) -> Watch:
+        """Async twin of `Alerts.watch`."""
+        return self._alerts.watch(seconds=seconds)
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._alerts)[1:]}"
 
 
 class AsyncTranscript:

@@ -29,9 +29,11 @@ from treering.core.records import Checked
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput
+from treering.views.alerting.alerts import Alerts
 from treering.views.chats import Chat
 from treering.views.costs import Costs
 from treering.views.directory import ThreadInfo, list_threads
+from treering.views.guarding import Guard
 from treering.views.hooks import Hooks
 from treering.views.memory.memory import Memory
 from treering.views.memory.vectors import Vectors
@@ -42,6 +44,7 @@ from treering.views.recording.recorder import Recorder
 from treering.views.recording.runs import Run
 from treering.views.runs import Runs
 from treering.views.schedules.schedules import Schedules
+from treering.views.shared_budgets import SharedBudgets
 from treering.views.states import State
 from treering.views.thread_keys import thread_key
 from treering.views.threads import Thread
@@ -80,6 +83,7 @@ class Store:
         self._opener = opener
         self._hooks = Hooks()
         self._recorder: Recorder | None = None
+        self._guard: Guard | None = None
         self._ingest: Ingest | None = None
         self._vectors = Vectors()
         self._workspace = Workspace(engine, self._space, folder=folder, clock=self._clock)
@@ -212,6 +216,7 @@ class Store:
             project_id=project_id,
             meta=meta,
             tags=tuple(tags),
+            gate=self._guard,
         )
 
     def agent(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -253,6 +258,16 @@ class Store:
         if self._ingest is None:
             self._ingest = Ingest(self._engine, self._space, clock=self._clock)
         return self._ingest
+
+    @property
+    def budgets(self) -> SharedBudgets:
+        """What runs, threads, agents and the store may use; every process that records here heeds them."""
+        return SharedBudgets(self._engine, self._space, clock=self._clock, changed=self._budgets_changed)
+
+    @property
+    def alerts(self) -> Alerts:
+        """What someone should know: budgets that run out, runs that failed or are unlike the others."""
+        return Alerts(self._engine, self._space, clock=self._clock)
 
     # Writing
     def draft(self, id: str | None = None) -> Draft:
@@ -373,7 +388,12 @@ class Store:
     def _record(self) -> Recorder:
         if self._recorder is None:
             self._recorder = Recorder(self._engine, self._space)
+            self._guard = Guard(self._engine, self._space, self._recorder, clock=self._clock)
         return self._recorder
+
+    def _budgets_changed(self) -> None:
+        if self._guard is not None:
+            self._guard.forget_what_is_known()
 
     def _own(self, batch: Batch | Draft) -> Batch:
         whole = batch.batch() if isinstance(batch, Draft) else batch

@@ -187,16 +187,17 @@ class Costs:
         return groups
 
     def _summed_up(self, groups: dict[str | int, list[Sum]], everything: list[Sum]) -> CostReport:
-        parts = [_cost(name, sums, self._currency) for name, sums in groups.items()]
+        parts = [cost_of(name, sums, self._currency) for name, sums in groups.items()]
         return CostReport(
-            total=_cost(None, everything, self._currency),
+            total=cost_of(None, everything, self._currency),
             parts=tuple(
                 sorted(parts, key=lambda part: (-sum(part.nanos.values()), -part.tokens, str(part.key)))
             ),
         )
 
 
-def _cost(key: str | int | None, sums: list[Sum], into: str | None) -> Cost:
+def cost_of(key: str | int | None, sums: list[Sum], into: str | None) -> Cost:
+    """Sums as one cost. Their groups have the currency second and (to convert ``into`` one) the day third."""
     usage = _NO_USAGE
     for each in sums:
         usage = Usage(

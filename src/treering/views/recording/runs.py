@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from treering.core.draft import Draft
     from treering.core.records import Ref
     from treering.views.recording.recorder import NoteTaker
+    from treering.views.recording.spans import Gate
 
 RUN: Final = "run"
 RUNS: Final = "run/"
@@ -130,6 +131,7 @@ class Run(Place):
         project_id: int | None,
         meta: Mapping[str, Any] | None,
         tags: tuple[str, ...],
+        gate: Gate | None = None,
     ) -> None:
         self._info = RunInfo(
             id=new_id() if id is None else check_id(id, "run id"),
@@ -143,7 +145,9 @@ class Run(Place):
             tags=tags,
         )
         encode_json(self._info.meta)  # what cannot be stored shall be refused here, not in the recorder
-        origin = Origin(recorder, clock, run=self._info.id, scope=run_scope(self._info), thread=thread_key)
+        origin = Origin(
+            recorder, clock, run=self._info.id, scope=run_scope(self._info), thread=thread_key, gate=gate
+        )
         super().__init__(origin, self._info.id, agent)
         self._token: Token[Place | None] | None = None
 

@@ -8,7 +8,7 @@ who look on while it runs; the row at its end then says that it was announced.
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from treering.core.address import Address
 from treering.core.batch import Event
@@ -40,19 +40,36 @@ OK: Final = "ok"
 ERROR: Final = "error"
 
 _NOTHING: Final[Any] = object()
+_CALLS: Final = frozenset({"llm", "tool"})
 _KINDS: Final = frozenset({"agent", "llm", "tool", "retrieval", "file", "reasoning"})
+
+
+class Gate(Protocol):
+    """What a call of a model or a tool has to pass before it begins."""
+
+    def admit(self, *, run: str, thread: str | None, agent: str | None, scope: str) -> None:
+        """Raise if the call must not be made."""
+        ...
 
 
 class Origin:
     """What everything of one run has in common."""
 
-    __slots__ = ("clock", "recorder", "run", "scope", "thread")
+    __slots__ = ("clock", "gate", "recorder", "run", "scope", "thread")
 
     def __init__(
-        self, recorder: NoteTaker, clock: Clock, *, run: str, scope: str, thread: str | None
+        self,
+        recorder: NoteTaker,
+        clock: Clock,
+        *,
+        run: str,
+        scope: str,
+        thread: str | None,
+        gate: Gate | None = None,
     ) -> None:
         self.recorder = recorder
         self.clock = clock
+        self.gate = gate
         self.run = run
         self.scope = scope
         self.thread = thread
@@ -226,9 +243,12 @@ class Span(Place):
         self._metadata = {**self._metadata, **metadata}
 
     def start(self, *, ts_us: int | None = None) -> Self:
-        """Begin; ``with`` does this."""
+        """Begin; ``with`` does this. A call of a model or a tool raises `BudgetExceeded` past a budget."""
         if self._began_us is not None:
             raise InvalidInput(f"span {self.name!r} was started before; make a new one")
+        origin = self._origin
+        if origin.gate is not None and self.kind in _CALLS:
+            origin.gate.admit(run=origin.run, thread=origin.thread, agent=self.agent, scope=origin.scope)
         self._began_us = self._origin.clock.now_us() if ts_us is None else ts_us
         self._origin.recorder.take(self.announce)
         return self

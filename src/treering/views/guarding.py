@@ -1,0 +1,89 @@
+"""The guard of a recording: looks at the store's budgets before a call of a model or a tool begins.
+
+Budgets are read again every few seconds; while there are none, a call costs one look at the clock. With some,
+what was recorded so far is made durable first, because what the store does not have it cannot count.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from treering.core.clock import day_of
+from treering.errors import TreeringError
+from treering.views.alerting.alert import LEDGER, Alert, alert_id, log, raise_alert
+from treering.views.shared_budgets import SharedBudgets, Subject
+
+if TYPE_CHECKING:
+    from treering.core.clock import Clock
+    from treering.core.engine import Engine
+    from treering.views.recording.recorder import Recorder
+    from treering.views.shared_budgets import SharedBudget, Standing
+
+REFRESH_SECONDS: Final = 5.0
+
+
+class Guard:
+    """Holds the calls of one store's runs against its budgets."""
+
+    def __init__(self, engine: Engine, space: str, recorder: Recorder, *, clock: Clock) -> None:
+        self._engine = engine
+        self._space = space
+        self._recorder = recorder
+        self._clock = clock
+        self._shared = SharedBudgets(engine, space, clock=clock)
+        self._budgets: tuple[SharedBudget, ...] = ()
+        self._read_again_at = 0.0
+        self._told: set[str] = set()
+
+    def admit(self, *, run: str, thread: str | None, agent: str | None, scope: str) -> None:
+        """Raise `BudgetExceeded` if the call must not be made; warn when a budget runs out."""
+        if not self._current():
+            return
+        self._recorder.flush()
+        subject = Subject(run=run, thread=thread, agent=agent)
+        for budget in self._budgets:
+            standing = self._shared.of(budget, subject)
+            if standing is not None and standing.share >= budget.warn_at:
+                self._tell(standing, subject, scope)
+                if standing.is_used_up and budget.action == "stop":
+                    raise standing.error()
+
+    def forget_what_is_known(self) -> None:
+        """Read the budgets again at the next call: someone just changed them."""
+        self._read_again_at = 0.0
+
+    def _current(self) -> tuple[SharedBudget, ...]:
+        now = time.monotonic()
+        if now >= self._read_again_at:
+            self._read_again_at = now + REFRESH_SECONDS
+            try:
+                self._budgets = self._shared.list()
+            except TreeringError as error:  # recording never fails a run; those known so far still hold
+                log.warning("budgets cannot be read: %s", error)
+        return self._budgets
+
+    def _tell(self, standing: Standing, subject: Subject, scope: str) -> None:
+        budget = standing.budget
+        state = "used up" if standing.is_used_up else f"used by {standing.share:.0%}"
+        now_us = self._clock.now_us()
+        limits = [f"{name}={limit}" for name, limit in sorted(standing.limits.items())]
+        alert = alert_id(
+            "budget", budget.name, standing.key or "", day_of(now_us), standing.is_used_up, *limits
+        )
+        if alert in self._told:
+            return
+        self._told.add(alert)
+        is_private = budget.per in ("run", "thread")
+        raised = Alert(
+            id=alert,
+            ts_us=now_us,
+            level="critical" if standing.is_used_up else "warning",
+            rule=f"budget/{budget.name}",
+            message=f"budget {standing.told()}, {state}",
+            run=subject.run if is_private else None,
+            thread=subject.thread if is_private else None,
+            agent=subject.agent if is_private or budget.per == "agent" else budget.agent,
+            figures={"used": standing.used, "limits": standing.limits, "currency": budget.currency},
+        )
+        raise_alert(self._engine, self._space, raised, scope=scope if is_private else LEDGER)

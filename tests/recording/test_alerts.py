@@ -1,0 +1,313 @@
+"""Alerts: raised once, listed, and sent to webhooks at least once, signed, whatever fails in between."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import threading
+from contextlib import suppress
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+import treering
+from treering.core.clock import ManualClock
+from treering.errors import InvalidInput, NotFound, Unreachable
+from treering.store import Store
+from treering.views.alerting.watch import Watch
+
+SECRET = "a secret of the tests"
+
+
+class Receiver:
+    """A real HTTP server that answers with the codes it is given, then with 200."""
+
+    def __init__(self):
+        self.answers = []
+        self.requests = []
+        self.arrived = threading.Condition()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                with receiver.arrived:
+                    status = receiver.answers.pop(0) if receiver.answers else 200
+                    receiver.requests.append((status, dict(self.headers.items()), body))
+                    receiver.arrived.notify_all()
+                self.send_response(status)
+                if status == 302:
+                    self.send_header("location", receiver.url + "/elsewhere")
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def wait_for(self, count):
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.requests) >= count, timeout=60)
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def messages(self):
+        return [json.loads(body)["message"] for status, _, body in self.requests if status == 200]
+
+
+@pytest.fixture
+def receiver():
+    opened = Receiver()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def secret(monkeypatch):
+    monkeypatch.setenv("HOOK_SECRET", SECRET)
+    return "HOOK_SECRET"
+
+
+def failed(store, agent="a", why="no"):
+    with suppress(RuntimeError), store.run(agent=agent) as run:
+        raise RuntimeError(why)
+    store.flush()
+    return run.id
+
+
+def took(store, *, cost, agent="a"):
+    with store.run(agent=agent) as run:
+        run.message("assistant", "x", usage={"output": round(cost * 10)}, cost=cost)
+    store.flush()
+    return run.id
+
+
+def test_a_failed_run_raises_one_alert(store):
+    store.alerts.set_rule("failed", "failed")
+    run = failed(store)
+    took(store, cost=1)
+    (alert,) = store.alerts.examine()
+    assert (alert.run, alert.agent, alert.level) == (run, "a", "critical")
+    assert alert.message == f"run {run} of 'a' ended as error: RuntimeError: no"
+    assert store.alerts.examine() == []
+    assert [each.id for each in store.alerts.page().alerts] == [alert.id]
+
+
+def test_runs_before_the_first_rule_are_left_alone(store):
+    failed(store)
+    store.alerts.set_rule("failed", "failed")
+    assert store.alerts.examine() == []
+
+
+def test_a_run_that_costs_more_than_usual_is_told(store):
+    store.alerts.set_rule("dear", "cost", times=3, at_least=5)
+    for cost in (1, 1, 2, 1):
+        took(store, cost=cost)
+    took(store, cost=50)  # too few before it to judge
+    assert store.alerts.examine() == []
+    took(store, cost=3)
+    odd = took(store, cost=7)
+    took(store, cost=9, agent="other")
+    (alert,) = store.alerts.examine()
+    assert alert.run == odd
+    assert alert.message == f"run {odd} of 'a' took 7 USD where 1.5 USD is usual"
+    assert alert.figures["value"] == 7_000_000_000
+
+
+def test_tokens_and_time_are_judged_too():
+    clock = ManualClock()
+    with treering.open("memory:") as opened:
+        store = Store(opened.engine, clock=clock)
+        store.alerts.set_rule("long", "duration", times=2, at_least=2, agent="a")
+        store.alerts.set_rule("many", "tokens", times=2, at_least=2)
+        for seconds, tokens in ((10, 5), (10, 5), (25, 5), (10, 11)):
+            with store.run(agent="a") as run:
+                clock.advance(seconds=seconds)
+                run.message("assistant", "x", usage={"output": tokens}, cost=0)
+            store.flush()
+        told = [alert.message.partition(" took ")[2] for alert in store.alerts.examine()]
+        assert told == ["25.0 s where 10.0 s is usual", "11 tokens where 5 tokens is usual"]
+        store.close()
+
+
+def test_many_failures_in_a_row_are_one_rule(store):
+    store.alerts.set_rule("streak", "failures", share=0.5, runs=4, at_least=2)
+    for _ in range(2):
+        took(store, cost=1)
+    failed(store)
+    failed(store)
+    assert store.alerts.examine() == []
+    failed(store)
+    (alert,) = store.alerts.examine()
+    assert alert.message == "3 of the last 4 runs of 'a' failed"
+
+
+def test_two_who_examine_raise_one_alert(store):
+    store.alerts.set_rule("failed", "failed")
+    failed(store)
+    twin = Store(store.engine, space=store.space)
+    position = store.engine.refs(store.space, ["alerts/examined"])["alerts/examined"]
+    assert len(store.alerts.examine()) == 1
+    draft = store.draft()
+    draft.set_ref("alerts/examined", position.value, scope=position.scope)
+    store.commit(draft)
+    assert twin.alerts.examine() == []
+    assert len(store.alerts.page().alerts) == 1
+
+
+def test_rules_are_listed_and_removed(store):
+    store.alerts.set_rule("b", "failed")
+    store.alerts.set_rule("a", "cost", times=2)
+    assert [rule.name for rule in store.alerts.rules()] == ["a", "b"]
+    assert store.alerts.remove_rule("b")
+    assert not store.alerts.remove_rule("b")
+    with pytest.raises(InvalidInput, match="what='luck'"):
+        store.alerts.set_rule("c", "luck")
+    with pytest.raises(InvalidInput, match="is not acceptable"):
+        store.alerts.set_rule("c", "cost", times=0)
+
+
+def test_a_webhook_gets_what_is_new_signed_and_in_order(store, receiver, secret):
+    store.alerts.set_rule("failed", "failed")
+    failed(store, why="before")
+    store.alerts.examine()
+    store.alerts.set_webhook("ops", receiver.url, secret_env=secret)
+    for why in ("one", "two"):
+        failed(store, why=why)
+    store.alerts.examine()
+    assert store.alerts.deliver("ops").sent == 2
+    assert store.alerts.deliver("ops").sent == 0
+    assert [message[-3:] for message in receiver.messages()] == ["one", "two"]
+    _, headers, body = receiver.requests[0]
+    headers = {name.lower(): value for name, value in headers.items()}
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    digest = hmac.new(SECRET.encode(), signed, sha256).digest()
+    assert headers["webhook-signature"] == "v1," + base64.b64encode(digest).decode()
+    assert json.loads(body)["id"] == headers["webhook-id"]
+
+
+def test_what_was_not_taken_is_sent_again_and_nothing_overtakes_it(store, receiver):
+    store.alerts.set_webhook("ops", receiver.url)
+    store.alerts.set_rule("failed", "failed")
+    for why in ("one", "two"):
+        failed(store, why=why)
+    store.alerts.examine()
+    receiver.answers += [503, 302, 200, 500]
+    assert store.alerts.deliver("ops").error == "the receiver answered 503"
+    assert store.alerts.deliver("ops").error == "the receiver answered 302"
+    half = store.alerts.deliver("ops")
+    assert (half.sent, half.error) == (1, "the receiver answered 500")
+    assert store.alerts.deliver("ops").sent == 1
+    assert [message[-3:] for message in receiver.messages()] == ["one", "two"]
+    assert len(receiver.requests) == 5  # the redirection was not followed
+
+
+def test_a_receiver_that_is_away_is_an_error_and_no_loss(store, receiver):
+    store.alerts.set_webhook("ops", "http://127.0.0.1:1/hook")
+    store.alerts.set_rule("failed", "failed")
+    failed(store)
+    store.alerts.examine()
+    assert "refused" in store.alerts.deliver("ops").error.lower()
+    store.alerts.set_webhook("ops", receiver.url)
+    assert store.alerts.deliver("ops").sent == 1
+
+
+def test_an_alert_whose_sender_died_is_sent_again_under_its_id(store, receiver, monkeypatch):
+    store.alerts.set_webhook("ops", receiver.url)
+    store.alerts.set_rule("failed", "failed")
+    failed(store)
+    store.alerts.examine()
+
+    def dies(*_):
+        raise Unreachable("the process is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("treering.views.alerting.webhooks._move", dies)
+        with pytest.raises(Unreachable):
+            store.alerts.deliver("ops")
+    assert store.alerts.deliver("ops").sent == 1
+    first, second = ({name.lower(): value for name, value in each[1].items()} for each in receiver.requests)
+    assert first["webhook-id"] == second["webhook-id"]
+
+
+def test_only_one_sends_at_a_time(store, receiver):
+    store.alerts.set_webhook("ops", receiver.url)
+    lease = store.engine.claim(store.space, "alerts/webhook/ops", holder="someone", seconds=60)
+    assert store.alerts.deliver("ops").is_busy
+    store.engine.release(lease)
+    assert not store.alerts.deliver("ops").is_busy
+
+
+def test_without_its_secret_nothing_is_sent(store, receiver, monkeypatch):
+    monkeypatch.delenv("HOOK_SECRET", raising=False)
+    store.alerts.set_webhook("ops", receiver.url, secret_env="HOOK_SECRET")
+    store.alerts.set_rule("failed", "failed")
+    failed(store)
+    store.alerts.examine()
+    assert "HOOK_SECRET" in store.alerts.deliver("ops").error
+    assert receiver.requests == []
+
+
+def test_a_forgotten_alert_is_not_sent(store, receiver):
+    store.alerts.set_webhook("ops", receiver.url)
+    store.alerts.set_rule("failed", "failed")
+    with suppress(RuntimeError), store.run(agent="a", thread="alice"):
+        raise RuntimeError("private")
+    store.flush()
+    assert len(store.alerts.examine()) == 1
+    store.forget(thread="alice")
+    assert store.alerts.deliver("ops").sent == 0
+    assert receiver.requests == []
+
+
+def test_after_days_an_alert_that_nobody_takes_is_left_out(receiver, caplog):
+    clock = ManualClock()
+    with treering.open("memory:") as opened:
+        store = Store(opened.engine, clock=clock)
+        store.alerts.set_webhook("ops", receiver.url)
+        store.alerts.set_rule("failed", "failed")
+        failed(store)
+        store.alerts.examine()
+        receiver.answers += [500, 500]
+        assert store.alerts.deliver("ops").error
+        clock.advance(seconds=4 * 86_400)
+        assert store.alerts.deliver("ops").error is None
+        assert "was not taken by webhook 'ops' for days" in caplog.text
+        store.close()
+
+
+def test_the_watch_judges_and_sends_by_itself_and_tries_again(store, receiver):
+    store.alerts.set_webhook("ops", receiver.url)
+    store.alerts.set_rule("failed", "failed")
+    receiver.answers += [503, 503]
+    with Watch(store.alerts, seconds=0.01, first_pause=0.01):
+        failed(store)
+        receiver.wait_for(3)
+    assert len(receiver.messages()) == 1
+    assert len({headers["Webhook-Id"] for _, headers, _ in receiver.requests}) == 1
+
+
+def test_webhooks_are_listed_and_removed(store):
+    store.alerts.set_webhook("ops", "https://example.org/hook", secret_env="HOOK_SECRET")
+    (webhook,) = store.alerts.webhooks()
+    assert (webhook.name, webhook.url, webhook.secret_env) == (
+        "ops",
+        "https://example.org/hook",
+        "HOOK_SECRET",
+    )
+    assert store.alerts.remove_webhook("ops")
+    assert store.alerts.webhooks() == ()
+    with pytest.raises(NotFound, match="no webhook 'ops'"):
+        store.alerts.deliver("ops")
+    for url in ("file:///etc/passwd", "https://", "https://user:word@example.org/"):
+        with pytest.raises(InvalidInput):
+            store.alerts.set_webhook("ops", url)

@@ -1,0 +1,231 @@
+"""Budgets of money, tokens and tool calls: shared by all who record, and heeded before the next call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import treering
+from treering.core.clock import DAY_US, ManualClock
+from treering.core.query import EventQuery
+from treering.errors import BudgetExceeded, InvalidInput
+from treering.store import Store
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def call(run, *, cost="1", tokens=10, agent=None, kind="llm"):
+    with run.span("gpt", kind=kind, agent=agent, model="m") as span:
+        span.use({"output": tokens}, cost=cost)
+
+
+def test_money_of_a_run_stops_the_next_call(store):
+    store.budgets.set("run", per="run", money="2.5", currency="USD")
+    with store.run(agent="a") as run:
+        for _ in range(3):
+            call(run)
+        with pytest.raises(BudgetExceeded, match=r"budget run of run .*: 3 of 2.5 USD is used up") as caught:
+            call(run)
+    store.flush()
+    assert (caught.value.budget, caught.value.limit, caught.value.count) == (
+        "run",
+        2_500_000_000,
+        3_000_000_000,
+    )
+    assert store.cost.of_run(run.id, by="kind").total.tokens == 30
+    with store.run(agent="a") as other:
+        call(other)
+
+
+@pytest.mark.parametrize("kind", ["llm", "tool"])
+def test_a_denied_call_leaves_no_trace(store, kind):
+    store.budgets.set("none", per="store", tokens=0)
+    with store.run() as run, pytest.raises(BudgetExceeded):
+        call(run, kind=kind)
+    store.flush()
+    assert store.timeline.of_run(run.id, everything=True).events[:1][0].type in ("alert", "run")
+    kinds = {each.event.kind for each in store.engine.scan(store.space, EventQuery(run=run.id)).records}
+    assert "span." + kind not in kinds
+    assert "open." + kind not in kinds
+
+
+def test_tokens_of_a_thread_and_tool_calls_of_an_agent(store):
+    store.budgets.set("thread", per="thread", tokens=25)
+    store.budgets.set("tools", per="agent", tool_calls=2)
+    for _ in range(3):
+        with store.run(agent="a", thread="t") as run:
+            call(run)
+    with store.run(agent="a", thread="t") as run, pytest.raises(BudgetExceeded, match="30 of 25 tokens"):
+        call(run)
+    with store.run(agent="b", thread="u") as run:
+        for _ in range(2):
+            with run.tool("search"):
+                pass
+        with pytest.raises(BudgetExceeded, match="of agent 'b': 2 of 2 tool calls"):
+            run.tool("search").start()
+    with store.run(agent="c", thread="u") as run, run.tool("search"):
+        pass
+
+
+def test_a_budget_of_one_agent_does_not_concern_the_others(store):
+    store.budgets.set("writer", per="store", agent="writer", tokens=5)
+    with store.run(agent="planner") as run:
+        call(run)
+        call(run)
+        call(run, agent="writer")
+        call(run, agent="planner")
+        with pytest.raises(BudgetExceeded):
+            call(run, agent="writer")
+
+
+def test_a_day_and_a_month_begin_again():
+    clock = ManualClock(1_700_000_000_000_000)  # 2023-11-14
+    with treering.open("memory:") as opened:
+        store = Store(opened.engine, clock=clock)
+        store.budgets.set("daily", per="store", every="day", tokens=15)
+        store.budgets.set("monthly", per="store", every="month", tokens=35)
+        with store.run() as run:
+            call(run)
+            call(run)
+            with pytest.raises(BudgetExceeded, match="wait for the next day"):
+                call(run)
+            clock.advance(seconds=DAY_US / 1e6)
+            call(run)
+            call(run)
+            clock.advance(seconds=DAY_US / 1e6)
+            with pytest.raises(BudgetExceeded, match="wait for the next month"):
+                call(run)
+            clock.advance(seconds=20 * DAY_US / 1e6)
+            call(run)
+        store.close()
+
+
+def test_a_budget_that_only_warns_lets_calls_pass(store, caplog):
+    store.budgets.set("soft", per="agent", tokens=20, action="warn", warn_at=0.5)
+    with caplog.at_level(logging.WARNING, logger="treering.alerts"), store.run(agent="a") as run:
+        for _ in range(4):
+            call(run)
+    alerts = store.alerts.page().alerts
+    assert [(alert.level, alert.rule, alert.agent) for alert in alerts] == [
+        ("critical", "budget/soft", "a"),
+        ("warning", "budget/soft", "a"),
+    ]
+    assert alerts[1].message == "budget soft of agent 'a': 10 of 20 tokens, used by 50%"
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+
+
+def test_an_alert_about_a_run_is_forgotten_with_its_thread(store):
+    store.budgets.set("run", per="run", tokens=5)
+    with store.run(agent="a", thread="alice") as run:
+        call(run)
+        with pytest.raises(BudgetExceeded):
+            call(run)
+    store.flush()
+    (alert,) = store.alerts.page().alerts
+    assert alert.run == run.id
+    assert alert.thread.endswith("alice")
+    store.forget(thread="alice")
+    assert store.alerts.page().alerts == ()
+    assert store.verify().ok
+
+
+def test_budgets_are_listed_changed_and_removed(store):
+    store.budgets.set("b", per="run", tokens=5)
+    store.budgets.set("a", per="agent", every="day", money="1.5", currency="EUR", action="warn")
+    first, second = store.budgets.list()
+    assert (first.name, first.money, first.currency, first.every) == ("a", pytest.approx(1.5), "EUR", "day")
+    store.budgets.set("b", per="run", tokens=50)
+    assert store.budgets.list()[1].tokens == 50
+    assert store.budgets.remove("b")
+    assert not store.budgets.remove("b")
+    assert [each.name for each in store.budgets.list()] == ["a"]
+    assert second.tokens == 5
+
+
+def test_how_a_budget_stands_can_be_asked(store):
+    store.budgets.set("b", per="run", tokens=40, money=10)
+    with store.run(agent="a") as run:
+        call(run, tokens=30)
+        run.message("assistant", "x", usage={"output": 3}, model="nobody-knows-this")
+    store.flush()
+    (standing,) = store.budgets.standing(run=run.id, agent="a")
+    assert standing.used == {"money": 1_000_000_000, "tokens": 33}
+    assert (standing.worst, standing.share, standing.is_used_up) == ("tokens", 33 / 40, False)
+    assert standing.unpriced_tokens == 3
+    store.budgets.check(run=run.id)
+    assert store.budgets.standing() == ()
+
+
+@pytest.mark.parametrize(
+    "wrong, why",
+    [
+        ({"per": "week", "tokens": 1}, "per='week'"),
+        ({"per": "run"}, "limits nothing"),
+        ({"per": "run", "tokens": -1}, "tokens=-1 is no limit"),
+        ({"per": "run", "tokens": 1, "every": "hour"}, "every='hour'"),
+        ({"per": "run", "tokens": 1, "action": "shout"}, "action='shout'"),
+        ({"per": "run", "tokens": 1, "warn_at": 2}, "warn_at=2"),
+        ({"per": "run", "money": 1, "currency": "euro"}, "no currency"),
+    ],
+)
+def test_what_is_no_budget_is_refused(store, wrong, why):
+    with pytest.raises(InvalidInput, match=why):
+        store.budgets.set("b", **wrong)
+
+
+def test_amounts_of_other_currencies_are_converted(store):
+    store.budgets.set("euros", per="run", money=1, currency="EUR")
+    with store.run() as run:
+        with run.span("gpt", kind="llm") as span:
+            span.use({"output": 1}, cost="1.5", currency="USD")
+        with pytest.raises(BudgetExceeded, match="of 1 EUR"):
+            run.span("gpt", kind="llm").start()
+
+
+WORKER = """
+import sys, treering
+from treering.errors import BudgetExceeded
+with treering.open(sys.argv[1]) as store:
+    with store.run(agent="a") as run:
+        made = 0
+        try:
+            for _ in range(5):
+                with run.span("gpt", kind="llm", model="m") as span:
+                    span.use({"output": 10}, cost=1)
+                made += 1
+        except BudgetExceeded:
+            pass
+    print(made)
+"""
+
+
+def test_processes_share_a_budget(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        store.budgets.set("daily", per="store", every="day", money=7)
+    made = []
+    for _ in range(3):
+        told = subprocess.run(
+            [sys.executable, "-c", WORKER, str(tmp_path / "store")],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        made.append(int(told.stdout))
+    assert made == [5, 2, 0]
+
+
+def test_the_async_store_has_budgets(tmp_path):
+    async def spend():
+        async with treering.open_async(tmp_path / "store") as store:
+            await store.budgets.set("b", per="run", tokens=5)
+            with store.run() as run:
+                call(run)
+                with pytest.raises(BudgetExceeded):
+                    call(run)
+            return [each.name for each in await store.budgets.list()]
+
+    assert asyncio.run(spend()) == ["b"]
