@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from treering.errors import Closed
 from treering.keyvalue.awaiting import lend_running_loop
+from treering.views.following import Following, LiveEvent
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 POOL_SIZE: Final = 8
 """As many calls at once as a store's own pool of read connections serves well."""
+
+_AHEAD: Final = 256
+"""Events that a follower reads ahead of whoever awaits them."""
 
 _END: Final[Any] = object()
 
@@ -57,6 +62,10 @@ class Bridge:
     ) -> AsyncIterator[T]:
         """The items of an iterator whose steps block, one hop each."""
         iterator = await self.call(function, *args, **kwargs)
+        if isinstance(iterator, Following):
+            async for item in _followed(iterator):
+                yield cast("T", item)
+            return
         try:
             while (item := await self.call(next, iterator, _END)) is not _END:
                 yield item
@@ -88,3 +97,41 @@ class Bridge:
         """Take no more calls; the threads end when they have finished theirs."""
         self._open = False
         self._pool.shutdown(wait=False)
+
+
+async def _followed(following: Following) -> AsyncIterator[LiveEvent]:
+    """What an endless iterator gives, from a thread of its own: it waits most of the time, and must not do
+    that in the pool. A loop that does not keep up makes it wait.
+    """
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[LiveEvent | BaseException | None] = asyncio.Queue()
+    room = threading.Semaphore(_AHEAD)
+
+    def post(item: LiveEvent | BaseException | None) -> bool:
+        try:
+            loop.call_soon_threadsafe(queue.put_nowait, item)
+        except RuntimeError:  # the loop was closed
+            return False
+        return True
+
+    def work() -> None:
+        try:
+            for event in following:
+                room.acquire()
+                if not post(event):
+                    return
+        except Exception as error:  # noqa: BLE001 - whoever follows must hear of it
+            post(error)
+        else:
+            post(None)
+
+    threading.Thread(target=work, name="treering-following", daemon=True).start()
+    try:
+        while (item := await queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            room.release()
+            yield item
+    finally:
+        following.close()
+        room.release()

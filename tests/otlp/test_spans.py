@@ -6,8 +6,8 @@ import json
 import random
 
 import pytest
-
 from tests.otlp.exports import START_NS, TRACE, span, traces
+
 from treering.core.query import EventQuery
 
 ROOT = span("invoke_agent planner", id=1, ms=900, attributes={"gen_ai.operation.name": "invoke_agent",

@@ -10,24 +10,27 @@ from contextlib import contextmanager
 import uvicorn
 
 from treering.server.app import create_app
+from treering.server.serving import Server
 from treering.server.settings import Settings
 from treering.store import Store
 
 
 @contextmanager
-def running(store: Store, settings: Settings | None = None, **options) -> Iterator[str]:
+def running(store: Store, settings: Settings | None = None, *, port: int = 0, **options) -> Iterator[str]:
     """The URL of a server over a store, which it closes at the end. ``options`` go to uvicorn."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.bind(("127.0.0.1", 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", port))
     listening.listen(128)
+    app = create_app(store, settings or Settings())
     config = uvicorn.Config(
-        create_app(store, settings or Settings()),
+        app,
         log_level="error",
         access_log=False,
         timeout_graceful_shutdown=2,
         **options,
     )
-    server = uvicorn.Server(config)
+    server = Server(config, app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="server")
     thread.start()
     scheme = "https" if "ssl_certfile" in options else "http"

@@ -141,6 +141,8 @@ def test_no_route_crosses_projects(store, keys, tmp_path):
     tried = 0
     for path, operations in client.get("/openapi.json").json()["paths"].items():
         for method, operation in operations.items():
+            if path == "/live":
+                continue  # it never ends; test_live follows as a stranger
             body = _body(operation, client)
             for filled in _filled(path, names):
                 for query in ("", f"?{_required(operation)}"):

@@ -41,7 +41,7 @@ ENDPOINTS = [
     each
     for name in ROUTES
     for each in getattr(import_module(f"treering.server.routes.{name}"), "ENDPOINTS", ())
-    if not each.raw_body
+    if not each.raw_body and each.path != "/live"  # which never ends
 ]
 RIGHT = [(GenerationMode.POSITIVE, each.method, each.path) for each in ENDPOINTS]
 WRONG = [(GenerationMode.NEGATIVE, each.method, each.path) for each in ENDPOINTS if each.query or each.body]

@@ -72,9 +72,9 @@ class Encoded:
         self._app = app
         self._state = state
 
-    def end_streams(self) -> None:
-        """Let those go who follow: the server is about to stop. To be called on its loop."""
-        self._state.streams.end()
+    async def end_streams(self) -> None:
+        """Let those go who follow: the server is about to stop."""
+        await self._state.streams.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request on."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from treering.errors import Unreachable
-from treering.server.app import create_app
+from treering.server.app import Encoded, create_app
 from treering.server.gate import Gate
 from treering.server.settings import Settings
 from treering.store import Store
@@ -29,14 +29,28 @@ def serve(store: Store, settings: Settings, *, on_ready: Callable[[str], None] |
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     if on_ready is not None:
         on_ready(f"http://{host}:{listening.getsockname()[1]}")
+    app = create_app(store, settings)
     config = uvicorn.Config(
-        create_app(store, settings),
+        app,
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    Server(config, app).run(sockets=[listening])
+
+
+class Server(uvicorn.Server):
+    """Ends the live streams when it is told to stop, and waits only for requests that come to an end."""
+
+    def __init__(self, config: uvicorn.Config, app: Encoded) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop taking connections and finish what runs."""
+        await self._app.end_streams()
+        await super().shutdown(sockets)
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -7,6 +7,7 @@ import threading
 from treering.server.gate import Gate
 from treering.server.metrics import Metrics
 from treering.server.settings import Settings
+from treering.server.streams import Streams
 from treering.store import Store
 
 
@@ -27,7 +28,7 @@ class Projects:
 
 
 class ServerState:
-    """Settings, stores, gate and counters."""
+    """Settings, stores, gate, counters and streams."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self.store = store
@@ -35,3 +36,4 @@ class ServerState:
         self.projects = Projects(store)
         self.gate = Gate(store.engine, settings, clock=store.clock)
         self.metrics = Metrics()
+        self.streams = Streams(store.engine)

@@ -2,9 +2,9 @@
 
 A request waits in a queue of bounded bytes. One thread takes all that wait (up to a limit), reads them, and
 writes them as one batch; while that is made durable the next ones gather. **Invariant:** a request is
-answered after its spans are durable, or with an error; what was answered with an error may be sent again and is
-stored once. When the queue is full nothing more is taken (`Overloaded`), so the server's memory is bounded and the
-sender keeps its spans.
+answered after its spans are durable, or with an error; what was answered with an error may be sent again and
+is stored once. When the queue is full nothing more is taken (`Overloaded`), so the server's memory is bounded
+and the sender keeps its spans.
 """
 
 from __future__ import annotations

@@ -1,0 +1,299 @@
+"""Live streams over real connections: SSE and WebSocket clients that are cut off and go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from tests.server.running import running
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+import treering
+from treering.core.batch import Event
+from treering.server.access import Keys
+from treering.server.settings import Settings
+from treering.server.streams import Feed
+from treering.views.following import Selection
+
+
+@pytest.fixture
+def store(tmp_path):
+    with treering.open(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def url(store):
+    with running(store) as address:
+        yield address
+
+
+def note(store, *ids, kind="note", **columns):
+    draft = store.draft()
+    for each in ids:
+        draft.event(Event(id=each, kind=kind, ts_us=1_760_000_000_000_000, scope="/run/r", **columns))
+    return store.commit(draft).last_seq
+
+
+class Reader:
+    """A client of server-sent events that reads one by one."""
+
+    def __init__(self, url, **options):
+        self._client = httpx.Client(timeout=20)
+        self._stream = self._client.stream("GET", url, **options)
+        self.response = self._stream.__enter__()
+        self._lines = self.response.iter_lines() if self.response.status_code == 200 else iter(())
+        self.last_id = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stream.__exit__(None, None, None)
+        self._client.close()
+
+    def next(self):
+        """The next event that has data: its name and its data."""
+        fields = {}
+        for line in self._lines:
+            if line.startswith(":"):
+                continue
+            if line:
+                name, _, value = line.partition(": ")
+                fields[name] = value
+                continue
+            self.last_id = fields.get("id", self.last_id)
+            if "data" in fields:
+                return fields.get("event", "message"), json.loads(fields["data"])
+            if fields:
+                return "place", fields["id"]
+        return None, None
+
+    def events(self, count):
+        found = []
+        while len(found) < count:
+            name, data = self.next()
+            assert name in ("message", "place"), (name, data)
+            if name == "message":
+                found.append(data)
+        return found
+
+
+def test_a_reader_that_was_cut_goes_on_where_it_was(store, url):
+    note(store, "a", "b")
+    with Reader(f"{url}/live?after=0") as reader:
+        assert reader.response.headers["content-type"].startswith("text/event-stream")
+        assert [event["id"] for event in reader.events(2)] == ["a", "b"]
+        note(store, "c")
+        assert [event["id"] for event in reader.events(1)] == ["c"]
+        place = reader.last_id
+    note(store, "d", "e")
+    with Reader(f"{url}/live?after=0", headers={"Last-Event-ID": place}) as reader:
+        assert [event["id"] for event in reader.events(2)] == ["d", "e"]
+        note(store, "f")
+        assert [event["id"] for event in reader.events(1)] == ["f"]
+
+
+def test_without_a_place_only_what_is_new_comes(store, url):
+    note(store, "old")
+    with Reader(f"{url}/live") as reader:
+        assert reader.next() == ("place", "1")
+        note(store, "new", agent="planner", run="r-1", model="gpt-5")
+        (event,) = reader.events(1)
+    assert event["id"] == "new"
+    assert (event["agent"], event["run"], event["model"], event["seq"]) == ("planner", "r-1", "gpt-5", 2)
+
+
+def test_only_what_is_asked_for_comes(store, url):
+    note(store, "1", kind="span.tool", run="r-1", agent="a", thread="/t-1")
+    note(store, "2", kind="span.llm", run="r-1", agent="b", thread="/t-1")
+    note(store, "3", kind="message", run="r-2", agent="a", thread="/t-2")
+    for query, wanted in (
+        ("run=r-1", ["1", "2"]),
+        ("run=r-2", ["3"]),
+        ("agent=a", ["1", "3"]),
+        ("thread=t-1", ["1", "2"]),
+        ("kinds=span", ["1", "2"]),
+        ("kinds=span.llm,message", ["2", "3"]),
+        ("kinds=span.tool&kinds=message", ["1", "3"]),
+    ):
+        with Reader(f"{url}/live?after=0&{query}") as reader:
+            assert [event["id"] for event in reader.events(len(wanted))] == wanted
+
+
+def test_a_question_that_makes_no_sense_is_refused(url):
+    for query, headers in (("after=-1", {}), ("after=x", {}), ("", {"Last-Event-ID": "abc"})):
+        assert httpx.get(f"{url}/live?{query}", headers=headers).status_code == 422
+
+
+def test_every_event_comes_once_while_many_are_written(store, url):
+    total = 3000
+    with Reader(f"{url}/live?after=0") as early:
+        writers = [
+            threading.Thread(
+                target=lambda part=part: [note(store, f"{part}-{each}") for each in range(total // 4)]
+            )
+            for part in range(4)
+        ]
+        for writer in writers:
+            writer.start()
+        seen = early.events(total // 2)
+        with Reader(f"{url}/live?after={early.last_id}") as late:
+            seen += late.events(total - total // 2)
+        for writer in writers:
+            writer.join()
+    numbers = [event["seq"] for event in seen]
+    assert numbers == list(range(1, total + 1))
+
+
+def test_a_server_that_stops_says_where_to_go_on(store):
+    with running(store) as url:
+        reader = Reader(f"{url}/live?after=0")
+        talker = connect(f"{url.replace('http', 'ws')}/ws?after=0")
+        note(store, "a")
+        assert [event["id"] for event in reader.events(1)] == ["a"]
+        assert json.loads(talker.recv())["seq"] == 0
+        assert json.loads(talker.recv())["seq"] == 1
+    with reader:
+        name = "place"
+        while name == "place":
+            name, data = reader.next()
+        assert (name, data) == ("end", {"resume": 1})
+        assert reader.next() == (None, None)
+    assert json.loads(talker.recv(timeout=5)) == {"seq": 1, "end": "end", "events": []}
+    with pytest.raises(ConnectionClosed) as closed:
+        talker.recv(timeout=5)
+    assert closed.value.rcvd.code == 1001
+
+
+def test_a_websocket_gets_the_same_events_and_goes_on(store, url):
+    address = url.replace("http", "ws") + "/ws"
+    note(store, "a")
+    with connect(f"{address}?after=0") as talker:
+        assert json.loads(talker.recv()) == {"seq": 0, "events": []}
+        first = json.loads(talker.recv())
+        assert [event["id"] for event in first["events"]] == ["a"]
+        note(store, "b", agent="x")
+        (event,) = json.loads(talker.recv())["events"]
+        assert (event["id"], event["agent"]) == ("b", "x")
+    note(store, "c")
+    with connect(f"{address}?after={event['seq']}&kinds=note") as talker:
+        talker.recv()
+        assert [each["id"] for each in json.loads(talker.recv())["events"]] == ["c"]
+
+
+def test_a_websocket_needs_a_key_where_others_do(store):
+    with running(store, Settings(api_key="secret")) as url:
+        address = url.replace("http", "ws") + "/ws?after=0"
+        with pytest.raises(InvalidStatus) as refused:
+            connect(address)
+        assert refused.value.response.status_code == 401
+        with connect(f"{address}&api_key=secret") as talker:
+            assert json.loads(talker.recv())["seq"] == 0
+
+
+def test_a_stranger_follows_nothing_of_another_project(store):
+    keys = Keys(store.engine, clock=store.clock)
+    stranger = keys.create(project="stranger", scope="read")
+    note(store.in_namespace("victim"), "secret", run="r-1")
+    with running(store) as url:
+        headers = {"Authorization": f"Bearer {stranger.token}"}
+        with Reader(f"{url}/live?after=0&run=r-1", headers=headers) as reader:
+            note(store.in_namespace("victim"), "another", run="r-1")
+            note(store.in_namespace("stranger"), "own", run="r-1")
+            assert [event["id"] for event in reader.events(1)] == ["own"]
+        with connect(f"{url.replace('http', 'ws')}/ws?after=0", additional_headers=headers) as talker:
+            talker.recv()
+            assert [event["id"] for event in json.loads(talker.recv())["events"]] == ["own"]
+
+
+def test_a_slow_reader_is_cut_off_and_delays_nobody(store):
+    async def follow() -> int:
+        feed = Feed(store.engine, store.space, most=50)
+        slow = feed.subscribe(Selection(), after=0)
+        assert (await anext(slow)).seq == 0
+        await asyncio.to_thread(note, store, "first")
+        assert [each.event.id for each in (await anext(slow)).deliveries] == ["first"]
+        quick = feed.subscribe(Selection(), after=1)
+        await anext(quick)
+        seen = 0
+        for number in range(40):
+            await asyncio.to_thread(note, store, *(f"{number}-{each}" for each in range(10)))
+            while seen < (number + 1) * 10:
+                seen += len((await anext(quick)).deliveries)
+        assert len(feed._ring) == 50
+        pieces = [piece async for piece in slow]
+        assert [(piece.end, piece.seq) for piece in pieces] == [("cut", 1)]
+        again = feed.subscribe(Selection(), after=pieces[-1].seq)
+        count = 0
+        while count < 400:
+            count += len((await anext(again)).deliveries)
+        for each in (slow, quick, again):
+            await each.aclose()
+        return count
+
+    assert asyncio.run(follow()) == 400
+
+
+def test_a_reader_that_takes_nothing_does_not_hold_the_others(store, url):
+    where = urlsplit(url)
+    stuck = socket.create_connection((where.hostname, where.port))
+    stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    stuck.sendall(f"GET /live?after=0 HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode())
+    text = json.dumps("x" * 2000).encode()
+    with Reader(f"{url}/live?after=0") as reader:
+        for number in range(20):
+            draft = store.draft()
+            for each in range(50):
+                draft.event(
+                    Event(id=f"{number}-{each}", kind="note", ts_us=10**15, scope="/run/r", data=text)
+                )
+            store.commit(draft)
+        assert len(reader.events(1000)) == 1000
+    stuck.close()
+
+
+def test_following_in_python_wakes_with_the_commit(store):
+    note(store, "a", "b", kind="span.tool", agent="x")
+    following = store.timeline.follow(after=0, kinds=["span"])
+    assert [next(following).id for _ in range(2)] == ["a", "b"]
+    threading.Timer(0.05, note, (store, "c"), {"kind": "span.llm"}).start()
+    found = next(following)
+    assert (found.id, found.seq) == ("c", 3)
+    note(store, "other")
+    assert list(store.timeline.follow(after=3, kinds=["span"], seconds=0.05)) == []
+    following.close()
+    assert list(following) == []
+
+
+def test_following_awaited_neither_blocks_the_store_nor_hangs(tmp_path):
+    async def main() -> list[str]:
+        async with treering.open_async(tmp_path / "async") as store:
+            seen: list[str] = []
+            whole = asyncio.Event()
+
+            async def read() -> None:
+                async for event in store.timeline.follow(after=0):
+                    seen.append(event.id)
+                    if len(seen) == 60:
+                        whole.set()
+
+            readers = [asyncio.create_task(read()) for _ in range(20)]  # more than the pool has threads
+            for number in range(3):
+                draft = store.draft()
+                draft.event(Event(id=f"e{number}", kind="note", ts_us=10**15, scope="/run/r"))
+                await store.commit(draft)
+            await asyncio.wait_for(whole.wait(), 30)
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+            return seen
+
+    seen = asyncio.run(main())
+    assert sorted(seen) == sorted(["e0", "e1", "e2"] * 20)
