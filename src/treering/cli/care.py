@@ -83,7 +83,7 @@ def gc(
     policy = None if keep is None else Keep.parse(keep)
     if grace < 0:
         raise InvalidInput(f"--grace {grace} is not acceptable; give seconds from 0 on")
-    with opened_store(store, store_blobs, namespace, every=every) as opened:
+    with opened_store(store, store_blobs, namespace, every=every) as opened, progress("collecting"):
         results = _each(
             opened, lambda one: one.gc(keep=policy, dry_run=dry_run, grace_seconds=grace), every=every
         )
@@ -109,7 +109,8 @@ def forget(
     with opened_store(store, store_blobs, namespace) as opened:
         if sys.stdin.isatty() and not yes:
             typer.confirm(f"Erase this from {opened.url} for good?", abort=True, err=True)
-        receipt = opened.forget(thread=thread, namespace=user_namespace, scope=scope, cascade=cascade)
+        with progress("erasing"):
+            receipt = opened.forget(thread=thread, namespace=user_namespace, scope=scope, cascade=cascade)
     gone = {
         "scopes": receipt.scopes,
         "events": receipt.events,
@@ -141,7 +142,7 @@ def reindex(
         one.reindex()
         return {"reindexed": True}
 
-    with opened_store(store, store_blobs, namespace, every=every) as opened:
+    with opened_store(store, store_blobs, namespace, every=every) as opened, progress("rebuilding"):
         results = _each(opened, rebuild, every=every)
     _show(results, lambda _: ["roll-ups and search index are rebuilt"], every=every, as_json=as_json)
 

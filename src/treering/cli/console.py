@@ -43,7 +43,10 @@ def _visible(character: str) -> str:
 
 @contextmanager
 def progress(title: str) -> Generator[Callable[[int, int | None], None] | None]:
-    """A bar on a terminal, fed with (done, total); without a terminal there is nothing to feed."""
+    """A bar on a terminal, fed with (done, total); without a terminal there is nothing to feed.
+
+    One that is not fed moves and shows the time, for work that cannot say how far it is.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -53,14 +56,15 @@ def progress(title: str) -> Generator[Callable[[int, int | None], None] | None]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:,}"),
+        TextColumn("{task.fields[shown]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
+        task = bar.add_task(title, total=None, shown="")
 
         def update(done: int, total: int | None) -> None:
-            bar.update(task, completed=done, total=None if total is None else max(done, total))
+            known = None if total is None else max(done, total)
+            bar.update(task, completed=done, total=known, shown=f"{done:,}")
 
         yield update
 

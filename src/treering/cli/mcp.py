@@ -42,7 +42,7 @@ def mcp(
     store_blobs: StoreBlobsOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Serve the store over the Model Context Protocol, on stdin and stdout or over HTTP."""
+    """Serve the store to MCP clients, on stdio or over HTTP."""
     from treering.api import open as open_store
     from treering.errors import InvalidInput, MissingExtra
 

@@ -288,7 +288,10 @@ def sync(
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring Markdown files and memory together; a document that both sides changed is left alone."""
+    """Bring Markdown files and memory together.
+
+    A document that both sides changed is left alone.
+    """
     from treering.api import open as open_store
 
     with open_store(store, blobs=store_blobs, namespace=namespace) as opened:
@@ -310,7 +313,10 @@ def protect(
     check: Annotated[bool, typer.Option("--check", help="Only say whether it is protected.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep MEMORY.md, which is private, out of git's commits (after each clone, once)."""
+    """Keep MEMORY.md, which is private, out of git's commits.
+
+    To be done once after each clone.
+    """
     from treering.memory.protection import protect as protect_file
     from treering.memory.protection import protection_of
 

@@ -180,7 +180,7 @@ def fires(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show what became of each occurrence: run, failed, or skipped and why."""
+    """Show what became of each time that a task was due."""
     from itertools import islice
 
     with opened_store(store, store_blobs, namespace) as opened:

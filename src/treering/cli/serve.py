@@ -11,7 +11,9 @@ from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, 
 
 KEY_ENVIRONMENT = "TREERING_API_KEY"
 
-keys = typer.Typer(help="API keys of a store: who may use its server.", no_args_is_help=True)
+keys = typer.Typer(
+    help="API keys of a store: who may use its server.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,9 +42,10 @@ def serve(
     store_blobs: StoreBlobsOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Serve a store over HTTP: REST, live streams, OTLP and other machines' treering.open().
+    """Serve a store over HTTP, with its dashboard.
 
-    Listens on this machine only, unless there is an API key.
+    REST, live streams, OTLP and other machines' treering.open(). Listens on this machine only, unless there
+    is an API key.
     """
     from treering.api import MissingExtra
     from treering.api import open as open_store
@@ -121,11 +124,13 @@ def revoke(
     *,
     store: StoreOption = None,
     store_blobs: StoreBlobsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Take a key back."""
     with _keys(store, store_blobs) as made:
         made.revoke(id)
-    say(f"revoked {id}; running servers turn it away within seconds")
+    say("running servers turn it away within seconds")
+    show({"id": id, "revoked": True}, [f"revoked {id}"], as_json=as_json)
 
 
 def _keys(url: str | None, blobs: str | None) -> Any:

@@ -174,7 +174,10 @@ def diff(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two moments (messages, state as a JSON patch, files) or two snapshots (files)."""
+    """Compare two moments (messages, state, files) or snapshots.
+
+    With --json the state is a JSON patch (RFC 6902).
+    """
     from treering.cli.workspaces import file_lines, snapshot_by_id
     from treering.views.differences import difference
 

@@ -41,7 +41,10 @@ def worker(
     store_blobs: StoreBlobsOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Do scheduled tasks; SIGTERM or Ctrl-C lets the running ones end."""
+    """Do scheduled tasks, until SIGTERM or Ctrl-C.
+
+    Those that run then are let to their end.
+    """
     import logging
     import signal
 
