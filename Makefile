@@ -14,7 +14,7 @@ RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/base ## write, kill -9 mid-way, reopen, verify
+demo: .venv/base ## two agents, killed half-way; resumed, rewound, forked; then the dashboard
 	@$(RUN) python examples/demo.py $(ARGS)
 
 test: .venv/tools ## run the tests against real servers (ARGS="-k lists" narrows them)
@@ -41,7 +41,8 @@ clean: ## remove what make made
 	@rm -rf .venv build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The demo needs the package alone; the tests and checks need the servers and tools as well.
+# The demo needs the package with its server and its prices; the tests and checks need servers and tools as well.
+# Installing builds the dashboard, with the node of a wheel; if npm's registry is out of reach, the rest comes without it.
 .venv/base: pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "treering needs Python 3.11 or newer; '$(PYTHON)' is older or does not run. Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
@@ -49,7 +50,9 @@ clean: ## remove what make made
 	@echo "Preparing .venv (once) ..."
 	@$(PYTHON) -m venv .venv
 	@$(RUN) python -m pip install --quiet --disable-pip-version-check "$(UV)"
-	@$(RUN) uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable .
+	@$(RUN) uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[prices,server]' || { \
+	  echo "Once more, without the dashboard ..." >&2; \
+	  $(RUN) TREERING_NO_DASHBOARD=1 uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[prices,server]'; }
 	@touch $@
 
 .venv/tools: .venv/base

@@ -1,156 +1,238 @@
-"""An agent is killed in the middle of its work, and nothing that it was promised is lost.
+"""Two agents are killed half-way, go on, are rewound, forked and compared.
 
     make demo            (or: python examples/demo.py)
 
-A child process plays the agent: each step is one commit with a message, an event and a moved head, and now
-and then a large tool result. It says "done" only when the store has said so. We kill it with SIGKILL, look
-at what is there, and let a second process go on from the last step. Everything happens in a temporary folder.
+Two agents build and test a small program (see demo_job.py) in a process of their own, which is killed with
+SIGKILL in the middle of writing a file. Another process goes on; then the work is rewound together with its
+files, forked with another prompt, and both branches are compared: messages, state, files and cost. Everything
+that is printed was read back from the store. Last, the dashboard is served on this data until Ctrl-C; with
+``--no-serve``, or when nobody looks at the output, a summary is all.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from urllib.parse import quote
+
+from demo_job import CODER, LEAD, MODELS, Job, test_run
 
 import treering
-from treering.core.address import list_address
-from treering.core.batch import Event
-from treering.core.encoding import decode, encode, encode_json
-from treering.core.query import EventQuery
-from treering.core.scopes import Scope
+from treering.views.moments import Moment
+from treering.views.threads import Thread
 
-STEPS = 400
-KILL_AFTER = 160
-MESSAGES = "support/alice/messages"
-HEAD = "support/alice/head"
-SCOPE = str(Scope("alice", "thread", "support"))
+FORK = "slugs/coder-german"
+OTHER_PROMPT = (
+    "Keep German readers in mind: spell German letters out, ä as ae and ß as ss. Test that as well."
+)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--no-serve", action="store_true", help="print the summary and end")
+    parser.add_argument("--folder", type=Path, help="keep everything in this new folder")
+    parser.add_argument("--port", type=int, default=8787, help="of the dashboard; 0 takes a free one")
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="treering-demo-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        sys.exit(f"{folder} is not empty; give the demo a new folder")
+    try:
+        play(folder.resolve())
+        if not options.no_serve and sys.stdout.isatty():
+            serve(folder / "store", options.port)
+    finally:
+        if options.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def play(folder: Path) -> None:
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="treering-demo-") as folder:
-        store_folder = Path(folder) / "store"
+    place, work = folder / "store", folder / "work"
+    work.mkdir()
 
-        title("1. An agent works, one durable commit a step")
-        acknowledged = run_agent(store_folder, kill_after=KILL_AFTER)
-        say(f"steps that the store acknowledged: {acknowledged}")
-        say("then: kill -9")
+    title("1. Two agents build a program, and the process is killed")
+    acknowledged = first_process(place, work)
+    with treering.open(place) as store:
+        look_back(store, work, acknowledged)
 
-        title("2. Open the store again")
-        with treering.open(store_folder) as store:
-            kept = look_back(store, acknowledged)
+    title("2. Another process goes on")
+    second_process(place, work)
+    with treering.open(place) as store:
+        coder = store.thread(CODER)
+        show_work(store)
+        finished = coder.head
 
-        title("3. Another process goes on from there")
-        finished = run_agent(store_folder)
-        with treering.open(store_folder) as store:
-            check(last_step(store) == finished == STEPS, f"it began at step {kept + 1}, reached {finished}")
-            look_back(store, STEPS)
+        title("3. Back to an earlier step, with its files")
+        early = go_back(store, coder, work)
 
-            title("4. Look after it")
-            show_stats(store)
-            plan = store.gc(keep=treering.Keep(last=50), dry_run=True)
-            say(f"gc --keep last=50 --dry-run: would drop {plan.dropped}, keep {plan.kept}")
-            report = store.backup(Path(folder) / "backup")
-            say(f"backup: {report.events} events, {report.bytes:,} bytes, opened and checked")
-        with treering.open(Path(folder) / "backup") as saved:
-            check(last_step(saved) == STEPS, "the backup opens like any store and has every step")
+        title("4. From there, with another prompt")
+        branch = fork(early, place, folder / "work-german")
 
+        title("5. What differs")
+        show_difference(coder, finished, branch)
+        coder.rewind(finished)
+        finished.restore(work, delete=True)
+        check(coder.head.id == finished.id, f"{CODER} is at step {coder.head.step} again: nothing was lost")
+
+        title("6. What each branch cost")
+        show_costs(store)
+
+        title("7. Is all of it whole?")
+        verified, stats = store.verify(), store.stats()
+        check(verified.ok, f"verify: {verified.checked.bytes:,} bytes read, every hash is right")
+        print(f"   {stats.rows['commits']} commits, {stats.disk_bytes or 0:,} bytes on disk")
     print(f"\nAll of it in {time.monotonic() - started:.1f} s. Nothing that was acknowledged was lost.")
 
 
-def look_back(store: treering.Store, acknowledged: int) -> int:
-    """Check that every acknowledged step is there, whole; gives back the last one."""
-    last = last_step(store)
-    messages = [decode(item) for item in store.engine.read_list(store.space, MESSAGES, 0, STEPS)]
-    page = store.engine.scan(store.space, EventQuery(kinds=("checkpoint",)), limit=10_000)
-    check(last >= acknowledged, f"the head is at step {last}: nothing acknowledged is missing")
-    if last > acknowledged:
-        say(f"(step {last} was committed too; the agent died before it could say so)")
-    check([message["step"] for message in messages] == list(range(1, last + 1)), f"{last} messages, in order")
-    check(len(page.records) == last, f"{last} events in the journal")
-    bodies = [record.event.body for record in page.records if record.event.body is not None]
-    results = store.engine.get(store.space, bodies)
-    whole = all(each.data.startswith(b"tool result") for each in results)
-    check(whole, f"{len(results)} large tool results, each matches its hash")
-    verified = store.verify()
-    check(verified.ok, f"verify: {len(verified.problems)} problems, {verified.checked.bytes:,} bytes read")
-    return last
+# --- the steps of the story -------------------------------------------------------------------------
 
 
-def show_stats(store: treering.Store) -> None:
-    stats = store.stats()
-    rows = ", ".join(f"{count} {name}" for name, count in stats.rows.items() if count)
-    say(f"stats: {rows}")
-    say(f"       {stats.total_bytes:,} bytes stored, {stats.disk_bytes or 0:,} on disk")
-
-
-def last_step(store: treering.Store) -> int:
-    ref = store.engine.refs(store.space, [HEAD]).get(HEAD)
-    return 0 if ref is None else json.loads(ref.value)["step"]
-
-
-# --- the agent, in a process of its own -------------------------------------------------------------
-
-
-def run_agent(folder: Path, *, kill_after: int | None = None) -> int:
-    """Let an agent work until it is done or killed; the last step that it said was stored."""
-    command = [sys.executable, __file__, "agent", str(folder)]
-    acknowledged = 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
-        assert agent.stdout is not None
-        for line in agent.stdout:  # what is in the pipe when it dies was said while it lived
-            acknowledged = int(line)
-            if acknowledged == kill_after:
-                os.kill(agent.pid, signal.SIGKILL)
-    if kill_after is None and agent.returncode != 0:
-        sys.exit(f"the agent failed with code {agent.returncode}")
+def first_process(place: Path, work: Path) -> list[dict]:
+    """Start the job and kill it in the middle of a file; what the store had acknowledged to it."""
+    acknowledged = []
+    with subprocess.Popen(
+        job(place, work, "--hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        for line in process.stdout:
+            told = json.loads(line)
+            if "half" in told:
+                os.kill(process.pid, signal.SIGKILL)
+            else:
+                acknowledged.append(told)
+    check(process.returncode == -signal.SIGKILL, f"process {process.pid} was killed with SIGKILL")
     return acknowledged
 
 
-def work(folder: str) -> None:
-    with treering.open(folder) as store:
-        for step in range(last_step(store) + 1, STEPS + 1):
-            draft = store.draft()
-            message = {"role": "assistant", "step": step, "text": f"Thinking about refund {step}."}
-            draft.append(MESSAGES, encode(message), scope=SCOPE, at=step - 1)
-            result = draft.put(tool_result(step), scope=SCOPE) if step % 10 == 0 else None
-            event_id = f"step-{step:06}"
-            draft.event(
-                Event(
-                    id=event_id,
-                    kind="checkpoint",
-                    ts_us=time.time_ns() // 1000,
-                    scope=SCOPE,
-                    thread="support",
-                    agent="planner",
-                    body=result,
-                )
-            )
-            head = encode_json({"checkpoint": event_id, "step": step})
-            draft.set_ref(HEAD, head, scope=SCOPE, links=(list_address(MESSAGES),))
-            store.commit(draft)
-            print(step, flush=True)
+def second_process(place: Path, work: Path) -> None:
+    done = subprocess.run(job(place, work), stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        sys.exit(f"   FAILED: the second process ended with {done.returncode}")
 
 
-def tool_result(step: int):
-    return encode(f"tool result {step}: " + "a long page from the handbook. " * 1000)
+def job(place: Path, work: Path, *more: str) -> list[str]:
+    return [sys.executable, str(Path(__file__).with_name("demo_job.py")), str(place), str(work), *more]
+
+
+def look_back(store: treering.Store, work: Path, acknowledged: list[dict]) -> None:
+    kept = {moment.id for name in (LEAD, CODER) for moment in store.thread(name).history()}
+    check(
+        {told["saved"] for told in acknowledged} <= kept,
+        f"all {len(acknowledged)} moments that it was told are saved are there",
+    )
+    torn = (work / "slugs.py").read_bytes()
+    head = store.thread(CODER).load()
+    call = head.messages[-1]["tool_calls"][0]["function"]
+    whole = json.loads(call["arguments"])["text"].encode()
+    print(f"   on disk: {len(torn)} of {len(whole)} bytes of slugs.py, torn in the middle")
+    print(
+        f"   in the store: {CODER} at step {head.step}, about to {call['name']}; files: {files(store, head)}"
+    )
+
+
+def show_work(store: treering.Store) -> None:
+    for moment in sorted(store.thread(CODER).history(), key=lambda each: each.step):
+        message = moment.messages[-1]
+        said = message["content"].splitlines()[-1] if message["content"] else ""
+        print(f"   {moment.step:>2}  {message['role']:<9}  {said[:70]}")
+    lead = store.thread(LEAD).load()
+    print(f"   the lead says: {lead.messages[-1]['content']}")
+    check(lead.state["tests"]["passed"] == lead.state["tests"]["ran"] > 0, "its tests pass, and it ran them")
+
+
+def go_back(store: treering.Store, coder: Thread, work: Path) -> Moment:
+    early = next(
+        moment
+        for moment in coder.history()
+        if files(store, moment) == "test_slugs.py" and moment.messages[-1]["role"] == "tool"
+    )
+    before = coder.head
+    coder.rewind(early)
+    done = early.restore(work, delete=True)
+    print(f"   {CODER}: step {before.step} -> {coder.head.step}; files removed: {', '.join(done.removed)}")
+    print(f"   the tests now say: {test_run(work).splitlines()[-1]}")
+    return early
+
+
+def fork(early: Moment, place: Path, work: Path) -> Moment:
+    branch = early.fork(FORK)
+    early.restore(work)
+    print(f"   {FORK}, in a folder of its own, is told:")
+    print(f"   {OTHER_PROMPT}")
+    with treering.open(place) as other:  # its own hooks keep the other folder
+        Job(other, work).ask("coder", FORK, OTHER_PROMPT)
+    head = branch.load()
+    print(f"   the coder says: {head.messages[-1]['content']}")
+    check(head.state["tests"]["passed"] == head.state["tests"]["ran"] > 0, "the tests of the branch pass")
+    return head
+
+
+def show_difference(coder: Thread, one: Moment, other: Moment) -> None:
+    told = coder.diff(one, other)
+    print(f"   messages: {told.common} in common, then {one.message_count - told.common} against "
+          f"{other.message_count - told.common}")  # fmt: skip
+    for patch in told.state:
+        print(f"   state: {patch['op']} {patch['path']} {json.dumps(patch.get('value'))}")
+    for change in told.files:
+        print(f"   files: {change.change} {change.path}")
+        for line in (change.text or "").splitlines()[2:]:
+            if line.startswith(("+", "-")):
+                print(f"      {line}")
+
+
+def show_costs(store: treering.Store) -> None:
+    print(f"   {'':<20} {'runs':>4} {'tokens':>7} {'US dollars':>11}")
+    for thread in (LEAD, CODER, FORK):
+        total = store.cost.of_thread(thread).total
+        runs = sum(info.thread == thread for info in store.runs.each())
+        print(f"   {thread:<20} {runs:>4} {total.tokens:>7,} {total.amount('USD'):>11.6f}")
+    names = " and ".join(MODELS.values())
+    print(f"   (the models are scripts: a token is four characters, at the prices of {names})")
+
+
+def serve(place: Path, port: int) -> None:
+    try:
+        from treering.server.dashboard import is_built
+        from treering.server.serving import serve as run
+        from treering.server.settings import Settings
+    except ModuleNotFoundError as error:
+        print(f"\nThe dashboard needs {error.name}: pip install 'treering[server]'")
+        return
+    if not is_built():
+        print("\nThis installation has no dashboard; in a clone, python hatch_build.py builds it.")
+        return
+
+    def ready(address: str) -> None:
+        print(f"\nThe dashboard, on this data: {address}/ui/")
+        print(f"   the tree of the coder's moments: {address}/ui/#/threads/{quote(CODER, safe='')}")
+        print("Ctrl-C ends it.", flush=True)
+
+    with treering.open(place) as store:
+        try:
+            run(store, Settings(port=port), on_ready=ready)
+        except treering.errors.Unreachable:
+            run(store, Settings(port=0), on_ready=ready)  # someone else has that port
+        except KeyboardInterrupt:
+            pass
 
 
 # --- printing ---------------------------------------------------------------------------------------
 
 
+def files(store: treering.Store, moment: Moment) -> str:
+    return ", ".join(entry.path for entry in store.workspace.ls(moment.snapshot, recursive=True))
+
+
 def title(text: str) -> None:
     print(f"\n{text}")
-
-
-def say(text: str) -> None:
-    print(f"   {text}")
 
 
 def check(holds: bool, claim: str) -> None:  # noqa: FBT001 - reads as a sentence
@@ -160,7 +242,4 @@ def check(holds: bool, claim: str) -> None:  # noqa: FBT001 - reads as a sentenc
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["agent"]:
-        work(sys.argv[2])
-    else:
-        main()
+    main()
