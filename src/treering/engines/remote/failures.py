@@ -15,6 +15,7 @@ from treering import errors
 from treering.engines.remote.protocol import Failure
 from treering.errors import (
     BudgetExceeded,
+    InvalidInput,
     MissingExtra,
     MissingObjects,
     TooLarge,
@@ -77,7 +78,7 @@ def error_behind(
     if media_type == "application/problem+json" and TYPE.encode() in data:
         return error_in(data)
     if 300 <= status < 400:  # noqa: PLR2004 - redirections
-        return Unreachable(
+        return InvalidInput(
             f"{where} answers with a redirection to {location[:_SHOWN]!r}; open that URL instead"
         )
     said = data[:_SHOWN].decode("utf-8", "replace").strip()
@@ -85,7 +86,7 @@ def error_behind(
         case 401 | 403:
             return Unauthorized(f"{where} refuses this API key (HTTP {status}): {said}")
         case 404 | 405:
-            return Unreachable(f"{where} is no treering server, or one without a gateway (HTTP {status})")
+            return Unsupported(f"{where} is no treering server, or one without a gateway (HTTP {status})")
         case 413:
             return TooLarge(f"{where} does not take a request of this size (HTTP 413): {said}")
         case 429:
