@@ -16,6 +16,7 @@ import typer
 
 from treering.cli import (
     care,
+    doctor,
     exports,
     imports,
     mcp,
@@ -50,6 +51,7 @@ for commands in (
     state,
     schedules,
     worker,
+    doctor,
     mcp,
     serve,
     ui,

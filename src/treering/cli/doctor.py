@@ -1,0 +1,97 @@
+"""``treering doctor``: what is configured, whether it can be reached, whether it is sound, what to do.
+
+The exit code is 1 when something is broken, and 0 when there are only warnings and notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from treering.cli.console import clean, rows, show
+from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, StoreOption
+
+if TYPE_CHECKING:
+    from treering.api import Place
+    from treering.cli.findings import Finding
+
+_MARKS: Final = {"ok": "ok", "note": "note", "warning": "WARNING", "broken": "BROKEN"}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put the command under the main one."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    *,
+    verify: Annotated[bool, typer.Option(help="Follow every row and link; long for a large store.")] = True,
+    folder: Annotated[
+        Path, typer.Option("--folder", metavar="FOLDER", help="Where MEMORY.md is, which git must not take.")
+    ] = Path(),
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what is configured, reachable and sound, and what to do."""
+    from treering.api import locate
+    from treering.cli import findings
+
+    place = locate(store)
+    found = [*findings.installation(), *findings.settings(store, place), *findings.clock()]
+    found += _of_store(place, store_blobs, namespace, verify=verify)
+    found += [*findings.private_files(folder), *findings.extras()]
+    broken = sum(each.status == "broken" for each in found)
+    warnings = sum(each.status == "warning" for each in found)
+    told = {"ok": not broken, "broken": broken, "warnings": warnings, "findings": found}
+    show(told, _lines(found, broken, warnings), as_json=as_json)
+    if broken:
+        raise typer.Exit(1)
+
+
+def _of_store(place: Place, blobs: str | None, namespace: str | None, *, verify: bool) -> Iterator[Finding]:
+    from treering.api import open as open_store
+    from treering.care.spaces import user_spaces
+    from treering.cli import findings
+    from treering.cli.findings import Finding
+    from treering.errors import TreeringError
+
+    there = list(findings.presence(place))
+    yield from there
+    if there[-1].status != "ok":
+        return
+    if place.folder is not None:
+        yield from findings.files(place.folder)
+    try:
+        with open_store(
+            place.url if place.folder is None else place.folder, blobs=blobs, namespace=namespace
+        ) as store:
+            spaces = user_spaces(store.engine)
+            detail = f"opened; {len(spaces)} namespaces: {', '.join(spaces[:20]) or 'nothing is in it yet'}"
+            yield Finding(what="reachable", status="ok", detail=detail)
+            if verify:
+                yield from findings.contents(store, spaces)
+            if store.space in spaces:
+                yield from findings.times(store)
+                yield from findings.runs(store)
+                yield from findings.schedules(store)
+    except TreeringError as error:
+        advice = "try again in a moment" if error.retryable else "see the message"
+        yield Finding(
+            what="reachable", status="broken", detail=f"{type(error).__name__}: {error}", advice=advice
+        )
+
+
+def _lines(found: list[Finding], broken: int, warnings: int) -> Iterator[str]:
+    table = [("", "what", "how it stands")]
+    for each in found:
+        table.append((_MARKS[each.status], clean(each.what), clean(each.detail)))
+        if each.advice:
+            table.append(("", "", f"-> {clean(each.advice)}"))
+    yield from rows(table)
+    yield ""
+    yield "all is well" if not broken and not warnings else f"{broken} broken, {warnings} warnings"

@@ -1,0 +1,239 @@
+"""``treering doctor``: healthy stores are called healthy, whatever can be wrong is found, nothing changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+import treering
+from treering.cli import findings
+from treering.cli.findings import Finding
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A store with a little of everything, which only its owner can read."""
+    for name in list(os.environ):
+        if name.startswith("TREERING_"):
+            monkeypatch.delenv(name)
+    folder = tmp_path / "agents"
+    with treering.open(folder) as opened:
+        opened.memory.save("a", "text")
+        opened.thread("t").append({"role": "user", "content": "Hi"})
+        with opened.run(agent="a"):
+            pass
+        opened.schedules.interval(3600, prompt="p")
+    folder.chmod(0o700)
+    return folder
+
+
+def of(ran, what) -> dict:
+    (found,) = [each for each in ran.json["findings"] if each["what"] == what]
+    return found
+
+
+def picture(folder):
+    """Every row of the tables that say what is true."""
+    connection = sqlite3.connect(folder / "treering.db")
+    tables = (
+        "alembic_version",
+        "meta",
+        "space",
+        "scope",
+        "commits",
+        "body",
+        "event",
+        "list",
+        "item",
+        "ref",
+        "lease",
+    )
+    rows = {table: connection.execute(f"SELECT * FROM {table}").fetchall() for table in tables}
+    connection.close()
+    return rows
+
+
+def test_a_healthy_store_is_called_healthy_and_not_changed(run, store):
+    before = picture(store)
+    ran = run("doctor", "--store", store, "--json")
+    assert (ran.code, ran.json["ok"], ran.json["broken"], ran.json["warnings"]) == (0, True, 0, 0)
+    assert of(ran, "namespace default")["status"] == "ok"
+    assert "1 tasks are active" in of(ran, "schedules")["detail"]
+    assert picture(store) == before
+    assert "all is well" in run("doctor", "--store", store).out
+    assert "namespace default" not in run("doctor", "--store", store, "--no-verify").out
+
+
+def test_what_is_configured_is_told_without_secrets(run, store, monkeypatch):
+    monkeypatch.setenv("TREERING_URL", "postgresql://me:s3cret@127.0.0.1:9/agents?sslpassword=s3cret")
+    monkeypatch.setenv("TREERING_API_KEY", "k3y-of-mine")
+    ran = run("doctor", "--store", store)
+    assert "(from --store)" in ran.out
+    assert "TREERING_API_KEY" in ran.out
+    whole = ran.out + run("doctor").out
+    assert "s3cret" not in whole
+    assert "k3y-of-mine" not in whole
+    assert "from TREERING_URL" in whole
+
+
+def test_no_store_and_no_server_are_broken(run, tmp_path):
+    ran = run("doctor", "--store", tmp_path / "nothing", "--json")
+    assert (ran.code, of(ran, "presence")["status"]) == (1, "broken")
+    assert not (tmp_path / "nothing").exists()
+    ran = run("doctor", "--store", "postgresql://nobody@127.0.0.1:9/x?connect_timeout=1", "--json")
+    assert (ran.code, of(ran, "reachable")["status"]) == (1, "broken")
+    assert "Unreachable" in of(ran, "reachable")["detail"]
+
+
+def test_a_real_server_is_looked_at(run, postgres_url):
+    with treering.open(postgres_url) as opened:
+        opened.memory.save("a", "text")
+    ran = run("doctor", "--store", postgres_url, "--json")
+    assert (ran.code, of(ran, "namespace default")["status"]) == (0, "ok")
+
+
+def test_damage_is_found_with_its_cure(run, store):
+    connection = sqlite3.connect(store / "treering.db")
+    connection.execute("DELETE FROM body")
+    connection.commit()
+    connection.close()
+    ran = run("doctor", "--store", store, "--json")
+    found = of(ran, "namespace default")
+    assert (ran.code, found["status"]) == (1, "broken")
+    assert "restore a backup" in found["advice"]
+
+
+def test_what_is_only_derived_is_cured_by_a_reindex(run, store):
+    connection = sqlite3.connect(store / "treering.db")
+    connection.execute("DELETE FROM rollup")
+    connection.commit()
+    connection.close()
+    assert "treering reindex" in of(run("doctor", "--store", store, "--json"), "namespace default")["advice"]
+    assert run("reindex", "--store", store).code == 0
+    assert run("doctor", "--store", store).code == 0
+
+
+@pytest.mark.parametrize(
+    "version, status, word", [("9999", "broken", "upgrade"), ("0000", "warning", "migrate")]
+)
+def test_a_store_of_another_version_is_not_opened(run, store, version, status, word):
+    connection = sqlite3.connect(store / "treering.db")
+    connection.execute("UPDATE alembic_version SET version_num = ?", (version,))
+    connection.commit()
+    connection.close()
+    before = picture(store)
+    ran = run("doctor", "--store", store, "--json")
+    assert of(ran, "presence")["status"] == status
+    assert word in of(ran, "presence")["advice"]
+    assert ran.code == (1 if status == "broken" else 0)
+    assert picture(store) == before
+
+
+def test_files_that_others_can_read_are_told_of(store):
+    (store / "treering.db").chmod(0o644)
+    store.chmod(0o755)
+    above = [each for each in store.parents if each.stat().st_mode & 0o001 == 0]
+    found = next(each for each in findings.files(store) if each.what == "permissions")
+    assert found.status == ("ok" if above else "warning")
+    store.chmod(0o700)
+    assert next(each for each in findings.files(store) if each.what == "permissions").status == "ok"
+
+
+def test_a_full_disk_and_a_long_log_are_told_of(store, monkeypatch):
+    def files():
+        return {each.what: each for each in findings.files(store)}
+
+    free = {"bytes": 500_000_000}
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: type("Usage", (), {"free": free["bytes"], "total": 10**12})
+    )
+    assert files()["disk space"].status == "warning"
+    free["bytes"] = 1_000_000
+    assert files()["disk space"].status == "broken"
+    with (store / "treering.db-wal").open("wb") as log:
+        log.truncate(300_000_000)
+    assert files()["write-ahead log"].status == "warning"
+
+
+def test_crashed_runs_and_overdue_tasks_are_told_of(run, store):
+    dying = (
+        "import os, sys, treering\n"
+        "store = treering.open(sys.argv[1])\n"
+        "run = store.run(agent='a', id='died').__enter__()\n"
+        "store.flush()\n"
+        "os._exit(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", dying, str(store)], check=False)
+    with treering.open(store) as opened:
+        # What would end by itself a little later: the dead process's leases.
+        connection = sqlite3.connect(store / "treering.db")
+        connection.execute("DELETE FROM lease")
+        connection.commit()
+        connection.close()
+        (task,) = opened.schedules.list_tasks()
+    ran = run("doctor", "--store", store, "--json")
+    assert "died" in of(ran, "runs")["detail"]
+    assert ran.code == 0
+    with treering.open(store) as opened:
+        opened.runs.mark_crashed()
+        ref = opened.engine.scan_refs("default", "schedule/")[0]
+        from msgspec.structs import replace
+
+        from treering.views.schedules.tasks import OpenFire, encoded
+
+        long_ago = time.time_ns() // 1000 - 3_600_000_000
+        draft = opened.draft()
+        fire = OpenFire(at_us=long_ago, worker="w", claimed_at_us=long_ago)
+        late = replace(task, next_run_us=long_ago, fires=(fire,))
+        draft.set_ref(ref.name, encoded(late), scope=ref.scope)
+        opened.commit(draft)
+    ran = run("doctor", "--store", store, "--json")
+    assert of(ran, "runs")["status"] == "ok"
+    assert task.id in of(ran, "schedules")["detail"]
+    assert task.id in of(ran, "fires")["detail"]
+
+
+def test_a_commit_from_the_future_and_an_unset_clock_are_told_of(store, monkeypatch):
+    with treering.open(store) as opened:
+        assert [each.status for each in findings.times(opened)] == ["ok"]
+        monkeypatch.setattr(findings.time, "time_ns", lambda: (1_800_000_000 - 10**9) * 10**9)
+        assert [each.status for each in findings.times(opened)] == ["warning"]
+    monkeypatch.setattr(findings.time, "time", lambda: 1000.0)
+    assert [each.status for each in findings.clock()] == ["broken"]
+
+
+def test_a_private_file_that_git_would_take_is_told_of(run, store, tmp_path):
+    if shutil.which("git") is None:
+        pytest.skip("there is no git")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "MEMORY.md").write_text("private")
+    ran = run("doctor", "--store", store, "--json")
+    assert of(ran, "MEMORY.md")["status"] == "warning"
+    assert run("memory", "protect").code == 0
+    assert of(run("doctor", "--store", store, "--json"), "MEMORY.md")["status"] == "ok"
+
+
+def test_extras_are_told_with_versions_and_what_is_missing_or_old(monkeypatch):
+    lines = [
+        "msgspec>=0.20; extra == 'one'",
+        'no-such-package>=1; extra == "two"',
+        "orjson>=999; extra == 'three'",
+        "treering[one,two]; extra == 'all'",
+    ]
+    monkeypatch.setattr(findings.metadata, "requires", lambda _: lines)
+    found = {each.what: each for each in findings.extras()}
+    assert found["extra one"].status == "ok"
+    assert "msgspec" in found["extra one"].detail
+    assert found["extra three"].status == "warning"
+    assert found["extras"] == Finding(
+        what="extras",
+        status="note",
+        detail="not installed: two",
+        advice="pip install 'treering[two]', for those that you need",
+    )
