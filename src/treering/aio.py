@@ -267,11 +267,16 @@ class AsyncStore:
         return await self._bridge.call(self._store.verify, on_progress=self._bridge.in_loop(on_progress))
 
     async def gc(
-        self, *, keep: Keep | None = None, dry_run: bool = False, grace_seconds: float = 3600.0
+        self,
+        *,
+        keep: Keep | None = None,
+        keep_runs: Keep | None = None,
+        dry_run: bool = False,
+        grace_seconds: float = 3600.0,
     ) -> Collection:
         """Async twin of `Store.gc`."""
         return await self._bridge.call(
-            self._store.gc, keep=keep, dry_run=dry_run, grace_seconds=grace_seconds
+            self._store.gc, keep=keep, keep_runs=keep_runs, dry_run=dry_run, grace_seconds=grace_seconds
         )
 
     async def forget(

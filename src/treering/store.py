@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from msgspec import structs
+
 from treering.care.backup import BackupReport, back_up
 from treering.care.collection import Collection, collect
 from treering.care.copying import CopyProgress, CopyReport, copy_space
@@ -41,7 +43,8 @@ from treering.views.otlp.ingest import Ingest
 from treering.views.performance import Performance
 from treering.views.recording.decorators import recorded
 from treering.views.recording.recorder import Recorder
-from treering.views.recording.runs import Run
+from treering.views.recording.runs import RUN, Run
+from treering.views.run_retention import drop_runs
 from treering.views.runs import Runs
 from treering.views.schedules.schedules import Schedules
 from treering.views.shared_budgets import SharedBudgets
@@ -288,19 +291,36 @@ class Store:
         return verify(self._engine, self._space, on_progress=on_progress)
 
     def gc(
-        self, *, keep: Keep | None = None, dry_run: bool = False, grace_seconds: float = 3600.0
+        self,
+        *,
+        keep: Keep | None = None,
+        keep_runs: Keep | None = None,
+        dry_run: bool = False,
+        grace_seconds: float = 3600.0,
     ) -> Collection:
         """Drop what ``keep`` does not want (without it, nothing), then sweep what nothing can reach.
 
-        Runs beside writers: what became unreachable less than ``grace_seconds`` ago stays for now.
+        ``keep`` is for checkpoints, snapshots and versions of memories. ``keep_runs`` is for runs, those of
+        each agent by themselves; what they cost goes with them. Works beside writers: what became
+        unreachable less than ``grace_seconds`` ago stays for now.
         """
-        return collect(
+        runs = None
+        if keep_runs is not None:
+            runs = drop_runs(self._engine, self._space, keep_runs, dry_run=dry_run, clock=self._clock)
+        collected = collect(
             self._engine,
             self._space,
             keep=keep,
             dry_run=dry_run,
             grace_seconds=grace_seconds,
             clock=self._clock,
+        )
+        if runs is None:
+            return collected
+        return structs.replace(
+            collected,
+            dropped=collected.dropped | ({RUN: len(runs.dropped)} if runs.dropped else {}),
+            kept=collected.kept | {RUN: runs.kept},
         )
 
     def forget(

@@ -72,6 +72,10 @@ def gc(
         str | None,
         typer.Option(metavar="RULES", help="What to keep, like last=50,daily=30,within=30d,tagged=release."),
     ] = None,
+    keep_runs: Annotated[
+        str | None,
+        typer.Option(metavar="RULES", help="Which runs to keep of each agent, and with them what they cost."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would go.")] = False,
     grace: Annotated[float, typer.Option(metavar="SECONDS", help="Leave what is younger than this.")] = 3600,
     as_json: JsonOption = False,
@@ -81,11 +85,14 @@ def gc(
     from treering.errors import InvalidInput
 
     policy = None if keep is None else Keep.parse(keep)
+    of_runs = None if keep_runs is None else Keep.parse(keep_runs)
     if grace < 0:
         raise InvalidInput(f"--grace {grace} is not acceptable; give seconds from 0 on")
     with opened_store(store, store_blobs, namespace, every=every) as opened, progress("collecting"):
         results = _each(
-            opened, lambda one: one.gc(keep=policy, dry_run=dry_run, grace_seconds=grace), every=every
+            opened,
+            lambda one: one.gc(keep=policy, keep_runs=of_runs, dry_run=dry_run, grace_seconds=grace),
+            every=every,
         )
     _show(results, _collection_lines, every=every, as_json=as_json)
 

@@ -1,0 +1,123 @@
+"""Old runs go by policy, whole and with a note; a dry run says what would go."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from decimal import Decimal
+
+import pytest
+
+from treering.core.clock import DAY_US, ManualClock
+from treering.core.encoding import decode
+from treering.core.query import EventQuery
+from treering.core.retention import Keep
+from treering.engines.memory import MemoryEngine
+from treering.errors import InvalidInput, NotFound
+from treering.store import Store
+from treering.views.event_index import EventIndex
+
+
+def recorded(store, *, agent="a", thread=None, tags=(), word="parcel"):
+    with store.run(agent=agent, thread=thread, tags=tags) as run:
+        run.message("user", f"where is my {word}", usage={"input": 3}, cost=1)
+        with run.tool("search", {"q": word}) as call:
+            call.output = "x" * 5000
+    store.flush()
+    return run.id
+
+
+def test_the_last_runs_of_each_agent_stay(store):
+    runs = [recorded(store, thread="t" if n % 2 else None, word=f"word{n}") for n in range(5)]
+    other = recorded(store, agent="b")
+    EventIndex(store.engine, store.space).catch_up(everything=True)
+    planned = store.gc(keep_runs=Keep(last=2), dry_run=True)
+    assert (planned.dropped, planned.kept) == ({"run": 3}, {"run": 3})
+    assert len(list(store.runs.each())) == 6
+
+    done = store.gc(keep_runs=Keep(last=2), grace_seconds=0)
+    assert (done.dropped, done.kept) == ({"run": 3}, {"run": 3})
+    assert {info.id for info in store.runs.each()} == {*runs[3:], other}
+    for run in runs[:3]:
+        with pytest.raises(NotFound):
+            store.runs.get(run)
+        assert store.timeline.of_run(run).events == ()
+        assert not store.engine.scan_refs(store.space, f"index/block/{run}/")
+    assert store.timeline.search("word1").hits == ()
+    assert len(store.timeline.search("word3").hits) == 2
+    assert store.cost.of_days().total.amount("USD") == Decimal(3)
+    assert store.verify().ok
+    assert store.gc(keep_runs=Keep(last=2)).dropped == {}
+
+
+def test_the_journal_says_which_runs_went(store):
+    runs = [recorded(store) for _ in range(3)]
+    store.gc(keep_runs=Keep(last=1))
+    (record,) = store.engine.scan(store.space, EventQuery(kinds=("retention",))).records
+    (body,) = store.engine.get(store.space, [record.event.body])
+    assert decode(body) == {"run": runs[:2]}
+
+
+def test_checkpoints_are_not_touched_by_the_policy_of_runs(store):
+    thread = store.thread("t")
+    for number in range(3):
+        thread.append({"role": "user", "content": str(number)})
+        recorded(store, thread="t")
+    store.gc(keep_runs=Keep(last=1), grace_seconds=0)
+    assert len(thread.load().messages) == 3
+    assert len(list(thread.history())) == 3
+    store.gc(keep=Keep(last=1), grace_seconds=0)
+    assert len(list(store.runs.each())) == 1
+    assert store.verify().ok
+
+
+def test_what_is_tagged_or_young_stays():
+    clock = ManualClock()
+    store = Store(MemoryEngine(clock=clock), clock=clock)
+    tagged = recorded(store, tags=["release"])
+    recorded(store)
+    clock.advance(seconds=40 * DAY_US / 1e6)
+    young = recorded(store)
+    store.gc(keep_runs=Keep(within="30d", tagged=("release",)))
+    assert {info.id for info in store.runs.each()} == {tagged, young}
+    store.close()
+
+
+def test_a_run_that_is_running_stays(store):
+    with store.run(agent="a") as running:
+        store.flush()
+        recorded(store)
+        last = recorded(store)
+        store.gc(keep_runs=Keep(last=1))
+        assert {info.id for info in store.runs.each()} == {running.id, last}
+
+
+def test_runs_of_namespaces_are_decided_for_themselves(store):
+    for namespace in ("alice", "bob"):
+        for _ in range(2):
+            with store.run(agent="a", thread="t", namespace=namespace):
+                pass
+    store.flush()
+    assert store.gc(keep_runs=Keep(last=1)).kept == {"run": 2}
+    for namespace in ("alice", "bob"):
+        assert len(list(store.runs.in_namespace(namespace).each())) == 1
+
+
+def test_a_run_that_was_dropped_by_half_goes_next_time(store, monkeypatch):
+    runs = [recorded(store, thread="t") for _ in range(3)]
+    EventIndex(store.engine, store.space).catch_up(everything=True)
+
+    def dies(*_):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch, suppress(RuntimeError):
+        patch.setattr(type(store.engine), "erase", dies)
+        store.gc(keep_runs=Keep(last=1))
+    assert len(list(store.runs.each())) == 3
+    store.gc(keep_runs=Keep(last=1))
+    assert [info.id for info in store.runs.each()] == runs[2:]
+    assert store.verify().ok
+
+
+def test_bytes_are_no_rule_for_runs(store):
+    with pytest.raises(InvalidInput, match="max_bytes is not for runs"):
+        store.gc(keep_runs=Keep(max_bytes=1))
