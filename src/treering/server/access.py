@@ -109,6 +109,10 @@ class Keys:
             after = page[-1].name
         return found
 
+    def has_any(self) -> bool:
+        """Whether there is a key at all."""
+        return bool(self._engine.scan_refs(KEYS_SPACE, _REF, limit=1))
+
     def revoke(self, id: str) -> None:
         """Take a key back; servers turn it away within seconds."""
         if not self._engine.refs(KEYS_SPACE, [_REF + id]):

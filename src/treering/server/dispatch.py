@@ -39,7 +39,7 @@ def dispatcher(endpoint: Endpoint, state: ServerState) -> Callable[[Request], Aw
         return response
 
     async def _answer(request: Request) -> Response:
-        access = await to_thread.run_sync(state.gate.admit, request)
+        access = state.gate.recall(request) or await to_thread.run_sync(state.gate.admit, request)
         access.check(endpoint.scope)
         call = Call[Any, Any](
             store=state.projects.of(access.project),

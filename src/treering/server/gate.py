@@ -40,38 +40,53 @@ class Gate:
 
     def check_binding(self) -> None:
         """Refuse to listen where others can reach a server that asks nobody for a key."""
-        if not self._settings.is_loopback and not self._wants_key():
+        if not self._settings.is_loopback and self._settings.api_key is None and not self._ask_for_keys():
             raise InvalidInput(
                 f"others can reach a server on {self._settings.host}, and this store has no API key yet; "
                 "make one (treering keys create), set TREERING_API_KEY, or listen on 127.0.0.1"
             )
 
     def admit(self, connection: HTTPConnection) -> Access:
-        """Who is calling. Raises `Unauthorized`, `Forbidden` or `TooMany`."""
+        """Who is calling. Raises `Unauthorized`, `Forbidden` or `TooMany`. May ask the store."""
+        access = self.recall(connection)
+        if access is not None:
+            return access
+        token = _token(connection)
+        if token is not None:
+            self._learn(token)
+        else:
+            self._ask_for_keys()
+        return self.recall(connection) or self.admit(connection)
+
+    def recall(self, connection: HTTPConnection) -> Access | None:
+        """As `admit`, but never waits: ``None`` when the store has to be asked first."""
         self._check_host(connection)
         token = _token(connection)
-        access = self._of(token) if token is not None else self._of_nobody(connection)
-        self._pace.take(access.name)
+        access = self._known_as(token) if token is not None else self._of_nobody(connection)
+        if access is not None:
+            self._pace.take(access.name)
         return access
 
-    def _of(self, token: str) -> Access:
+    def _known_as(self, token: str) -> Access | None:
         own = self._settings.api_key
         if own is not None and hmac.compare_digest(own.encode(), token.encode()):
             return Access(project=self._settings.project, scope="admin", name="key of the settings")
-        now = time.monotonic()
         with self._lock:
-            known = self._known.get(token)
-        if known is not None and known[0] > now:
-            return known[1]
+            until, access = self._known.get(token, (0.0, None))
+        return access if until > time.monotonic() else None
+
+    def _learn(self, token: str) -> None:
         access = self._keys.find(token).access
         with self._lock:
-            self._known[token] = (now + _REMEMBERED_SECONDS, access)
+            self._known[token] = (time.monotonic() + _REMEMBERED_SECONDS, access)
             while len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-        return access
 
-    def _of_nobody(self, connection: HTTPConnection) -> Access:
-        if self._wants_key() or not self._settings.is_loopback:
+    def _of_nobody(self, connection: HTTPConnection) -> Access | None:
+        until, has_keys = self._has_keys
+        if self._settings.is_loopback and self._settings.api_key is None and until < time.monotonic():
+            return None
+        if has_keys or self._settings.api_key is not None or not self._settings.is_loopback:
             raise Unauthorized(
                 "an API key is needed: Authorization: Bearer <key> (make one: treering keys create)"
             )
@@ -82,6 +97,11 @@ class Gate:
             )
         return Access(project=self._settings.project, scope="admin", name="this machine")
 
+    def _ask_for_keys(self) -> bool:
+        has_keys = self._keys.has_any()
+        self._has_keys = (time.monotonic() + _REMEMBERED_SECONDS, has_keys)
+        return has_keys
+
     def _check_host(self, connection: HTTPConnection) -> None:
         if not self._settings.is_loopback:
             return
@@ -91,15 +111,6 @@ class Gate:
                 f"this server is for its own machine and does not answer to {host[:200]!r}; "
                 "use 127.0.0.1 or localhost, or name the host with --allow-host"
             )
-
-    def _wants_key(self) -> bool:
-        if self._settings.api_key is not None:
-            return True
-        until, has = self._has_keys
-        if time.monotonic() > until:
-            has = bool(self._keys.list())
-            self._has_keys = (time.monotonic() + _REMEMBERED_SECONDS, has)
-        return has
 
 
 class Pace:
