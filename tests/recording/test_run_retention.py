@@ -70,6 +70,24 @@ def test_checkpoints_are_not_touched_by_the_policy_of_runs(store):
     assert store.verify().ok
 
 
+def test_what_was_saved_inside_of_a_run_outlives_it(store):
+    thread = store.thread("t")
+    for number in range(3):
+        with store.run(agent="a", thread="t") as run, run.span("work"):
+            thread.append({"n": number})
+            store.memory.save("note", f"version {number}")
+    store.flush()
+    store.gc(keep_runs=Keep(last=1), grace_seconds=0)
+    assert len(list(store.runs.each())) == 1
+    assert [moment.messages[-1] for moment in thread.history()] == [{"n": 2}, {"n": 1}, {"n": 0}]
+    assert [version.document.content for version in store.memory.history("note")] == [
+        "version 2",
+        "version 1",
+        "version 0",
+    ]
+    assert store.verify().ok
+
+
 def test_what_is_tagged_or_young_stays():
     clock = ManualClock()
     store = Store(MemoryEngine(clock=clock), clock=clock)

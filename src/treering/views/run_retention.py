@@ -20,8 +20,12 @@ from treering.core.query import Erasure, EventQuery
 from treering.core.retention import Entry, Keep, select
 from treering.core.scopes import Scope, parse_scope
 from treering.errors import InvalidInput
+from treering.views.alerting.alert import ALERT
 from treering.views.event_index import EventIndex
+from treering.views.otlp.logs import LOG
+from treering.views.otlp.spans import ATTRIBUTES
 from treering.views.recording.runs import RUN, RUNNING, RunInfo, ledger_scope, run_ref
+from treering.views.recording.spans import MESSAGE, OPEN, SPAN
 from treering.views.runs import Runs
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
 _CARE: Final = str(Scope("", "store", "care"))
 _LISTED: Final = ":listed"
+_OWN: Final = frozenset({RUN, MESSAGE, ALERT, LOG, ATTRIBUTES})
 _PAGE: Final = 1000
 _AT_ONCE: Final = 20_000
 """Events that one erasure takes: each of them looks at the whole store once."""
@@ -142,7 +147,14 @@ def _events(engine: Engine, space: str, run: str) -> Iterator[int]:
     after = None
     while True:
         page = engine.scan(space, EventQuery(run=run, order="time"), after=after, limit=_PAGE)
-        yield from (record.seq for record in page.records)
+        yield from (record.seq for record in page.records if _is_recorded(record.event.kind))
         if page.cursor is None:
             return
         after = page.cursor
+
+
+def _is_recorded(kind: str) -> bool:
+    """Whether an event is the run's own. Checkpoints, memories and snapshots that were saved inside of it
+    are only linked to it: they stay, and go by their own policies.
+    """
+    return kind in _OWN or kind.startswith((SPAN, OPEN))
