@@ -19,6 +19,7 @@ from treering.care.backup import BackupReport
 from treering.care.collection import Collection
 from treering.care.copying import CopyProgress, CopyReport
 from treering.care.forgetting import Forgotten
+from treering.care.growth import Growth
 from treering.care.statistics import Stats
 from treering.care.verification import Verification
 from treering.core.address import Address
@@ -299,6 +300,10 @@ class AsyncStore:
     async def stats(self) -> Stats:
         """Async twin of `Store.stats`."""
         return await self._bridge.call(self._store.stats)
+
+    async def growth(self, *, last_days: int = 7) -> Growth:
+        """Async twin of `Store.growth`."""
+        return await self._bridge.call(self._store.growth, last_days=last_days)
 
     async def copy_to(
         self,

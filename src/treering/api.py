@@ -35,6 +35,8 @@ DEFAULT_FOLDER: Final = ".treering"
 BLOBS_FOLDER: Final = "blobs"
 """Where a local store keeps its packs, unless it is told otherwise."""
 ENVIRONMENT: Final = "TREERING_URL"
+SLOW_MS: Final = "TREERING_SLOW_MS"
+"""From how many milliseconds on a call of the engine is logged (``treering.slow``); not set: none."""
 KEY_ENVIRONMENT: Final = "TREERING_API_KEY"
 
 
@@ -65,7 +67,7 @@ def open(
     engine = _ENGINES[place.scheme](
         place, _Wanted(durability=durability, blobs=blobs, clock=SystemClock(), api_key=api_key)
     )
-    return Store(engine, space=space, folder=place.folder, opener=open)
+    return Store(_timed(engine), space=space, folder=place.folder, opener=open)
 
 
 def open_existing(
@@ -111,6 +113,20 @@ def open_async(
     return Opening(
         lambda: open(url, durability=durability, blobs=blobs, namespace=namespace, api_key=api_key)
     )
+
+
+def _timed(engine: Engine) -> Engine:
+    given = os.environ.get(SLOW_MS)
+    if not given:
+        return engine
+    try:
+        threshold_ms = float(given)
+    except ValueError:
+        engine.close()
+        raise InvalidInput(f"{SLOW_MS}={given!r} is no number of milliseconds; use one like 200") from None
+    from treering.engines.slow import slow_logged
+
+    return slow_logged(engine, threshold_ms)
 
 
 class Migrated(msgspec.Struct, frozen=True, kw_only=True):

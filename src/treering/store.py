@@ -19,6 +19,7 @@ from treering.care.backup import BackupReport, back_up
 from treering.care.collection import Collection, collect
 from treering.care.copying import CopyProgress, CopyReport, copy_space
 from treering.care.forgetting import Forgotten, forget, selection
+from treering.care.growth import Growth, grow
 from treering.care.spaces import is_unwritten
 from treering.care.statistics import Stats, measure
 from treering.care.verification import Verification, verify
@@ -350,6 +351,12 @@ class Store:
     def stats(self) -> Stats:
         """What this space holds, what it takes, and how it grew day by day."""
         return measure(self._engine, self._space, folder=self._folder)
+
+    def growth(self, *, last_days: int = 7) -> Growth:
+        """What each day brought, and how large this space will be in 30 days if the last days go on."""
+        if last_days < 1:
+            raise InvalidInput(f"last_days is {last_days}; look at one day at least")
+        return grow(self._engine, self._space, last_days=last_days, clock=self._clock)
 
     def copy_to(
         self,
