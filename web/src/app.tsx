@@ -9,7 +9,7 @@ import { go, route } from "./base/route";
 import { isDark, toggleTheme } from "./ui/colours";
 import { Dialog } from "./ui/dialog";
 import { Rings } from "./ui/rings";
-import { Empty } from "./ui/states";
+import { Alone, Empty } from "./ui/states";
 import { Compare } from "./views/compare";
 import { Cost } from "./views/cost";
 import { Memory } from "./views/memory/memory";
@@ -88,7 +88,14 @@ export function App() {
   }, [place, id]);
   return (
     <>
-      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>
+      <a
+        class="skip"
+        href="#main"
+        onClick={(event) => {
+          event.preventDefault();
+          document.getElementById("main")?.focus();
+        }}
+      >
         To the content
       </a>
       <nav class="side-nav" aria-label="Main">
@@ -156,9 +163,11 @@ function View({ place, id }: { place: string; id: string | undefined }): Compone
       return <Store />;
     default:
       return (
-        <Empty title="There is no such page">
-          <a href="#/runs">To the runs</a>
-        </Empty>
+        <Alone title="treering">
+          <Empty title="There is no such page">
+            <a href="#/runs">To the runs</a>
+          </Empty>
+        </Alone>
       );
   }
 }

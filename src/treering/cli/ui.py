@@ -30,9 +30,9 @@ def ui(
     store_blobs: StoreBlobsOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Show a store in the browser: runs, threads, files, memory, cost. For this machine only.
+    """Show a store in the browser: runs, threads, files, cost.
 
-    treering serve shows the same to others, to whom it gives keys.
+    It is for this machine only; treering serve shows the same to everyone who has a key.
     """
     from treering.cli.options import opened_store
     from treering.errors import MissingExtra, NotFound, Unreachable

@@ -1,5 +1,5 @@
-// Unpacks the chromium of @sparticuz/chromium on first use and prints where it is and how it is started.
+// Unpacks the chromium of @sparticuz/chromium (into TMPDIR, on first use) and prints where it is.
 import chromium from "@sparticuz/chromium";
 
 chromium.setGraphicsMode = false;
-console.log(JSON.stringify({ path: await chromium.executablePath(), args: chromium.args }));
+console.log(await chromium.executablePath());

@@ -67,14 +67,17 @@ export async function follow(): Promise<never> {
       await listen(() => {
         wait = SHORTEST_MS;
       });
-    } catch {
-      reachable.value = locked.value;
+    } catch (error) {
+      if (!(error instanceof Refused)) reachable.value = false;
     }
     live.value = false;
     await new Promise((done) => setTimeout(done, wait));
     wait = Math.min(wait * 2, LONGEST_MS);
   }
 }
+
+/** The server is there, and does not want to. */
+class Refused extends Error {}
 
 async function listen(opened: () => void): Promise<void> {
   const url = new URL("live", root);
@@ -85,7 +88,7 @@ async function listen(opened: () => void): Promise<void> {
     await until(() => !locked.value);
     return;
   }
-  if (!answer.ok || answer.body === null) throw new Error(`live: ${answer.status}`);
+  if (!answer.ok || answer.body === null) throw new Refused(`live: ${answer.status}`);
   opened();
   live.value = true;
   if (!reachable.value) {

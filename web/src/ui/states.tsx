@@ -60,3 +60,13 @@ export function Answer<T>({
   if (asked.problem) return <Failure problem={asked.problem} retry={asked.reload} />;
   return <Loading {...(what ? { what } : {})} />;
 }
+
+/** A view that is nothing but such a state: its heading is there for those who do not see the page. */
+export function Alone({ title, children }: { title: string; children: ComponentChildren }) {
+  return (
+    <div class="view">
+      <h1 class="hidden">{title}</h1>
+      {children}
+    </div>
+  );
+}

@@ -111,13 +111,13 @@ function Turn({
           <>
             {content.data.input !== null && content.data.input !== undefined && (
               <div class="in">
-                <h4>in</h4>
+                <span class="way">in</span>
                 <Slim value={content.data.input} />
               </div>
             )}
             {isOver && content.data.output !== null && content.data.output !== undefined && (
               <div class="out">
-                <h4>out</h4>
+                <span class="way">out</span>
                 <Slim value={content.data.output} />
               </div>
             )}

@@ -9,7 +9,7 @@ import { asProblem, useGet } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
 import type { RunLine, RunRecord } from "../../base/shapes";
 import { Crumb, Figure, Head, Id, Status, Tabs, Tags, Time } from "../../ui/bits";
-import { Answer, Failure } from "../../ui/states";
+import { Alone, Answer, Failure } from "../../ui/states";
 import { Conversation } from "./conversation";
 import { Details } from "./details";
 import { Replay } from "./replay";
@@ -41,10 +41,13 @@ export function Run({ id }: { id: string }) {
     },
   );
   useKeys({ Escape: () => (route.value.query["span"] ? select({ span: null }) : go(["runs"])) });
+  if (asked.data) return <Shown run={asked.data} trace={trace} />;
   return (
-    <Answer asked={asked} what="Reading the run">
-      {(run) => <Shown run={run} trace={trace} />}
-    </Answer>
+    <Alone title={`Run ${id}`}>
+      <Answer asked={asked} what="Reading the run">
+        {() => null}
+      </Answer>
+    </Alone>
   );
 }
 

@@ -49,7 +49,7 @@ export function Spending({ trace, run, until }: { trace: Trace; run: RunLine; un
       {until !== null && <p class="muted">Up to the moment of the slider; the whole run: {moneys(run.cost)}.</p>}
       <Breakdown title="By agent" groups={grouped(used, (each) => each.agent ?? "no agent")} />
       <Breakdown title="By model" groups={grouped(used, (each) => each.model ?? "no model")} />
-      <h3>By kind of token</h3>
+      <h2 class="minor">By kind of token</h2>
       <table class="plain">
         <tbody>
           {classes.map((each) => (
@@ -80,7 +80,7 @@ function Breakdown({ title, groups }: { title: string; groups: Group[] }) {
   const most = Math.max(...groups.map((each) => each.tokens));
   return (
     <>
-      <h3>{title}</h3>
+      <h2 class="minor">{title}</h2>
       <table class="plain">
         <thead>
           <tr>

@@ -9,7 +9,7 @@ import { asProblem } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
 import { Crumb, Head, Tags, Time } from "../../ui/bits";
 import { Rows } from "../../ui/rows";
-import { Failure, Loading } from "../../ui/states";
+import { Alone, Failure, Loading } from "../../ui/states";
 import { grow, type Grown, type Node } from "./growth";
 import { Inspector } from "./inspector";
 import { Section } from "./section";
@@ -37,7 +37,11 @@ export function Thread({ id }: { id: string }) {
   useChanges((event) => event.kind === "checkpoint" || event.kind === "rewind", reload, 500);
   useKeys({ Escape: () => go(["threads"]) });
   if (grown?.of !== of) {
-    return problem ? <Failure problem={problem} retry={reload} /> : <Loading what="Reading the thread" />;
+    return (
+      <Alone title={`Thread ${id}`}>
+        {problem ? <Failure problem={problem} retry={reload} /> : <Loading what="Reading the thread" />}
+      </Alone>
+    );
   }
   return <Shown id={id} grown={grown.tree} onChange={reload} />;
 }
