@@ -1,7 +1,8 @@
 """LangChain's agents with a memory: `MemoryMiddleware` puts documents into the system message of each call.
 
 They are read anew before each call of the model and are no part of the conversation that is kept, so that an
-edit counts from the next call on and a document whose time is over is no longer shown.
+edit counts from the next call on and a document whose time is over is no longer shown. `TreeringTracer`
+records what agents and chains do.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from treering.adapters.langchain_tracing import TreeringTracer
 from treering.errors import MissingExtra
 from treering.memory.middleware import create_agent_memory_middleware
 from treering.views.memory.context import MemoryContext
@@ -23,6 +25,8 @@ except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] in {"langchain", "langchain_core", "langgraph"}:
         raise MissingExtra("treering.adapters.langchain", "langchain") from error
     raise
+
+__all__ = ["MemoryMiddleware", "TreeringTracer"]
 
 
 class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):

@@ -74,18 +74,14 @@ class Scribe:
         )
         self.messages += 1
 
-    def used(
-        self, usage: Usage, *, name: str, ts_us: int, model: str | None, cost: str | None = None
-    ) -> None:
+    def used(self, usage: Usage, *, name: str, ts_us: int, model: str | None) -> None:
         """Tokens that no message tells of."""
         if self._on_usage is not None:
             self._on_usage(self._id(name) or name, ts_us, model, usage)
         id_ = self._id(name)
         if id_ is not None and id_ in self._known:
             return
-        span = self.run.span(self.run.agent or "agent", kind="llm", model=model, id=id_)
-        span.use(usage, cost=cost)
-        span.start(ts_us=ts_us).end(ts_us=ts_us)
+        self.run.message("usage", None, id=id_, ts_us=ts_us, model=model, usage=usage)
 
     def open(
         self,

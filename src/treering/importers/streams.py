@@ -71,13 +71,18 @@ def record_stream(
 
     ``model`` is the model's name where the stream does not tell it. Agents count tokens over a whole
     session: whoever resumes one passes its last summary's ``usage`` as ``before``, or at least
-    ``is_resumed``, so that nothing is counted twice. ``on_line`` gets each line first.
+    ``is_resumed``, so that nothing is counted twice. ``on_line`` gets each line first. Past a budget that
+    stops, the next tool call raises `BudgetExceeded`, as it does for any other run.
     """
     stream = Stream(run, format, model=model, before=before, is_resumed=is_resumed, clock=clock)
-    for line in lines:
-        if on_line is not None:
-            on_line(line)
-        stream.take(line)
+    try:
+        for line in lines:
+            if on_line is not None:
+                on_line(line)
+            stream.take(line)
+    except BaseException:
+        stream.finish()
+        raise
     return stream.finish()
 
 

@@ -136,8 +136,8 @@ class Run(Place):
         self._info = RunInfo(
             id=new_id() if id is None else check_id(id, "run id"),
             agent=agent,
-            thread=thread,
-            namespace=namespace,
+            thread=thread if thread is None else check_id(thread, "thread id"),
+            namespace=check_id(namespace, "namespace") if namespace else "",
             started_at_us=0,
             recorder=recorder.id,
             project_id=project_id,
