@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.servers.bucket import S3Bucket
-from treering.sandbox import StorageConfig
+from treering.sandbox import AgentProfile, StorageConfig
 
 
 @pytest.fixture(autouse=True)
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees the caches, sandboxes, sessions or keys of whoever runs it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    (tmp_path / "user").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.setenv("TREERING_HOME", str(tmp_path / "treering-home"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
@@ -36,3 +39,16 @@ def config_of(s3: S3Bucket, prefix: str = "snapshots") -> StorageConfig:
 def bucket(s3: S3Bucket) -> StorageConfig:
     """A new bucket of a real S3 server."""
     return config_of(s3)
+
+
+SCRIBBLER = AgentProfile(
+    name="scribbler",
+    command=(sys.executable, str(Path(__file__).with_name("scribbler.py"))),
+    with_model=("--model={model}",),
+    with_session=("--continue",),
+    settings=(".scribbler",),
+    sessions=".scribbler/sessions/*.jsonl",
+    credentials=(".scribbler/auth.json", ".scribbler/missing.json"),
+    format="claude-code",
+)
+"""A small agent that does as it is told."""

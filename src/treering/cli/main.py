@@ -21,6 +21,7 @@ from treering.cli import (
     imports,
     mcp,
     memory,
+    run,
     schedules,
     serve,
     state,
@@ -45,6 +46,7 @@ app: Final = typer.Typer(
 for commands in (
     threads,
     workspaces,
+    run,
     exports,
     imports,
     care,

@@ -209,6 +209,8 @@ def find_snapshot(store: Store, text: str, user_namespace: str = "") -> str:
         return _latest(store)
     if (found := snapshot_by_id(store, text)) is not None:
         return found
+    if (kept := _of_sandbox(store, text)) is not None:
+        return kept
     checkpoint = Finder(store.engine, store.space, user_namespace).moment(text)
     if checkpoint.snapshot is None:
         raise NotFound(f"checkpoint {checkpoint.id} keeps no files; save with workspace= to keep them")
@@ -251,6 +253,17 @@ def restored_lines(done: Restored, target: Path) -> list[str]:
     if done.before is not None:
         lines.append(f"to undo: treering restore {done.before[:12]} {clean(str(target))} --delete")
     return lines
+
+
+def _of_sandbox(store: Store, text: str) -> str | None:
+    """The files of a sandbox's checkpoint, by its id."""
+    from treering.errors import NotFound
+    from treering.sandbox.opening import depot_in
+
+    try:
+        return depot_in(store).find(text).hash if text.startswith("ckpt_") else None
+    except NotFound:
+        return None
 
 
 def _latest(store: Store) -> str:

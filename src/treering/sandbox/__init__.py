@@ -12,33 +12,46 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from treering.blobs.credentials import Keys
+    from treering.sandbox.aio import AsyncSandbox
     from treering.sandbox.config import StorageConfig
     from treering.sandbox.depots import Depot
     from treering.sandbox.opening import depot_in, download_files, list_checkpoints, open_depot
+    from treering.sandbox.profiles import AgentProfile, register
     from treering.sandbox.records import CheckpointInfo, RunResult
+    from treering.sandbox.sandbox import CheckpointWarning, Sandbox
 
 __all__ = [
+    "AgentProfile",
+    "AsyncSandbox",
     "CheckpointInfo",
+    "CheckpointWarning",
     "Depot",
     "Keys",
     "RunResult",
+    "Sandbox",
     "StorageConfig",
     "depot_in",
     "download_files",
     "list_checkpoints",
     "open_depot",
+    "register",
 ]
 
 _HOMES: Final = {
+    "AgentProfile": "treering.sandbox.profiles",
+    "AsyncSandbox": "treering.sandbox.aio",
     "CheckpointInfo": "treering.sandbox.records",
+    "CheckpointWarning": "treering.sandbox.sandbox",
     "Depot": "treering.sandbox.depots",
     "Keys": "treering.blobs.credentials",
     "RunResult": "treering.sandbox.records",
+    "Sandbox": "treering.sandbox.sandbox",
     "StorageConfig": "treering.sandbox.config",
     "depot_in": "treering.sandbox.opening",
     "download_files": "treering.sandbox.opening",
     "list_checkpoints": "treering.sandbox.opening",
     "open_depot": "treering.sandbox.opening",
+    "register": "treering.sandbox.profiles",
 }
 
 

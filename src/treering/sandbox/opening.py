@@ -17,14 +17,19 @@ def open_depot(config: StorageConfig | str | Path) -> Depot:
     """The checkpoints that a config (or just its URL) stands for."""
     chosen = config if isinstance(config, StorageConfig) else StorageConfig(config)
     if chosen.is_gateway:
-        from treering.api import open as open_store
-
-        gateway = gateway_of(chosen)
-        return depot_in(open_store(gateway.url, api_key=gateway.api_key), owned=True)
+        return depot_in(open_gateway(chosen), owned=True)
     from treering.sandbox.bucket_storage import BucketStorage, cache_of
 
     blobs = open_bucket(chosen)
     return Depot(BucketStorage(blobs, cache=cache_of(blobs.url)), now_iso=_now_iso)
+
+
+def open_gateway(config: StorageConfig) -> Store:
+    """The treering server that a config without URL means."""
+    from treering.api import open as open_store
+
+    gateway = gateway_of(config)
+    return open_store(gateway.url, api_key=gateway.api_key)
 
 
 def depot_in(store: Store, *, owned: bool = False) -> Depot:

@@ -1,0 +1,187 @@
+"""Commands for sandboxes: ``treering run`` and ``treering checkpoints``.
+
+Checkpoints go into the store, next to the timeline of the run, unless ``--storage`` names a bucket, a folder
+or, as ``gateway``, the treering server of the environment. The program's own output is passed through; the
+exit code is the program's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from treering.cli.console import clean, rows, say, show, size
+from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, StoreOption, opened_store
+
+if TYPE_CHECKING:
+    from treering.sandbox.config import StorageConfig
+    from treering.sandbox.depots import Depot
+    from treering.sandbox.records import RunResult
+
+GATEWAY: Final = "gateway"
+_SIGNALLED: Final = 128
+
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage", metavar="URL", help="Where checkpoints are: s3://bucket/prefix, a folder, or gateway."
+    ),
+]
+EndpointOption = Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Of an S3 server.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put the commands under the main one."""
+    for command in (run, checkpoints):
+        app.command()(command)
+
+
+def run(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND", help="What to run, behind --.")
+    ] = None,
+    *,
+    agent: Annotated[str | None, typer.Option(metavar="NAME", help="A known agent [by the command].")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Give the agent this prompt instead of a command.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="The model, with --prompt.")] = None,
+    workspace: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Work in this folder, which stays [a new one].")
+    ] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="ID", help="Begin with a checkpoint, or latest.")
+    ] = None,
+    comment: Annotated[str | None, typer.Option(metavar="TEXT", help="What to remember it by.")] = None,
+    mode: Annotated[str, typer.Option(metavar="MODE", help="knowledge or swe.")] = "knowledge",
+    tag_prefix: Annotated[str | None, typer.Option(metavar="TEXT", help="Of the session's tag.")] = None,
+    keep_sandbox: Annotated[bool, typer.Option("--keep-sandbox", help="Do not remove it.")] = False,
+    storage: StorageOption = None,
+    endpoint: EndpointOption = None,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a CLI agent or any program in a home of its own, and keep what it leaves behind."""
+    from treering.api import open as open_store
+    from treering.errors import InvalidInput
+    from treering.sandbox.sandbox import Sandbox
+
+    if (prompt is None) == (not command):
+        raise InvalidInput("give either a command behind --, or --agent and --prompt")
+    with open_store(store, blobs=store_blobs, namespace=namespace) as opened:
+        sandbox = Sandbox(
+            agent or _known(command) or ("claude" if prompt is not None else "program"),
+            model=model,
+            workspace_mode=mode,  # pyright: ignore[reportArgumentType] - checked there
+            storage=_config(storage, endpoint),
+            session_tag_prefix=tag_prefix,
+            store=opened,
+            workspace=workspace,
+            on_output=None if as_json else _pass_on,
+        )
+        try:
+            if prompt is not None:
+                done = sandbox.run(prompt, from_=from_, checkpoint_comment=comment)
+            else:
+                done = sandbox.execute(command or [], from_=from_, checkpoint_comment=comment)
+            if as_json:
+                show(done, (), as_json=True)
+            else:
+                _tell(done)
+            if keep_sandbox:
+                say(f"sandbox {done.sandbox_id}")
+        finally:
+            if not keep_sandbox:
+                sandbox.kill()
+            sandbox.close()
+    code = done.exit_code or 0
+    raise typer.Exit(code if code >= 0 else _SIGNALLED - code)
+
+
+def checkpoints(
+    *,
+    tag: Annotated[str | None, typer.Option(metavar="TAG", help="Only of this session.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="How many, newest first.")] = 50,
+    storage: StorageOption = None,
+    endpoint: EndpointOption = None,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the checkpoints of sandboxes, newest first."""
+    with _depot(storage, endpoint, store, store_blobs, namespace) as depot:
+        found = depot.list(limit=limit, tag=tag)
+    table = [("id", "taken", "files", "size", "agent", "parent", "comment")]
+    table += [
+        (
+            each.id,
+            each.timestamp[:19],
+            f"{each.files or 0:,}",
+            size(each.size_bytes or 0),
+            each.agent_type or "",
+            each.parent_id or "",
+            clean(each.comment or ""),
+        )
+        for each in found
+    ]
+    show(found, rows(table) if found else ["no checkpoints"], as_json=as_json)
+
+
+@contextmanager
+def _depot(
+    storage: str | None,
+    endpoint: str | None,
+    store: str | None,
+    store_blobs: str | None,
+    namespace: str | None,
+) -> Generator[Depot]:
+    from treering.sandbox.opening import depot_in, opened_depot
+
+    config = _config(storage, endpoint)
+    if config is not None:
+        with opened_depot(config) as depot:
+            yield depot
+        return
+    with opened_store(store, store_blobs, namespace) as opened:
+        yield depot_in(opened)
+
+
+def _config(storage: str | None, endpoint: str | None) -> StorageConfig | None:
+    from treering.errors import InvalidInput
+    from treering.sandbox.config import StorageConfig
+
+    if storage is None:
+        if endpoint is not None:
+            raise InvalidInput("--endpoint goes with --storage s3://bucket/prefix")
+        return None
+    return StorageConfig() if storage == GATEWAY else StorageConfig(storage, endpoint=endpoint)
+
+
+def _known(command: list[str] | None) -> str | None:
+    """The agent that a command starts, if it is one of those that are known."""
+    from treering.sandbox.profiles import profiles
+
+    name = Path(command[0]).name if command else ""
+    return name if name in profiles() else None
+
+
+def _pass_on(source: str, line: bytes) -> None:
+    stream = sys.stdout.buffer if source == "stdout" else sys.stderr.buffer
+    stream.write(line)
+    stream.flush()
+
+
+def _tell(done: RunResult) -> None:
+    if done.warning is not None:
+        say(f"warning: {done.warning}")
+    if done.checkpoint is not None:
+        kept = done.checkpoint
+        say(f"checkpoint {kept.id} ({kept.files or 0:,} files, {size(kept.size_bytes or 0)})")

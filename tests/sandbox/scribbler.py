@@ -1,0 +1,83 @@
+"""An agent for tests: it does what its prompt says, and tells so as Claude Code does.
+
+    python scribbler.py [--model M] [--continue] PROMPT
+
+``write FILE TEXT``, ``append FILE TEXT``, ``read FILE``, ``env NAME``, ``asked``, ``fail``, ``sleep`` and
+``shout`` are what it understands. It keeps its sessions in ``~/.scribbler/sessions`` and knows with
+``--continue`` what it was asked before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    goes_on = "--continue" in arguments
+    model = next((each.removeprefix("--model=") for each in arguments if each.startswith("--model=")), "m-1")
+    prompt = arguments[-1]
+    session = Path.home() / ".scribbler" / "sessions" / "one.jsonl"
+    session.parent.mkdir(parents=True, exist_ok=True)
+    before = session.read_text().splitlines() if goes_on and session.exists() else []
+    say({"type": "system", "subtype": "init", "session_id": "s-1", "model": model, "cwd": str(Path.cwd())})
+    verb, _, rest = prompt.partition(" ")
+    name, _, text = rest.partition(" ")
+    code = 0
+    answer = "done"
+    if verb == "write":
+        Path(name).write_text(text)
+    elif verb == "append":
+        with Path(name).open("a") as file:
+            file.write(text)
+    elif verb == "read":
+        answer = Path(name).read_text()
+    elif verb == "env":
+        answer = os.environ.get(name, "(not set)")
+    elif verb == "asked":
+        answer = " | ".join(before)
+    elif verb == "shout":
+        print("not json at all", flush=True)
+        print("on stderr", file=sys.stderr, flush=True)
+        say({"jsonrpc": "2.0", "method": "session/update", "odd": [1.50, "ü"]})
+        say({"_meta": "an agent may say this as well"})
+    elif verb == "sleep":
+        Path("started").touch()
+        time.sleep(float(name or 60))
+    elif verb == "fail":
+        code = 3
+    usage = {"input_tokens": 10, "output_tokens": 5}
+    message = {"id": "msg_1", "role": "assistant", "model": model, "usage": usage}
+    content = [{"type": "text", "text": answer}]
+    say(
+        {
+            "type": "assistant",
+            "session_id": "s-1",
+            "uuid": os.urandom(8).hex(),
+            "message": {**message, "content": content},
+        }
+    )
+    say(
+        {
+            "type": "result",
+            "subtype": "success",
+            "is_error": code != 0,
+            "result": answer,
+            "session_id": "s-1",
+            "usage": usage,
+        }
+    )
+    with session.open("a") as file:
+        file.write(prompt + "\n")
+    return code
+
+
+def say(value: object) -> None:
+    print(json.dumps(value), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

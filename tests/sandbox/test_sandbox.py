@@ -1,0 +1,437 @@
+"""The sandbox: runs, checkpoints, sessions and their logs, with a small agent that does as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import treering
+from tests.sandbox.conftest import SCRIBBLER
+from treering.errors import InvalidInput, NotFound
+from treering.sandbox import (
+    AgentProfile,
+    AsyncSandbox,
+    CheckpointWarning,
+    Sandbox,
+    StorageConfig,
+    list_checkpoints,
+    register,
+)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> StorageConfig:
+    return StorageConfig(tmp_path / "bucket")
+
+
+def log_of(sandbox: Sandbox) -> list[dict]:
+    assert sandbox.log_path is not None
+    return [json.loads(line) for line in sandbox.log_path.read_bytes().splitlines()]
+
+
+def until(path: Path) -> None:
+    """Wait for a file that another process makes; the test's own time limit ends it."""
+    while not path.exists():
+        time.sleep(0.005)
+
+
+def test_a_run_leaves_a_checkpoint_and_the_next_one_is_its_child(storage: StorageConfig) -> None:
+    with Sandbox(SCRIBBLER, model="m-2", storage=storage) as sandbox:
+        first = sandbox.run("write report.txt Draft v1", checkpoint_comment="initial draft")
+        assert first.exit_code == 0
+        info = first.checkpoint
+        assert info is not None
+        assert (info.comment, info.parent_id, info.model) == ("initial draft", None, "m-2")
+        assert (info.agent_type, info.workspace_mode) == ("scribbler", "knowledge")
+        assert info.tag == sandbox.get_session_tag()
+        second = sandbox.run("append report.txt  - reviewed")
+        assert second.checkpoint.parent_id == info.id
+        assert second.sandbox_id == first.sandbox_id
+        assert sandbox.run("read report.txt").checkpoint.parent_id == second.checkpoint.id
+        assert sandbox.run("asked").text.startswith("write report.txt Draft v1 | ")  # it remembers
+
+
+def test_modes_make_their_folders() -> None:
+    with Sandbox(SCRIBBLER) as sandbox:
+        assert sorted(each.name for each in sandbox.workspace.iterdir()) == [
+            "context", "output", "scripts", "temp",
+        ]  # fmt: skip
+    with Sandbox(SCRIBBLER, workspace_mode="swe") as sandbox:
+        assert (sandbox.workspace / "repo").is_dir()
+    with pytest.raises(InvalidInput, match="'knowledge' or 'swe'"):
+        Sandbox(SCRIBBLER, workspace_mode="other")
+
+
+def test_failed_and_background_runs_leave_none(storage: StorageConfig) -> None:
+    with Sandbox(SCRIBBLER, storage=storage) as sandbox:
+        failed = sandbox.run("fail")
+        assert (failed.exit_code, failed.checkpoint) == (3, None)
+        begun = sandbox.run("write a.txt 1", background=True)
+        assert (begun.output, begun.exit_code) == ("", None)
+        done = sandbox.wait()
+        assert (done.exit_code, done.checkpoint) == (0, None)
+        assert "done" in done.output
+        assert sandbox.list_checkpoints() == []
+        with pytest.raises(InvalidInput, match="background"):
+            sandbox.wait()
+
+
+def test_a_checkpoint_that_fails_does_not_break_the_run(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "format.json").write_text('{"treering": "bucket", "version": 99}')
+    with (
+        treering.open(tmp_path / "store") as store,
+        Sandbox(SCRIBBLER, storage=StorageConfig(tmp_path / "bucket"), store=store) as sandbox,
+    ):
+        with pytest.warns(CheckpointWarning, match="upgrade treering"):
+            result = sandbox.run("write a.txt 1")
+        assert (result.exit_code, result.checkpoint) == (0, None)
+        assert "upgrade treering" in result.warning
+        labels = [each.label for each in store.timeline.each_of_run(result.run_id)]
+        warned = [each for each in labels if each.startswith("warning")]
+        assert len(warned) == 1
+        with pytest.raises(treering.errors.NewerStore):
+            sandbox.checkpoint()
+
+
+def test_an_explicit_checkpoint_needs_an_active_sandbox(storage: StorageConfig) -> None:
+    sandbox = Sandbox(SCRIBBLER, storage=storage)
+    with pytest.raises(InvalidInput, match=r"call run\(\) first"):
+        sandbox.checkpoint()
+    run = sandbox.run("write a.txt 1")
+    (sandbox.workspace / "by-hand.txt").write_text("mine")
+    info = sandbox.checkpoint(comment="before refactor")
+    assert (info.comment, info.parent_id) == ("before refactor", run.checkpoint.id)
+    assert info.hash != run.checkpoint.hash
+    sandbox.kill()
+    with pytest.raises(InvalidInput, match=r"call run\(\) first"):
+        sandbox.checkpoint()
+    with Sandbox(SCRIBBLER) as bare:
+        bare.run("write a.txt 1")
+        with pytest.raises(InvalidInput, match="no storage"):
+            bare.checkpoint()
+        with pytest.raises(InvalidInput, match="no storage"):
+            bare.list_checkpoints()
+        assert bare.run("write a.txt 1").warning is None
+
+
+def test_a_run_from_a_checkpoint_is_in_a_fresh_sandbox(storage: StorageConfig) -> None:
+    with Sandbox(SCRIBBLER, storage=storage) as sandbox:
+        one = sandbox.run("write report.txt Draft v1")
+        two = sandbox.run("append report.txt  - reviewed")
+        back = sandbox.run("read report.txt", from_=one.checkpoint.id)
+        assert back.text == "Draft v1"
+        assert back.sandbox_id != one.sandbox_id
+        assert back.checkpoint.parent_id == one.checkpoint.id
+        assert back.checkpoint.tag != two.checkpoint.tag
+    with Sandbox(SCRIBBLER, model="another", storage=storage) as other:
+        latest = other.run("asked", from_="latest")
+        assert latest.text == "write report.txt Draft v1 | read report.txt"  # its sessions came along
+
+
+def test_what_does_not_fit_is_refused_before_any_download(storage: StorageConfig) -> None:
+    with Sandbox(SCRIBBLER, storage=storage) as sandbox:
+        made = sandbox.run("write a.txt 1").checkpoint
+        session = sandbox.get_session()
+        with (
+            Sandbox("program", storage=storage) as other,
+            pytest.raises(InvalidInput, match="agent='scribbler'"),
+        ):
+            other.execute(["true"], from_=made.id)
+        with (
+            Sandbox(SCRIBBLER, workspace_mode="swe", storage=storage) as other,
+            pytest.raises(InvalidInput, match="workspace_mode='knowledge'"),
+        ):
+            other.run("read a.txt", from_=made.id)
+        unreachable = StorageConfig("s3://bucket/p", endpoint="http://127.0.0.1:1")
+        attached = Sandbox(SCRIBBLER, session=session, storage=unreachable)
+        with pytest.raises(InvalidInput, match="cannot be combined with session"):
+            attached.run("read a.txt", from_=made.id)
+        attached.close()
+    with Sandbox(SCRIBBLER, storage=StorageConfig(storage.url / "empty")) as other:
+        with pytest.raises(NotFound, match="no checkpoint yet"):
+            other.run("read a.txt", from_="latest")
+        assert other.get_session() is None
+
+
+def test_a_session_can_be_taken_up_again(storage: StorageConfig) -> None:
+    first = Sandbox(SCRIBBLER, storage=storage, session_tag_prefix="my-project")
+    made = first.run("write a.txt 1")
+    tag, session = first.get_session_tag(), first.get_session()
+    first.close()
+    again = Sandbox(SCRIBBLER, storage=storage, session=session)
+    result = again.run("read a.txt")
+    assert (result.text, result.sandbox_id) == ("1", made.sandbox_id)
+    assert result.checkpoint.parent_id is None  # a session that was set begins a lineage of its own
+    assert again.get_session_tag() != tag
+    again.kill()
+    with pytest.raises(NotFound, match="no sandbox"):
+        again.set_session(session)
+    with pytest.raises(InvalidInput, match="'sbx_'"):
+        again.set_session("../etc")
+    again.close()
+
+
+def test_set_session_resets_lineage_tag_and_log(storage: StorageConfig) -> None:
+    one, two = Sandbox(SCRIBBLER, storage=storage), Sandbox(SCRIBBLER, storage=storage)
+    one.run("write a.txt one")
+    two.run("write a.txt two")
+    log, tag, other = one.log_path, one.get_session_tag(), two.get_session()
+    two.close()
+    one.set_session(other)
+    assert json.loads(log.read_bytes().splitlines()[-1]).keys() == {"_sessionEnd"}
+    result = one.run("read a.txt")
+    assert (result.text, result.checkpoint.parent_id) == ("two", None)
+    assert one.get_session_tag() != tag
+    assert one.log_path != log
+    one.kill()
+    one.close()
+
+
+def test_the_session_log(tmp_path: Path) -> None:
+    sandbox = Sandbox(SCRIBBLER, model="m-9", session_tag_prefix="my-prefix")
+    assert (sandbox.get_session_tag(), sandbox.get_session_timestamp()) == (None, None)
+    sandbox.run("write a.txt 1")
+    tag = sandbox.get_session_tag()
+    assert re.fullmatch(r"my-prefix-[0-9a-f]{16}", tag)
+    path, began = sandbox.log_path, sandbox.get_session_timestamp()
+    assert path.parent == tmp_path / "treering-home" / "sessions"
+    stamp = began.replace(":", "-").replace(".", "-")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", began)
+    assert path.name == f"{tag}_local_{sandbox.get_session()}_scribbler_{stamp}.jsonl"
+    run = sandbox.run("shout", background=True)
+    sandbox.pause()
+    sandbox.resume()
+    output = sandbox.wait().output
+    assert run.sandbox_id in path.name
+    lines = path.read_bytes().splitlines()
+    meta, prompt, *_ = map(json.loads, lines)
+    assert meta == {
+        "_meta": {
+            "tag": tag,
+            "provider": "local",
+            "agent": "scribbler",
+            "model": "m-9",
+            "sandbox_id": sandbox.get_session(),
+            "timestamp": began,
+        }
+    }
+    assert prompt == {"_prompt": {"text": "write a.txt 1"}}
+    told = [json.loads(line) for line in lines]
+    assert [each["_prompt"]["text"] for each in told if "_prompt" in each] == ["write a.txt 1", "shout"]
+    assert sum("_meta" in each for each in told) == 1
+    payloads = [
+        line for line in output.encode().splitlines() if line.startswith(b"{") and b"_meta" not in line
+    ]
+    assert len(payloads) == 4
+    assert all(line in lines for line in payloads)  # byte for byte
+    assert {"_stdout": "not json at all"} in told
+    assert {"_stderr": "on stderr"} in told
+    assert "_sessionEnd" not in told[-1]
+    sandbox.kill()
+    assert json.loads(path.read_bytes().splitlines()[-1]).keys() == {"_sessionEnd"}
+    sandbox.run("write a.txt 1")
+    assert sandbox.log_path != path
+    assert sandbox.get_session_tag() != tag
+    sandbox.kill()
+    sandbox.close()
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    sandbox = Sandbox(SCRIBBLER, sessions_folder=tmp_path / "file")
+    with pytest.warns(RuntimeWarning, match="cannot be written"):
+        assert sandbox.run("write a.txt 1").exit_code == 0
+    sandbox.kill()
+    sandbox.close()
+
+
+def test_pause_holds_the_program_and_kill_ends_it() -> None:
+    sandbox = Sandbox(SCRIBBLER)
+    with pytest.raises(InvalidInput, match="to pause"):
+        sandbox.pause()
+    sandbox.run("sleep 60", background=True)
+    until(sandbox.workspace / "started")
+    with pytest.raises(InvalidInput, match="not over yet"):
+        sandbox.run("write a.txt 1")
+    pid = sandbox._running.program._process.pid
+    sandbox.pause()
+    while (state := _state(pid)) != "T":
+        time.sleep(0.005)
+    assert state == "T"
+    sandbox.resume()
+    while _state(pid) == "T":
+        time.sleep(0.005)
+    sandbox.pause()
+    folder = sandbox.home.parent
+    process = sandbox._running.program._process
+    sandbox.kill()  # also while it is held
+    assert process.poll() == -signal.SIGTERM
+    assert not folder.exists()
+    sandbox.kill()
+    sandbox.close()
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_workspace_of_the_users_stays(tmp_path: Path, storage: StorageConfig) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "own.txt").write_text("mine")
+    with Sandbox(SCRIBBLER, storage=storage, workspace=mine) as sandbox:
+        one = sandbox.run("write report.txt Draft v1")
+        assert sorted(each.name for each in mine.iterdir()) == ["own.txt", "report.txt"]
+    assert (mine / "report.txt").read_text() == "Draft v1"
+    (mine / "own.txt").write_text("changed since")
+    with Sandbox(SCRIBBLER, storage=storage, workspace=mine) as sandbox:
+        sandbox.run("asked", from_=one.checkpoint.id)
+        assert (mine / "own.txt").read_text() == "mine"
+        before = sandbox.list_checkpoints()[1]
+        assert before.comment == f"before the restore of {one.checkpoint.id}"
+        sandbox.download(before.id, "workspace/own.txt", tmp_path / "out")
+    assert (tmp_path / "out" / "workspace" / "own.txt").read_text() == "changed since"
+
+
+def test_exclusions_and_patterns_of_the_users(storage: StorageConfig) -> None:
+    with Sandbox(SCRIBBLER, storage=storage, exclude=["*.log"]) as sandbox:
+        work = sandbox.workspace
+        for name in (
+            "node_modules/x.js",
+            "__pycache__/a.pyc",
+            ".venv/b",
+            "temp/c",
+            "keep/d.txt",
+            "e.log",
+            "f.big",
+        ):
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / name).write_text("x")
+        (work / ".treeringignore").write_text("*.big\n")
+        info = sandbox.run("write report.txt x").checkpoint
+        kept = [each.path for each in sandbox._depot.ls(info, recursive=True) if each.kind == "file"]
+    assert kept == [
+        ".scribbler/sessions/one.jsonl",
+        "workspace/.treeringignore",
+        "workspace/keep/d.txt",
+        "workspace/report.txt",
+    ]
+
+
+def test_the_environment_has_a_home_of_its_own(monkeypatch) -> None:
+    monkeypatch.setenv("TREERING_API_KEY", "tr-secret")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/elsewhere")
+    monkeypatch.setenv("SOME_API_KEY", "for the agent")
+    with Sandbox(SCRIBBLER, env={"MORE": "more"}) as sandbox:
+        seen = {name: sandbox.run(f"env {name}").output for name in ("HOME", "XDG_CONFIG_HOME", "MORE")}
+        home = str(sandbox.home)
+        assert home in seen["HOME"]
+        assert f"{home}/.config" in seen["XDG_CONFIG_HOME"]
+        assert "more" in seen["MORE"]
+        assert "(not set)" in sandbox.run("env TREERING_API_KEY").output
+        assert "for the agent" in sandbox.run("env SOME_API_KEY").output
+
+
+def test_a_credential_can_be_read_and_neither_changed_nor_kept(
+    tmp_path: Path, storage: StorageConfig
+) -> None:
+    secret = tmp_path / "user" / ".scribbler" / "auth.json"
+    secret.parent.mkdir(parents=True)
+    secret.write_text("canary-5f1d")
+    with Sandbox(SCRIBBLER, storage=storage, env={"ALSO": "canary-77aa"}) as sandbox:
+        assert sandbox.run("read ../.scribbler/auth.json").text == "canary-5f1d"
+        assert sandbox.run("write ../.scribbler/auth.json ruined").exit_code != 0
+        (sandbox.home / ".scribbler" / "auth.json").unlink()
+        (sandbox.home / ".scribbler" / "auth.json").write_text("canary-copied")  # as an agent may
+        (sandbox.workspace / "id_rsa").write_text("canary-key")
+        (sandbox.workspace / "a.txt").write_text("mine")
+        info = sandbox.checkpoint()
+        assert "auth" not in "".join(each.path for each in sandbox._depot.ls(info, recursive=True))
+        contents = [
+            sandbox._depot.cat(info, each.path)
+            for each in sandbox._depot.ls(info, recursive=True)
+            if each.kind == "file" and "sessions" not in each.path
+        ]
+        assert contents == [b"mine"]
+    assert secret.read_text() == "canary-5f1d"
+    stored = [each.read_bytes() for each in (tmp_path / "bucket").rglob("*") if each.is_file()]
+    assert not any(b"canary-copied" in each or b"canary-key" in each for each in stored)
+
+
+def test_runs_are_in_the_timeline_with_their_tokens(tmp_path: Path) -> None:
+    with treering.open(tmp_path / "store") as store, Sandbox(SCRIBBLER, store=store) as sandbox:
+        result = sandbox.run("write report.txt Draft v1")
+        assert result.checkpoint is not None  # in the store itself
+        events = list(store.timeline.each_of_run(result.run_id))
+        assert [each.label for each in events] == ["user message", "assistant message"]
+        assert events[1].meta["tokens"] == 15
+        info = store.runs.get(result.run_id)
+        assert (info.agent, info.status, info.tags) == ("scribbler", "ok", (sandbox.get_session_tag(),))
+        assert info.meta["sandbox_id"] == result.sandbox_id
+        bad = sandbox.run("fail")
+        assert store.runs.get(bad.run_id).status == "error"
+        plain = sandbox.execute(["sh", "-c", "echo hello; exit 0"])
+        assert plain.output == "hello\n"
+        assert store.verify().ok
+
+
+def test_a_program_that_is_not_there_is_named(storage: StorageConfig) -> None:
+    with Sandbox("program", storage=storage) as sandbox:
+        with pytest.raises(NotFound, match="no program 'no-such-agent'"):
+            sandbox.execute(["no-such-agent"])
+        with pytest.raises(InvalidInput, match="no command of its own"):
+            sandbox.run("hello")
+        assert sandbox.execute(["sh", "-c", "echo hi > a.txt"]).checkpoint.files == 1
+
+
+def test_profiles_are_a_table_that_users_extend(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="there are claude, codex, gemini, qwen, kimi, opencode"):
+        Sandbox("nobody")
+    register(AgentProfile(name="mine", command=("echo",)))
+    with Sandbox("mine") as sandbox:
+        assert sandbox.run("hello").output == "hello\n"
+    home = tmp_path / "treering-home"
+    home.mkdir(exist_ok=True)
+    (home / "agents.toml").write_text('[theirs]\ncommand = ["echo", "said"]\nsettings = [".theirs"]\n')
+    with Sandbox("theirs") as sandbox:
+        assert sandbox.run("hello").output == "said hello\n"
+        assert (sandbox.home / ".theirs").is_dir()
+    (home / "agents.toml").write_text("[theirs]\nno_such_field = 1\n")
+    with pytest.raises(InvalidInput, match="no_such_field"):
+        Sandbox("theirs")
+
+
+def test_what_a_program_leaves_running_is_not_waited_for(storage: StorageConfig) -> None:
+    with Sandbox("program", storage=storage) as sandbox:
+        result = sandbox.execute(["sh", "-c", "sleep 100 & echo through"])
+        assert (result.exit_code, result.output) == (0, "through\n")
+
+
+def test_the_same_words_awaited(storage: StorageConfig) -> None:
+    async def main() -> None:
+        async with AsyncSandbox(SCRIBBLER, storage=storage) as sandbox:
+            one = await sandbox.run("write report.txt Draft v1", checkpoint_comment="one")
+            two = await sandbox.run("append report.txt  - reviewed")
+            assert two.checkpoint.parent_id == one.checkpoint.id
+            assert [each.id for each in await sandbox.list_checkpoints()] == [
+                two.checkpoint.id,
+                one.checkpoint.id,
+            ]
+            await sandbox.run("sleep 60", background=True)
+            await sandbox.pause()
+            await sandbox.resume()
+            await sandbox.kill()
+            back = await sandbox.run("read report.txt", from_=one.checkpoint.id)
+            assert back.text == "Draft v1"
+            assert (await sandbox.checkpoint(comment="x")).parent_id == back.checkpoint.id
+            assert sandbox.get_session_tag().startswith("treering-")
+
+    asyncio.run(main())
+    assert len(list_checkpoints(storage)) == 4
