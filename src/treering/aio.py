@@ -50,6 +50,7 @@ from treering.views.following import LiveEvent
 from treering.views.hooks import Hooks
 from treering.views.interrupts import Decision
 from treering.views.json_stores import JsonStore
+from treering.views.legacy import LegacyRuns
 from treering.views.memory.context import MemoryContext
 from treering.views.memory.documents import (
     MemoryDiff,
@@ -250,6 +251,15 @@ class AsyncStore:
     def alerts(self) -> AsyncAlerts:
         """Async twin of `Store.alerts`."""
         return AsyncAlerts(self._store.alerts, self._bridge)
+
+    @property
+    def legacy(self) -> LegacyRuns | None:
+        """Async twin of `Store.legacy`."""
+        return self._store.legacy
+
+    async def read_legacy(self, runs: LegacyRuns | None) -> None:
+        """Async twin of `Store.read_legacy`."""
+        await self._bridge.call(self._store.read_legacy, runs)
 
     def draft(self, id: str | None = None) -> Draft:
         """Async twin of `Store.draft`."""
@@ -899,9 +909,9 @@ class AsyncRuns:
         async for each in self._bridge.iterate(self._runs.replay, run_id, speed=speed):
             yield each
 
-    async def mark_crashed(self) -> list[RunInfo]:
+    async def mark_crashed(self, *, newest: int | None = None) -> list[RunInfo]:
         """Async twin of `Runs.mark_crashed`."""
-        return await self._bridge.call(self._runs.mark_crashed)
+        return await self._bridge.call(self._runs.mark_crashed, newest=newest)
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._runs)[1:]}"

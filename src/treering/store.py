@@ -38,6 +38,7 @@ from treering.views.costs import Costs
 from treering.views.directory import ThreadInfo, list_threads
 from treering.views.guarding import Guard
 from treering.views.hooks import Hooks
+from treering.views.legacy import LegacyRuns
 from treering.views.memory.memory import Memory
 from treering.views.memory.vectors import Vectors
 from treering.views.otlp.ingest import Ingest
@@ -88,6 +89,7 @@ class Store:
         self._hooks = Hooks()
         self._recorder: Recorder | None = None
         self._guard: Guard | None = None
+        self._legacy: LegacyRuns | None = None
         self._ingest: Ingest | None = None
         self._vectors = Vectors()
         self._workspace = Workspace(engine, self._space, folder=folder, clock=self._clock)
@@ -272,6 +274,15 @@ class Store:
     def alerts(self) -> Alerts:
         """What someone should know: budgets that run out, runs that failed or are unlike the others."""
         return Alerts(self._engine, self._space, clock=self._clock)
+
+    @property
+    def legacy(self) -> LegacyRuns | None:
+        """Who is asked for the timeline and the cost of a run that is not here."""
+        return self._legacy
+
+    def read_legacy(self, runs: LegacyRuns | None) -> None:
+        """Let services and server ask someone else for runs that are not here (`views.legacy`)."""
+        self._legacy = runs
 
     # Writing
     def draft(self, id: str | None = None) -> Draft:

@@ -38,6 +38,13 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="A name under which a proxy on this machine is reached."),
     ] = None,
+    search: Annotated[
+        bool, typer.Option("--search/--no-search", help="Fill the search index in the background.")
+    ] = True,
+    legacy: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="Who is asked for runs that the store does not have."),
+    ] = None,
     store: StoreOption = None,
     store_blobs: StoreBlobsOption = None,
     namespace: NamespaceOption = None,
@@ -59,10 +66,19 @@ def serve(
         raise
     opened = open_store(store, blobs=store_blobs, namespace=namespace)
     try:
+        if legacy is not None:
+            from treering.views.legacy import load_legacy
+
+            opened.read_legacy(load_legacy(legacy))
         run(
             opened,
             Settings(
-                host=host, port=port, project=opened.space, api_key=api_key, hosts=tuple(allow_host or ())
+                host=host,
+                port=port,
+                project=opened.space,
+                api_key=api_key,
+                hosts=tuple(allow_host or ()),
+                search=search,
             ),
             on_ready=lambda address: say(f"serving {opened.url} on {address}; stop with Ctrl-C"),
         )

@@ -9,6 +9,7 @@ import uvicorn
 
 from treering.errors import Unreachable
 from treering.server.app import Encoded, create_app
+from treering.server.background import Background
 from treering.server.gate import Gate
 from treering.server.settings import Settings
 from treering.store import Store
@@ -37,7 +38,8 @@ def serve(store: Store, settings: Settings, *, on_ready: Callable[[str], None] |
         server_header=False,
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
     )
-    Server(config, app).run(sockets=[listening])
+    with Background(store, search=settings.search):
+        Server(config, app).run(sockets=[listening])
 
 
 class Server(uvicorn.Server):

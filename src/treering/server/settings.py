@@ -25,6 +25,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     """Names under which the server is reached, beside the address that it is bound to."""
     dashboard: bool = True
+    search: bool = True
+    """Fill the search index in the background; without it, the first search has to."""
 
     @property
     def is_loopback(self) -> bool:

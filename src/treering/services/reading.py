@@ -20,11 +20,11 @@ def get_run_timeline(
     """
     store = current() if session is None else session.store
     store.flush()
-    return timeline_report(store.engine, store.space, run_id, limit=limit, cursor=cursor)
+    return timeline_report(store.engine, store.space, run_id, limit=limit, cursor=cursor, legacy=store.legacy)
 
 
 def get_run_cost(run_id: str, session: Session | None = None) -> dict[str, Any]:
     """``{"by_agent": [...], "total": {...}}``: tokens and euros, each amount at the rate of its day."""
     store = current() if session is None else session.store
     store.flush()
-    return cost_report(store.engine, store.space, run_id)
+    return cost_report(store.engine, store.space, run_id, legacy=store.legacy)

@@ -19,6 +19,7 @@ from treering.views.timeline import MESSAGE, Timeline
 if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.views.costs import Cost
+    from treering.views.legacy import LegacyRuns
     from treering.views.timeline import TimelineEvent
 
 MAX_LINES: Final = 1000
@@ -32,22 +33,31 @@ def timeline_report(
     limit: int = MAX_LINES,
     cursor: str | None = None,
     everything: bool = False,
+    legacy: LegacyRuns | None = None,
 ) -> dict[str, Any]:
-    """``{"events": [...], "next_cursor": ...}``, forward from the oldest; ``None`` where nothing follows."""
+    """``{"events": [...], "next_cursor": ...}``, forward from the oldest; ``None`` where nothing follows.
+
+    A run that is not in the store is asked of ``legacy``.
+    """
     if not 1 <= limit <= MAX_LINES:
         raise InvalidInput(f"limit is {limit}; use 1 to {MAX_LINES} and continue with next_cursor")
-    _check_run(engine, space, run_id)
+    if not _is_there(engine, space, run_id):
+        found = None if legacy is None else legacy.timeline(run_id, limit=limit, cursor=cursor)
+        return _from(found, run_id)
     page = Timeline(engine, space).of_run(run_id, first=limit, cursor=cursor, everything=everything)
     return {"events": [_line(event) for event in page.events], "next_cursor": page.cursor}
 
 
-def cost_report(engine: Engine, space: str, run_id: str) -> dict[str, Any]:
+def cost_report(
+    engine: Engine, space: str, run_id: str, *, legacy: LegacyRuns | None = None
+) -> dict[str, Any]:
     """``{"by_agent": [...], "total": {...}}`` in tokens and euros, the most expensive agent first.
 
     Where amounts were converted, ``rates`` says how; where usage has no price, the row says how much
-    in ``unpriced``.
+    in ``unpriced``. A run that is not in the store is asked of ``legacy``.
     """
-    _check_run(engine, space, run_id)
+    if not _is_there(engine, space, run_id):
+        return _from(None if legacy is None else legacy.cost(run_id), run_id)
     report = Costs(engine, space).in_(EUR).of_run(run_id)
     found: dict[str, Any] = {
         # An agent is listed when it used something; what only happened is in the timeline.
@@ -62,9 +72,14 @@ def cost_report(engine: Engine, space: str, run_id: str) -> dict[str, Any]:
     return found
 
 
-def _check_run(engine: Engine, space: str, run_id: str) -> None:
-    if not engine.refs(space, [run_ref(run_id)]):
+def _is_there(engine: Engine, space: str, run_id: str) -> bool:
+    return bool(engine.refs(space, [run_ref(run_id)]))
+
+
+def _from(legacy: dict[str, Any] | None, run_id: str) -> dict[str, Any]:
+    if legacy is None:
         raise NotFound(f"there is no run {run_id!r}; runs.page() lists those that there are")
+    return legacy
 
 
 def _line(event: TimelineEvent) -> dict[str, Any]:

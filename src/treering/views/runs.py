@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -139,9 +140,10 @@ class Runs:
         started_at_us = self.get(run_id).started_at_us
         return replay(self._engine, self._space, run_id, started_at_us=started_at_us, speed=speed)
 
-    def mark_crashed(self) -> list[RunInfo]:
-        """Write down which runs died with their process; gives them back."""
-        crashed = [info for info in self.each() if info.status == CRASHED and info.ended_at_us is None]
+    def mark_crashed(self, *, newest: int | None = None) -> list[RunInfo]:
+        """Write down which runs (of the ``newest`` so many) died with their process; gives them back."""
+        some = islice(self.each(), newest)
+        crashed = [info for info in some if info.status == CRASHED and info.ended_at_us is None]
         marked: list[RunInfo] = []
         for info in crashed:
             ref = self._engine.refs(self._space, [run_ref(info.id)])[run_ref(info.id)]

@@ -150,13 +150,15 @@ def get_timeline(call: Call[TimelineQuery, None]) -> dict[str, Any]:
         limit=query.limit,
         cursor=query.cursor,
         everything=query.types == "all",
+        legacy=call.store.legacy,
     )
 
 
 @endpoint("GET", "/runs/{id}/cost", tag="runs")
 def get_cost(call: Call[None, None]) -> dict[str, Any]:
     """What a run cost, by agent, in tokens and euros."""
-    return cost_report(call.store.engine, call.store.space, call.path["id"])
+    store = call.store
+    return cost_report(store.engine, store.space, call.path["id"], legacy=store.legacy)
 
 
 @endpoint("GET", "/runs/{id}/spans", tag="runs")

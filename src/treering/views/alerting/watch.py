@@ -58,11 +58,20 @@ class Watch:
     ) -> None:
         self.close()
 
+    def look(self) -> None:
+        """One round: judge what ended, send what is new; what failed a moment ago is left to rest."""
+        self._try("rules", self._examine)
+        for webhook in self._webhooks():
+            self._try(webhook, lambda name=webhook: self._deliver(name))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something failed and is to be tried again."""
+        return bool(self._not_before)
+
     def _work(self) -> None:
         while not self._end.is_set():
-            self._try("rules", self._examine)
-            for webhook in self._webhooks():
-                self._try(webhook, lambda name=webhook: self._deliver(name))
+            self.look()
             self._end.wait(self._next())
 
     def _webhooks(self) -> list[str]:

@@ -1,0 +1,86 @@
+"""What a server does by itself: fill the search index, judge runs, send alerts, mark runs that died.
+
+One thread goes over the projects, again and again, and looks only at those that something was written to.
+Several servers of one store may do this at once; each piece of work knows how far another one came.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+from treering.care.spaces import user_spaces
+from treering.errors import TreeringError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from treering.store import Store
+    from treering.views.alerting.watch import Watch
+
+ROUND_SECONDS: Final = 2.0
+CRASHED_SECONDS: Final = 60.0
+NEWEST_RUNS: Final = 1000
+"""How many runs of a project are asked after; older ones are told to be crashed when someone looks."""
+
+log: Final = logging.getLogger("treering.server")
+
+
+class Background:
+    """Use it in a ``with`` statement around serving."""
+
+    def __init__(self, store: Store, *, search: bool, seconds: float = ROUND_SECONDS) -> None:
+        self._store = store
+        self._search = search
+        self._seconds = seconds
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="treering-background", daemon=True)
+        self._projects: dict[str, _Project] = {}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._end.wait(self._seconds):
+            try:
+                for space in user_spaces(self._store.engine):
+                    if self._end.is_set():
+                        return
+                    if space not in self._projects:
+                        self._projects[space] = _Project(self._store.in_namespace(space))
+                    self._projects[space].look(search=self._search)
+            except TreeringError as error:
+                log.warning("work in the background has to wait: %s", error)
+
+
+class _Project:
+    """One project, and how far it was looked at."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._watch: Watch = store.alerts.watch()
+        self._seen = -1
+        self._crashed_at = 0.0
+
+    def look(self, *, search: bool) -> None:
+        """Do what there is to do."""
+        seq = self._store.engine.wait(self._store.space, 0, seconds=0)
+        now = time.monotonic()
+        if now >= self._crashed_at:
+            self._crashed_at = now + CRASHED_SECONDS
+            self._store.runs.mark_crashed(newest=NEWEST_RUNS)
+        if seq == self._seen and not self._watch.is_waiting:
+            return
+        self._watch.look()
+        if search:
+            self._store.timeline.index()
+        self._seen = seq

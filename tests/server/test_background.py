@@ -1,0 +1,72 @@
+"""What a server does by itself: index, judge, send, and mark what died."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import pytest
+
+import treering
+from treering.server.background import Background
+from treering.views import event_index
+from treering.views.event_index import EventIndex
+
+
+def eventually(check):
+    """Wait until something holds; a hang fails."""
+    pause = threading.Event()
+    for _ in range(3000):
+        if check():
+            return True
+        pause.wait(0.02)
+    return False
+
+
+@pytest.fixture
+def store(tmp_path):
+    with treering.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def recorded(store):
+    with suppress(RuntimeError), store.run(agent="a") as run:
+        for number in range(6):
+            run.message("user", f"message {number}")
+        raise RuntimeError("no")
+    store.flush()
+
+
+def test_every_project_is_indexed_and_judged(store, monkeypatch):
+    monkeypatch.setattr(event_index, "PAGE", 4)
+    other = store.in_namespace("other")
+    for each in (store, other):
+        each.alerts.set_rule("failed", "failed")
+        recorded(each)
+    with Background(store, search=True, seconds=0.01):
+        for each in (store, other):
+            index = EventIndex(each.engine, each.space)
+            assert eventually(lambda index=index: index.through > 4)
+            assert eventually(lambda each=each: len(each.alerts.page().alerts) == 1)
+
+
+def test_without_search_nothing_is_indexed(store, monkeypatch):
+    monkeypatch.setattr(event_index, "PAGE", 4)
+    store.alerts.set_rule("failed", "failed")
+    recorded(store)
+    with Background(store, search=False, seconds=0.01):
+        assert eventually(lambda: len(store.alerts.page().alerts) == 1)
+    assert EventIndex(store.engine, store.space).through == 0
+
+
+def test_a_run_that_died_is_marked_and_told(store):
+    store.alerts.set_rule("failed", "failed")
+    with store.run(agent="a") as run:
+        store.flush()
+        lease = f"recorder/{run.info.recorder}"
+        held = store.engine.claim(store.space, lease, holder=run.info.recorder, seconds=60)
+        store.engine.release(held)  # as if its process were gone
+        with Background(store, search=False, seconds=0.01):
+            assert eventually(lambda: store.alerts.page().alerts)
+        assert store.runs.get(run.id).status == "crashed"
+        assert store.runs.get(run.id).ended_at_us is not None
