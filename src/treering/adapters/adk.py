@@ -1,4 +1,4 @@
-"""Google ADK: sessions that are threads of a store, and artifacts beside them.
+"""Google ADK: sessions that are threads of a store, and artifacts and memory beside them.
 
 Behaves as the SDK's own services do (`InMemorySessionService`, `SqliteSessionService`): the prefixes
 ``app:``, ``user:`` and ``temp:`` of state, stale sessions, the order of lists. Calls for one session are
@@ -28,13 +28,14 @@ try:
     from google.adk.sessions.session import Session
 
     from treering.adapters.adk_artifacts import TreeringArtifactService
+    from treering.adapters.adk_memory import TreeringMemoryService
     from treering.adapters.adk_sessions import Names, Seat, Sessions
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] == "treering":
         raise
     raise MissingExtra("treering.adapters.adk", "adk") from error
 
-__all__ = ["TreeringArtifactService", "TreeringSessionService", "thread_id_of"]
+__all__ = ["TreeringArtifactService", "TreeringMemoryService", "TreeringSessionService", "thread_id_of"]
 
 _SEATS: Final = 1024
 
