@@ -111,6 +111,7 @@ def test_codex_tells_its_tools_and_what_the_turn_took(store):
         "call shell",
         "shell result",
         "assistant message",
+        "usage message",
     ]
     total = store.cost.of_run(run.id).total
     assert total.usage == Usage(input=400, cache_read=3500, output=72, reasoning=20)
@@ -164,6 +165,7 @@ def test_chunks_of_acp_are_one_message_that_keeps_its_times(store):
         "assistant message",
         "call Read page 3",
         "Read page 3 result",
+        "usage message",
     ]
     assert store.timeline.content(events[1].body, events[3].body) == ["It is on page 3.", [text("refunds")]]
     (kept,) = [

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar, cast
 
 from treering.adapters.lane import Lane
 from treering.adapters.naming import is_plain, thread_name
+from treering.adapters.openai_agents_tracing import TreeringTracingProcessor
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.closing import Closing
 from treering.errors import MissingExtra
@@ -44,6 +45,8 @@ except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] in {"agents", "openai"}:
         raise MissingExtra("treering.adapters.openai_agents", "openai-agents") from error
     raise
+
+__all__ = ["TreeringSession", "TreeringTracingProcessor"]
 
 UNFINISHED: Final = "unfinished_turn"
 """The state value that holds the tool results of a turn which the runner has not saved yet."""

@@ -71,8 +71,8 @@ def record_stream(
 
     ``model`` is the model's name where the stream does not tell it. Agents count tokens over a whole
     session: whoever resumes one passes its last summary's ``usage`` as ``before``, or at least
-    ``is_resumed``, so that nothing is counted twice. ``on_line`` gets each line first. Past a budget that
-    stops, the next tool call raises `BudgetExceeded`, as it does for any other run.
+    ``is_resumed``, so that nothing is counted twice. ``on_line`` gets each line first; what it raises ends
+    the recording. Budgets stop nothing here, since a line tells of what was begun already.
     """
     stream = Stream(run, format, model=model, before=before, is_resumed=is_resumed, clock=clock)
     try:

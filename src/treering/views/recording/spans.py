@@ -243,11 +243,14 @@ class Span(Place):
         self._metadata = {**self._metadata, **metadata}
 
     def start(self, *, ts_us: int | None = None) -> Self:
-        """Begin; ``with`` does this. A call of a model or a tool raises `BudgetExceeded` past a budget."""
+        """Begin; ``with`` does this. A call of a model or a tool raises `BudgetExceeded` past a budget.
+
+        With ``ts_us`` it tells of what began already, which no budget can stop any more.
+        """
         if self._began_us is not None:
             raise InvalidInput(f"span {self.name!r} was started before; make a new one")
         origin = self._origin
-        if origin.gate is not None and self.kind in _CALLS:
+        if origin.gate is not None and ts_us is None and self.kind in _CALLS:
             origin.gate.admit(run=origin.run, thread=origin.thread, agent=self.agent, scope=origin.scope)
         self._began_us = self._origin.clock.now_us() if ts_us is None else ts_us
         self._origin.recorder.take(self.announce)
