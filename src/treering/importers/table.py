@@ -66,6 +66,16 @@ IMPORTERS: Final = (
         function="treering.importers.agentry:import_agentry",
     ),
     Importer(
+        name="orchestrator-log",
+        summary="The application logs of the Orchestrator",
+        function="treering.importers.orchestrator_log:import_orchestrator_log",
+    ),
+    Importer(
+        name="evolve",
+        summary="The session logs of Evolve, and the metadata of its checkpoints",
+        function="treering.importers.evolve:import_evolve",
+    ),
+    Importer(
         name="ciana",
         summary="The data folder of a CianaParrot agent",
         function="treering.importers.ciana:import_ciana",
@@ -109,7 +119,7 @@ PARTS: Final[dict[str, tuple[Part, ...]]] = {
             paths=("IDENTITY.md", "AGENT.md", "MEMORY.md", "skills/*/SKILL.md"),
             holds="memory files",
             root="workspace",
-            count="treering.importers.folders:count_one",
+            load="treering.importers.ciana_memory:load_memory_file",
         ),
     ),
 }
