@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -20,10 +21,13 @@ def main(arguments: list[str]) -> int:
     goes_on = "--continue" in arguments
     model = next((each.removeprefix("--model=") for each in arguments if each.startswith("--model=")), "m-1")
     prompt = arguments[-1]
-    session = Path.home() / ".scribbler" / "sessions" / "one.jsonl"
+    claude = os.environ.get("CLAUDE_CONFIG_DIR")  # when it stands in for Claude Code
+    folder = Path(claude) / "projects" / slug() if claude else Path.home() / ".scribbler" / "sessions"
+    session = folder / "one.jsonl"
     session.parent.mkdir(parents=True, exist_ok=True)
     before = session.read_text().splitlines() if goes_on and session.exists() else []
     say({"type": "system", "subtype": "init", "session_id": "s-1", "model": model, "cwd": str(Path.cwd())})
+    prompt = understood(prompt)
     verb, _, rest = prompt.partition(" ")
     name, _, text = rest.partition(" ")
     code = 0
@@ -73,6 +77,23 @@ def main(arguments: list[str]) -> int:
     with session.open("a") as file:
         file.write(prompt + "\n")
     return code
+
+
+def understood(prompt: str) -> str:
+    """The sentences of seed 003, as what they mean."""
+    sentences = {
+        r"Create a file called (\S+) with '(.*)'": r"write \1 \2",
+        r"Append '(.*)' to (\S+)": r"append \2 \1",
+        r"Read (\S+) .*": r"read \1",
+    }
+    for sentence, meaning in sentences.items():
+        if found := re.fullmatch(sentence, prompt):
+            return found.expand(meaning)
+    return prompt
+
+
+def slug() -> str:
+    return re.sub("[^A-Za-z0-9]", "-", str(Path.cwd()))
 
 
 def say(value: object) -> None:

@@ -133,14 +133,12 @@ class Archive:
 
 def settings_rules(settings: Iterable[str]) -> Rules:
     """Rules by which a home keeps nothing but these folders."""
+    folders = [folder.strip("/").split("/") for folder in settings]
+    above = {tuple(names[:depth]) for names in folders for depth in range(1, len(names))}
     lines = ["/*"]
-    for folder in settings:
-        above = ""
-        names = folder.strip("/").split("/")
-        for name in names[:-1]:
-            lines += [f"!{above}/{name}/", f"{above}/{name}/*"]
-            above = f"{above}/{name}"
-        lines.append(f"!{above}/{names[-1]}/")
+    for names in sorted(above, key=lambda names: (len(names), names)):  # the last line that matches decides
+        lines += [f"!/{'/'.join(names)}/", f"/{'/'.join(names)}/*"]
+    lines += [f"!/{'/'.join(names)}/" for names in folders]
     return make_rules(ignore_lines=lines)
 
 

@@ -133,7 +133,12 @@ def environment_of(
 
 
 def resettle(profile: AgentProfile, sandbox: LocalSandbox, before: str | None) -> None:
-    """File an agent's sessions under the path that its workspace has now."""
+    """Make an agent at home where its files lie now: sessions are filed under the workspace's path, and
+    what holds the old home's path goes.
+    """
+    for pattern in profile.rebuilt:
+        for file in sandbox.home.glob(pattern):
+            file.unlink()
     if profile.by_path is None or before is None:
         return
     folder = sandbox.home / profile.by_path

@@ -31,7 +31,8 @@ class AgentProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``command`` is followed by ``with_model`` if a model is chosen, by ``with_session`` if there is a session
     to go on with, and by ``prompt``. ``settings`` are its folders in the home, which are kept with the
     workspace; ``sessions`` is a pattern that matches a file once there is a session, ``by_path`` the folder
-    in which it files sessions under the workspace's path. ``credentials`` are files of the user's home that
+    in which it files sessions under the workspace's path, and ``rebuilt`` are patterns of files that name the
+    home's path and are made again when they are missing. ``credentials`` are files of the user's home that
     it may read and that are never kept. ``format`` is how it tells what it does on stdout, if the command
     holds ``format_mark``.
     """
@@ -44,6 +45,7 @@ class AgentProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     settings: tuple[str, ...] = ()
     sessions: str | None = None
     by_path: str | None = None
+    rebuilt: tuple[str, ...] = ()
     credentials: tuple[str, ...] = ()
     format: StreamFormat | None = None
     format_mark: str | None = None
@@ -92,6 +94,7 @@ _BUILT_IN: Final = (
         with_session=("resume", "--last", "--all"),
         settings=(".codex",),
         sessions=".codex/sessions/**/*.jsonl",
+        rebuilt=(".codex/state_*.sqlite*", ".codex/thread_history_*.sqlite*"),
         credentials=(".codex/auth.json",),
         format="codex",
         format_mark="--json",
