@@ -39,6 +39,10 @@ ROUTES: Final = (
     "gateway",
     "otlp",
     "live",
+    "search",
+    "compare",
+    "metrics",
+    "budgets",
 )
 """Modules of `treering.server.routes`. Each has ``ENDPOINTS``, ``routes(state)`` for streams, or both."""
 

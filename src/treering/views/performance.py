@@ -52,6 +52,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None
     calls: int
     errors: int
+    error_rate: float
+    """The share of calls that failed."""
     latency: Percentiles | None
     """``None`` where nothing says how long it took."""
     first_token: Percentiles | None
@@ -59,11 +61,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     tokens_per_second: float | None
     """Output tokens a second of generating: the time after the first token, if that is known."""
-
-    @property
-    def error_rate(self) -> float:
-        """The share of calls that failed."""
-        return self.errors / self.calls if self.calls else 0.0
 
 
 class PerformanceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,10 +211,12 @@ def _figures(key: str | None, calls: Sequence[_Call]) -> Figures:
         if call.output and call.duration_us:
             generating_us += max(call.duration_us - (call.first_us or 0), 0)
             spoken += call.output
+    errors = sum(call.is_error for call in calls)
     return Figures(
         key=key,
         calls=len(calls),
-        errors=sum(call.is_error for call in calls),
+        errors=errors,
+        error_rate=errors / len(calls) if calls else 0.0,
         latency=percentiles([call.duration_us for call in calls if call.duration_us is not None]),
         first_token=percentiles([call.first_us for call in calls if call.first_us is not None]),
         output_tokens=sum(call.output for call in calls),

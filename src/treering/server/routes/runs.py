@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from treering.core.batch import Usage
 from treering.core.clock import DAY_US
 from treering.core.money import from_nanos
+from treering.errors import InvalidInput
 from treering.server.endpoints import Call, endpoint
 from treering.store import Store
 from treering.views.costs import By, Cost, CostReport
@@ -18,6 +19,7 @@ from treering.views.run_records import RecordContent, RecordPage, record_content
 from treering.views.run_reports import MAX_LINES, cost_report, timeline_report
 
 Limit = Annotated[int, Meta(ge=1, le=MAX_LINES)]
+CostBy = By | Literal["run", "thread", "tag"]
 
 
 class RunsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,7 +88,7 @@ class SpansQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class CostQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to add up: by which group, over which days (``2026-11-16``), in which currency."""
 
-    by: By = "day"
+    by: CostBy = "day"
     since: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
     until: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
     agent: str | None = None
@@ -97,7 +99,7 @@ class CostQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CostLine(Struct, frozen=True, kw_only=True):
-    """What one group took; ``key`` is its day, agent or model."""
+    """What one group took; ``key`` is its day, agent, model, kind, run, thread or tag."""
 
     key: str | None
     usage: Usage
@@ -182,16 +184,22 @@ def get_span(call: Call[None, None]) -> RecordContent:
 
 @endpoint("GET", "/cost", tag="cost")
 def get_costs(call: Call[CostQuery, None]) -> CostTable:
-    """What everything took, or one thread, by day, agent, model or kind."""
+    """What everything took, or one thread, by day, agent, model, kind, run, thread or tag."""
     query = call.query
     costs = call.store.cost if query.currency is None else call.store.cost.in_(query.currency)
-    if query.thread is not None:
+    since_day, until_day = day_of_text(query.since), day_of_text(query.until)
+    if query.by in ("run", "thread", "tag"):
+        if query.agent or query.model or query.thread:
+            raise InvalidInput(f"by={query.by} is of everything; leave agent, model and thread out")
+        sums = {"run": costs.of_runs, "thread": costs.of_threads, "tag": costs.of_tags}[query.by]
+        report = sums(since_day=since_day, until_day=until_day)
+    elif query.thread is not None:
         report = costs.of_thread(query.thread, namespace=query.namespace, by=query.by)
     else:
         report = costs.of_days(
             by=query.by,
-            since_day=_day(query.since),
-            until_day=_day(query.until),
+            since_day=since_day,
+            until_day=until_day,
             agent=query.agent,
             model=query.model,
         )
@@ -224,14 +232,14 @@ def _line(store: Store, info: RunInfo) -> RunLine:
     )
 
 
-def _table(report: CostReport, by: By) -> CostTable:
+def _table(report: CostReport, by: CostBy) -> CostTable:
     parts = [_cost(each, by) for each in report.parts]
     if by == "day":
         parts.sort(key=lambda each: each.key or "")
     return CostTable(total=_cost(report.total, by), parts=tuple(parts))
 
 
-def _cost(cost: Cost, by: By) -> CostLine:
+def _cost(cost: Cost, by: CostBy) -> CostLine:
     key = cost.key
     return CostLine(
         key=_date(key) if by == "day" and isinstance(key, int) else None if key is None else str(key),
@@ -259,10 +267,9 @@ def _date(day: int) -> str:
     return to_iso(day * DAY_US)[:10]
 
 
-def _day(text: str | None) -> int | None:
+def day_of_text(text: str | None) -> int | None:
+    """A date of a query as a day since 1970."""
     from datetime import date
-
-    from treering.errors import InvalidInput
 
     if text is None:
         return None
