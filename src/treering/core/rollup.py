@@ -8,10 +8,10 @@ nowhere and costs nothing. What an event adds is decided here, for all engines a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from treering.core.batch import Usage
-from treering.core.clock import day_of
+from treering.core.clock import DAY_US
 from treering.core.records import Sum
 
 if TYPE_CHECKING:
@@ -54,23 +54,24 @@ MEASURES: Final = (
 
 Measures = list[int]
 
-_NO_USAGE: Final = Usage()
-
-
 def deltas(events: Iterable[Event]) -> dict[Cell, Measures]:
     """What these events add to the totals."""
-    cells: dict[Cell, Measures] = {}
+    # Events that differ in nothing but what they measure are summed up first: of those, batches have many.
+    alike: dict[tuple[Any, ...], Measures] = {}
     for event in events:
         if event.run is None and event.agent is None and event.usage is None and event.cost_nanos is None:
             continue
-        added = _measures(event)
-        day = day_of(event.ts_us)
-        rest = (day, event.agent or "", event.model or "", event.kind, event.currency or "")
+        day = event.ts_us // DAY_US
+        key = (event.run, event.thread, day, event.agent, event.model, event.kind, event.currency)
+        _count(alike, key, event)
+    cells: dict[Cell, Measures] = {}
+    for (run, thread, day, agent, model, kind, currency), added in alike.items():
+        rest = (day, agent or "", model or "", kind, currency or "")
         _add(cells, Cell("day", "", *rest), added)
-        if event.run is not None:
-            _add(cells, Cell("run", event.run, *rest), added)
-        if event.thread is not None:
-            _add(cells, Cell("thread", event.thread, *rest), added)
+        if run is not None:
+            _add(cells, Cell("run", run, *rest), added)
+        if thread is not None:
+            _add(cells, Cell("thread", thread, *rest), added)
     return cells
 
 
@@ -123,23 +124,28 @@ def as_sum(group: tuple[str | int, ...], measures: Measures) -> Sum:
     )
 
 
-def _measures(event: Event) -> Measures:
-    usage = event.usage or _NO_USAGE
-    unpriced = event.cost_nanos is None and event.usage is not None
-    return [
-        1,
-        1 if event.status == ERROR else 0,
-        usage.input,
-        usage.cache_read,
-        usage.cache_write,
-        usage.cache_write_1h,
-        usage.output,
-        usage.reasoning,
-        event.cost_nanos or 0,
-        event.duration_us or 0,
-        1 if unpriced else 0,
-        usage.total if unpriced else 0,
-    ]
+def _count(alike: dict[tuple[Any, ...], Measures], key: tuple[Any, ...], event: Event) -> None:
+    total = alike.get(key)
+    if total is None:
+        total = alike[key] = [0] * len(MEASURES)
+    total[0] += 1
+    if event.status == ERROR:
+        total[1] += 1
+    if event.duration_us is not None:
+        total[9] += event.duration_us
+    if event.cost_nanos is not None:
+        total[8] += event.cost_nanos
+    usage = event.usage
+    if usage is not None:
+        total[2] += usage.input
+        total[3] += usage.cache_read
+        total[4] += usage.cache_write
+        total[5] += usage.cache_write_1h
+        total[6] += usage.output
+        total[7] += usage.reasoning
+        if event.cost_nanos is None:
+            total[10] += 1
+            total[11] += usage.total
 
 
 def _add(cells: dict[Cell, Measures], cell: Cell, added: Measures) -> None:

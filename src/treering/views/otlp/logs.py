@@ -3,7 +3,8 @@
 Claude Code, Codex and Gemini CLI tell what they do by log events that name a session: the session becomes a
 run of that id, a request to the model a call with its tokens and cost, a tool's result a tool call, a prompt
 a message. Events of the GenAI conventions are messages of the run of their trace. Anything else is a row of
-the kind ``log``. A record has no id, so its row gets one from its content: what is sent again is the same row.
+the kind ``log``. A record has no id, so its row gets one from its content: what is sent again is the same
+row.
 """
 
 from __future__ import annotations

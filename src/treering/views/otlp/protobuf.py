@@ -46,8 +46,8 @@ def attributes_of(pairs: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for pair in pairs:
         value = pair.value
-        which = value.WhichOneof("value")
-        found[pair.key] = value.string_value if which == "string_value" else _value(value, which)
+        # Most values are text: looking first saves asking which it is.
+        found[pair.key] = value.string_value or _value(value, value.WhichOneof("value"))
     return found
 
 
@@ -66,7 +66,9 @@ def _span(message: Any, source: Source) -> ReceivedSpan:
     end_us = message.end_time_unix_nano // 1000
     status = message.status
     parent = message.parent_span_id
-    more = {name: count for name in _DROPPED if (count := getattr(message, name))}
+    more: dict[str, Any] = {}
+    if message.dropped_attributes_count or message.dropped_events_count or message.dropped_links_count:
+        more = {name: count for name in _DROPPED if (count := getattr(message, name))}
     if message.trace_state:
         more["trace_state"] = message.trace_state
     return ReceivedSpan(

@@ -7,7 +7,9 @@ row's data; where they are many, they are in a row of their own behind it (``att
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import orjson
 
 from treering.core.batch import Event
 from treering.core.encoding import encode, encode_json
@@ -43,63 +45,69 @@ _PROVIDERS: Final = {
     "google_genai": "google", "mistral_ai": "mistral", "x_ai": "x-ai", "xai": "x-ai",
 }  # fmt: skip
 """Providers as the conventions call them, and as the price table does."""
+_PLAIN: Final = frozenset({str, int, bool})
+
+_Fresh: TypeAlias = "tuple[str, ReceivedSpan, Meaning]"
+"""A span with its id in the journal and what it means."""
 
 
 def write_spans(draft: Draft, trace: Trace, spans: Iterable[ReceivedSpan]) -> None:
     """Write the spans of one trace that have not arrived before."""
-    fresh: list[tuple[ReceivedSpan, Meaning]] = []
+    fresh: list[_Fresh] = []
     pending: list[ReceivedSpan] = []
+    suffix = trace.suffix
     for span in spans:
+        own = span.id + suffix
         if span.attributes.get("logfire.span_type") == _PENDING:
             pending.append(span)
-        elif _id(span.id, span) not in trace.parents:
+        elif own not in trace.parents:
             meaning = meaning_of(span)
-            own = _id(span.id, span)
-            trace.parents[own] = None if span.parent is None else _id(span.parent, span)
+            trace.parents[own] = None if span.parent is None else span.parent + suffix
             trace.agents[own] = meaning.agent
-            fresh.append((span, meaning))
+            fresh.append((own, span, meaning))
     if fresh:
         _begin(trace, fresh)
         counted = _counted(trace, fresh)
-        for span, meaning in fresh:
-            _write(draft, trace, span, meaning, counts=span.id in counted)
+        for own, span, meaning in fresh:
+            _write(draft, trace, own, span, meaning, counts=own in counted)
     for span in pending:
         _announce(draft, trace, span)
 
 
-def _begin(trace: Trace, fresh: list[tuple[ReceivedSpan, Meaning]]) -> None:
-    thread = next((meaning.thread for _, meaning in fresh if meaning.thread), None)
-    source = fresh[0][0].source
+def _begin(trace: Trace, fresh: list[_Fresh]) -> None:
+    thread = next((meaning.thread for _, _, meaning in fresh if meaning.thread), None)
+    source = fresh[0][1].source
     trace.begin(
-        min(span.start_us for span, _ in fresh),
+        min(span.start_us for _, span, _ in fresh),
         thread=thread or word(source.resource.get("session.id")),
         agent=word(source.service),
     )
-    trace.reach(max(span.end_us for span, _ in fresh))
-    for span, meaning in fresh:
+    trace.reach(max(span.end_us for _, span, _ in fresh))
+    for _, span, meaning in fresh:
         if span.is_entry:
             failed = span.status == FAILED
             trace.end(span.end_us, name=meaning.name, agent=meaning.agent, failed=failed)
 
 
-def _counted(trace: Trace, fresh: list[tuple[ReceivedSpan, Meaning]]) -> set[str]:
+def _counted(trace: Trace, fresh: list[_Fresh]) -> set[str]:
     """Whose tokens count: where two instrumentations tell of one call, the inner one is believed.
 
     What begins later is never above, so children come before their parents here.
     """
-    using = [(span, meaning) for span, meaning in fresh if meaning.usage is not None]
+    using = [(own, span) for own, span, meaning in fresh if meaning.usage is not None]
     if len(using) > 1:
-        using.sort(key=lambda each: (each[0].start_us, -each[0].end_us), reverse=True)
+        using.sort(key=lambda each: (each[1].start_us, -each[1].end_us), reverse=True)
     counted: set[str] = set()
-    for span, _ in using:
-        if _id(span.id, span) not in trace.covered:
-            counted.add(span.id)
-            trace.cover(trace.parents[_id(span.id, span)])
+    for own, _ in using:
+        if own not in trace.covered:
+            counted.add(own)
+            trace.cover(trace.parents[own])
     return counted
 
 
-def _write(draft: Draft, trace: Trace, span: ReceivedSpan, meaning: Meaning, *, counts: bool) -> None:
-    own = _id(span.id, span)
+def _write(
+    draft: Draft, trace: Trace, own: str, span: ReceivedSpan, meaning: Meaning, *, counts: bool
+) -> None:
     parent = trace.parents[own]
     run = trace.info
     agent = meaning.agent or trace.agent_above(parent) or (None if run is None else run.agent)
@@ -144,7 +152,7 @@ def _write(draft: Draft, trace: Trace, span: ReceivedSpan, meaning: Meaning, *, 
             cost_nanos=cost_nanos,
             currency=currency,
             duration_us=span.end_us - span.start_us,
-            data=encode_json(data) if data else None,
+            data=_encoded(data) if data else None,
             body=None if meaning.output is None else draft.put(meaning.output, scope=scope),
             links=links,
         )
@@ -267,14 +275,14 @@ def _announce(draft: Draft, trace: Trace, span: ReceivedSpan) -> None:
     """A span that has begun and is not over: Logfire sends one for those who look on."""
     if span.parent is None:
         return
-    own = _id(span.parent, span)
+    own = span.parent + trace.suffix
     if own in trace.parents or own in trace.announced:
         return
     above = str(span.attributes.get("logfire.pending_parent_id") or "")
     meaning = meaning_of(span)
     trace.begin(span.start_us, thread=meaning.thread, agent=word(span.source.service))
     trace.announced.add(own)
-    parent = _id(above, span) if above.strip("0") else None
+    parent = above + trace.suffix if above.strip("0") else None
     agent = meaning.agent or trace.agent_above(parent) or (None if trace.info is None else trace.info.agent)
     given = None if meaning.input is None else draft.put(meaning.input, scope=trace.scope)
     size = 0 if meaning.input is None else len(meaning.input.data)
@@ -297,6 +305,13 @@ def _announce(draft: Draft, trace: Trace, span: ReceivedSpan) -> None:
     )
 
 
-def _id(span: str, of: ReceivedSpan) -> str:
-    """The id of a span in the journal: span ids are only unique within their trace."""
-    return f"{span}.{of.trace[-8:]}"
+def _encoded(data: dict[str, Any]) -> bytes:
+    """Canonical JSON; small attributes that are text and whole numbers need no second look."""
+    attributes: dict[str, Any] = data.get(ATTRIBUTES, {})
+    is_plain = _PLAIN.issuperset(map(type, attributes.values())) and "$" not in "".join(attributes)
+    if is_plain and not isinstance(data.get("resource"), dict) and "scope_attributes" not in data:
+        try:
+            return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
+        except orjson.JSONEncodeError:
+            pass  # a number that is too large for JSON has a form of its own
+    return encode_json(data)

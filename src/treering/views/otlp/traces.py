@@ -66,8 +66,12 @@ class Trace:
         """Spans below which tokens were counted already: what they say of tokens is the same again."""
         self.resources: list[dict[str, Any]] = []
         self.scopes: list[str] = []
+        self.suffix = "." + id[-8:]
+        """What the ids of its spans end with in the journal: span ids are only unique within their trace."""
         self._scope: str | None = None
         self._key: str | None = None
+        self._source: Source | None = None
+        self._place: dict[str, Any] = {}
 
     def begin(self, ts_us: int, *, thread: str | None, agent: str | None) -> None:
         """Something of it happened at this time."""
@@ -117,6 +121,12 @@ class Trace:
 
     def place_of(self, source: Source) -> dict[str, Any]:
         """Where the sender is described in the run's metadata; nothing when it is the first one."""
+        if self._source is not source:  # one sender sends many
+            self._place = self._placed(source)
+            self._source = source
+        return self._place.copy()
+
+    def _placed(self, source: Source) -> dict[str, Any]:
         place: dict[str, Any] = {}
         for name, known, given in (
             ("resource", self.resources, source.resource),
