@@ -1,0 +1,62 @@
+"""What the views promise, they promise over HTTP as well: their own tests, with a remote store.
+
+Every test of the modules below that asks for a ``store`` is collected here once more, and gets one that is
+behind a running server. They know nothing of that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+
+import pytest
+from tests.server.running import running
+from tests.workspaces.conftest import folder  # noqa: F401 - a fixture of theirs
+
+import treering
+from treering.core.ids import new_id
+from treering.engines.remote.engine import RemoteEngine
+from treering.server.settings import Settings
+
+MODULES = {
+    "checkpoints": "tests.seeds.test_000_checkpoints",
+    "transcripts": "tests.seeds.test_000_transcripts",
+    "chats": "tests.seeds.test_004_chat_threads",
+    "sessions": "tests.seeds.test_004_user_states",
+    "memory": "tests.memory.test_memory",
+    "recording": "tests.recording.test_recording",
+    "restore": "tests.workspaces.test_restore",
+    "looking": "tests.workspaces.test_looking",
+    "files": "tests.workspaces.test_checkpoints",
+    "state": "tests.state.test_state",
+    "threads": "tests.unit.test_threads",
+}
+OTHER_STORES = {"other_store", "process"}
+"""Fixtures of tests that bring a second store, or open one by its folder."""
+
+
+@pytest.fixture(scope="module")
+def server_url(tmp_path_factory):
+    store = treering.open(tmp_path_factory.mktemp("server") / "store", durability="fast")
+    with running(store, Settings(calls_per_second=1e6)) as url:
+        yield url
+
+
+@pytest.fixture
+def store(server_url):
+    with treering.open(server_url, namespace=f"test-{new_id()}") as opened:
+        assert isinstance(opened.engine, RemoteEngine)
+        yield opened
+
+
+def _tests(module):
+    for name, test in vars(import_module(module)).items():
+        if name.startswith("test_") and inspect.isfunction(test):
+            asked = inspect.signature(test).parameters.keys()
+            if "store" in asked and not asked & OTHER_STORES:
+                yield name, test
+
+
+for _word, _module in MODULES.items():
+    for _name, _test in _tests(_module):
+        globals()[f"{_name}__{_word}"] = _test
