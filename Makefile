@@ -8,7 +8,7 @@ ARGS ?=
 UV := uv==0.13.7
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo test soak check bench format clean
+.PHONY: help demo docs test soak check bench format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -16,6 +16,9 @@ help: ## show this list
 
 demo: .venv/base ## two agents, killed half-way; resumed, rewound, forked; then the dashboard
 	@$(RUN) python examples/demo.py $(ARGS)
+
+docs: .venv/tools ## build the site of docs/ into site/, strictly
+	@$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet $(ARGS)
 
 test: .venv/tools ## run the tests against real servers (ARGS="-k lists" narrows them)
 	@$(RUN) HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} pytest -n $(WORKERS) --dist worksteal -m "not soak" $(ARGS)
@@ -38,7 +41,7 @@ format: .venv/tools ## format and apply the safe fixes
 	@$(RUN) ruff format --quiet
 
 clean: ## remove what make made
-	@rm -rf .venv build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv build dist site .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The demo needs the package with its server and its prices; the tests and checks need servers and tools as well.
@@ -57,5 +60,5 @@ clean: ## remove what make made
 
 .venv/tools: .venv/base
 	@echo "Fetching test servers and tools (once) ..."
-	@$(RUN) uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[all,frameworks]' --group test --group check
+	@$(RUN) uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[all,frameworks]' --group test --group check --group docs
 	@touch $@

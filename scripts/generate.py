@@ -19,6 +19,11 @@ GENERATED: Final = (
     ("src/treering/engines/sql/sqlite.sql", "generate_schema:sqlite"),
     ("src/treering/engines/sql/postgres.sql", "generate_schema:postgres"),
     ("src/treering/aio.py", "generate_aio:aio"),
+    ("docs/reference/cli.md", "generate_cli_page:page"),
+    ("docs/reference/errors.md", "generate_format_page:errors_page"),
+    ("docs/reference/format.md", "generate_format_page:format_page"),
+    ("docs/reference/python.md", "generate_python_page:page"),
+    ("docs/reference/rest.md", "generate_rest_page:page"),
 )
 
 ROOT: Final = Path(__file__).resolve().parent.parent

@@ -217,7 +217,7 @@ class TestGc:
 
     def test_in_words(self, cli: Cli, folder: Path) -> None:
         ran = cli("gc", "--store", folder, "--keep", "last=2", "--dry-run")
-        assert "would drop 6 checkpoint, keep 4 checkpoint" in ran.out
+        assert "would drop 6 checkpoints, keep 4 checkpoints" in ran.out
 
     @pytest.mark.parametrize("rules", ["last=0", "last=x", "frobnicate=1", "within=soon", "last=1,last=2"])
     def test_a_policy_that_makes_no_sense(self, cli: Cli, folder: Path, rules: str) -> None:

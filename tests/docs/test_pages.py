@@ -17,8 +17,11 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.docs.walking import needs_more
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+RUN_HERE = [page for page in PAGES if not needs_more(page.read_text("utf-8"))]
 
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]*?)-->\n)?"
@@ -69,7 +72,7 @@ def run(page: str, blocks: list[Block], folder: Path) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES])
+@pytest.mark.parametrize("page", RUN_HERE, ids=[str(page.relative_to(ROOT / "docs")) for page in RUN_HERE])
 def test_a_page_runs_as_printed(page, tmp_path):
     text = page.read_text(encoding="utf-8")
     blocks = blocks_of(text)

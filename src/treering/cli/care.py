@@ -270,7 +270,10 @@ def _collection_lines(result: Collection) -> list[str]:
     would = "would " if result.dry_run else ""
     swept = result.swept
     removed = {"objects": swept.objects, "bodies": swept.bodies, "lists": swept.lists, "packs": swept.packs}
-    lines = [f"{would}drop {counts(result.dropped)}, keep {counts(result.kept)}"] if result.kept else []
+    dropped, kept = (
+        {f"{kind}s": number for kind, number in each.items()} for each in (result.dropped, result.kept)
+    )
+    lines = [f"{would}drop {counts(dropped)}, keep {counts(kept)}"] if kept else []
     return [*lines, f"{would}sweep {counts(removed)} ({size(swept.bytes)})"]
 
 
