@@ -1,0 +1,232 @@
+"""Commands that look at runs: ``treering runs``, ``timeline``, ``replay``, ``compare`` and ``search``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from treering.cli.console import clean, rows, say, show
+from treering.cli.options import (
+    JsonOption,
+    NamespaceOption,
+    StoreBlobsOption,
+    StoreOption,
+    UserNamespaceOption,
+    opened_store,
+)
+from treering.cli.telling import one_line, when
+
+if TYPE_CHECKING:
+    from treering.views.comparison import Divergence, RunFigures, Step
+    from treering.views.costs import Cost
+    from treering.views.recording.runs import RunInfo
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or 'last'.")]
+AgentOption = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only of this agent.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put the commands under the main one."""
+    for command in (runs, timeline, replay, compare, search):
+        app.command()(command)
+
+
+def runs(
+    *,
+    agent: AgentOption = None,
+    status: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="Only those that stand so: running, ok, error, crashed."),
+    ] = None,
+    tag: Annotated[str | None, typer.Option(metavar="TAG", help="Only those with this tag.")] = None,
+    last: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="How many.")] = 20,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List runs, newest first."""
+    with opened_store(store, store_blobs, namespace) as opened:
+        found: list[RunInfo] = []
+        cursor: str | None = None
+        source = opened.runs.in_namespace(user_namespace)
+        while len(found) < last:
+            page = source.page(first=last - len(found), cursor=cursor, agent=agent, status=status, tag=tag)
+            found += page.runs
+            cursor = page.cursor
+            if cursor is None:
+                break
+        costs = {info.id: opened.cost.of_run(info.id).total for info in found}
+    table = [("RUN", "AGENT", "STATUS", "STARTED", "TOOK", "TOKENS", "COST", "THREAD")]
+    table += [
+        (
+            clean(info.id),
+            clean(info.agent or ""),
+            info.status,
+            when(info.started_at),
+            seconds(info.duration_us),
+            f"{costs[info.id].tokens:,}",
+            money(costs[info.id]),
+            clean(info.thread or ""),
+        )
+        for info in found
+    ]
+    what = [{**_plain(info), "cost": _plain(costs[info.id])} for info in found]
+    show(what, rows(table) if found else ["no runs"], as_json=as_json)
+
+
+def timeline(
+    run: RunArgument,
+    *,
+    everything: Annotated[bool, typer.Option("--everything", help="All that was recorded.")] = False,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what happened in a run, in order."""
+    with opened_store(store, store_blobs, namespace) as opened:
+        info = opened.runs.get(_id(opened, run))
+        events = list(opened.timeline.each_of_run(info.id, everything=everything))
+    table = [
+        (f"{(event.ts_us - info.started_at_us) / 1e6:.3f}", clean(event.agent or ""), clean(event.label))
+        for event in events
+    ]
+    lines = rows([("AT", "AGENT", "WHAT"), *table])
+    what = [{**_plain(event), "ts": event.ts} for event in events]
+    show(what, lines if events else ["nothing was recorded"], as_json=as_json)
+
+
+def replay(
+    run: RunArgument,
+    *,
+    speed: Annotated[
+        float | None, typer.Option(metavar="X", help="Take the time that it took, divided by this [no wait].")
+    ] = None,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """Step through a run as it happened, with the chunks of streams."""
+    from treering.cli.telling import words
+
+    with opened_store(store, store_blobs, namespace) as opened:
+        for step in opened.runs.replay(_id(opened, run), speed=speed):
+            told = "" if step.content is None else f": {one_line(words(step.content), 100)}"
+            label = f"  {step.chunk!r}" if step.chunk is not None else f"{step.label}{told}"
+            typer.echo(f"{step.offset_us / 1e6:>10.3f}  {clean(label)}")
+
+
+def compare(
+    one: RunArgument,
+    other: RunArgument,
+    *,
+    currency: Annotated[
+        str | None, typer.Option(metavar="CODE", help="Convert amounts, like EUR [each in its own].")
+    ] = None,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put two runs side by side, and find where they go apart."""
+    with opened_store(store, store_blobs, namespace) as opened:
+        found = opened.runs.compare(_id(opened, one), _id(opened, other), currency=currency)
+    lines = rows([("", *(clean(each.run.id) for each in found.runs)), *_figures(found.runs)])
+    show(_plain(found), [*lines, *_apart(found.divergence)], as_json=as_json)
+
+
+def search(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Words to look for.")],
+    *,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="Only in this run.")] = None,
+    agent: AgentOption = None,
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Only in these: message, tool, llm, agent, ...")
+    ] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How many.")] = 20,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find what was said and done by its words."""
+    with opened_store(store, store_blobs, namespace) as opened:
+        found = opened.timeline.search(text, run=run, agent=agent, kind=kind, limit=limit)
+    lines: list[str] = []
+    for hit in found.hits:
+        what = hit.role if hit.kind == "message" else f"{hit.name} {hit.part}"
+        lines.append(
+            f"{when(hit.ts)}  {clean(hit.run)}  {clean(hit.agent or '-')}  {clean(what or hit.kind)}"
+        )
+        lines.append(f"    {one_line(clean(hit.snippet), 160)}")
+    if not found.hits:
+        say("nothing was found")
+    show(_plain(found), lines, as_json=as_json)
+
+
+def seconds(duration_us: int | None) -> str:
+    """A time as people read it."""
+    return "" if duration_us is None else f"{duration_us / 1e6:.2f}s"
+
+
+def money(cost: Cost) -> str:
+    """The amounts of a cost; ``?`` where something has no price."""
+    told = [f"{amount.normalize():f} {currency}" for currency, amount in sorted(cost.amounts.items())]
+    if cost.unpriced_tokens:
+        told.append("?")
+    return " + ".join(told) or "0"
+
+
+def _id(store: Any, run: str) -> str:
+    if run != "last":
+        return run
+    from treering.errors import NotFound
+
+    newest = next(iter(store.runs.page(first=1).runs), None)
+    if newest is None:
+        raise NotFound("there are no runs yet")
+    return newest.id
+
+
+def _figures(found: tuple[RunFigures, ...]) -> list[tuple[str, ...]]:
+    kinds = sorted({kind for each in found for kind in each.steps})
+    usage = ("input", "cache_read", "cache_write", "cache_write_1h", "output", "reasoning")
+    lines = [
+        ("agent", *(clean(each.run.agent or "") for each in found)),
+        ("status", *(each.run.status for each in found)),
+        ("took", *(seconds(each.duration_us) for each in found)),
+        ("cost", *(money(each.cost) for each in found)),
+    ]
+    lines += [
+        (f"{name} tokens", *(f"{getattr(each.usage, name):,}" for each in found))
+        for name in usage
+        if any(getattr(each.usage, name) for each in found)
+    ]
+    lines += [(f"{kind} steps", *(str(each.steps.get(kind, 0)) for each in found)) for kind in kinds]
+    lines.append(("errors", *(str(each.errors) for each in found)))
+    return lines
+
+
+def _apart(divergence: Divergence | None) -> list[str]:
+    if divergence is None:
+        return ["the same, step by step"]
+    lines = [f"the same for {divergence.index} steps, then another {divergence.what}:"]
+    for sign, step in (("-", divergence.one), ("+", divergence.other)):
+        lines.append(f"{sign} {_told(step)}")
+    return lines
+
+
+def _told(step: Step | None) -> str:
+    if step is None:
+        return "(the run is over)"
+    who = step.role or step.name or ""
+    return f"{step.offset_us / 1e6:.3f}  {step.kind} {clean(who)}: {one_line(clean(step.text), 100)}"
+
+
+def _plain(value: Any) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(value, str_keys=True)

@@ -1,0 +1,132 @@
+"""Runs, costs, search, budgets and alerts on the command line."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+import treering
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Two runs that differ in their answer; gives their ids."""
+    ids = []
+    with treering.open(tmp_path / ".treering") as store:
+        for answer, cost in (("On page 3.", 1), ("Nowhere.", 2)):
+            with store.run(agent="planner", thread="support/alice", tags=["demo"]) as run:
+                run.message("user", "Where is my refund?")
+                with run.tool("search_docs", {"q": "refunds"}) as call:
+                    call.output = ["page 3"]
+                with run.span("gpt-5", kind="llm", model="gpt-5") as span:
+                    span.chunk(answer)
+                    span.use({"input": 100, "output": 10}, cost=cost)
+            ids.append(run.id)
+    return ids
+
+
+def test_runs_are_listed(run, recorded):
+    listed = run("runs")
+    lines = listed.out.splitlines()
+    assert lines[0].split() == ["RUN", "AGENT", "STATUS", "STARTED", "TOOK", "TOKENS", "COST", "THREAD"]
+    assert [line.split()[0] for line in lines[1:]] == recorded[::-1]
+    assert "2 USD" in lines[1]
+    assert [each["id"] for each in run("runs", "--last", 1, "--json").json] == recorded[1:]
+    assert run("runs", "--agent", "nobody").out == "no runs\n"
+    assert run("runs", "--tag", "demo", "--status", "ok", "--json").json[0]["cost"]["nanos"] == {
+        "USD": 2 * 10**9
+    }
+
+
+def test_a_timeline_and_a_replay_are_shown(run, recorded):
+    shown = run("timeline", recorded[0])
+    assert [line.split("  ")[-1] for line in shown.out.splitlines()] == [
+        "WHAT",
+        "user message",
+        "call search_docs",
+        "search_docs result",
+    ]
+    assert len(run("timeline", "last", "--everything", "--json").json) == 6
+    replayed = run("replay", recorded[0]).out
+    assert "user message: Where is my refund?" in replayed
+    assert "'On page 3.'" in replayed
+    assert run("timeline", "nobody").code == 3
+
+
+def test_runs_are_compared(run, recorded):
+    compared = run("compare", *recorded)
+    assert "the same for 2 steps, then another content:" in compared.out
+    assert any(line.split() == ["cost", "1", "USD", "2", "USD"] for line in compared.out.splitlines())
+    assert run("compare", *recorded, "--json").json["divergences"][0]["what"] == "content"
+    assert "the same, step by step" in run("compare", recorded[0], recorded[0]).out
+
+
+def test_words_are_found(run, recorded):
+    found = run("search", "refunds", "--kind", "tool")
+    assert "search_docs input" in found.out
+    assert {hit["run"] for hit in run("search", "refund", "--json").json["hits"]} == set(recorded)
+    nothing = run("search", "zebra")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert "nothing was found" in nothing.err
+
+
+@pytest.mark.parametrize("by, key", [("agent", "planner"), ("tag", "demo"), ("model", "gpt-5")])
+def test_costs_are_grouped(run, recorded, by, key):
+    assert len(recorded) == 2
+    lines = [line.split() for line in run("cost", "--by", by).out.splitlines()]
+    assert lines[-1][:4] == ["total", "220", "3", "USD"]
+    assert any(line[:4] == [key, "220", "3", "USD"] for line in lines)
+
+
+def test_costs_of_one_run_and_of_days(run, recorded):
+    assert run("cost", "--run", recorded[0], "--json").json["total"]["nanos"] == {"USD": 10**9}
+    assert run("cost", "--run", "nobody").code == 3
+    assert run("cost", "--run", recorded[0], "--by", "tag").code == 2
+    assert run("cost", "--by", "day", "--days", 1).out.splitlines()[1].split()[0].count("-") == 2
+
+
+def test_speed_and_growth(run, recorded):
+    assert len(recorded) == 2
+    lines = run("performance").out.splitlines()
+    assert lines[1].split()[:3] == ["gpt-5", "2", "0.0%"]
+    assert run("performance", "--by", "tool", "--days", 1, "--json").json["total"]["calls"] == 2
+    assert "in 30 days like these" in run("growth").out
+
+
+def test_a_budget_is_set_shown_and_removed(run, recorded):
+    assert run("budgets", "list").out == "no budgets\n"
+    made = run(
+        "budgets", "set", "daily", "--per", "store", "--every", "day", "--money", "6", "--tokens", 9999
+    )
+    assert (made.code, made.out) == (0, "budget daily is set\n")
+    line = run("budgets", "list").out.splitlines()[1]
+    assert line.split() == ["daily", "store", "day", "6", "USD,", "9,999", "tokens", "stop", "50%"]
+    assert run("budgets", "list", "--agent", "planner", "--json").json[0]["share"] == 0.5
+    assert run("budgets", "set", "bad", "--per", "store").code == 2
+    assert run("budgets", "remove", "daily").code == 0
+    assert run("budgets", "remove", "daily").code == 3
+    assert len(recorded) == 2
+
+
+def test_alerts_are_raised_and_listed(run, recorded, tmp_path):
+    assert run("alerts", "list").out == "no alerts\n"
+    assert run("alerts", "rule", "failed", "--what", "failed").code == 0
+    with suppress(RuntimeError), treering.open(tmp_path / ".treering") as store, store.run(agent="a"):
+        raise RuntimeError("no")
+    assert "ended as error: RuntimeError: no" in run("alerts", "check").out
+    assert run("alerts", "check").out == "nothing new\n"
+    assert run("alerts", "list", "--json").json[0]["level"] == "critical"
+    assert run("alerts", "webhook", "ops", "http://127.0.0.1:1/").code == 0
+    assert "webhook  ops" in run("alerts", "rules").out
+    assert "ops: 0 sent" in run("alerts", "check").out
+    assert run("alerts", "remove", "ops").code == 0
+    assert run("alerts", "remove", "ops").code == 3
+    assert len(recorded) == 2
+
+
+def test_old_runs_are_dropped(run, recorded):
+    told = run("gc", "--keep-runs", "last=1", "--dry-run")
+    assert told.out.startswith("would drop 1 run")
+    assert run("gc", "--keep-runs", "last=1").code == 0
+    assert [each["id"] for each in run("runs", "--json").json] == recorded[1:]
