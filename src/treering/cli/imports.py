@@ -135,6 +135,40 @@ def agentry(
     _run("agentry", found, place, dry_run=dry_run, as_json=as_json, **options)
 
 
+@app.command(name="orchestrator-log")
+def orchestrator_log(
+    source: Annotated[
+        str, typer.Argument(metavar="PATH", help="A log file of JSON lines, or a folder of them.")
+    ],
+    *,
+    dry_run: DryRunOption = False,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Runs that the logs of the Orchestrator tell of."""
+    place = _Place(store, store_blobs, namespace)
+    _run("orchestrator-log", _there(source), place, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def evolve(
+    source: Annotated[
+        str, typer.Argument(metavar="PATH", help="The observability folder, its sessions, or one file.")
+    ] = "~/.evolve-sdk/observability/sessions",
+    *,
+    dry_run: DryRunOption = False,
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Session logs of Evolve, and the metadata of its checkpoints."""
+    place = _Place(store, store_blobs, namespace)
+    _run("evolve", _there(source), place, dry_run=dry_run, as_json=as_json)
+
+
 @app.command()
 def ciana(
     data: Annotated[str, typer.Argument(metavar="DATA_DIR", help="The agent's data folder.")],
@@ -238,7 +272,7 @@ def _lines(report: ImportReport) -> list[str]:
     would = "would import" if report.dry_run else "imported"
     lines = [f"{report.source} ({report.importer})"]
     for each in report.files:
-        told = f"{would} {each.new:,}" if each.new or not each.left_out else "not imported"
+        told = f"{would} {each.new:,}" if each.new or each.known or not each.left_out else "not imported"
         if each.known:
             told += f", {each.known:,} there already"
         if each.left_out and (each.new or each.known):

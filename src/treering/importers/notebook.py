@@ -44,12 +44,13 @@ class Notebook:
     def __len__(self) -> int:
         return len(self._notes)
 
-    def write(self, store: Store, *last: Note) -> None:
-        """Commit everything, a part at a time; ``last`` goes into the last commit."""
+    def write(self, store: Store, *last: Note, whole: bool = False) -> None:
+        """Commit everything, a part at a time or as a ``whole``; ``last`` goes into the last commit."""
         notes, self._notes = [*self._notes, *last], []
-        for start in range(0, len(notes), _NOTES_A_COMMIT):
+        at_once = len(notes) if whole else _NOTES_A_COMMIT
+        for start in range(0, len(notes), at_once or 1):
             draft = Draft(store.space)
-            for note in notes[start : start + _NOTES_A_COMMIT]:
+            for note in notes[start : start + at_once]:
                 note(draft)
             if not draft.is_empty:
                 store.commit(draft)

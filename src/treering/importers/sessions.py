@@ -109,6 +109,16 @@ class Session:
             page = self.store.engine.scan(self.store.space, query, limit=_IDS_A_QUERY * 2)
             self.known.update({record.event.id: record.event.thread for record in page.records})
 
+    def look_up_run(self, run_id: str) -> None:
+        """Learn everything that the store holds of a run."""
+        after = None
+        while True:
+            page = self.store.engine.scan(self.store.space, EventQuery(run=run_id), after=after)
+            self.known.update({record.event.id: record.event.thread for record in page.records})
+            if page.cursor is None:
+                return
+            after = page.cursor
+
     def is_foreign(self, id: str) -> bool:
         """Whether another session holds it: tools copy what was said when a session is resumed."""
         return id in self.known and self.known[id] != self.key

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 import msgspec
@@ -21,11 +22,11 @@ from treering.importers.claude_lines import CONVERSATION, ClaudeLine, claude_usa
 from treering.importers.claude_turns import MAIN, ClaudeTurn
 from treering.importers.codex_items import CodexItems, codex_usage
 from treering.importers.scribe import Scribe
-from treering.importers.tokens import added, without
+from treering.importers.tokens import added, covers, without
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
-    from treering.importers.scribe import IdOf
+    from treering.importers.scribe import IdOf, OnUsage
     from treering.views.recording.spans import Place
 
 StreamFormat = Literal["claude-code", "codex", "acp"]
@@ -100,11 +101,13 @@ class Stream:
         clock: Clock | None = None,
         id_of: IdOf | None = None,
         is_live: bool = True,
+        known: AbstractSet[str] = frozenset(),
+        on_usage: OnUsage | None = None,
     ) -> None:
         if format not in _READERS:
             raise InvalidInput(f"no stream format {format!r}; use one of {', '.join(FORMATS)}")
         own = _claude_id if format == "claude-code" else _no_id
-        self._scribe = Scribe(run, is_live=is_live, id_of=id_of or own)
+        self._scribe = Scribe(run, is_live=is_live, id_of=id_of or own, known=known, on_usage=on_usage)
         self._reader = _READERS[format](self._scribe, model, dict(before or {}), is_resumed=is_resumed)
         self._clock = clock or SystemClock()
         self._lines = 0
@@ -192,6 +195,8 @@ class _Claude:
         }
         if self._is_resumed or not told:
             self._settle_turn(value, name, now_us)
+        if any(not covers(told.get(model, Usage()), each) for model, each in self._before.items()):
+            self._before = {}  # it counts from the beginning again
         for model, usage in ({} if self._is_resumed else told).items():
             counted = self._turn.counted.get(model)
             for part in (self._before.get(model), self._rest.get(model)):
@@ -263,6 +268,8 @@ class _Codex:
     def _used(self, usage: Usage | None, name: str, now_us: int) -> None:
         if usage is None:
             return
+        if self._counted is not None and not covers(usage, self._counted):
+            self._counted = None  # it counts from the beginning again
         rest = without(usage, self._counted)
         if self._is_resumed:  # nobody knows how much of it is new
             self._is_resumed = False

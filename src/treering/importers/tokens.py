@@ -15,6 +15,11 @@ def without(one: Usage, other: Usage | None) -> Usage:
     return one if other is None else _by_class(one, other, -1)
 
 
+def covers(whole: Usage, part: Usage) -> bool:
+    """Whether a count can hold another one, in every class."""
+    return all(getattr(whole, name) >= getattr(part, name) for name in Usage.__struct_fields__)
+
+
 def _by_class(one: Usage, other: Usage, sign: int) -> Usage:
     return Usage(
         **{name: max(getattr(one, name) + sign * getattr(other, name), 0) for name in Usage.__struct_fields__}

@@ -1,0 +1,303 @@
+"""Importing the application logs of the Orchestrator: JSON lines, in which runs are mentioned here and there.
+
+A line belongs to the run that it names, in a field or in its text; lines that name none, and mere debugging,
+are counted and left out. What a line says becomes a message of its run, with whatever else can be told from
+it: time, agent, role, model, tokens, cost. **Invariant:** a run is written in one transaction, or not at
+all. Ids are compared as a whole, so ``run-1`` never gets the lines of ``run-10``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from treering.core.clock import DAY_US, SECOND_US
+from treering.core.ids import check_id
+from treering.core.query import EventQuery
+from treering.errors import InvalidInput, NotFound
+from treering.importers.claude_lines import time_us
+from treering.importers.notebook import Notebook
+from treering.importers.report import FileReport, ImportReport
+from treering.importers.sessions import raw_lines
+from treering.views.recording.runs import Run, run_info, run_ref
+from treering.views.recording.usage import usage_of
+from treering.views.thread_keys import thread_key
+
+if TYPE_CHECKING:
+    from treering.core.batch import Usage
+    from treering.importers.report import Progress
+    from treering.store import Store
+
+_TIMES: Final = ("timestamp", "ts", "time", "@timestamp", "asctime", "created", "t")
+_TEXTS: Final = ("message", "msg", "event", "text", "content")
+_RUNS: Final = ("run_id", "runId", "run")
+_PROJECTS: Final = ("project_id", "projectId", "project")
+_AGENTS: Final = ("agent", "agent_name", "agent_id")
+_LEVELS: Final = ("level", "levelname", "severity")
+_INSIDE: Final = ("extra", "context", "data", "record", "fields")
+"""Where loggers put what they were given besides a text."""
+_ROLES: Final = frozenset({"user", "assistant", "system", "tool"})
+_QUIET: Final = frozenset({"debug", "trace", "notset"})
+_FAILED: Final = frozenset({"error", "critical", "fatal"})
+_IN_TEXT: Final = re.compile(r"\brun[_ -]?id\s*[=:]?\s*[\"']?([A-Za-z0-9][A-Za-z0-9_.:-]*)", re.IGNORECASE)
+_UUID_IN_TEXT: Final = re.compile(
+    r"\brun\s+[\"']?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b", re.IGNORECASE
+)
+_PROJECT_IN_TEXT: Final = re.compile(r"\bproject(?:[_ -]?id)?\s*[=:]?\s*[\"']?(\d+)\b", re.IGNORECASE)
+_MILLISECONDS: Final = 10**11
+"""Numbers from here on are milliseconds since 1970, not seconds."""
+_IDS_A_QUERY: Final = 400
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a line of the log tells of a run."""
+
+    id: str
+    run: str
+    ts_us: int
+    text: Any
+    level: str
+    role: str = "system"
+    project_id: int | None = None
+    agent: str | None = None
+    model: str | None = None
+    usage: Usage | None = None
+    cost: str | None = None
+
+
+def import_orchestrator_log(
+    source: str | Path,
+    store: Store,
+    *,
+    on_progress: Progress | None = None,
+    dry_run: bool = False,
+) -> ImportReport:
+    """Import a log file, or all ``*.jsonl`` of a folder; a run may go on from one file to the next."""
+    path = Path(source)
+    if not path.exists():
+        raise NotFound(f"there is nothing at {str(source)!r}; give a log file of the Orchestrator")
+    files = [path] if path.is_file() else sorted(path.glob("*.jsonl"))
+    if not files:
+        raise NotFound(f"{path} holds no log (files *.jsonl)")
+    runs: dict[str, list[LogLine]] = {}
+    readings = [_Reading(each) for each in files]
+    for reading in readings:
+        for line in reading.lines:
+            runs.setdefault(line.run, []).append(line)
+    known: set[str] = set()
+    for done, (run_id, lines) in enumerate(runs.items(), 1):
+        known |= _write(store, run_id, lines, dry_run=dry_run)
+        if on_progress is not None:
+            on_progress(done, len(runs))
+    return ImportReport(
+        importer="orchestrator-log",
+        source=str(path),
+        dry_run=dry_run,
+        files=tuple(report for reading in readings for report in reading.reports(known)),
+        lines=sum(reading.found for reading in readings),
+        bad=tuple(each for reading in readings for each in reading.bad),
+    )
+
+
+class _Reading:
+    """One file, read to its end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[LogLine] = []
+        self.bad: list[str] = []
+        self.found = 0
+        self._without_run = 0
+        self._quiet = 0
+        seen: Counter[bytes] = Counter()
+        for raw in raw_lines(path, path.stat().st_size):
+            self.found += 1
+            seen[raw.text] += 1
+            try:
+                value = msgspec.json.decode(raw.text, type=dict[str, Any])
+                self._take(value, raw.text, seen[raw.text])
+            except (msgspec.DecodeError, InvalidInput) as error:
+                self.bad.append(f"{path.name} line {raw.number}: {error}")
+
+    def _take(self, value: dict[str, Any], text: bytes, times: int) -> None:
+        run = _run_of(value)
+        if run is None:
+            self._without_run += 1
+        elif _level(value) in _QUIET:
+            self._quiet += 1
+        else:
+            self.lines.append(_line(value, check_id(run, "run id"), text, times))
+
+    def reports(self, known: set[str]) -> list[FileReport]:
+        there = sum(line.id in known for line in self.lines)
+        notes = {
+            "name no run": self._without_run,
+            "are debugging": self._quiet,
+            "cannot be read": len(self.bad),
+        }
+        return [
+            FileReport(
+                path=self.path.name,
+                holds="lines",
+                found=self.found,
+                new=len(self.lines) - there,
+                known=there,
+                left_out=sum(notes.values()),
+                note=", ".join(f"{count:,} {what}" for what, count in notes.items() if count),
+            )
+        ]
+
+
+def _write(store: Store, run_id: str, lines: list[LogLine], *, dry_run: bool) -> set[str]:
+    """Write what is new of a run in one commit; gives back the ids that were there already."""
+    lines = sorted(lines, key=lambda line: line.ts_us)
+    known = _known(store, lines)
+    new = [line for line in lines if line.id not in known]
+    if dry_run or not new:
+        return known
+    ref = store.engine.refs(store.space, [run_ref(run_id)]).get(run_ref(run_id))
+    before = None if ref is None else run_info(ref)
+    notes = Notebook()
+    run = Run(
+        notes,
+        notes,
+        agent=next((line.agent for line in lines if line.agent), None),
+        thread=None if before is None else before.thread,
+        namespace="" if before is None else before.namespace,
+        thread_key=None if before is None else thread_key(before.thread, before.namespace),
+        id=run_id,
+        project_id=next((line.project_id for line in lines if line.project_id is not None), None),
+        meta={"imported_from": "orchestrator-log"},
+        tags=("orchestrator-log",),
+    )
+    is_ours = before is None or "orchestrator-log" in before.tags
+    first_us = lines[0].ts_us if before is None else min(lines[0].ts_us, before.started_at_us)
+    if is_ours:
+        notes.at_us = first_us
+        run.start()
+    for line in new:
+        run.message(
+            line.role,
+            line.text,
+            id=line.id,
+            ts_us=line.ts_us,
+            agent=line.agent,
+            model=line.model,
+            usage=line.usage,
+            cost=line.cost,
+            currency="EUR",
+            metadata={"level": line.level},
+        )
+    if is_ours:
+        ended_us = None if before is None else before.ended_at_us
+        notes.at_us = max(lines[-1].ts_us, ended_us or 0)
+        run.end(status="error" if lines[-1].level in _FAILED else "ok")
+    notes.write(store, whole=True)
+    return known
+
+
+def _known(store: Store, lines: Iterable[LogLine]) -> set[str]:
+    known: set[str] = set()
+    days: dict[int, list[str]] = {}
+    for line in lines:
+        days.setdefault(line.ts_us // DAY_US, []).append(line.id)
+    for day, ids in days.items():
+        for start in range(0, len(ids), _IDS_A_QUERY):
+            query = EventQuery(
+                ids=tuple(ids[start : start + _IDS_A_QUERY]),
+                since_us=day * DAY_US,
+                until_us=(day + 1) * DAY_US,
+            )
+            page = store.engine.scan(store.space, query, limit=_IDS_A_QUERY)
+            known.update(record.event.id for record in page.records)
+    return known
+
+
+# What can be told from a line
+def _line(value: Mapping[str, Any], run: str, text: bytes, times: int) -> LogLine:
+    ts_us = _time(_first(value, _TIMES))
+    if ts_us is None:
+        raise InvalidInput(f"it names run {run!r} but no time ({', '.join(_TIMES)})")
+    role = _first(value, ("role",))
+    agent = _first(value, _AGENTS)
+    model = _first(value, ("model",))
+    cost = _first(value, ("cost_eur",))
+    digest = sha256(b"\0".join((run.encode(), b"%d" % times, text))).hexdigest()
+    return LogLine(
+        id=f"orchestrator-{digest[:32]}",
+        run=run,
+        ts_us=ts_us,
+        text=_first(value, _TEXTS) or dict(value),
+        level=_level(value),
+        role=role if role in _ROLES else "system",
+        project_id=_project(value),
+        agent=agent if isinstance(agent, str) and agent else None,
+        model=model if isinstance(model, str) else None,
+        usage=_usage(_first(value, ("tokens", "usage"))),
+        cost=str(cost) if isinstance(cost, (int, float)) and not isinstance(cost, bool) else None,
+    )
+
+
+def _first(value: Mapping[str, Any], names: Iterable[str]) -> Any:
+    """The first of these fields that a line has, itself or in what its logger put aside."""
+    inside = [cast("dict[str, Any]", each) for name in _INSIDE if isinstance(each := value.get(name), dict)]
+    for place in (value, *inside):
+        for name in names:
+            found: Any = place.get(name)
+            if found is not None and not (isinstance(found, dict) and name not in {"tokens", "usage"}):
+                return cast("Any", found)
+    return None
+
+
+def _run_of(value: Mapping[str, Any]) -> str | None:
+    named = _first(value, _RUNS)
+    if isinstance(named, (str, int)) and not isinstance(named, bool) and str(named):
+        return str(named)
+    text = _first(value, _TEXTS)
+    if not isinstance(text, str):
+        return None
+    found = _IN_TEXT.search(text) or _UUID_IN_TEXT.search(text)
+    return None if found is None else found[1].rstrip(".:-")
+
+
+def _project(value: Mapping[str, Any]) -> int | None:
+    named = _first(value, _PROJECTS)
+    if isinstance(named, bool):
+        return None
+    if isinstance(named, int):
+        return named
+    if isinstance(named, str) and named.isdecimal():
+        return int(named)
+    text = _first(value, _TEXTS)
+    found = _PROJECT_IN_TEXT.search(text) if isinstance(text, str) else None
+    return None if found is None else int(found[1])
+
+
+def _level(value: Mapping[str, Any]) -> str:
+    level = _first(value, _LEVELS)
+    return level.lower() if isinstance(level, str) else "info"
+
+
+def _time(told: Any) -> int | None:
+    if isinstance(told, bool):
+        return None
+    if isinstance(told, (int, float)) and told > 0:
+        return round(told * (1000 if told >= _MILLISECONDS else SECOND_US))
+    if isinstance(told, str):
+        return time_us(told.replace(",", "."))  # asctime writes its milliseconds behind a comma
+    return None
+
+
+def _usage(told: Any) -> Usage | None:
+    if isinstance(told, int) and not isinstance(told, bool) and told >= 0:
+        return usage_of({"total": told})
+    try:
+        return usage_of(cast("dict[str, Any]", told)) if isinstance(told, dict) else None
+    except InvalidInput:
+        return None
