@@ -18,7 +18,7 @@ demo: .venv/base ## two agents, killed half-way; resumed, rewound, forked; then 
 	@$(RUN) python examples/demo.py $(ARGS)
 
 docs: .venv/tools ## build the site of docs/ into site/, strictly
-	@$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet $(ARGS)
+	@$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build --strict $(ARGS)
 
 test: .venv/tools ## run the tests against real servers (ARGS="-k lists" narrows them)
 	@$(RUN) HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} pytest -n $(WORKERS) --dist worksteal -m "not soak" $(ARGS)
