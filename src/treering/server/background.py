@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ROUND_SECONDS: Final = 2.0
 CRASHED_SECONDS: Final = 60.0
+LATEST_SECONDS: Final = 60.0
+"""How long the search index waits for a moment in which nothing is written."""
 NEWEST_RUNS: Final = 1000
 """How many runs of a project are asked after; older ones are told to be crashed when someone looks."""
 
@@ -69,6 +71,8 @@ class _Project:
         self._store = store
         self._watch: Watch = store.alerts.watch()
         self._seen = -1
+        self._indexed = -1
+        self._index_by = time.monotonic() + LATEST_SECONDS
         self._crashed_at = 0.0
 
     def look(self, *, search: bool) -> None:
@@ -78,9 +82,13 @@ class _Project:
         if now >= self._crashed_at:
             self._crashed_at = now + CRASHED_SECONDS
             self._store.runs.mark_crashed(newest=NEWEST_RUNS)
-        if seq == self._seen and not self._watch.is_waiting:
-            return
-        self._watch.look()
-        if search:
-            self._store.timeline.index()
+        if seq != self._seen or self._watch.is_waiting:
+            self._watch.look()
+        if search and seq != self._indexed:
+            # Whoever writes much just now needs the time more; a search that must be fresh sees to it itself.
+            if seq == self._seen or now >= self._index_by:
+                self._store.timeline.index()
+                self._indexed = seq
+        else:
+            self._index_by = now + LATEST_SECONDS
         self._seen = seq

@@ -38,7 +38,7 @@ Form = Literal["protobuf", "json"]
 
 QUEUE_BYTES: Final = 64 << 20
 """What waits at most; a request on top of that is refused for now."""
-GROUP_BYTES: Final = 8 << 20
+GROUP_BYTES: Final = 2 << 20
 """How much goes into one commit at most (one request always does)."""
 QUIET_SECONDS: Final = 900.0
 """A run of which nothing came for so long, and whose end was not seen, counts as unfinished."""
@@ -157,6 +157,7 @@ class Ingest:
                 self._serve(group)
                 with self._bell:
                     self._bytes -= sum(len(request.data) for request in group)
+            del group  # while nothing comes, nothing of it shall be held
             if time.monotonic() >= look_at:
                 idle += 1
                 self._settle_quiet()

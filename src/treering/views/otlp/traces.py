@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 UNFINISHED: Final = "unfinished"
 """The status of a run that went quiet before anything said that it was over."""
 SOURCE: Final = "otlp"
-_SPANS: Final = 50_000
+_SPANS: Final = 20_000
 """Spans that are remembered, of all traces together."""
 _PAGE: Final = 1000
 _MOST_SOURCES: Final = 32
