@@ -60,6 +60,7 @@ def plant(url: str | Path, *, now_us: int | None = None, runs: int = 36) -> None
         _threads(store, clock)
         _files(store, clock)
         _memories(store, clock)
+        _limits(store)
         _failed_run(store, clock)
     with treering.open(url) as store:
         _schedules(store)
@@ -240,6 +241,12 @@ def _memories(store: Store, clock: ManualClock) -> None:
     memory.save("offer/autumn", "Ten percent on everything until the leaves are down.", expires_at=until)
     memory.in_namespace("user/bob").save("food", "Allergic to peanuts.", tags=["health"], auto_load=True)
     store.flush()
+
+
+def _limits(store: Store) -> None:
+    store.budgets.set("everything", per="store", every="month", money=5, action="warn")
+    store.budgets.set("careful", per="run", tokens=200_000, tool_calls=50)
+    store.alerts.set_rule("failures", "failed")
 
 
 def _schedules(store: Store) -> None:

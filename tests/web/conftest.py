@@ -61,8 +61,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+def new_page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable[..., Page]]:
     """Makes pages that fail the test when anything goes wrong in them that the test did not expect."""
+    if "own_garden" in request.fixturenames:
+        request.getfixturevalue("own_garden")  # so that its server is still there when the pages close
     troubles: list[str] = []
     with ExitStack() as stack:
 

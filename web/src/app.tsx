@@ -206,7 +206,7 @@ function Help({ onClose }: { onClose: () => void }) {
 function Unlock() {
   const [key, setText] = useState("");
   return (
-    <Dialog title="This server asks for a key" onClose={() => (locked.value = true)}>
+    <Dialog title="This server asks for a key" firm>
       <form
         onSubmit={(event) => {
           event.preventDefault();
@@ -216,6 +216,11 @@ function Unlock() {
         <p>
           Make one with <code>treering keys create --scope read</code>. It is kept in this tab only, until it is closed.
         </p>
+        {locked.value === "refused" && (
+          <p class="trouble" role="alert">
+            The key that was given is not known here, or may not do this.
+          </p>
+        )}
         <label class="field">
           API key
           <input type="password" required autocomplete="off" value={key} onInput={(event) => setText(event.currentTarget.value)} />

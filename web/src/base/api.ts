@@ -1,15 +1,15 @@
 // Talking to the server: JSON in and out, problems as errors, the key of this tab, and whether anyone answers.
 import { signal } from "@preact/signals";
 
-import type { Query } from "./route";
+import { written, type Query } from "./route";
 
 const KEY = "treering.key";
 
 /** The dashboard lies in /ui/, the API beside it, whatever prefix a proxy puts before both. */
 export const root = new URL("../", location.href.split("#")[0]);
 
-/** Whether a key is asked for. */
-export const locked = signal(false);
+/** Whether a key is asked for: for the first time, or because the one that was given does not fit. */
+export const locked = signal<"asked" | "refused" | null>(null);
 /** Whether the server answers. */
 export const reachable = signal(true);
 /** Grows when everything should be asked for again: a new key, or the server is back. */
@@ -27,8 +27,13 @@ export class Problem extends Error {
 
 export function setKey(key: string): void {
   sessionStorage.setItem(KEY, key);
-  locked.value = false;
+  locked.value = null;
   epoch.value += 1;
+}
+
+/** Ask for a key. */
+export function lock(): void {
+  locked.value = sessionStorage.getItem(KEY) ? "refused" : "asked";
 }
 
 export function headers(): Record<string, string> {
@@ -39,10 +44,8 @@ export function headers(): Record<string, string> {
 /** An address of the API; every part of the path is encoded, so that ids may hold anything. */
 export function at(path: string[], query: Query = {}): string {
   const url = new URL(path.map(encodeURIComponent).join("/"), root);
-  for (const [name, value] of Object.entries(query)) {
-    if (value !== null && value !== undefined && value !== "") url.searchParams.set(name, String(value));
-  }
-  return url.pathname + url.search;
+  const asked = written(query).toString();
+  return asked ? `${url.pathname}?${asked}` : url.pathname;
 }
 
 export async function raw(
@@ -65,7 +68,7 @@ export async function raw(
     throw new Problem(0, "The server does not answer", "It may have been stopped. This page goes on when it is back.");
   }
   if (answer.ok) return answer;
-  if (answer.status === 401) locked.value = true;
+  if (answer.status === 401) lock();
   throw await problemOf(answer);
 }
 

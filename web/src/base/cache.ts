@@ -1,7 +1,7 @@
 // Contents that never change once they are complete: fetched once, and forgotten when there are too many.
 import { useEffect, useState } from "preact/hooks";
 
-import { get, Problem } from "./api";
+import { epoch, get, Problem } from "./api";
 import { asProblem } from "./query";
 
 const MOST = 400;
@@ -21,6 +21,7 @@ export function once<T>(url: string): Promise<T> {
 /** Like `useGet`, from the cache; `fresh` asks again, for what is not complete yet. */
 export function useOnce<T>(url: string | null, fresh: unknown = null): { data: T | undefined; problem: Problem | null } {
   const [held, hold] = useState<{ url: string | null; data?: T; problem?: Problem }>({ url });
+  const era = epoch.value;
   useEffect(() => {
     if (url === null) return;
     let current = true;
@@ -32,6 +33,6 @@ export function useOnce<T>(url: string | null, fresh: unknown = null): { data: T
     return () => {
       current = false;
     };
-  }, [url, fresh]);
+  }, [url, fresh, era]);
   return held.url === url ? { data: held.data, problem: held.problem ?? null } : { data: undefined, problem: null };
 }

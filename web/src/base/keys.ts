@@ -21,7 +21,7 @@ export function useKeys(keys: Keys, active = true): void {
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
   if (isTyping(event.target) && event.key !== "Escape") return;
-  if (document.querySelector("dialog[open]") && event.key !== "Escape") return;
+  if (document.querySelector("dialog[open]")) return;
   const pair = first && event.timeStamp - first.at < SEQUENCE_MS ? `${first.key} ${event.key}` : null;
   first = null;
   for (const name of pair ? [pair, event.key] : [event.key]) {

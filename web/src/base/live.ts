@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 
-import { epoch, headers, locked, reachable, root } from "./api";
+import { epoch, headers, lock, locked, reachable, root } from "./api";
 
 export interface LiveEvent {
   seq: number;
@@ -84,8 +84,8 @@ async function listen(opened: () => void): Promise<void> {
   if (last !== null) url.searchParams.set("after", last);
   const answer = await fetch(url, { headers: { ...headers(), accept: "text/event-stream" }, cache: "no-store" });
   if (answer.status === 401) {
-    locked.value = true;
-    await until(() => !locked.value);
+    lock();
+    await until(() => locked.value === null);
     return;
   }
   if (!answer.ok || answer.body === null) throw new Refused(`live: ${answer.status}`);

@@ -82,12 +82,14 @@ export function usePages<T>(url: string | null, field: string, idOf: (item: T) =
         hold((was) => {
           const fresh = page[field] as T[];
           const cursor = (page["next_cursor"] as string | null | undefined) ?? null;
-          if (was.url !== url || was.items === undefined || was.items.length <= fresh.length) {
-            return { url, items: fresh, cursor, problem: null, loading: false };
-          }
+          // Pages behind the first one stay, if they can be joined to it without a gap.
+          const end = fresh.at(-1);
+          const seam = cursor !== null && was.url === url && end ? (was.items ?? []).findIndex((item) => idOf(item) === idOf(end)) : -1;
+          if (seam < 0) return { url, items: fresh, cursor, problem: null, loading: false };
           const known = new Set(fresh.map(idOf));
-          const rest = was.items.slice(0).filter((item) => !known.has(idOf(item)));
-          return { ...was, items: [...fresh, ...rest], problem: null, loading: false };
+          const rest = was.items!.slice(seam + 1).filter((item) => !known.has(idOf(item)));
+          const isWhole = rest.length === 0;
+          return { ...was, items: [...fresh, ...rest], cursor: isWhole ? cursor : was.cursor, problem: null, loading: false };
         }),
       (error: unknown) => {
         if (!stop.signal.aborted) hold((was) => ({ ...was, url, problem: asProblem(error), loading: false }));

@@ -6,7 +6,20 @@ export interface Route {
   query: Record<string, string>;
 }
 
-export type Query = Record<string, string | number | boolean | null | undefined>;
+type Part = string | number | boolean | null | undefined;
+
+/** Values by name; what is empty is left out, and a list is given part by part. */
+export type Query = Record<string, Part | readonly string[]>;
+
+export function written(query: Query): URLSearchParams {
+  const told = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    for (const each of Array.isArray(value) ? (value as readonly string[]) : [value as Part]) {
+      if (each !== null && each !== undefined && each !== "") told.append(name, String(each));
+    }
+  }
+  return told;
+}
 
 export const route = signal<Route>(parse(location.hash));
 
@@ -23,11 +36,7 @@ export function parse(hash: string): Route {
 }
 
 export function href(path: string[], query: Query = {}): string {
-  const told = new URLSearchParams();
-  for (const [name, value] of Object.entries(query)) {
-    if (value !== null && value !== undefined && value !== "") told.set(name, String(value));
-  }
-  const end = told.toString();
+  const end = written(query).toString();
   return `#/${path.map(encodeURIComponent).join("/")}${end ? `?${end}` : ""}`;
 }
 

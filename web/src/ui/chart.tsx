@@ -54,7 +54,7 @@ function drawn(plot: typeof uPlot, element: HTMLElement, { days, series, format,
     {
       width: element.clientWidth,
       height,
-      padding: [10, 6, 0, 0],
+      padding: [10, 26, 0, 0],
       cursor: { y: false, points: { show: false } },
       tzDate: (seconds) => plot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       scales: {

@@ -9,11 +9,14 @@ export function Dialog({
   onClose,
   children,
   wide = false,
+  firm = false,
 }: {
   title: string;
-  onClose: () => void;
+  onClose?: () => void;
   children: ComponentChildren;
   wide?: boolean;
+  /** Cannot be left without an answer. */
+  firm?: boolean;
 }) {
   const element = useRef<HTMLDialogElement>(null);
   useEffect(() => {
@@ -25,8 +28,11 @@ export function Dialog({
       class={wide ? "wide" : ""}
       aria-label={title}
       onClose={onClose}
+      onCancel={(event) => {
+        if (firm) event.preventDefault();
+      }}
       onClick={(event) => {
-        if (event.target === element.current) element.current?.close();
+        if (event.target === element.current && !firm) element.current?.close();
       }}
     >
       <div class="dialog-inside">

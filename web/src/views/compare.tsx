@@ -1,23 +1,28 @@
-// Runs side by side: what each took, and where they went different ways.
+// Runs or agents side by side: what each took, and where runs went different ways.
 import type { ComponentChildren } from "preact";
+import { useEffect, useState } from "preact/hooks";
 
-import { at } from "../base/api";
-import { count, duration, exact, moneys, plural } from "../base/format";
+import { at, epoch, get, type Problem } from "../base/api";
+import { count, duration, exact, moneys, plural, type Amount } from "../base/format";
 import { useKeys } from "../base/keys";
-import { useGet } from "../base/query";
+import { asProblem, useGet } from "../base/query";
 import { go, href, route } from "../base/route";
 import { tokensOf, type Usage } from "../base/shapes";
 import { Crumb, Head, Id, Status, Time } from "../ui/bits";
-import { Answer, Empty } from "../ui/states";
+import { Answer, Empty, Failure, Loading } from "../ui/states";
+
+interface Spent {
+  usage: Usage;
+  nanos: Record<string, number>;
+}
 
 interface Figures {
   run: { id: string; agent: string | null; status: string; started_at_us: number };
-  cost: { nanos: Record<string, number>; unpriced_tokens: number };
+  cost: Spent;
   usage: Usage;
   duration_us: number | null;
   steps: Record<string, number>;
   errors: number;
-  busy_us: Record<string, number>;
 }
 
 interface Step {
@@ -29,81 +34,101 @@ interface Step {
   text: string;
 }
 
+interface Divergence {
+  index: number;
+  what: string;
+  one: Step | null;
+  other: Step | null;
+}
+
 interface Comparison {
   runs: Figures[];
-  divergences: ({ index: number; what: string; one: Step | null; other: Step | null } | null)[];
+  divergences: (Divergence | null)[];
+}
+
+interface AgentFigures {
+  agent: string;
+  cost: Spent;
+  runs: number;
+  failed_runs: number;
+  steps: number;
+  errors: number;
+  latency: { p50_us: number; p95_us: number } | null;
 }
 
 export function Compare() {
-  const wanted = (route.value.query["runs"] ?? "").split(",").filter(Boolean);
-  const asked = useGet<Comparison>(wanted.length > 1 ? at(["compare"], { runs: wanted.join(",") }) : null);
-  useKeys({ Escape: () => go(["runs"]) });
+  const { query } = route.value;
+  const runs = split(query["runs"]);
+  const agents = split(query["agents"]);
+  useKeys({ Escape: () => go([agents.length > 0 ? "cost" : "runs"]) });
   return (
     <div class="view">
-      <Head above={<Crumb path={["runs"]}>Runs</Crumb>} title="Side by side" />
-      {wanted.length < 2 ? (
+      <Head
+        above={agents.length > 0 ? <Crumb path={["cost"]}>Cost</Crumb> : <Crumb path={["runs"]}>Runs</Crumb>}
+        title="Side by side"
+      />
+      {runs.length > 1 ? (
+        <Runs key={runs.join()} ids={runs} />
+      ) : agents.length > 1 ? (
+        <Agents names={agents} />
+      ) : (
         <Empty title="Choose two runs">
           Mark runs in the <a href="#/runs">list</a> with x, then compare them with c.
         </Empty>
-      ) : (
-        <Answer asked={asked} what="Comparing">
-          {(found) => <Shown found={found} />}
-        </Answer>
       )}
     </div>
   );
 }
 
-function Shown({ found }: { found: Comparison }) {
+function Runs({ ids }: { ids: readonly string[] }) {
+  const [found, setFound] = useState<Comparison | null>(null);
+  const [problem, setProblem] = useState<Problem | null>(null);
+  const era = epoch.value;
+  useEffect(() => {
+    const stop = new AbortController();
+    compared(ids, stop.signal).then(
+      (each) => {
+        setFound(each);
+        setProblem(null);
+      },
+      (error: unknown) => !stop.signal.aborted && setProblem(asProblem(error)),
+    );
+    return () => stop.abort();
+  }, [era]);
+  if (problem) return <Failure problem={problem} />;
+  if (!found) return <Loading what="Comparing" />;
   const { runs } = found;
   const kinds = [...new Set(runs.flatMap((each) => Object.keys(each.steps)))].sort();
-  const row = (label: string, value: (each: Figures) => ComponentChildren) => (
-    <tr>
-      <th scope="row">{label}</th>
-      {runs.map((each) => (
-        <td key={each.run.id}>{value(each)}</td>
-      ))}
-    </tr>
-  );
   return (
     <div class="scroll pad" tabIndex={0} role="group" aria-label="Comparison">
-      <table class="plain wide compare">
-        <thead>
-          <tr>
-            <th scope="col">
-              <span class="hidden">figure</span>
-            </th>
-            {runs.map((each) => (
-              <th scope="col" key={each.run.id}>
-                {each.run.agent ?? "run"} <Id id={each.run.id} to={href(["runs", each.run.id])} />
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {row("status", (each) => <Status status={each.run.status} />)}
-          {row("began", (each) => <Time at={each.run.started_at_us} />)}
-          {row("took", (each) => duration(each.duration_us))}
-          {row("tokens", (each) => count(tokensOf(each.usage)))}
-          {row("from cache", (each) => count(each.usage.cache_read ?? 0))}
-          {row("cost", (each) =>
-            moneys(Object.entries(each.cost.nanos).map(([currency, nanos]) => ({ currency, amount: nanos / 1e9 }))),
-          )}
-          {row("errors", (each) => <span class={each.errors ? "bad" : ""}>{exact(each.errors)}</span>)}
-          {kinds.map((kind) => row(kind, (each) => exact(each.steps[kind] ?? 0)))}
-        </tbody>
-      </table>
+      <Table
+        names={runs.map((each) => (
+          <>
+            {each.run.agent ?? "run"} <Id id={each.run.id} to={href(["runs", each.run.id])} />
+          </>
+        ))}
+        rows={[
+          ["status", runs.map((each) => <Status status={each.run.status} />)],
+          ["began", runs.map((each) => <Time at={each.run.started_at_us} />)],
+          ["took", runs.map((each) => duration(each.duration_us))],
+          ["tokens", runs.map((each) => count(tokensOf(each.usage)))],
+          ["from cache", runs.map((each) => count(each.usage.cache_read ?? 0))],
+          ["cost", runs.map((each) => moneys(amounts(each.cost)))],
+          ["errors", runs.map((each) => <span class={each.errors ? "bad" : ""}>{exact(each.errors)}</span>)],
+          ...kinds.map((kind) => [kind, runs.map((each) => exact(each.steps[kind] ?? 0))] as const),
+        ]}
+      />
       {found.divergences.map((divergence, index) => (
         <section key={index}>
           <h2>
-            {runs[0]!.run.agent ?? "run"} and {runs[index + 1]!.run.agent ?? "run"} <Id id={runs[index + 1]!.run.id} />
+            <Id id={runs[0]!.run.id} /> and <Id id={runs[index + 1]!.run.id} />
           </h2>
           {divergence === null ? (
             <p>They are the same, step by step.</p>
           ) : (
             <>
               <p>
-                {plural(divergence.index, "step")} in common; then another <strong>{divergence.what}</strong>.
+                {plural(divergence.index, "step")} in common, then they differ in <strong>{divergence.what}</strong>.
               </p>
               <div class="side-by-side">
                 <StepBox step={divergence.one} run={runs[0]!.run.id} />
@@ -114,6 +139,82 @@ function Shown({ found }: { found: Comparison }) {
         </section>
       ))}
     </div>
+  );
+}
+
+/** The first run with each of the others. */
+async function compared(ids: readonly string[], stop: AbortSignal): Promise<Comparison> {
+  const [first, ...others] = ids as [string, ...string[]];
+  const pairs = await Promise.all(
+    others.map((other) => get<Comparison>(at(["runs", first, "compare", other]), stop)),
+  );
+  return {
+    runs: [pairs[0]!.runs[0]!, ...pairs.map((pair) => pair.runs[1]!)],
+    divergences: pairs.map((pair) => pair.divergences[0] ?? null),
+  };
+}
+
+function Agents({ names }: { names: readonly string[] }) {
+  const asked = useGet<{ agents: AgentFigures[]; is_partial: boolean }>(at(["compare", "agents"], { agent: names }));
+  return (
+    <Answer asked={asked} what="Comparing">
+      {({ agents, is_partial: isPartial }) => (
+        <div class="scroll pad" tabIndex={0} role="group" aria-label="Comparison">
+          <Table
+            names={agents.map((each) => (
+              <a href={href(["runs"], { agent: each.agent })}>{each.agent}</a>
+            ))}
+            rows={[
+              ["runs", agents.map((each) => exact(each.runs))],
+              ["failed runs", agents.map((each) => <span class={each.failed_runs ? "bad" : ""}>{exact(each.failed_runs)}</span>)],
+              ["tokens", agents.map((each) => count(tokensOf(each.cost.usage)))],
+              ["tokens a run", agents.map((each) => (each.runs ? count(Math.round(tokensOf(each.cost.usage) / each.runs)) : "–"))],
+              ["cost", agents.map((each) => moneys(amounts(each.cost)))],
+              ["steps", agents.map((each) => exact(each.steps))],
+              ["errors", agents.map((each) => <span class={each.errors ? "bad" : ""}>{exact(each.errors)}</span>)],
+              ["half of the runs within", agents.map((each) => duration(each.latency?.p50_us))],
+              ["95 % of the runs within", agents.map((each) => duration(each.latency?.p95_us))],
+            ]}
+          />
+          {isPartial && <p class="muted">Latencies and failures are those of the newest events only.</p>}
+        </div>
+      )}
+    </Answer>
+  );
+}
+
+function Table({
+  names,
+  rows,
+}: {
+  names: readonly ComponentChildren[];
+  rows: readonly (readonly [string, readonly ComponentChildren[]])[];
+}) {
+  return (
+    <table class="plain wide compare">
+      <thead>
+        <tr>
+          <th scope="col">
+            <span class="hidden">figure</span>
+          </th>
+          {names.map((name, index) => (
+            <th scope="col" key={index}>
+              {name}
+            </th>
+          ))}
+        </tr>
+      </thead>
+      <tbody>
+        {rows.map(([label, values]) => (
+          <tr key={label}>
+            <th scope="row">{label}</th>
+            {values.map((value, index) => (
+              <td key={index}>{value}</td>
+            ))}
+          </tr>
+        ))}
+      </tbody>
+    </table>
   );
 }
 
@@ -128,4 +229,12 @@ function StepBox({ step, run }: { step: Step | null; run: string }) {
       <p class="text">{step.text}</p>
     </div>
   );
+}
+
+function amounts(spent: Spent): Amount[] {
+  return Object.entries(spent.nanos).map(([currency, nanos]) => ({ currency, amount: nanos / 1e9 }));
+}
+
+function split(text: string | undefined): string[] {
+  return (text ?? "").split(",").filter(Boolean);
 }

@@ -1,10 +1,10 @@
 // What it all took: by day, agent, model and thread, against budgets, and how well it went.
-import { useMemo } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 
 import { at } from "../base/api";
 import { count, duration, exact, money, moneys } from "../base/format";
 import { useGet } from "../base/query";
-import { href, route, select } from "../base/route";
+import { go, href, route, select } from "../base/route";
 import type { CostLine, CostTable } from "../base/shapes";
 import { Figure, Head, Tabs } from "../ui/bits";
 import { DayChart } from "../ui/chart";
@@ -12,7 +12,7 @@ import { Share } from "../ui/share";
 import { Answer, Empty } from "../ui/states";
 import { Limits } from "./limits";
 
-type By = "agent" | "model" | "thread" | "kind";
+type By = "agent" | "model" | "thread" | "run" | "tag" | "kind";
 
 const PERIODS = [
   ["7", "7 days"],
@@ -24,8 +24,11 @@ const GROUPS = [
   ["agent", "By agent"],
   ["model", "By model"],
   ["thread", "By thread"],
+  ["run", "By run"],
+  ["tag", "By tag"],
   ["kind", "By kind"],
 ] as const;
+const SHOWN = 100;
 
 export function Cost() {
   const { query } = route.value;
@@ -84,7 +87,7 @@ export function Cost() {
         </Answer>
         <Tabs label="Groups" now={by} tabs={GROUPS} to={(name) => href(["cost"], { ...query, by: name })} />
         <Answer asked={groups} what="Adding up">
-          {(table) => <Groups table={table} by={by} />}
+          {(table) => <Groups key={by} table={table} by={by} />}
         </Answer>
         <Limits />
         <Performance />
@@ -109,55 +112,88 @@ function Days({ parts }: { parts: CostLine[] }) {
 }
 
 function Groups({ table, by }: { table: CostTable; by: By }) {
+  const [marked, setMarked] = useState<ReadonlySet<string>>(new Set());
+  const [most, setMost] = useState(SHOWN);
   const parts = table.parts.filter((part) => part.tokens || part.cost.length);
-  const most = Math.max(1, ...parts.map((part) => part.tokens));
+  const largest = Math.max(1, ...parts.map((part) => part.tokens));
   if (parts.length === 0) return <p class="muted">Nothing to show.</p>;
+  const mark = (name: string) => {
+    const next = new Set(marked);
+    if (!next.delete(name)) next.add(name);
+    setMarked(next);
+  };
   return (
-    <table class="plain wide">
-      <thead>
-        <tr>
-          <th scope="col">{by}</th>
-          <th scope="col" class="number">
-            calls
-          </th>
-          <th scope="col" class="number">
-            errors
-          </th>
-          <th scope="col" class="number">
-            tokens
-          </th>
-          <th scope="col" class="number">
-            from cache
-          </th>
-          <th scope="col" class="number">
-            cost
-          </th>
-          <th scope="col">
-            <span class="hidden">share of tokens</span>
-          </th>
-        </tr>
-      </thead>
-      <tbody>
-        {parts.map((part) => (
-          <tr key={part.key ?? ""}>
-            <th scope="row">
-              {by === "agent" && part.key ? <a href={href(["runs"], { agent: part.key })}>{part.key}</a> : by === "thread" && part.key ? <a href={href(["threads", part.key])}>{part.key}</a> : (part.key ?? "none")}
+    <>
+      <table class="plain wide">
+        <thead>
+          <tr>
+            <th scope="col">{by}</th>
+            {["calls", "errors", "tokens", "from cache", "cost"].map((each) => (
+              <th scope="col" class="number" key={each}>
+                {each}
+              </th>
+            ))}
+            <th scope="col">
+              <span class="hidden">share of tokens</span>
             </th>
-            <td class="number">{exact(part.events)}</td>
-            <td class={part.errors ? "number bad" : "number"}>{exact(part.errors)}</td>
-            <td class="number" title={exact(part.tokens)}>
-              {count(part.tokens)}
-            </td>
-            <td class="number">{part.tokens ? `${Math.round(((part.usage.cache_read ?? 0) / part.tokens) * 100)} %` : "–"}</td>
-            <td class="number">{part.cost.length ? moneys(part.cost) : "no price"}</td>
-            <td class="share-cell">
-              <Share of={part.tokens} total={most} />
-            </td>
           </tr>
-        ))}
-      </tbody>
-    </table>
+        </thead>
+        <tbody>
+          {parts.slice(0, most).map((part) => (
+            <tr key={part.key ?? ""}>
+              <th scope="row">
+                {by === "agent" && part.key && (
+                  <input
+                    type="checkbox"
+                    aria-label={`Mark ${part.key} to compare`}
+                    checked={marked.has(part.key)}
+                    onChange={() => mark(part.key!)}
+                  />
+                )}{" "}
+                <Key by={by} name={part.key} />
+              </th>
+              <td class="number">{exact(part.events)}</td>
+              <td class={part.errors ? "number bad" : "number"}>{exact(part.errors)}</td>
+              <td class="number" title={exact(part.tokens)}>
+                {count(part.tokens)}
+              </td>
+              <td class="number">
+                {part.tokens ? `${Math.round(((part.usage.cache_read ?? 0) / part.tokens) * 100)} %` : "–"}
+              </td>
+              <td class="number">{part.cost.length ? moneys(part.cost) : "no price"}</td>
+              <td class="share-cell">
+                <Share of={part.tokens} total={largest} />
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <p class="buttons tight">
+        {parts.length > most && (
+          <button type="button" class="quiet" onClick={() => setMost(most + 10 * SHOWN)}>
+            {parts.length - most} more
+          </button>
+        )}
+        {by === "agent" && (
+          <button type="button" disabled={marked.size < 2} onClick={() => go(["compare"], { agents: [...marked].join(",") })}>
+            Compare agents
+          </button>
+        )}
+      </p>
+    </>
   );
+}
+
+function Key({ by, name }: { by: By; name: string | null }) {
+  if (!name) return <>none</>;
+  if (by === "agent") return <a href={href(["runs"], { agent: name })}>{name}</a>;
+  if (by === "run") return <a href={href(["runs", name])}>{name}</a>;
+  if (by === "tag") return <a href={href(["runs"], { tag: name })}>{name}</a>;
+  if (by === "thread") {
+    const [namespace = "", ...id] = name.split("/");
+    return <a href={href(["threads", id.join("/")], { namespace: decodeURIComponent(namespace) })}>{id.join("/")}</a>;
+  }
+  return <>{name}</>;
 }
 
 interface Percentiles {

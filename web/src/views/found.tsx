@@ -24,7 +24,8 @@ interface Hit {
 export function Found({ q }: { q: string }) {
   const asked = useGet<{ hits: Hit[]; words: string[] }>(at(["search"], { q, limit: 100 }));
   const [place, setPlace] = useState(-1);
-  const to = (hit: Hit) => ({ span: hit.kind === "message" ? hit.event : (hit.span ?? hit.event) });
+  const to = (hit: Hit) =>
+    hit.kind === "message" ? { span: hit.event } : { span: hit.span ?? hit.event, tab: "details" };
   return (
     <Answer asked={asked} what="Searching">
       {({ hits, words }) =>

@@ -1,83 +1,137 @@
-// Budgets and alerts: what may be spent, how much of it is gone, and what was noticed.
+// Budgets and alerts: what may be used, how much of it is gone, and what was noticed.
 import { at } from "../base/api";
-import { exact, money, stamp } from "../base/format";
+import { exact, money } from "../base/format";
+import { useChanges } from "../base/live";
 import { useGet } from "../base/query";
+import { href } from "../base/route";
+import { Time } from "../ui/bits";
 import { Share } from "../ui/share";
 import { Answer } from "../ui/states";
-import { Time } from "../ui/bits";
 
-export interface BudgetLine {
+interface Budget {
   name: string;
-  scope: string;
-  period: string;
-  limit: number;
-  spent: number;
+  per: string;
+  every: string | null;
+  agent: string | null;
+  money_nanos: number | null;
   currency: string | null;
-  unit: string;
+  tokens: number | null;
+  tool_calls: number | null;
+  action: string;
 }
 
-export interface AlertLine {
+interface BudgetLine {
+  budget: Budget;
+  used: Record<string, number>;
+  share: number | null;
+  is_used_up: boolean;
+}
+
+interface Alert {
   id: string;
   ts_us: number;
-  name: string;
+  level: string;
+  rule: string;
   message: string;
+  run: string | null;
 }
 
 export function Limits() {
   const budgets = useGet<{ budgets: BudgetLine[] }>(at(["budgets"]));
-  const alerts = useGet<{ alerts: AlertLine[] }>(at(["alerts"], { limit: 50 }));
+  const alerts = useGet<{ alerts: Alert[] }>(at(["alerts"], { limit: 50 }));
+  useChanges((event) => event.kind === "alert", alerts.reload);
   return (
-    <section>
-      <h2>Budgets</h2>
-      <Answer asked={budgets} what="Reading budgets">
-        {({ budgets: found }) =>
-          found.length === 0 ? (
-            <p class="muted">No limits are set.</p>
-          ) : (
-            <table class="plain wide">
-              <tbody>
-                {found.map((each) => (
-                  <tr key={each.name}>
-                    <th scope="row">{each.name}</th>
-                    <td class="muted">
-                      {each.scope}, {each.period}
-                    </td>
-                    <td class={each.spent > each.limit ? "number bad" : "number"}>
-                      {amount(each.spent, each)} of {amount(each.limit, each)}
-                    </td>
-                    <td class="share-cell">
-                      <Share of={Math.min(each.spent, each.limit)} total={each.limit} />
-                    </td>
+    <>
+      <section>
+        <h2>Budgets</h2>
+        <Answer asked={budgets} what="Reading budgets">
+          {({ budgets: found }) =>
+            found.length === 0 ? (
+              <p class="muted">
+                Nothing is limited. <code>store.budgets.set("team", per="store", every="day", money=20)</code> sets a limit.
+              </p>
+            ) : (
+              <table class="plain wide">
+                <thead>
+                  <tr>
+                    <th scope="col">budget</th>
+                    <th scope="col">of</th>
+                    <th scope="col">limit</th>
+                    <th scope="col">used</th>
+                    <th scope="col">
+                      <span class="hidden">share that is used</span>
+                    </th>
                   </tr>
+                </thead>
+                <tbody>
+                  {found.map((line) => (
+                    <BudgetRow key={line.budget.name} line={line} />
+                  ))}
+                </tbody>
+              </table>
+            )
+          }
+        </Answer>
+      </section>
+      <section>
+        <h2>Alerts</h2>
+        <Answer asked={alerts} what="Reading alerts">
+          {({ alerts: found }) =>
+            found.length === 0 ? (
+              <p class="muted">Nothing was noticed.</p>
+            ) : (
+              <ul class="alerts">
+                {found.map((each) => (
+                  <li key={each.id} class={each.level}>
+                    <strong>{each.rule}</strong> {each.message}{" "}
+                    {each.run && <a href={href(["runs", each.run])}>run</a>}{" "}
+                    <span class="muted">
+                      <Time at={each.ts_us} />
+                    </span>
+                  </li>
                 ))}
-              </tbody>
-            </table>
-          )
-        }
-      </Answer>
-      <h2>Alerts</h2>
-      <Answer asked={alerts} what="Reading alerts">
-        {({ alerts: found }) =>
-          found.length === 0 ? (
-            <p class="muted">Nothing was noticed.</p>
-          ) : (
-            <ul class="alerts">
-              {found.map((each) => (
-                <li key={each.id}>
-                  <strong>{each.name}</strong> {each.message}{" "}
-                  <span class="muted" title={stamp(each.ts_us)}>
-                    <Time at={each.ts_us} />
-                  </span>
-                </li>
-              ))}
-            </ul>
-          )
-        }
-      </Answer>
-    </section>
+              </ul>
+            )
+          }
+        </Answer>
+      </section>
+    </>
   );
 }
 
-function amount(value: number, budget: BudgetLine): string {
-  return budget.currency ? money({ currency: budget.currency, amount: value }) : `${exact(value)} ${budget.unit}`;
+function BudgetRow({ line: { budget, used, share, is_used_up: isUsedUp } }: { line: BudgetLine }) {
+  const limits = [
+    budget.money_nanos !== null && budget.currency
+      ? money({ currency: budget.currency, amount: budget.money_nanos / 1e9 })
+      : null,
+    budget.tokens !== null ? `${exact(budget.tokens)} tokens` : null,
+    budget.tool_calls !== null ? `${exact(budget.tool_calls)} tool calls` : null,
+  ].filter((each) => each !== null);
+  return (
+    <tr>
+      <th scope="row">{budget.name}</th>
+      <td>
+        {budget.per === "store" ? "everything" : `each ${budget.per}`}
+        {budget.agent && ` of ${budget.agent}`}
+        {budget.every && `, every ${budget.every}`}
+      </td>
+      <td>
+        {limits.join(", ")} <span class="muted">then {budget.action}</span>
+      </td>
+      <td class={isUsedUp ? "bad" : ""}>
+        {share === null ? <span class="muted">by {budget.per}</span> : told(used, budget)}
+        {isUsedUp && ", used up"}
+      </td>
+      <td class="share-cell">{share !== null && <Share of={Math.min(1, share)} total={1} />}</td>
+    </tr>
+  );
+}
+
+function told(used: Record<string, number>, budget: Budget): string {
+  const parts = Object.entries(used).map(([name, value]) =>
+    name.startsWith("money") && budget.currency
+      ? money({ currency: budget.currency, amount: value / 1e9 })
+      : `${exact(value)} ${name.replaceAll("_", " ")}`,
+  );
+  return parts.join(", ") || "nothing";
 }

@@ -3,6 +3,7 @@ import { useState } from "preact/hooks";
 
 import { at, send } from "../../base/api";
 import { plural, stamp } from "../../base/format";
+import { useChanges } from "../../base/live";
 import { asProblem, useGet } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
 import type { MemoryDocument, MemoryVersion, Provenance } from "../../base/shapes";
@@ -24,6 +25,13 @@ export function Document({ id, namespace, onChange }: { id: string; namespace: s
   const asked = useGet<MemoryDocument>(at(["memory", id], { namespace, version, include_expired: true }));
   const history = useGet<{ versions: MemoryVersion[] }>(at(["memory", id, "history"], { namespace }));
   const [asking, ask] = useState(false);
+  useChanges(
+    (event) => event.kind.startsWith("memory") && tab !== "edit",
+    () => {
+      asked.reload();
+      history.reload();
+    },
+  );
   const changed = () => {
     asked.reload();
     history.reload();

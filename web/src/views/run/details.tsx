@@ -26,7 +26,10 @@ export function Details({ trace, id }: { trace: Trace; id: string | null }) {
 }
 
 function Whole({ run, record, content }: { run: string; record: RunRecord; content: RecordContent }) {
-  const { error, ...rest } = record.data as { error?: { type?: string; message?: string; traceback?: string } };
+  const { error, input_size: _, ...rest } = record.data as {
+    error?: { type?: string; message?: string; traceback?: string };
+    input_size?: number;
+  };
   const usage = Object.entries(record.usage ?? {}).filter(([, value]) => value);
   const links = Object.entries(rest).filter(([name, value]) => LINKS.has(name) && typeof value === "string");
   return (

@@ -1,7 +1,7 @@
 // One run: its waterfall beside its conversation, what it cost, and the way through it again.
 import { useEffect, useMemo, useState } from "preact/hooks";
 
-import { at, reachable } from "../../base/api";
+import { at, epoch } from "../../base/api";
 import { count, duration, moneys, stamp } from "../../base/format";
 import { useKeys } from "../../base/keys";
 import { useChanges } from "../../base/live";
@@ -28,10 +28,8 @@ const TABS = [
 export function Run({ id }: { id: string }) {
   const asked = useGet<RunLine>(at(["runs", id]));
   const trace = useMemo(() => new Trace(id), [id]);
-  const isBack = reachable.value;
-  useEffect(() => {
-    if (isBack) void trace.load();
-  }, [trace, isBack]);
+  const era = epoch.value;
+  useEffect(() => void trace.load(), [trace, era]);
   useEffect(() => () => trace.stop(), [trace]);
   useChanges(
     (event) => event.run === id,

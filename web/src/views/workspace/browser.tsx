@@ -1,7 +1,7 @@
 // The files of a snapshot: folders on the left, one file on the right; nothing is restored for it.
 import { useEffect, useMemo, useState } from "preact/hooks";
 
-import { at, raw, type Problem } from "../../base/api";
+import { at, epoch, raw, type Problem } from "../../base/api";
 import { bytes } from "../../base/format";
 import { asProblem, useGet } from "../../base/query";
 import { route, select } from "../../base/route";
@@ -88,13 +88,15 @@ function inOrder(one: Entry, other: Entry): number {
 function File({ snapshot, path }: { snapshot: string; path: string }) {
   const [data, setData] = useState<ArrayBuffer | null>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
+  const era = epoch.value;
   useEffect(() => {
     const stop = new AbortController();
+    setProblem(null);
     raw("GET", at(["snapshots", snapshot, "cat"], { path }), { signal: stop.signal })
       .then((answer) => answer.arrayBuffer())
       .then(setData, (error: unknown) => !stop.signal.aborted && setProblem(asProblem(error)));
     return () => stop.abort();
-  }, [snapshot, path]);
+  }, [snapshot, path, era]);
   if (problem) return <Failure problem={problem} />;
   if (!data) return <Loading what="Reading the file" />;
   return <Preview path={path} data={data} />;

@@ -16,6 +16,9 @@ import { FileChanges } from "./changes";
 
 const idOf = (snapshot: SnapshotInfo) => `${snapshot.id}@${snapshot.taken_at_us}`;
 
+/** In the address: compare with an empty folder. */
+const NOTHING = "nothing";
+
 function useSnapshots() {
   return usePages<SnapshotInfo>(at(["snapshots"], { limit: 200 }), "snapshots", idOf);
 }
@@ -122,14 +125,15 @@ function Diff({ id, snapshots }: { id: string; snapshots: readonly SnapshotInfo[
   const earlier = snapshots.find(
     (each) => mine && each.workspace === mine.workspace && each.taken_at_us < mine.taken_at_us && each.id !== id,
   );
-  const other = route.value.query["with"] ?? earlier?.id ?? "";
+  const chosen = route.value.query["with"];
+  const other = chosen === NOTHING ? "" : (chosen ?? earlier?.id ?? "");
   const asked = useGet<{ changes: FileChange[] }>(at(["snapshots", "diff"], { a: other, b: id }));
   return (
     <div class="scroll pad" tabIndex={0} role="group" aria-label="Diff">
       <p>
         <label>
           From{" "}
-          <select value={other} onChange={(event) => select({ with: event.currentTarget.value })}>
+          <select value={other} onChange={(event) => select({ with: event.currentTarget.value || NOTHING })}>
             <option value="">an empty folder</option>
             {snapshots
               .filter((each) => each.id !== id)

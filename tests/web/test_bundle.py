@@ -1,0 +1,84 @@
+"""What is shipped: small, complete, without other hosts, and handed out safely."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+from tests.web import tools
+
+from treering.server import dashboard
+
+HOSTS = re.compile(r"https?://(?!www\.w3\.org/|127\.0\.0\.1|preactjs\.com)[\w.-]+")
+
+
+def test_all_scripts_together_are_small(built):
+    scripts = list(built.rglob("*.js"))
+    assert scripts
+    assert sum(tools.gzipped(each) for each in scripts) <= 200_000
+
+
+def test_nothing_comes_from_another_host(built):
+    for path in [*built.rglob("*.js"), *built.rglob("*.css"), *built.rglob("*.html"), *built.rglob("*.svg")]:
+        assert HOSTS.findall(path.read_text(encoding="utf-8")) == [], path.name
+
+
+def test_a_page_has_no_script_of_its_own_and_a_strict_policy(garden_url):
+    answer = httpx.get(f"{garden_url}/", follow_redirects=True)
+    assert answer.url.path == "/ui/"
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert re.findall(r"<script(?![^>]*\bsrc=)", answer.text) == []
+    assert answer.headers["cache-control"] == "no-cache"
+    assert answer.headers["content-encoding"] == "gzip"
+
+
+def test_assets_are_kept_by_the_browser_and_plain_for_who_wants_them_so(garden_url, built):
+    (script,) = (each for each in built.rglob("index-*.js"))
+    url = f"{garden_url}/ui/assets/{script.name}"
+    packed = httpx.get(url)
+    assert packed.headers["cache-control"].endswith("immutable")
+    plain = httpx.get(url, headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.content == packed.content == script.read_bytes()
+    assert plain.headers["content-type"].startswith("text/javascript")
+
+
+@pytest.mark.parametrize(
+    "path", ["../app.py", "%2e%2e/app.py", "assets/../../app.py", "assets", "fingerprint.txt", "x"]
+)
+def test_only_what_was_built_can_be_asked_for(path, garden_url):
+    answer = httpx.get(f"{garden_url}/ui/{path}")
+    assert answer.status_code == 404
+    assert "treering" not in answer.text or answer.headers["content-type"] == "application/problem+json"
+
+
+def test_an_installation_without_a_dashboard_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(dashboard, "STATIC", tmp_path)
+    answer = TestClient(Starlette(routes=list(dashboard.routes()))).get("/ui/")
+    assert answer.status_code == 404
+    assert "hatch_build.py" in answer.json()["detail"]
+
+
+def test_a_build_that_is_current_is_not_done_again(monkeypatch):
+    import hatch_build
+
+    assert hatch_build.is_current()
+    monkeypatch.setattr(hatch_build, "Node", None)  # would fail if it were used
+    hatch_build.build()
+    assert hatch_build.FINGERPRINT.read_text().strip() == hatch_build.fingerprint()
+
+
+def test_a_changed_source_makes_a_build_due(monkeypatch, tmp_path):
+    import hatch_build
+
+    (tmp_path / "index.html").write_text("changed")
+    monkeypatch.setattr(hatch_build, "SOURCES", tmp_path)
+    assert not hatch_build.is_current()
+    monkeypatch.setenv("TREERING_NO_DASHBOARD", "1")
+    hatch_build.build()  # unwanted: nothing is done
+    monkeypatch.setattr(hatch_build, "SOURCES", tmp_path / "none")
+    assert hatch_build.is_current()  # an sdist without sources: what is there is what there is

@@ -1,0 +1,69 @@
+"""What happens while someone looks: runs appear, grow and end without a reload."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+import treering
+
+
+@pytest.fixture
+def writer(own_garden, tmp_path):  # noqa: ARG001 - it makes the folder
+    """Another opener of the store, as an agent's process would be."""
+    with treering.open(tmp_path / "store") as store:
+        yield store
+
+
+def test_a_run_appears_in_the_list_while_it_runs_and_ends_there(page, own_garden, writer):
+    page.goto(f"{own_garden[1]}/ui/#/runs")
+    page.locator(".pulse.on").wait_for()
+    run = writer.run(agent="gardener", id="run-now").start()
+    writer.flush()
+    row = page.locator(".row", has_text="run-now")
+    expect(row).to_contain_text("running")
+    run.message("assistant", "Done.", model="gpt-5-mini", usage={"input": 10, "output": 5})
+    run.end()
+    writer.flush()
+    expect(row).to_contain_text("ok")
+    expect(row).to_contain_text("15")
+
+
+def test_an_open_run_grows_span_by_span(page, own_garden, writer):
+    run = writer.run(agent="gardener", id="run-now").start()
+    run.message("user", "Plant a tree.")
+    writer.flush()
+    page.goto(f"{own_garden[1]}/ui/#/runs/run-now")
+    lanes = page.locator(".waterfall .row")
+    expect(lanes).to_have_count(1)
+    page.locator(".pulse.on").wait_for()
+    outer = run.span("dig", input={"depth": 40}).start()
+    writer.flush()
+    expect(lanes).to_have_count(2)
+    expect(page.locator(".bar.open")).to_have_count(1)
+    with outer.tool("spade", {"times": 3}) as call:
+        call.output = "a hole"
+    writer.flush()
+    expect(lanes).to_have_count(3)
+    expect(page.locator(".conversation")).to_contain_text("a hole")
+    outer.end()
+    run.end()
+    writer.flush()
+    expect(page.locator(".bar.open")).to_have_count(0)
+    expect(page.locator(".figures .status").first).to_have_text("ok")
+
+
+def test_a_memory_that_an_agent_changes_is_shown_changed(page, own_garden, writer):
+    page.goto(f"{own_garden[1]}/ui/#/memory/alice%2Ftone")
+    page.locator(".text-body").wait_for()
+    page.locator(".pulse.on").wait_for()
+    writer.memory.save("alice/tone", "Now likes long letters.")
+    expect(page.locator(".text-body")).to_have_text("Now likes long letters.")
+
+
+def test_a_new_document_appears_in_the_list(page, own_garden, writer):
+    page.goto(f"{own_garden[1]}/ui/#/memory")
+    page.get_by_text("policy/refunds").wait_for()
+    page.locator(".pulse.on").wait_for()
+    writer.memory.save("carol/shoes", "Size 39.")
+    page.get_by_text("carol/shoes").wait_for()

@@ -1,0 +1,145 @@
+"""Files, memory, schedules and the store: every button, with what it does to the store."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+
+from playwright.sync_api import expect
+
+
+def test_files_are_browsed_shown_and_downloaded(page, own_garden, tmp_path):
+    store, url = own_garden
+    newest = next(iter(store.workspace.snapshots())).id
+    page.goto(f"{url}/ui/#/workspace")
+    page.get_by_text("with a limit").click()
+    page.get_by_role("button", name="shop/").click()
+    page.get_by_role("button", name="refund.py").click()
+    expect(page.locator(".preview pre")).to_contain_text("min(amount, LIMIT)")
+    expect(page).to_have_url(re.compile(r"path=shop%2Frefund.py"))
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Download").click()
+    target = tmp_path / "refund.py"
+    saved.value.save_as(target)
+    assert target.read_bytes() == store.workspace.cat(newest, "shop/refund.py")
+
+
+def test_images_are_shown_and_bytes_are_not(page, garden_url):
+    page.goto(f"{garden_url}/ui/#/workspace")
+    page.get_by_text("with a limit").click()
+    page.get_by_role("button", name="logo.png").click()
+    picture = page.get_by_role("img", name="logo.png")
+    picture.wait_for()
+    page.wait_for_function("e => e.complete && e.naturalWidth === 96", arg=picture.element_handle())
+    page.get_by_role("button", name="data.bin").click()
+    page.get_by_text("Not text").wait_for()
+
+
+def test_two_snapshots_are_compared(page, garden_url):
+    page.goto(f"{garden_url}/ui/#/workspace")
+    page.get_by_text("with a limit").click()
+    page.get_by_role("link", name="Diff").click()
+    expect(page.locator(".file-changes details")).to_have_count(2)
+    expect(page.locator(".diff-line.added").first).to_contain_text("LIMIT = 500")
+    page.get_by_label("From").select_option("")
+    expect(page.locator(".file-changes details").nth(4)).to_be_visible()
+
+
+def test_a_document_is_edited_and_its_versions_compared_and_restored(page, own_garden):
+    store, url = own_garden
+    page.goto(f"{url}/ui/#/memory/alice%2Ftone?tab=edit")
+    page.get_by_label("Text", exact=True).fill("Likes letters.")
+    page.get_by_role("button", name="Save as a new version").click()
+    expect(page.locator(".text-body")).to_have_text("Likes letters.")
+    saved = store.memory.get("alice/tone")
+    assert (saved.content, saved.version, saved.tags) == ("Likes letters.", 3, ["style", "alice"])
+    page.get_by_role("link", name="Versions").click()
+    page.locator(".versions li").nth(2).get_by_label("from").check()
+    expect(page.locator(".diff")).to_contain_text("Prefers concise replies.")
+    page.locator(".versions li").nth(2).get_by_role("button", name="Restore").click()
+    expect(page.locator(".versions li")).to_have_count(4)
+    assert store.memory.get("alice/tone").content == "Prefers concise replies."
+
+
+def test_an_edit_of_an_old_version_is_refused(new_page, own_garden):
+    store, url = own_garden
+    page = new_page(expected=("409",))
+    page.goto(f"{url}/ui/#/memory/policy%2Frefunds?tab=edit")
+    field = page.get_by_label("Text", exact=True)
+    field.wait_for()
+    store.memory.save("policy/refunds", "Someone else was quicker.")
+    field.fill("Mine.")
+    page.get_by_role("button", name="Save as a new version").click()
+    expect(page.locator(".document [role=alert]")).to_contain_text("version")
+    assert store.memory.get("policy/refunds").content == "Someone else was quicker."
+
+
+def test_a_document_is_made_and_deleted(page, own_garden):
+    store, url = own_garden
+    page.goto(f"{url}/ui/#/memory")
+    page.get_by_text("policy/refunds").wait_for()
+    page.keyboard.press("n")
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("bob/greeting")
+    dialog.get_by_label("Text", exact=True).fill("Says hello first.")
+    dialog.get_by_label("Tags").fill("style, bob")
+    dialog.get_by_role("button", name="Save").click()
+    expect(page.locator(".document h2")).to_have_text("bob/greeting")
+    assert store.memory.get("bob/greeting").tags == ["style", "bob"]
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("bob/greeting")).to_have_count(0)
+    assert store.memory.get("bob/greeting") is None
+
+
+def test_memory_is_searched_and_has_namespaces(page, garden_url):
+    page.goto(f"{garden_url}/ui/#/memory")
+    page.get_by_label("Search memory").fill("gift cards")
+    expect(page.locator(".document-line").first).to_contain_text("policy/")
+    page.get_by_label("Namespace").select_option("user/bob")
+    expect(page.locator(".document-line")).to_have_count(1)
+    expect(page.locator(".document-line")).to_contain_text("peanuts")
+
+
+def test_a_task_is_paused_resumed_run_and_cancelled(page, own_garden):
+    store, url = own_garden
+    (task,) = [each for each in store.schedules.list_tasks() if each.prompt == "Look at the inbox"]
+    page.goto(f"{url}/ui/#/schedules/{task.id}")
+    expect(page.locator(".fires")).to_contain_text("ok")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").wait_for()
+    assert store.schedules.get(task.id).status == "paused"
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Pause").wait_for()
+    assert store.schedules.get(task.id).status == "active"
+    page.get_by_role("button", name="Run now").click()
+    page.get_by_text("waits for a worker").wait_for()
+    assert len(store.schedules.get(task.id).fires) == 1
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel the task").click()
+    page.get_by_text("This task is not in the list").wait_for()
+    assert store.schedules.get(task.id).status == "cancelled"
+
+
+def test_the_store_is_verified_and_swept_dry(page, own_garden):
+    store, url = own_garden
+    before = store.stats().rows
+    page.goto(f"{url}/ui/#/store")
+    page.get_by_role("button", name="Verify").click()
+    page.get_by_text("Sound: everything is as it was written.").wait_for()
+    page.get_by_role("button", name="Dry run").click()
+    page.get_by_text(re.compile("could go:")).wait_for()
+    assert store.stats().rows == before
+
+
+def test_a_damaged_store_is_told_as_such(page, own_garden, tmp_path):
+    _, url = own_garden
+    with closing(sqlite3.connect(tmp_path / "store" / "treering.db")) as database:
+        number, frame = database.execute('SELECT "key", frame FROM body LIMIT 1').fetchone()
+        broken = frame[:-1] + bytes((frame[-1] ^ 0xFF,))
+        database.execute('UPDATE body SET frame = ? WHERE "key" = ?', (broken, number))
+        database.commit()
+    page.goto(f"{url}/ui/#/store")
+    page.get_by_role("button", name="Verify").click()
+    expect(page.locator(".verdict.bad")).to_contain_text("problem")

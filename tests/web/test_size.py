@@ -1,0 +1,60 @@
+"""Size: 50,000 events in one run, and a list of very many runs; only what is in sight is in the page."""
+
+from __future__ import annotations
+
+import pytest
+from examples import garden
+from playwright.sync_api import expect
+from tests.server.running import running
+from tests.web.conftest import shot
+
+import treering
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def forest(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("forest") / "store"
+    garden.grow(folder, events=50_000)
+    garden.crowd(folder, runs=600)
+    with treering.open(folder) as store, running(store) as url:
+        yield url
+
+
+def test_fifty_thousand_events_scroll(page, forest):
+    page.goto(f"{forest}/ui/#/runs/run-forest")
+    lanes = page.get_by_role("region", name="Spans")
+    lanes.wait_for()
+    expect(lanes).to_have_attribute("data-total", "50000", timeout=60_000)
+    assert page.locator(".waterfall .row").count() < 120
+    lanes.evaluate("e => { e.scrollTop = e.scrollHeight / 2 }")
+    expect(page.locator(".waterfall .row").first).to_contain_text(("measure", "think", "assistant", "day")[0])
+    page.keyboard.press("End")
+    expect(page.locator(".waterfall .row.selected")).to_be_visible()
+    assert page.locator(".waterfall .row").count() < 120
+    assert page.locator(".conversation .row").count() < 120
+    shot(page, "forest")
+
+
+def test_a_selection_in_the_depth_of_a_large_run_has_an_address(page, forest):
+    page.goto(f"{forest}/ui/#/runs/run-forest?span=w30000&tab=details")
+    expect(page.locator(".details")).to_contain_text("Tree 30000 has 0 rings.")
+    expect(page.locator(".waterfall .row.selected")).to_be_visible(timeout=60_000)
+
+
+def test_a_long_list_of_runs_is_fetched_as_one_scrolls(page, forest):
+    page.goto(f"{forest}/ui/#/runs")
+    rows = page.get_by_role("region", name="Runs")
+    rows.wait_for()
+    for total in (200, 400, 601):
+        page.wait_for_function(
+            """total => {
+                const rows = document.querySelector('.rows');
+                rows.scrollTop = rows.scrollHeight;
+                return Number(rows.dataset.total) >= total;
+            }""",
+            arg=total,
+        )
+    expect(page.get_by_text("run-forest")).to_be_visible()  # three days old, the oldest
+    assert page.locator("[role=listitem]").count() < 80
