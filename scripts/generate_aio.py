@@ -257,7 +257,7 @@ class _Class:
             body = [f"return await self._bridge.future({other})"]
         elif kind in {"Iterator", "Iterable", "Generator"}:
             self.imports.need("collections.abc", "AsyncIterator")
-            each = inner.split(", ")[0]
+            each = inner.split(", ")[0] if kind == "Generator" else inner
             out = f"AsyncIterator[{self._out(each)}]"
             step = f"    yield {self._wrap('each', each)}"
             body = [f"async for each in self._bridge.iterate({hop}):", step]

@@ -11,18 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from msgspec import structs
 
-from treering.care.backup import BackupReport, back_up
-from treering.care.collection import Collection, collect
-from treering.care.copying import CopyProgress, CopyReport, copy_space
-from treering.care.forgetting import Forgotten, forget, selection
-from treering.care.growth import Growth, grow
-from treering.care.spaces import is_unwritten
-from treering.care.statistics import Stats, measure
-from treering.care.verification import Verification, verify
 from treering.core.batch import Batch, Receipt
 from treering.core.clock import Clock, SystemClock
 from treering.core.draft import Draft
@@ -32,30 +24,36 @@ from treering.core.records import Checked
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput
-from treering.views.alerting.alerts import Alerts
-from treering.views.chats import Chat
-from treering.views.costs import Costs
 from treering.views.directory import ThreadInfo, list_threads
-from treering.views.guarding import Guard
 from treering.views.hooks import Hooks
-from treering.views.legacy import LegacyRuns
-from treering.views.memory.memory import Memory
-from treering.views.memory.vectors import Vectors
-from treering.views.otlp.ingest import Ingest
-from treering.views.performance import Performance
-from treering.views.recording.decorators import recorded
-from treering.views.recording.recorder import Recorder
 from treering.views.recording.runs import RUN, Run
-from treering.views.run_retention import drop_runs
-from treering.views.runs import Runs
-from treering.views.schedules.schedules import Schedules
-from treering.views.shared_budgets import SharedBudgets
-from treering.views.states import State
 from treering.views.thread_keys import thread_key
 from treering.views.threads import Thread
-from treering.views.timeline import Timeline
-from treering.views.transcripts import Transcript
 from treering.views.workspaces.workspace import Workspace
+
+if TYPE_CHECKING:  # a program that only saves threads does not pay for the rest
+    from treering.care.backup import BackupReport
+    from treering.care.collection import Collection
+    from treering.care.copying import CopyProgress, CopyReport
+    from treering.care.forgetting import Forgotten
+    from treering.care.growth import Growth
+    from treering.care.statistics import Stats
+    from treering.care.verification import Verification
+    from treering.views.alerting.alerts import Alerts
+    from treering.views.chats import Chat
+    from treering.views.costs import Costs
+    from treering.views.guarding import Guard
+    from treering.views.legacy import LegacyRuns
+    from treering.views.memory.memory import Memory
+    from treering.views.otlp.ingest import Ingest
+    from treering.views.performance import Performance
+    from treering.views.recording.recorder import Recorder
+    from treering.views.runs import Runs
+    from treering.views.schedules.schedules import Schedules
+    from treering.views.shared_budgets import SharedBudgets
+    from treering.views.states import State
+    from treering.views.timeline import Timeline
+    from treering.views.transcripts import Transcript
 
 
 class Opener(Protocol):
@@ -81,6 +79,8 @@ class Store:
         clock: Clock | None = None,
         opener: Opener | None = None,
     ) -> None:
+        from treering.views.memory.vectors import Vectors
+
         self._engine = engine
         self._space = check_space(space)
         self._folder = folder
@@ -133,11 +133,15 @@ class Store:
     @property
     def state(self) -> State:
         """Small state: JSON values by key, changed by compare-and-swap."""
+        from treering.views.states import State
+
         return State(self._engine, self._space, clock=self._clock)
 
     @property
     def memory(self) -> Memory:
         """What agents remember: documents by id with every version, searched and loaded into contexts."""
+        from treering.views.memory.memory import Memory
+
         return Memory(
             self._engine,
             self._space,
@@ -149,6 +153,8 @@ class Store:
     @property
     def schedules(self) -> Schedules:
         """Tasks that come up later: by cron, at intervals or once, and the workers that do them."""
+        from treering.views.schedules.schedules import Schedules
+
         return Schedules(self._engine, self._space, clock=self._clock, new_run=self.run)
 
     def thread(self, id: str, namespace: str | None = None) -> Thread:
@@ -169,6 +175,8 @@ class Store:
 
     def chat(self, channel: str, chat_id: str | int, namespace: str | None = None) -> Chat:
         """A chat of a channel: its current thread (``telegram_123``), and `reset` to begin a new one."""
+        from treering.views.chats import Chat
+
         return Chat(
             self._engine,
             self._space,
@@ -185,6 +193,8 @@ class Store:
         self, thread: Thread | str, namespace: str | None = None, *, outputs: str | Path | None = None
     ) -> Transcript:
         """The log of a thread, in order; with ``outputs`` also a file of JSON lines that grows along."""
+        from treering.views.transcripts import Transcript
+
         return Transcript(
             self._engine,
             self._space,
@@ -227,10 +237,14 @@ class Store:
 
     def agent(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorate an agent's function: each call is a span, and outside of any run a run of its own."""
+        from treering.views.recording.decorators import recorded
+
         return lambda function: recorded(function, name=name, kind="agent", new_run=self.run)
 
     def tool(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorate a tool's function: each call inside a run is recorded with its input and output."""
+        from treering.views.recording.decorators import recorded
+
         return lambda function: recorded(function, name=name, kind="tool", new_run=None)
 
     def flush(self) -> None:
@@ -241,26 +255,36 @@ class Store:
     @property
     def runs(self) -> Runs:
         """Which runs there are and how they stand."""
+        from treering.views.runs import Runs
+
         return Runs(self._engine, self._space, clock=self._clock)
 
     @property
     def timeline(self) -> Timeline:
         """What happened, in order."""
+        from treering.views.timeline import Timeline
+
         return Timeline(self._engine, self._space)
 
     @property
     def cost(self) -> Costs:
         """What it took, in tokens and money."""
+        from treering.views.costs import Costs
+
         return Costs(self._engine, self._space)
 
     @property
     def performance(self) -> Performance:
         """How long it took, how often it failed, how fast models speak."""
+        from treering.views.performance import Performance
+
         return Performance(self._engine, self._space)
 
     @property
     def otlp(self) -> Ingest:
         """What OpenTelemetry exporters send: traces become runs, durable before they are acknowledged."""
+        from treering.views.otlp.ingest import Ingest
+
         if self._ingest is None:
             self._ingest = Ingest(self._engine, self._space, clock=self._clock)
         return self._ingest
@@ -268,11 +292,15 @@ class Store:
     @property
     def budgets(self) -> SharedBudgets:
         """What runs, threads, agents and the store may use; every process that records here heeds them."""
+        from treering.views.shared_budgets import SharedBudgets
+
         return SharedBudgets(self._engine, self._space, clock=self._clock, changed=self._budgets_changed)
 
     @property
     def alerts(self) -> Alerts:
         """What someone should know: budgets that run out, runs that failed or are unlike the others."""
+        from treering.views.alerting.alerts import Alerts
+
         return Alerts(self._engine, self._space, clock=self._clock)
 
     @property
@@ -300,6 +328,8 @@ class Store:
     # Looking after it
     def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
         """Rehash all content, follow every link, recount what is derived; changes nothing."""
+        from treering.care.verification import verify
+
         return verify(self._engine, self._space, on_progress=on_progress)
 
     def gc(
@@ -316,6 +346,9 @@ class Store:
         each agent by themselves; what they cost goes with them. Works beside writers: what became
         unreachable less than ``grace_seconds`` ago stays for now.
         """
+        from treering.care.collection import collect
+        from treering.views.run_retention import drop_runs
+
         runs = None
         if keep_runs is not None:
             runs = drop_runs(self._engine, self._space, keep_runs, dry_run=dry_run, clock=self._clock)
@@ -349,6 +382,8 @@ class Store:
         and is listed in the receipt. Raises `NotFound` when nothing is there. Backups and copies are stores
         of their own: forget there as well.
         """
+        from treering.care.forgetting import forget, selection
+
         chosen = selection(thread=thread, namespace=namespace, scope=scope)
         self._workspace.unlearn()
         self._vectors.drop()
@@ -356,15 +391,21 @@ class Store:
 
     def reindex(self) -> None:
         """Rebuild what is derived: roll-ups and search index."""
+        from treering.care.spaces import is_unwritten
+
         if not is_unwritten(self._engine, self._space):
             self._engine.reindex(self._space)
 
     def stats(self) -> Stats:
         """What this space holds, what it takes, and how it grew day by day."""
+        from treering.care.statistics import measure
+
         return measure(self._engine, self._space, folder=self._folder)
 
     def growth(self, *, last_days: int = 7) -> Growth:
         """What each day brought, and how large this space will be in 30 days if the last days go on."""
+        from treering.care.growth import grow
+
         if last_days < 1:
             raise InvalidInput(f"last_days is {last_days}; look at one day at least")
         return grow(self._engine, self._space, last_days=last_days, clock=self._clock)
@@ -395,6 +436,8 @@ class Store:
 
         It is opened and checked before it appears at ``path``, and opens like any other store.
         """
+        from treering.care.backup import back_up
+
         return back_up(
             self._engine,
             Path(path).expanduser().absolute(),
@@ -424,6 +467,9 @@ class Store:
         return f"<Store {self.url} space={self._space!r}>"
 
     def _record(self) -> Recorder:
+        from treering.views.guarding import Guard
+        from treering.views.recording.recorder import Recorder
+
         if self._recorder is None:
             self._recorder = Recorder(self._engine, self._space)
             self._guard = Guard(self._engine, self._space, self._recorder, clock=self._clock)
@@ -443,6 +489,8 @@ class Store:
         return whole
 
     def _copy_into(self, target: Store, on_progress: Callable[[CopyProgress], None] | None) -> CopyReport:
+        from treering.care.copying import copy_space
+
         return copy_space(
             self._engine, target.engine, space=self._space, into=target.space, on_progress=on_progress
         )
