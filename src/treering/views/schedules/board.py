@@ -15,6 +15,7 @@ import msgspec
 from treering.core.query import EventQuery
 from treering.errors import Corrupt
 from treering.views.schedules.fires import TASK_KINDS
+from treering.views.schedules.planning import claimable
 from treering.views.schedules.tasks import SCHEDULES, Task, decoded, ref_of_scope
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ class Pinned(msgspec.Struct, frozen=True):
     task: Task
 
 
+class Due(msgspec.Struct, frozen=True):
+    """Tasks to look at now: those that cannot wait for a free hand or others died on, and the rest."""
+
+    urgent: list[Pinned]
+    others: list[Pinned]
+
+
 class Board:
     """Every task of a space that is not over."""
 
@@ -43,31 +51,33 @@ class Board:
         self._space = space
         self._pinned: dict[str, Pinned] = {}
         self._open: set[str] = set()
+        self._waiting: set[str] = set()
+        self._urgent: set[str] = set()
+        self._due: set[str] = set()
         self._coming: list[tuple[int, str]] = []
         self._seen: int | None = None
         self._doubted: set[str] = set()
 
-    def due(self, now_us: int) -> list[Pinned]:
-        """The tasks whose next occurrence has come, and those with fires that are open."""
-        found = {ref: self._pinned[ref] for ref in self._open}
-        waiting: list[tuple[int, str]] = []
+    def due(self, now_us: int) -> Due:
+        """The tasks whose next occurrence has come, and those with fires that wait."""
         while self._coming and self._coming[0][0] <= now_us:
             at_us, ref = heappop(self._coming)
             pinned = self._pinned.get(ref)
             # A task that moved on has left its earlier times behind in the heap.
             if pinned is not None and pinned.task.next_run_us == at_us and pinned.task.active:
-                found[ref] = pinned
-                waiting.append((at_us, ref))
-        for each in waiting:
-            heappush(self._coming, each)
-        return list(found.values())
+                self._due.add(ref)
+        found = self._due | self._waiting
+        urgent = found & self._urgent
+        return Due([self._pinned[ref] for ref in urgent], [self._pinned[ref] for ref in found - urgent])
 
     def open(self) -> list[Pinned]:
         """The tasks with fires that are waiting or running."""
         return [self._pinned[ref] for ref in self._open]
 
     def next_us(self) -> int | None:
-        """When the next occurrence comes, or came; it may be one that was handled already."""
+        """When the next occurrence comes, or 0 when one has come."""
+        if self._due:
+            return 0
         return self._coming[0][0] if self._coming else None
 
     def refresh(self) -> None:
@@ -88,15 +98,24 @@ class Board:
         self._read(changed)
 
     def pin(self, ref: str, version: int, task: Task) -> None:
-        """Take note of a task that was just written."""
+        """Take note of a task that was just written; one that is older than what is known is left out."""
         before = self._pinned.get(ref)
+        if before is not None and before.version >= version:
+            return
         if task.status in ("done", "cancelled") and not task.fires:
             self._drop(ref)
             return
         self._pinned[ref] = Pinned(ref, version, task)
-        (self._open.add if task.fires else self._open.discard)(ref)
-        at_us = task.next_run_us
-        if task.active and at_us is not None and not _is_in_heap(before, at_us):
+        waiting = claimable(task)
+        _keep(self._open, ref, there=bool(task.fires))
+        _keep(self._waiting, ref, there=bool(waiting))
+        is_urgent = task.policy.catch_up == "skip" or any(fire.attempt for fire in waiting)
+        _keep(self._urgent, ref, there=is_urgent)
+        at_us = task.next_run_us if task.active else None
+        if before is not None and before.task.active and before.task.next_run_us == at_us:
+            return  # it is due already, or in the heap
+        self._due.discard(ref)
+        if at_us is not None:
             heappush(self._coming, (at_us, ref))
 
     def doubt(self, ref: str) -> None:
@@ -123,6 +142,9 @@ class Board:
                     self._take(ref)
 
     def _take(self, ref: Ref) -> None:
+        known = self._pinned.get(ref.name)
+        if known is not None and known.version == ref.version:
+            return
         try:
             self.pin(ref.name, ref.version, decoded(ref))
         except Corrupt:
@@ -132,8 +154,9 @@ class Board:
 
     def _drop(self, ref: str) -> None:
         self._pinned.pop(ref, None)
-        self._open.discard(ref)
+        for refs in (self._open, self._waiting, self._urgent, self._due):
+            refs.discard(ref)
 
 
-def _is_in_heap(before: Pinned | None, at_us: int) -> bool:
-    return before is not None and before.task.active and before.task.next_run_us == at_us
+def _keep(refs: set[str], ref: str, *, there: bool) -> None:
+    (refs.add if there else refs.discard)(ref)

@@ -129,15 +129,23 @@ def tell(
     )
 
 
-def tell_skips(draft: Draft, task: Task, skips: tuple[Skip, ...], now_us: int) -> None:
-    """What was left out, and why."""
-    for number, skip in enumerate(skips):
+def tell_skips(draft: Draft, task: Task, skips: tuple[Skip, ...], now_us: int, *, number: int = 0) -> None:
+    """What was left out, and why; ``number`` is how many events the batch has already."""
+    for place, skip in enumerate(skips, number):
         facts = msgspec.structs.asdict(skip)
-        tell(draft, task, SKIPPED, now_us, facts, number=number, status="skipped")
+        tell(draft, task, SKIPPED, now_us, facts, number=place, status="skipped")
 
 
 def tell_finish(
-    draft: Draft, task: Task, fire: Fire, *, began_us: int, now_us: int, result: Any, problem: str | None
+    draft: Draft,
+    task: Task,
+    fire: Fire,
+    *,
+    began_us: int,
+    now_us: int,
+    result: Any,
+    problem: str | None,
+    number: int = 0,
 ) -> None:
     """What came of a fire."""
     facts: dict[str, Any] = {"at_us": fire.scheduled_at_us, "attempt": fire.attempt, "token": fire.token}
@@ -151,6 +159,7 @@ def tell_finish(
         FINISHED,
         now_us,
         facts,
+        number=number,
         run=fire.run_id,
         status="ok" if problem is None else "error",
         duration_us=max(now_us - began_us, 0),

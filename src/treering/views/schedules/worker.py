@@ -12,21 +12,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from threading import Condition, Event, Thread
 from typing import TYPE_CHECKING, Any, Final, Self
+from zlib import crc32
 
-from treering.core.batch import Receipt
 from treering.core.clock import SECOND_US
 from treering.core.draft import Draft
 from treering.errors import Conflict, Fenced, InvalidInput, RefMoved, TreeringError
 from treering.views.schedules.board import Board, Pinned
-from treering.views.schedules.fires import CLAIMED, LOST, OPENED, Fire, fire_of, tell, tell_finish, tell_skips
-from treering.views.schedules.planning import advance, claim, claimable, finish, is_due, take_back
+from treering.views.schedules.claims import Claim, planned, written
+from treering.views.schedules.fires import LOST, Fire, fire_of, tell, tell_skips
+from treering.views.schedules.planning import take_back
 from treering.views.schedules.presence import Presence
-from treering.views.schedules.tasks import OpenFire, Task, decoded, encoded
+from treering.views.schedules.scribe import Ended, Scribe
+from treering.views.schedules.tasks import OpenFire, Task, encoded
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -77,10 +79,12 @@ class Worker:
         self._new_run = new_run
         self._presence = Presence(engine, space, name=name, seconds=lease_seconds)
         self._board = Board(engine, space)
+        self._scribe = Scribe(engine, space, self._presence, clock=clock)
         self._pool = ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="treering-fire")
         self._lock = Condition()
         self._running: set[tuple[str, int]] = set()
         self._met_us: dict[str, int] = {}
+        self._place = 0
         self._wake = Event()
         self._stopping = Event()
         self._watching: Thread | None = None
@@ -170,52 +174,72 @@ class Worker:
         return begun if self._presence.is_held else begun + self._look()
 
     def _look(self) -> int:
+        for pinned in self._scribe.written():
+            self._board.pin(pinned.ref, pinned.version, pinned.task)
         self._board.refresh()
         now_us = self._clock.now_us()
         self._take_back(now_us)
-        due = [each for each in self._board.due(now_us) if is_due(each.task, now_us) or claimable(each.task)]
-        # Workers that look at the same moment begin at different ends; what others died on goes first.
-        random.shuffle(due)
-        due.sort(key=lambda each: not any(fire.attempt for fire in claimable(each.task)))
-        free = self._concurrency - self.running
-        asked: list[tuple[Pinned, Task, list[OpenFire], Future[Receipt]]] = []
-        for pinned in due:
-            if free <= 0 and pinned.task.policy.catch_up != "skip":
-                continue  # it loses nothing by waiting for a free hand
-            step = advance(pinned.task, now_us)
-            task, taken, draft = step.task, list[OpenFire](), Draft(self._space)
-            worker = self._presence.worker
-            for fire in claimable(task)[:free]:
-                task = claim(task, fire.at_us, worker=worker, now_us=now_us)
-                taken += [each for each in task.fires if each.at_us == fire.at_us]
-            free -= len(taken)
-            if task is pinned.task:
-                continue
-            self._write(draft, pinned, task, worker)
-            tell_skips(draft, task, step.skips, now_us)
-            for number, fire in enumerate(taken):
-                facts = {"at_us": fire.at_us, "worker": worker, "attempt": fire.attempt, "token": fire.token}
-                tell(draft, task, CLAIMED, now_us, facts, number=number)
-            if not (step.skips or taken):
-                tell(draft, task, OPENED, now_us, {"open": len(task.fires)})
-            asked.append((pinned, task, taken, self._engine.submit(draft.batch())))
-        return sum(self._begun(*each) for each in asked)
-
-    def _begun(self, pinned: Pinned, task: Task, taken: list[OpenFire], answer: Future[Receipt]) -> int:
-        try:
-            version = answer.result().versions[pinned.ref]
-        except RefMoved:
-            self._board.doubt(pinned.ref)
+        due = list(self._in_order(now_us))
+        if not due:
             return 0
+        worker = self._presence.worker
+        free = self._concurrency - self.running
+        claims: list[Claim] = []
+        for pinned in due:
+            claimed = planned(pinned, now_us, hands=free, worker=worker)
+            if claimed is not None:
+                claims.append(claimed)
+                free -= len(claimed.taken)
+        if not claims:
+            return 0
+        try:
+            return self._claimed(claims, worker, now_us)
+        except RefMoved:
+            # Someone else was first with one of them; the others are ours all the same.
+            return sum(self._claimed_alone(each, worker, now_us) for each in claims)
+
+    def _in_order(self, now_us: int) -> Iterator[Pinned]:
+        """What is due: first what cannot wait, then our own share of it, then what is others' share.
+
+        Workers that look at the same moment so seldom reach for the same task.
+        """
+        due = self._board.due(now_us)
+        yield from due.urgent
+        if self.running >= self._concurrency:
+            return
+        others = due.others
+        random.shuffle(others)
+        others.sort(key=self._is_for_others)
+        yield from others[: self._concurrency]
+
+    def _is_for_others(self, pinned: Pinned) -> bool:
+        present = len(self._met_us) + 1
+        return crc32(pinned.ref.encode()) % present != self._place
+
+    def _claimed(self, claims: Sequence[Claim], worker: str, now_us: int) -> int:
+        draft = written(self._space, claims, worker=worker, presence=self._presence, now_us=now_us)
+        try:
+            versions = self._engine.commit(draft.batch()).versions
         except Fenced:
             self._presence.give_up()
             return 0
-        self._board.pin(pinned.ref, version, task)
-        for fire in taken:
-            with self._lock:
-                self._running.add((pinned.ref, fire.token))
-            self._pool.submit(self._do, Pinned(pinned.ref, version, task), fire)
-        return len(taken)
+        for each in claims:
+            pinned = Pinned(each.pinned.ref, versions[each.pinned.ref], each.task)
+            self._board.pin(pinned.ref, pinned.version, pinned.task)
+            if each.taken:
+                self._scribe.note(pinned)
+            for fire in each.taken:
+                with self._lock:
+                    self._running.add((pinned.ref, fire.token))
+                self._pool.submit(self._do, pinned, fire)
+        return sum(len(each.taken) for each in claims)
+
+    def _claimed_alone(self, claim: Claim, worker: str, now_us: int) -> int:
+        try:
+            return self._claimed([claim], worker, now_us)
+        except RefMoved:
+            self._board.doubt(claim.pinned.ref)
+            return 0
 
     def _take_back(self, now_us: int) -> None:
         """Let fires wait again whose worker's lease is over, and our own that came to no end."""
@@ -228,6 +252,7 @@ class Worker:
                 elif worker is not None:
                     self._free(pinned, mine, now_us)
         self._met_us = {worker: self._met_us.get(worker, now_us) for worker in holders}
+        self._place = sum(worker < mine for worker in holders)
         for worker, held in holders.items():
             if now_us - self._met_us[worker] < self._lease_us * _LEASE_SHARE:
                 continue
@@ -260,7 +285,17 @@ class Worker:
         try:
             began_us = self._clock.now_us()
             fire, result, problem = self._handled(task, taken)
-            self._finish(pinned, fire, taken, began_us, result, problem)
+            self._scribe.record(
+                Ended(
+                    claimed=pinned,
+                    fire=fire,
+                    taken=taken,
+                    began_us=began_us,
+                    ended_us=self._clock.now_us(),
+                    result=result,
+                    problem=problem,
+                )
+            )
         except Exception:  # noqa: BLE001 - the fire stays open, and the next look takes it back
             _log.exception("fire of task %r could not be recorded; it will be run again", task.id)
         finally:
@@ -295,30 +330,6 @@ class Worker:
         from treering.keyvalue.awaiting import lent
 
         return nullcontext() if self._loop is None else lent(self._loop)
-
-    def _finish(
-        self, claimed: Pinned, fire: Fire, taken: OpenFire, began_us: int, result: Any, problem: str | None
-    ) -> None:
-        held: Pinned | None = claimed
-        while True:
-            task = None if held is None else finish(held.task, taken.at_us, token=taken.token)
-            if held is None or task is None:
-                _log.warning("a fire of task %r was given to another worker meanwhile", fire.task_id)
-                return
-            draft = Draft(self._space)
-            self._write(draft, held, task, taken.worker or "")
-            now_us = self._clock.now_us()
-            tell_finish(draft, task, fire, began_us=began_us, now_us=now_us, result=result, problem=problem)
-            try:
-                self._engine.commit(draft.batch())
-            except RefMoved:
-                stored = self._engine.refs(self._space, [claimed.ref]).get(claimed.ref)
-                held = None if stored is None else Pinned(claimed.ref, stored.version, decoded(stored))
-                continue
-            except Fenced:
-                self._presence.give_up()
-                _log.warning("the lease was lost; a fire of task %r will be run again", fire.task_id)
-            return
 
     def _write(self, draft: Draft, pinned: Pinned, task: Task, worker: str) -> None:
         draft.set_ref(pinned.ref, encoded(task), scope=task.scope, expect=pinned.version)
