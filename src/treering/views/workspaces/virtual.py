@@ -58,19 +58,28 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Mount:
-    def __init__(self, names: tuple[str, ...], path: Path, access: Access) -> None:
+    def __init__(self, names: tuple[str, ...], path: Path, access: Access, *, follow_links: bool) -> None:
         self.names = names
         self.access = access
-        self.beneath = Beneath(path)
+        self.beneath = Beneath(path, walks=not follow_links)
 
 
 class Files:
-    """The files below one root and its mounts. Use it as a context manager, or `close` it."""
+    """The files below one root and its mounts. Use it as a context manager, or `close` it.
+
+    Without ``follow_links``, a path that goes through a link is refused even where the link stays inside, so
+    that everything has one path only.
+    """
 
     def __init__(
-        self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, Access]] | None = None
+        self,
+        root: str | Path,
+        *,
+        mounts: Mapping[str, tuple[str | Path, Access]] | None = None,
+        follow_links: bool = True,
     ) -> None:
         self._mounts: list[_Mount] = []
+        self._follow_links = follow_links
         try:
             self._add((), root, "rw")
             for place, (path, access) in (mounts or {}).items():
@@ -179,6 +188,17 @@ class Files:
                     return matches
         return matches
 
+    def each(self, path: str = "/") -> Iterator[tuple[str, FileInfo]]:
+        """Every file below a folder, one by one, with its path from there; a file stands for itself."""
+        base = len(names_of(path))
+        for names, info in self._walk(names_of(path), also_itself=True):
+            if info.kind == "file":
+                yield "/".join(names[base:]) or names[-1], info
+
+    def lines_with(self, path: str, text: str) -> Iterator[tuple[int, str]]:
+        """The lines of a file that hold a text, with their numbers from 1 on; none of a binary file."""
+        return self._matching(names_of(path), text.encode("utf-8", "surrogateescape"))
+
     # Changing
     def write(self, path: str, content: str | bytes, *, overwrite: bool = True) -> FileInfo:
         """Make a file, whole or not at all, with the folders above it; one that is there is replaced."""
@@ -235,9 +255,10 @@ class Files:
         if any(each.names == names for each in self._mounts):
             raise InvalidInput(f"{shown(names)!r} is mounted twice")
         try:
-            self._mounts.append(_Mount(names, Path(path).expanduser(), access))
+            mount = _Mount(names, Path(path).expanduser(), access, follow_links=self._follow_links)
         except OSError as error:
             raise NotFound(f"{path} cannot be opened as a folder: {error.strerror}") from error
+        self._mounts.append(mount)
 
     def _mount(self, names: tuple[str, ...]) -> tuple[_Mount, tuple[str, ...]]:
         for mount in self._mounts:

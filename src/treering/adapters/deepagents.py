@@ -1,0 +1,308 @@
+"""deepagents' files in a workspace: `TreeringBackend` is a backend for `create_deep_agent`.
+
+    agent = create_deep_agent(model, backend=TreeringBackend("./work"))
+
+Its tools (``ls read_file write_file edit_file glob grep delete``) work in a virtual root that no path leaves:
+see `treering.views.workspaces.virtual`. Replies and error texts are those of deepagents' own
+`FilesystemBackend`, whose helpers are used. Links are not followed, so that every file has one path and
+deepagents' permission rules, which go by path, hold. **Invariant:** no tool call raises, and none names a
+path of the machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from treering.closing import Closing
+from treering.core.clock import to_iso
+from treering.errors import InvalidInput, MissingExtra, NotFound, ReadOnly, TreeringError
+from treering.views.workspaces.virtual import MAX_READ_BYTES, Access, Files
+from treering.views.workspaces.virtual_paths import FileInfo as Found
+
+try:
+    from deepagents.backends.protocol import (
+        BackendProtocol,
+        DeleteResult,
+        EditResult,
+        FileData,
+        FileDownloadResponse,
+        FileInfo,
+        FileUploadResponse,
+        GlobResult,
+        GrepResult,
+        LsResult,
+        ReadResult,
+        WriteResult,
+    )
+    from deepagents.backends.utils import (
+        InvalidGlobPatternError,
+        _get_backend_read_file_type,  # pyright: ignore[reportPrivateUsage]
+        check_empty_content,
+        compile_grep_include_glob,
+        perform_string_replacement,
+        slice_read_response,
+    )
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] in {"deepagents", "langchain", "langchain_core", "langgraph"}:
+        raise MissingExtra("treering.adapters.deepagents", "deepagents") from error
+    raise
+
+_GLOB_SECONDS: Final = 5.0
+_GREP_SECONDS: Final = 15.0
+_BINARY_BYTES: Final = 64 << 20
+
+
+class TreeringBackend(BackendProtocol, Closing):
+    """The files below ``root``, and of folders that are mounted into it.
+
+    ``mounts={"host/documents": (path, "ro")}`` shows a folder under that path, read-only or ("rw") not. The
+    async twins of all verbs are there; they take a thread.
+    """
+
+    def __init__(
+        self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, Access]] | None = None
+    ) -> None:
+        self._files = Files(root, mounts=mounts, follow_links=False)
+
+    def close(self) -> None:
+        """Let go of the folders."""
+        self._files.close()
+
+    async def aclose(self) -> None:
+        """As `close`."""
+        self._files.close()
+
+    def ls(self, path: str) -> LsResult:
+        """What a folder holds; folders end with ``/``."""
+        try:
+            if self._found(path).kind != "folder":
+                return LsResult(error=f"Path '{path}': not_a_directory", entries=None)
+            found = self._files.ls(path)
+        except NotFound:
+            return LsResult(error=f"Path '{path}': path_not_found", entries=None)
+        except TreeringError as error:
+            return LsResult(error=f"Cannot list '{path}': {error}", entries=None)
+        return LsResult(entries=[_told(each) for each in found if each.kind in ("file", "folder")])
+
+    def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
+        """Lines of a text file, or the whole of one that is no text, as base64."""
+        try:
+            info = self._found(file_path)
+            if info.kind != "file":
+                return ReadResult(error=f"File '{file_path}' not found")
+            is_text = _get_backend_read_file_type(file_path) == "text"
+            if is_text and info.size > MAX_READ_BYTES:
+                return self._read_lines(file_path, max(offset, 0), limit)
+            data = self._files.read_bytes(file_path, max_bytes=_BINARY_BYTES)
+        except NotFound:
+            return ReadResult(error=f"File '{file_path}' not found")
+        except TreeringError as error:
+            return ReadResult(error=f"Error reading file '{file_path}': {error}")
+        text = _text(data) if is_text else None
+        if text is None:
+            return ReadResult(
+                file_data=FileData(content=base64.standard_b64encode(data).decode("ascii"), encoding="base64")
+            )
+        if (reminder := check_empty_content(text)) is not None:
+            return ReadResult(file_data=FileData(content=reminder, encoding="utf-8"))
+        return slice_read_response(FileData(content=text, encoding="utf-8"), offset, limit)
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        """Make a file or replace it, whole or not at all."""
+        try:
+            self._files.write(file_path, content.encode("utf-8"))
+        except (TreeringError, UnicodeEncodeError) as error:
+            return WriteResult(error=f"Error writing file '{file_path}': {error}")
+        return WriteResult(path=file_path)
+
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,  # noqa: FBT001, FBT002 - deepagents' signature
+    ) -> EditResult:
+        """Replace a text in a file, once or everywhere, whatever its line ends are."""
+        try:
+            if self._found(file_path).kind != "file":
+                return EditResult(error=f"Error: File '{file_path}' not found")
+            text = _with_newlines(self._files.read_bytes(file_path).decode("utf-8"))
+            done = perform_string_replacement(
+                text, _with_newlines(old_string), _with_newlines(new_string), replace_all
+            )
+            if isinstance(done, str):
+                return EditResult(error=done)
+            changed, count = done
+            self._files.write(file_path, changed.encode("utf-8"))
+        except NotFound:
+            return EditResult(error=f"Error: File '{file_path}' not found")
+        except (TreeringError, UnicodeError) as error:
+            return EditResult(error=f"Error editing file '{file_path}': {error}")
+        return EditResult(path=file_path, occurrences=count)
+
+    def delete(self, file_path: str) -> DeleteResult:
+        """Remove a file, a link, or a folder with all that is in it."""
+        try:
+            above = file_path.rstrip("/").rpartition("/")[0]
+            if self._found(above).kind != "folder":
+                return DeleteResult(error=f"Error: '{file_path}' not found")
+            self._files.delete(file_path, recursive=True)
+        except NotFound:
+            return DeleteResult(error=f"Error: '{file_path}' not found")
+        except TreeringError as error:
+            return DeleteResult(error=f"Error deleting '{file_path}': {error}")
+        return DeleteResult(path=file_path)
+
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        """The lines that hold a text as it is written, in all files or those that a glob chooses."""
+        wanted = None
+        try:
+            if glob is not None:
+                wanted = compile_grep_include_glob(glob)
+        except InvalidGlobPatternError as error:
+            return GrepResult(error=str(error), matches=None)
+        base, result = path or "/", GrepResult(matches=[])
+        assert result.matches is not None  # noqa: S101 - it was just given
+        deadline = time.monotonic() + _GREP_SECONDS
+        try:
+            for relative, info in self._files.each(base):
+                if wanted is not None and not wanted(relative):
+                    continue
+                for line, text in self._files.lines_with(info.path, pattern):
+                    if max_count is not None and len(result.matches) >= max_count:
+                        result.truncated = True
+                        return result
+                    result.matches.append({"path": info.path, "line": line, "text": text})
+                if time.monotonic() > deadline:
+                    result.truncated = True
+                    return result
+        except NotFound:
+            return GrepResult(matches=[])
+        except TreeringError as error:
+            return GrepResult(error=f"Error searching '{base}': {error}", matches=result.matches)
+        return result
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        """The files whose path from ``path`` matches; a pattern without ``/`` matches names at any depth."""
+        try:
+            wanted = compile_grep_include_glob(pattern)
+        except InvalidGlobPatternError as error:
+            return GlobResult(error=str(error), matches=None)
+        base, found = path or "/", list[FileInfo]()
+        deadline = time.monotonic() + _GLOB_SECONDS
+        try:
+            if self._found(base).kind != "folder":
+                return GlobResult(matches=[])
+            for relative, info in self._files.each(base):
+                if time.monotonic() > deadline:
+                    return GlobResult(matches=_sorted(found), truncated=True, truncation_reason="budget")
+                if wanted(relative):
+                    found.append(_told(info))
+        except NotFound:
+            return GlobResult(matches=[])
+        except TreeringError as error:
+            return GlobResult(error=f"Error globbing path '{base}': {error}", matches=_sorted(found))
+        return GlobResult(matches=_sorted(found))
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """Write several files; each says for itself whether that went well."""
+        replies: list[FileUploadResponse] = []
+        for path, content in files:
+            try:
+                self._files.write(path, content)
+            except TreeringError as error:
+                replies.append(FileUploadResponse(path=path, error=_code(error)))
+            else:
+                replies.append(FileUploadResponse(path=path))
+        return replies
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        """The bytes of several files; each says for itself whether that went well."""
+        replies: list[FileDownloadResponse] = []
+        for path in paths:
+            try:
+                if self._found(path).kind == "folder":
+                    replies.append(FileDownloadResponse(path=path, error="is_directory"))
+                    continue
+                data = self._files.read_bytes(path, max_bytes=_BINARY_BYTES)
+            except TreeringError as error:
+                replies.append(FileDownloadResponse(path=path, error=_code(error)))
+            else:
+                replies.append(FileDownloadResponse(path=path, content=data))
+        return replies
+
+    def _found(self, path: str) -> Found:
+        """What is at a path; below a file there is nothing."""
+        try:
+            return self._files.stat(path)
+        except InvalidInput:
+            if self._ends_above(path.rstrip("/").rpartition("/")[0]):
+                raise NotFound(f"there is no {path!r}") from None
+            raise
+
+    def _ends_above(self, path: str) -> bool:
+        """Whether a path is a file or below one."""
+        try:
+            return bool(path) and self._found(path).kind == "file"
+        except NotFound:
+            return True
+        except TreeringError:
+            return False
+
+    def _read_lines(self, path: str, offset: int, limit: int) -> ReadResult:
+        """Lines of a file that is too large to be read as a whole; how many it has is not counted."""
+        if limit <= 0:
+            return ReadResult(file_data=FileData(content="", encoding="utf-8"), no_lines_requested=True)
+        lines = self._files.read(path, offset=offset, limit=limit + 1).splitlines(keepends=True)
+        if not lines:
+            return ReadResult(error=f"Line offset {offset} exceeds the length of '{path}'")
+        shown = lines[:limit]
+        end = offset + len(shown)
+        return ReadResult(
+            file_data=FileData(content="".join(shown), encoding="utf-8"),
+            start_line=offset + 1,
+            end_line=end,
+            next_offset=end if len(lines) > limit else None,
+        )
+
+
+def _told(info: Found) -> FileInfo:
+    is_folder = info.kind == "folder"
+    return {
+        "path": f"{info.path}/" if is_folder else info.path,
+        "is_dir": is_folder,
+        "size": info.size,
+        "modified_at": to_iso(info.modified_at_us),
+    }
+
+
+def _sorted(found: list[FileInfo]) -> list[FileInfo]:
+    return sorted(found, key=lambda each: each["path"])
+
+
+def _text(data: bytes) -> str | None:
+    """The text that bytes are, with plain line ends; ``None`` when they are none."""
+    try:
+        return _with_newlines(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return None
+
+
+def _with_newlines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _code(error: TreeringError) -> str:
+    if isinstance(error, NotFound):
+        return "file_not_found"
+    if isinstance(error, ReadOnly):
+        return "permission_denied"
+    if isinstance(error, InvalidInput):
+        return "invalid_path"
+    return str(error)
