@@ -26,7 +26,7 @@ def make_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "openat2" and not has_openat2():
         pytest.skip("this kernel has no openat2")
     if request.param == "walk":
-        monkeypatch.setattr(virtual, "Beneath", lambda path: Beneath(path, walks=True))
+        monkeypatch.setattr(virtual, "Beneath", lambda path, **_: Beneath(path, walks=True))
     made: list[Files] = []
 
     def make(root: Path, **options) -> Files:
