@@ -30,8 +30,12 @@ def import_claude_code(
     *,
     on_progress: Progress | None = None,
     dry_run: bool = False,
+    is_over: bool = False,
 ) -> ImportReport:
-    """Import a folder of projects, the folder of one project, or the file of one session."""
+    """Import a folder of projects, the folder of one project, or the file of one session.
+
+    ``is_over`` says that nobody writes to them any more, so that nothing needs to wait for its end.
+    """
     path = Path(source).expanduser()
     if not path.exists():
         raise NotFound(f"there is nothing at {str(source)!r}; Claude Code keeps its sessions in {DEFAULT}")
@@ -39,8 +43,7 @@ def import_claude_code(
     found = [files for files in found_files(path) if files.paths]
     if not found:
         raise NotFound(f"{path} holds no session of Claude Code (files <session>.jsonl); give {DEFAULT}")
-    root = path if path.is_dir() else path.parent
-    importing = SessionImport(TOOL, store, root, dry_run=dry_run)
+    importing = SessionImport(TOOL, store, dry_run=dry_run, is_over=is_over)
     for done, files in enumerate(found, 1):
         importing.take(files.project, files.id, files.paths, partial(_reading, files))
         if on_progress is not None:

@@ -43,7 +43,7 @@ def import_codex(
     if not found:
         raise NotFound(f"{path} holds no session of Codex (files rollout-*.jsonl); give {DEFAULT}")
     root = path if path.is_dir() else path.parent
-    importing = SessionImport(TOOL, store, root, dry_run=dry_run)
+    importing = SessionImport(TOOL, store, dry_run=dry_run)
     for done, each in enumerate(found, 1):
         importing.take(root.name or "sessions", session_id(each), [each], partial(_reading, each))
         if on_progress is not None:

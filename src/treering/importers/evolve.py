@@ -68,7 +68,7 @@ def import_evolve(
     if not logs and not infos:
         raise NotFound(f"{path} holds no session log and no checkpoint of Evolve; give {DEFAULT}")
     root = path if path.is_dir() else path.parent
-    importing = SessionImport(TOOL, store, root, dry_run=dry_run)
+    importing = SessionImport(TOOL, store, dry_run=dry_run)
     for done, (each, meta) in enumerate(logs, 1):
         importing.take(root.name or "sessions", meta.tag, [each], partial(_reading, each, meta))
         if on_progress is not None:

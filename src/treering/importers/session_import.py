@@ -43,13 +43,13 @@ Reader = Callable[[Session, dict[Path, int], bool], Reading]
 
 
 class SessionImport:
-    """Takes one session after the other, and sums up."""
+    """Takes one session after the other, and sums up. ``is_over`` says that nobody adds to them any more."""
 
-    def __init__(self, tool: str, store: Store, root: Path, *, dry_run: bool) -> None:
+    def __init__(self, tool: str, store: Store, *, dry_run: bool, is_over: bool = False) -> None:
         self._tool = tool
         self._store = store
-        self._root = root
         self._dry_run = dry_run
+        self._is_over = is_over
         self._tally = Tally()
         self._counts: dict[str, dict[str, Counter[str]]] = {}
         self._unknown: Counter[str] = Counter()
@@ -60,13 +60,13 @@ class SessionImport:
     def take(self, group: str, id: str, files: Sequence[Path], reader: Reader) -> None:
         """Import one session, if its files have changed; ``group`` is what it is counted under."""
         session = Session(self._store, self._tool, id)
-        paths = stamp_of(files, self._root)
-        quiet = is_quiet(paths, self._store.clock.now_us())
+        paths = stamp_of(files)
+        quiet = self._is_over or is_quiet(paths, self._store.clock.now_us())
         before = session.stamp()
         if before is not None and before.files == paths and (before.is_over or not quiet):
             self._skip(group, before)
             return
-        sizes = {self._root / name: size for name, (size, _) in paths.items()}
+        sizes = {path: paths[path.name][0] for path in files}
         reading = reader(session, sizes, quiet)
         reading.read()
         new = reading.lines - reading.known - reading.left

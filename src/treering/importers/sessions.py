@@ -230,15 +230,15 @@ class Session:
         return [head.id] if head is not None and head.metadata.get(_IMPORTER) == self.tool else []
 
 
-def stamp_of(paths: Iterable[Path], root: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of the last change of files that may be growing just now."""
+def stamp_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
+    """Size and time of the last change of a session's files, by name; they may be growing just now."""
     found: dict[str, tuple[int, int]] = {}
     for path in paths:
         try:
             status = path.stat()
         except OSError as error:
             raise Unreachable(f"{path} cannot be read: {error.strerror or error}") from error
-        found[path.relative_to(root).as_posix()] = status.st_size, status.st_mtime_ns
+        found[path.name] = status.st_size, status.st_mtime_ns
     return found
 
 
