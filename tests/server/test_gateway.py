@@ -25,12 +25,14 @@ from treering.core.batch import Batch, Event
 from treering.core.clock import SystemClock
 from treering.core.content import Content
 from treering.core.draft import Draft
-from treering.core.dump import Slice
+from treering.core.dump import RefRow, Slice
 from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
-from treering.core.records import Lease
+from treering.core.records import Lease, Ref
+from treering.engines.memory import MemoryEngine
 from treering.engines.remote import connection, engine, protocol, wire
 from treering.engines.remote.engine import open_remote
 from treering.engines.remote.failures import error_in, error_of
+from treering.engines.remote.pieces import cut
 from treering.engines.remote.protocol import METHODS
 from treering.errors import (
     Conflict,
@@ -249,7 +251,7 @@ class TestLimits:
             opened().stage("default", [batches.noise(200_000)])
 
     def test_large_objects_travel_ahead_of_their_batch(self, opened, monkeypatch):
-        monkeypatch.setattr(engine, "STAGED_BYTES", 50_000)
+        monkeypatch.setattr(engine, "GROUP_BYTES", 50_000)
         contents = [batches.noise(40_000, seed=number) for number in range(5)]
         draft = Draft("default")
         links = tuple(draft.put(content, scope="s") for content in contents)
@@ -265,8 +267,61 @@ class TestLimits:
         )
         assert on.submit(again.batch()).result(timeout=30).versions == {"submitted": 1}
 
+    def test_what_shrinks_on_the_way_is_counted_as_it_is(self, opened):
+        contents = [Content("bytes", bytes([number]) * 30_000) for number in range(20)]
+        on = opened()
+        names = on.stage("default", contents)
+        assert names == [content.name for content in contents]
+        assert not on.missing("default", names)
+
+    def test_a_copy_is_cut_to_what_a_request_has_room_for(self, store, opened):
+        draft = Draft("source")
+        for number in range(20):
+            content = Content("bytes", bytes([number]) * 30_000)
+            draft.set_ref(f"r{number}", b"", scope="s", links=(draft.put(content, scope="s"),))
+            draft.event(
+                Event(id=f"{number}", kind="note", ts_us=1, scope="s", data=b'"' + b"x" * 20_000 + b'"')
+            )
+        source = MemoryEngine()
+        source.commit(draft.batch())
+        on = opened()
+        slices = list(source.export("source"))
+        assert len(slices) == 1
+        on.load("default", slices[0])
+        on.reindex("default")
+        assert portrait(store.engine, "default") == portrait(source, "source")
+
+    @given(st.integers(1, 3000), st.lists(st.integers(1, 900), max_size=12))
+    def test_pieces_hold_everything_once_and_in_order(self, size, lengths):
+        contents = tuple(Content("bytes", bytes(length)) for length in lengths)
+        refs = tuple(
+            RefRow(
+                ref=Ref(
+                    name=f"{length}",
+                    scope="s",
+                    version=1,
+                    value=bytes(length),
+                    links=(),
+                    seq=1,
+                    changed_at_us=1,
+                ),
+                deleted=False,
+            )
+            for length in lengths
+        )
+        part = Slice(position="here", last_seq=5, committed_at_us=6, objects=contents, refs=refs)
+        pieces = list(cut(part, size=size))
+        assert tuple(row for piece in pieces for row in piece.objects) == contents
+        assert tuple(row for piece in pieces for row in piece.refs) == refs
+        assert {(piece.position, piece.last_seq, piece.committed_at_us) for piece in pieces} == {
+            ("here", 5, 6)
+        }
+        for piece in pieces:
+            rows = len(piece.objects) + len(piece.refs)
+            assert rows == 1 or len(msgspec.msgpack.encode(piece)) <= size + 300
+
     def test_a_sweep_between_staging_and_commit_is_made_good(self, store, opened, monkeypatch):
-        monkeypatch.setattr(engine, "STAGED_BYTES", 10_000)
+        monkeypatch.setattr(engine, "GROUP_BYTES", 10_000)
         on = opened()
         on.commit(batches.set_ref("default", "first"))
         sweeps = []
@@ -447,6 +502,16 @@ class TestBadLines:
             ]
             assert [each.result(timeout=60).first_seq for each in futures] == list(range(1, 41))
 
+    def test_who_is_called_back_may_commit(self, opened):
+        """In the thread that sends, while more is waiting to be sent."""
+        on = opened()
+        done = []
+        futures = [on.submit(batches.set_ref("default", f"r{number}")) for number in range(300)]
+        futures[0].add_done_callback(lambda _: done.append(on.commit(batches.set_ref("default", "called"))))
+        assert all(each.result(timeout=60).versions for each in futures)
+        on.close()
+        assert [receipt.versions for receipt in done] == [{"called": 1}]
+
     def test_a_server_that_comes_back_is_used_again(self, tmp_path, opened):
         with running(treering.open(tmp_path / "store")) as first:
             on = opened(where=first)
@@ -537,6 +602,9 @@ class TestEncryption:
             monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
             on = open_remote(url)
             assert on.commit(batches.set_ref("default", "r")).versions == {"r": 1}
+            (kept,) = on._connections._idle
+            assert on.refs("default", ["r"])
+            assert [each for each, _ in on._connections._idle] == [kept[0]]
             on.close()
 
 

@@ -41,15 +41,16 @@ from treering.engines.remote import protocol, wire
 from treering.engines.remote.connection import Connections
 from treering.engines.remote.failures import error_of
 from treering.engines.remote.lane import Lane, Outcome
+from treering.engines.remote.pieces import cut
 from treering.engines.remote.place import place_of
 from treering.engines.remote.protocol import METHODS
 from treering.errors import InvalidInput, MissingObjects, TooLarge, TreeringError, Unsupported
 
 OPENING_SECONDS: Final = 3.0
 """How long a server that does not answer is tried when a store is opened."""
-STAGED_BYTES: Final = 16 * 1024 * 1024
-"""A request of `stage` holds about this much; a batch with more in its objects has them staged first."""
-STAGED_CONTENTS: Final = 4096
+GROUP_BYTES: Final = 16 * 1024 * 1024
+"""What travels together holds about this much; a batch with more in its objects has them staged first."""
+GROUP_CONTENTS: Final = 4096
 _STAGINGS: Final = 3
 
 T = TypeVar("T")
@@ -66,7 +67,9 @@ class RemoteEngine:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._hello: protocol.Hello = self._ask_hello()
-        self._lane = Lane(self._send_group)
+        # Room is left for the names and numbers around the contents.
+        self._group_bytes = min(GROUP_BYTES, self._hello.max_request_bytes * 3 // 4)
+        self._lane = Lane(self._send_group, group_bytes=self._group_bytes)
 
     @property
     def caps(self) -> Caps:
@@ -117,12 +120,11 @@ class RemoteEngine:
         group: list[bytes] = []
         size = 0
         for content in contents:
-            data = wire.frame(wire.MESSAGE, _packed(content))
-            if group and (size + len(data) > STAGED_BYTES or len(group) == STAGED_CONTENTS):
+            if group and (size + len(content.data) > self._group_bytes or len(group) == GROUP_CONTENTS):
                 names += self._stage(space, group)
                 group, size = [], 0
-            group.append(data)
-            size += len(data)
+            group.append(wire.frame(wire.MESSAGE, _packed(content)))
+            size += len(content.data)
         return names + (self._stage(space, group) if group else [])
 
     def claim(self, space: str, name: str, *, holder: str, seconds: float) -> Lease | None:
@@ -247,8 +249,9 @@ class RemoteEngine:
             after = part[-1].position
 
     def load(self, space: str, part: Slice) -> None:
-        """Take a slice of another engine's `export`."""
-        self._call("load", space, part)
+        """Take a slice of another engine's `export`, in pieces that a request has room for."""
+        for piece in cut(part, size=self._group_bytes):
+            self._call("load", space, piece)
 
     def snapshot_to(self, folder: Path) -> None:
         """Not offered: a backup of what a key opens is a copy."""
@@ -325,7 +328,7 @@ class RemoteEngine:
 
     def _stage_large(self, batch: Batch) -> Batch:
         """The batch, its objects staged ahead if they are too large to travel with it."""
-        if sum(len(content.data) for content in batch.objects.values()) <= STAGED_BYTES:
+        if sum(len(content.data) for content in batch.objects.values()) <= self._group_bytes:
             return batch
         self.stage(batch.space, batch.objects.values())
         requires = dict.fromkeys((*batch.requires, *batch.objects))

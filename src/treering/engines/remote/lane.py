@@ -19,7 +19,6 @@ from treering.core.batch import Receipt
 from treering.errors import Closed
 
 GROUP_BATCHES: Final = 256
-GROUP_BYTES: Final = 8 * 1024 * 1024
 
 
 Outcome = Receipt | Exception
@@ -39,10 +38,14 @@ class _Parcel:
 
 
 class Lane:
-    """Sends what is submitted with ``send``, which says how each batch of a group fared."""
+    """Sends what is submitted with ``send``, which says how each batch of a group fared.
 
-    def __init__(self, send: Send) -> None:
+    A group has about ``group_bytes`` at most, if it has more than one batch.
+    """
+
+    def __init__(self, send: Send, *, group_bytes: int) -> None:
         self._send = send
+        self._group_bytes = group_bytes
         self._closed = False
         self._start()
         _lanes.add(self)
@@ -55,7 +58,9 @@ class Lane:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing that was submitted is still on its way."""
+        """Whether nothing that was submitted is still on its way; also for what its own thread calls back."""
+        if threading.current_thread() is self._thread:
+            return True
         return not self._waiting and not self._under_way
 
     def submit(self, space: str, data: bytes) -> Future[Receipt]:
@@ -110,7 +115,7 @@ class Lane:
         size = len(group[0].data)
         while self._waiting and len(group) < GROUP_BATCHES:
             size += len(self._waiting[0].data)
-            if size > GROUP_BYTES or self._waiting[0].space != group[0].space:
+            if size > self._group_bytes or self._waiting[0].space != group[0].space:
                 break
             group.append(self._waiting.popleft())
         return group
