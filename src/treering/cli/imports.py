@@ -164,7 +164,7 @@ def evolve(
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Session logs of Evolve, and the metadata of its checkpoints."""
+    """Session logs of Evolve, with their metadata."""
     place = _Place(store, store_blobs, namespace)
     _run("evolve", _there(source), place, dry_run=dry_run, as_json=as_json)
 
@@ -216,7 +216,7 @@ def _run(
     from treering.importers.table import importer, loaded
 
     function = loaded(importer(name).function)
-    report: ImportReport
+    report: Any = None  # one of the two below makes it
     located = locate(place.store)
     is_there = look(located).there
     if not is_there and (dry_run or not is_sure):
@@ -230,7 +230,10 @@ def _run(
             report = function(source, opened, on_progress=update, dry_run=dry_run, **options)
         if not is_there:
             say(f"note: made a new store in {located.shown}")
-    show(report, _lines(report), as_json=as_json)  # pyright: ignore[reportPossiblyUnboundVariable] - one of them ran
+    if report.seconds and report.lines:
+        speed = report.lines / report.seconds
+        say(f"note: {report.lines:,} lines in {report.seconds:.1f} s, {speed:,.0f} a second")
+    show(report, _lines(report), as_json=as_json)
 
 
 def _stdin() -> IO[bytes]:
@@ -290,9 +293,6 @@ def _oddities(report: ImportReport) -> list[str]:
         f"  kept, of the unknown type {clean(kind)}: {count:,} lines"
         for kind, count in report.unknown.items()
     ]
-    if report.seconds and report.lines:
-        speed = report.lines / report.seconds
-        lines.append(f"  {report.lines:,} lines in {report.seconds:.1f} s, {speed:,.0f} a second")
     return lines
 
 
