@@ -19,8 +19,8 @@ from treering.care.ledger import record
 from treering.core.clock import Clock
 from treering.core.engine import Engine
 from treering.core.ids import check_id, new_id
-from treering.core.query import Erasure
-from treering.core.scopes import Scope, namespace_prefix, parse_scope
+from treering.core.query import Erasure, EventQuery
+from treering.core.scopes import MOVED, Scope, namespace_prefix, parse_scope
 from treering.errors import InvalidInput, NotFound
 
 _PAGE: Final = 1000
@@ -130,7 +130,24 @@ def _scopes(engine: Engine, space: str, chosen: Selection) -> tuple[str, ...]:
             f"nothing is stored under {chosen.what} {chosen.text!r} in space {space!r}; "
             "check its spelling, its namespace and the store"
         )
-    return tuple(found)
+    return (*found, *_moved(engine, space, chosen)) if chosen.what == "thread" else tuple(found)
+
+
+def _moved(engine: Engine, space: str, chosen: Selection) -> list[str]:
+    """The scopes of runs that began before it was known that they are of this thread."""
+    namespace = parse_scope(chosen.text).namespace
+    moved: list[str] = []
+    after: str | None = None
+    while True:
+        query = EventQuery(scope=chosen.text, kinds=(MOVED,))
+        page = engine.scan(space, query, after=after, limit=_PAGE)
+        for each in page.records:
+            own = str(Scope(namespace, "run", each.event.run or ""))
+            if engine.scan_scopes(space, own, limit=1) == [own]:
+                moved.append(own)
+        if page.cursor is None:
+            return list(dict.fromkeys(moved))
+        after = page.cursor
 
 
 def _digest(salt: str, text: str) -> str:

@@ -7,9 +7,15 @@ exactly one triple, and everything of one namespace (a user, a project) is one p
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from treering.errors import InvalidInput
+
+MOVED: Final = "run.moved"
+"""The kind of an event in a thread's scope which says that a run of the thread began in a scope of its own,
+because its thread was not known yet. Forgetting the thread takes that scope along."""
 
 
 class Scope(msgspec.Struct, frozen=True):

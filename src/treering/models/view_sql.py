@@ -21,6 +21,8 @@ HOMES: Final = "treering_home"
 """Which run an event is of: one look into the journal's own key for each day of the store."""
 
 _AGENT, _TOOL = "agent", "tool"
+_LLM: Final = "llm"
+"""A call of a model that says whose message came out of it is that message, too (see `views.otlp`)."""
 _TEXT_KINDS: Final = "1, 2"
 """JSON and text, as `core.content` numbers them."""
 
@@ -85,9 +87,10 @@ def _messages(dialect: Dialect, space: int) -> str:
         f"{_body('e')} AS content_ref, e.model AS model, {prompt} AS prompt_tokens, "
         "e.output_tokens AS completion_tokens, "
         f"{prompt} + e.output_tokens AS total_tokens, e.cost_nanos / 1e9 * r.rate AS cost_eur, "
-        "e.ts_us AS ts "
+        f"CASE WHEN e.kind = '{MESSAGE}' THEN e.ts_us ELSE e.ts_us + coalesce(e.duration_us, 0) END AS ts "
         f"FROM {_events(dialect)} LEFT JOIN {RATES} r ON r.day = e.day AND r.currency = e.currency "
-        f"WHERE {_of(space, MESSAGE)}"
+        f"WHERE e.space = {space} AND e.run IS NOT NULL AND e.role IS NOT NULL "
+        f"AND e.kind IN ('{MESSAGE}', '{SPAN}{_LLM}')"
     )
 
 

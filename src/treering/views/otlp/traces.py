@@ -17,6 +17,7 @@ from msgspec import structs
 from treering.core.batch import ABSENT, Event
 from treering.core.encoding import encode_json
 from treering.core.query import EventQuery
+from treering.core.scopes import MOVED
 from treering.views.recording.runs import (
     RUN,
     RUNNING,
@@ -68,6 +69,7 @@ class Trace:
         self.scopes: list[str] = []
         self.suffix = "." + id[-8:]
         """What the ids of its spans end with in the journal: span ids are only unique within their trace."""
+        self._is_moved = False
         self._scope: str | None = None
         self._key: str | None = None
         self._source: Source | None = None
@@ -83,6 +85,7 @@ class Trace:
                 info = structs.replace(info, started_at_us=ts_us)
             if info.thread is None and thread is not None:
                 info = structs.replace(info, thread=thread)
+                self._is_moved = self.is_listed
             if info.agent is None and agent is not None:
                 info = structs.replace(info, agent=agent)
             if info.status == UNFINISHED:
@@ -185,6 +188,17 @@ class Trace:
             write_listing(draft, info)
         stored = {name: value for name, value in structs.asdict(info).items() if value not in (None, {}, ())}
         draft.set_ref(run_ref(self.id), encode_json(stored), scope=self.scope, expect=self.version)
+        if self._is_moved:
+            draft.event(
+                Event(
+                    id=f"{self.id}:moved",
+                    kind=MOVED,
+                    ts_us=info.started_at_us,
+                    scope=self.scope,
+                    run=self.id,
+                    thread=self.thread,
+                )
+            )
 
     def write_end(self, draft: Draft, *, ts_us: int, duration_us: int, status: str) -> None:
         """The row of the run in the journal, as its first span tells it."""
@@ -208,6 +222,7 @@ class Trace:
             self.version = version
             self.is_listed = True
             self.is_changed = False
+            self._is_moved = False
 
     def load(self, ref: Ref) -> None:
         """Take over what the store knows of the run."""
