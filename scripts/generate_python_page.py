@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any, Final, get_type_hints
 
 from pages import HEAD
@@ -44,15 +46,13 @@ def _views(store: type) -> list[type]:
     from treering.views.recording.spans import Span
 
     behind = {"Moment": Moment, "Run": Run, "Span": Span}
+    names = _checked_names(store)
     found: dict[str, type] = {}
     for member in vars(store).values():
         function = member.fget if isinstance(member, property) else member
         if not inspect.isfunction(function) or function.__name__.startswith("_"):
             continue
-        try:
-            given = get_type_hints(function).get("return")
-        except NameError:  # a type that only checkers import
-            continue
+        given = get_type_hints(function, localns=names).get("return")
         if inspect.isclass(given) and given.__module__.startswith("treering.views."):
             if hasattr(given, "__struct_fields__"):
                 continue
@@ -60,6 +60,19 @@ def _views(store: type) -> list[type]:
             for name in MORE.get(given.__name__, ()):
                 found[name] = behind[name]
     return list(found.values())
+
+
+def _checked_names(one: type) -> dict[str, Any]:
+    """What the module of a class imports for type checkers alone."""
+    module = sys.modules[one.__module__]
+    found: dict[str, Any] = {}
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for each in node.body:
+                if isinstance(each, ast.ImportFrom):
+                    home = import_module(each.module or "")
+                    found |= {name.asname or name.name: getattr(home, name.name) for name in each.names}
+    return found
 
 
 def _class(one: type) -> list[str]:

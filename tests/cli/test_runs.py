@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 
 import pytest
@@ -51,6 +52,10 @@ def test_a_timeline_and_a_replay_are_shown(run, recorded):
     replayed = run("replay", recorded[0]).out
     assert "user message: Where is my refund?" in replayed
     assert "'On page 3.'" in replayed
+    steps = [json.loads(line) for line in run("replay", recorded[0], "--json").out.splitlines()]
+    assert len(steps) == len(replayed.splitlines())
+    assert "Where is my refund?" in [step["content"] for step in steps]
+    assert [step["offset_us"] for step in steps] == sorted(step["offset_us"] for step in steps)
     assert run("timeline", "nobody").code == 3
 
 

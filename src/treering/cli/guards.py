@@ -37,7 +37,7 @@ def list_budgets(
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the budgets, and what is used of the store's (and those asked for)."""
+    """Show the budgets, and what is used of them."""
     with opened_store(store, store_blobs, namespace) as opened:
         every = opened.budgets.list()
         standing = {each.budget.name: each for each in opened.budgets.standing(run=run, agent=agent)}
@@ -221,7 +221,10 @@ def check(
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Judge the runs that ended, and send alerts to webhooks; a server does this by itself."""
+    """Judge the runs that ended, and send alerts to webhooks.
+
+    A server does this by itself.
+    """
     from time import sleep
 
     with opened_store(store, store_blobs, namespace) as opened:

@@ -223,7 +223,7 @@ def delete(
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a document away; its versions stay, and it can be restored."""
+    """Take a document away; it can be restored."""
     from treering.errors import NotFound
 
     with opened_store(store, store_blobs, namespace) as opened:

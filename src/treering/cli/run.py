@@ -68,7 +68,10 @@ def run(
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a CLI agent or any program in a home of its own, and keep what it leaves behind."""
+    """Run a CLI agent in a home of its own, and keep it all.
+
+    Any other program works as well.
+    """
     from treering.api import open as open_store
     from treering.errors import InvalidInput
     from treering.sandbox.sandbox import Sandbox

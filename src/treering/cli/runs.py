@@ -15,12 +15,13 @@ from treering.cli.options import (
     UserNamespaceOption,
     opened_store,
 )
-from treering.cli.telling import one_line, when
+from treering.cli.telling import one_line, raw, when
 
 if TYPE_CHECKING:
     from treering.views.comparison import Divergence, RunFigures, Step
     from treering.views.costs import Cost
     from treering.views.recording.runs import RunInfo
+    from treering.views.replaying import ReplayStep
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or 'last'.")]
 AgentOption = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only of this agent.")]
@@ -108,12 +109,19 @@ def replay(
     store: StoreOption = None,
     store_blobs: StoreBlobsOption = None,
     namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Step through a run as it happened, with the chunks of streams."""
+    """Step through a run as it happened, chunk by chunk.
+
+    With --json, a line a step.
+    """
     from treering.cli.telling import words
 
     with opened_store(store, store_blobs, namespace) as opened:
         for step in opened.runs.replay(_id(opened, run), speed=speed):
+            if as_json:
+                typer.echo(_line_of_json(step))
+                continue
             told = "" if step.content is None else f": {one_line(words(step.content), 100)}"
             label = f"  {step.chunk!r}" if step.chunk is not None else f"{step.label}{told}"
             typer.echo(f"{step.offset_us / 1e6:>10.3f}  {clean(label)}")
@@ -224,6 +232,13 @@ def _told(step: Step | None) -> str:
         return "(the run is over)"
     who = step.role or step.name or ""
     return f"{step.offset_us / 1e6:.3f}  {step.kind} {clean(who)}: {one_line(clean(step.text), 100)}"
+
+
+def _line_of_json(step: ReplayStep) -> str:
+    import msgspec
+
+    plain = {"offset_us": step.offset_us, "wait_us": step.wait_us, "label": step.label, "chunk": step.chunk}
+    return msgspec.json.encode({**plain, "event": _plain(step.event), "content": raw(step.content)}).decode()
 
 
 def _plain(value: Any) -> Any:
