@@ -5,11 +5,12 @@ from __future__ import annotations
 import http.client
 import http.server
 import re
+import socket
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import msgspec
 import pytest
@@ -45,9 +46,11 @@ from treering.errors import (
     Unreachable,
     Unsupported,
 )
+from treering.server import waits
 from treering.server.access import KEYS_SPACE, SCOPES, Keys
 from treering.server.gateway import failure_of, namespaces_of, space_of
 from treering.server.problems import problem_of
+from treering.server.routes import gateway as routes
 from treering.server.settings import Settings
 from treering.testing import batches
 from treering.testing.portrait import portrait
@@ -557,6 +560,45 @@ class TestWaiting:
             assert on.refs("default", ["r"])
             on.commit(batches.set_ref("default", "r"))
             assert [each.result(timeout=60) for each in news] == [2] * waiting
+
+    def test_waiting_for_many_spaces_takes_no_thread_each(self, opened, monkeypatch):
+        monkeypatch.setattr(waits, "MAX_THREADS", 2)
+        monkeypatch.setattr(waits, "_LOOK_SECONDS", 0.05)
+        on = opened()
+        spaces = [f"space-{number}" for number in range(10)]
+        with ThreadPoolExecutor(20) as pool:
+            news = [pool.submit(on.wait, space, 0, seconds=60) for space in spaces]
+            quiet = [pool.submit(on.wait, space, 1, seconds=0.2) for space in spaces]
+            for space in spaces:
+                on.commit(batches.set_ref(space, "r"))
+            assert [each.result(timeout=60) for each in news] == [1] * len(spaces)
+            assert all(each.result(timeout=60) in {0, 1} for each in quiet)
+        watching = [each for each in threading.enumerate() if each.name == "treering-waits"]
+        assert len(watching) <= 2
+
+    def test_an_upload_that_stalls_holds_up_its_own_caller_only(self, url, opened, keys, monkeypatch):
+        monkeypatch.setattr(routes, "LARGE_BYTES", 1000)
+        host, _, port = url.removeprefix("http://").partition(":")
+        token = keys("a")
+        head = (
+            f"POST /gateway/stage HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {token}\r\n"
+            f"{protocol.HEADER}: 1\r\ncontent-length: 5000\r\n\r\n"
+        ).encode()
+        with ExitStack() as stalled:
+            for _ in range(routes.LARGE_AT_ONCE):
+                line = stalled.enter_context(closing(socket.create_connection((host, int(port)))))
+                line.sendall(head + b"x" * 100)
+            assert opened(keys("b")).stage("default", [batches.noise(5000)])
+
+    def test_an_upload_that_never_ends_is_given_up(self, url, monkeypatch):
+        monkeypatch.setattr(routes, "BODY_SECONDS", 0.05)
+        host, _, port = url.removeprefix("http://").partition(":")
+        with closing(socket.create_connection((host, int(port)), timeout=60)) as line:
+            line.sendall(
+                f"POST /gateway/stage HTTP/1.1\r\nhost: {host}\r\n{protocol.HEADER}: 1\r\n"
+                "content-length: 5000\r\n\r\nxxx".encode()
+            )
+            assert line.recv(100).startswith(b"HTTP/1.1 504")
 
     def test_a_slow_method_ticks_until_it_is_done(self, store, url, monkeypatch):
         monkeypatch.setattr(protocol, "TICK_SECONDS", 0.02)

@@ -178,6 +178,16 @@ def test_the_same_words_awaited(server):
     assert (count, len(seqs)) == (1, 1)
 
 
+def test_address_and_key_may_be_in_the_environment(server, store, monkeypatch):
+    url, key = server
+    store.state.set("x", 1)
+    monkeypatch.setenv("TREERING_URL", url)
+    monkeypatch.setenv("TREERING_API_KEY", key("read"))
+    with treering.open() as opened:
+        assert opened.url == url
+        assert opened.state.get("x") == 1
+
+
 def test_a_follower_hears_of_what_others_do(server, store):
     url, key = server
     heard = threading.Event()

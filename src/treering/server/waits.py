@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Final
 
 import msgspec
@@ -16,8 +17,11 @@ from anyio import to_thread
 
 from treering.core.engine import Engine
 
+MAX_THREADS: Final = 256
+"""For so many spaces a thread looks on; those who wait for further ones look by themselves, now and then."""
+
 _LOOK_SECONDS: Final = 1.0
-"""How often a thread looks whether anybody is still waiting."""
+"""How often a thread looks whether anybody is still waiting, and how often those without one look."""
 
 
 class _Waiter(msgspec.Struct, frozen=True, eq=False):
@@ -52,12 +56,15 @@ class Waits:
             watch = self._watches.get(space)
             if watch is not None and watch.last_seq > after_seq:
                 return watch.last_seq
-            if watch is None:
+            if watch is None and len(self._watches) < MAX_THREADS:
                 watch = self._watches[space] = _Watch(last_seq)
                 threading.Thread(
                     target=self._look, args=(space, watch), name="treering-waits", daemon=True
                 ).start()
-            watch.waiters.append(waiter)
+            if watch is not None:
+                watch.waiters.append(waiter)
+        if watch is None:
+            return await self._poll(space, after_seq, seconds)
         try:
             return await asyncio.wait_for(waiter.news, seconds)
         except TimeoutError:
@@ -66,6 +73,15 @@ class Waits:
             with self._lock:
                 if waiter in watch.waiters:
                     watch.waiters.remove(waiter)
+
+    async def _poll(self, space: str, after_seq: int, seconds: float) -> int:
+        until = time.monotonic() + seconds
+        while True:
+            left = until - time.monotonic()
+            await asyncio.sleep(max(0.0, min(left, _LOOK_SECONDS)))
+            last_seq = await to_thread.run_sync(self._now, space)
+            if last_seq > after_seq or left <= _LOOK_SECONDS:
+                return last_seq
 
     def _now(self, space: str) -> int:
         return self._engine.wait(space, 0, seconds=0)

@@ -22,7 +22,7 @@ from treering.core.content import Content
 from treering.core.engine import Engine
 from treering.engines.remote import protocol, wire
 from treering.engines.remote.protocol import METHODS, Method
-from treering.errors import InvalidInput, TreeringError, Unsupported
+from treering.errors import InvalidInput, TimedOut, TreeringError, Unsupported
 from treering.server.bodies import read_body
 from treering.server.endpoints import Call, Endpoint, endpoint
 from treering.server.gateway import AT_ONCE, IN_PIECES, Site
@@ -32,7 +32,9 @@ from treering.server.waits import Waits
 SLOW_AT_ONCE: Final = 8
 LARGE_AT_ONCE: Final = 4
 LARGE_BYTES: Final = 1024 * 1024
-"""Requests from this size on take turns, so that many of them at once do not fill the memory."""
+"""Requests from this size on take turns, a few of each caller's, so that they do not fill the memory."""
+BODY_SECONDS: Final = 300.0
+"""A request that is not there after this time is given up."""
 _STEP_SECONDS: Final = 0.25
 
 _HEADERS: Final = {protocol.HEADER: str(protocol.VERSION), "cache-control": "no-store"}
@@ -52,8 +54,12 @@ class _Desk:
 
     def __init__(self, engine: Engine) -> None:
         self.slow = CapacityLimiter(SLOW_AT_ONCE)
-        self.large = asyncio.Semaphore(LARGE_AT_ONCE)
         self.waits = Waits(engine)
+        self._large: dict[str, asyncio.Semaphore] = {}
+
+    def turn(self, caller: str) -> asyncio.Semaphore:
+        """What a caller's large requests wait for; another one's are not held up by them."""
+        return self._large.setdefault(caller, asyncio.Semaphore(LARGE_AT_ONCE))
 
 
 def _made(method: Method) -> Endpoint:
@@ -71,12 +77,12 @@ def _made(method: Method) -> Endpoint:
         _ = site.space  # refuses the namespace before the body is read
         told = call.request.headers.get("content-length", "")
         if told.isdigit() and int(told) >= LARGE_BYTES:
-            async with desk.large:
+            async with desk.turn(call.access.name):
                 return await _answer(call, site, desk)
         return await _answer(call, site, desk)
 
     async def _answer(call: Call[GatewayQuery, None], site: Site, desk: _Desk) -> Response:
-        body = await read_body(call.request, limit=site.max_request_bytes)
+        body = await _body(call.request, site.max_request_bytes)
         if method.name == "wait":
             return await _wait(desk, site, _arguments(method, decoder, body, site.max_request_bytes))
 
@@ -111,6 +117,16 @@ def _check_protocol(request: Request) -> None:
             f"this server speaks version {protocol.VERSION} of the gateway's protocol, the client version "
             f"{told[:20]}; upgrade the older one of them"
         )
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await read_body(request, limit=limit)
+    except TimeoutError:
+        raise TimedOut(
+            f"the request did not arrive within {BODY_SECONDS:.0f} seconds; send it again"
+        ) from None
 
 
 def _limit(request: Request) -> int:
