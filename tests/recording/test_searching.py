@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import treering
+from treering.core.stems import stem
 from treering.errors import InvalidInput
 from treering.views import event_index
 from treering.views.event_index import EventIndex
+from treering.views.searching import _beginning
 
 
 @pytest.fixture
@@ -192,3 +196,17 @@ def test_the_async_store_searches_too(tmp_path):
             return [hit.run for hit in found.hits] == [run.id]
 
     assert asyncio.run(searched())
+
+
+@given(st.text("abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=14))
+def test_a_word_begins_like_its_stem(word):
+    assert word.startswith(_beginning(stem(word)))
+
+
+@pytest.mark.parametrize(
+    "ending", ["ational", "iveness", "ization", "ies", "sses", "ing", "ed", "ability", "ied"]
+)
+@given(beginning=st.text("abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=8))
+def test_a_word_with_an_english_ending_begins_like_its_stem(beginning, ending):
+    word = beginning + ending
+    assert word.startswith(_beginning(stem(word)))

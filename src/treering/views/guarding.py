@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.views.recording.recorder import Recorder
+    from treering.views.recording.spans import Origin
     from treering.views.shared_budgets import SharedBudget, Standing
 
 REFRESH_SECONDS: Final = 5.0
@@ -36,16 +37,18 @@ class Guard:
         self._read_again_at = 0.0
         self._told: set[str] = set()
 
-    def admit(self, *, run: str, thread: str | None, agent: str | None, scope: str) -> None:
+    def admit(self, origin: Origin, agent: str | None) -> None:
         """Raise `BudgetExceeded` if the call must not be made; warn when a budget runs out."""
-        if not self._current():
+        if time.monotonic() >= self._read_again_at:
+            self._read()
+        if not self._budgets:
             return
         self._recorder.flush()
-        subject = Subject(run=run, thread=thread, agent=agent)
+        subject = Subject(run=origin.run, thread=origin.thread, agent=agent)
         for budget in self._budgets:
             standing = self._shared.of(budget, subject)
             if standing is not None and standing.share >= budget.warn_at:
-                self._tell(standing, subject, scope)
+                self._tell(standing, subject, origin.scope)
                 if standing.is_used_up and budget.action == "stop":
                     raise standing.error()
 
@@ -53,15 +56,12 @@ class Guard:
         """Read the budgets again at the next call: someone just changed them."""
         self._read_again_at = 0.0
 
-    def _current(self) -> tuple[SharedBudget, ...]:
-        now = time.monotonic()
-        if now >= self._read_again_at:
-            self._read_again_at = now + REFRESH_SECONDS
-            try:
-                self._budgets = self._shared.list()
-            except TreeringError as error:  # recording never fails a run; those known so far still hold
-                log.warning("budgets cannot be read: %s", error)
-        return self._budgets
+    def _read(self) -> None:
+        self._read_again_at = time.monotonic() + REFRESH_SECONDS
+        try:
+            self._budgets = self._shared.list()
+        except TreeringError as error:  # recording never fails a run; those known so far still hold
+            log.warning("budgets cannot be read: %s", error)
 
     def _tell(self, standing: Standing, subject: Subject, scope: str) -> None:
         budget = standing.budget

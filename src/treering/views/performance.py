@@ -33,6 +33,14 @@ PerformanceBy = Literal["agent", "model", "tool", "kind", "run"]
 _PAGE: Final = 2_000
 _LLM: Final = SPAN + "llm"
 _FAILED: Final = frozenset({ERROR, CRASHED})
+_KINDS: Final[dict[PerformanceBy, tuple[str, ...]]] = {
+    "agent": (SPAN + "agent",),
+    "model": (_LLM, MESSAGE),
+    "tool": (SPAN + "tool",),
+    "kind": (),
+    "run": (RUN,),
+}
+"""Which events are looked at; none: all of them."""
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +96,7 @@ class Performance:
         until_us: int | None = None,
         agent: str | None = None,
         run: str | None = None,
-        most: int = 100_000,
+        most: int = 50_000,
     ) -> PerformanceReport:
         """Latency, failures and speed over a period, looking at the newest ``most`` events at most."""
         if most < 1:
@@ -96,7 +104,7 @@ class Performance:
         gathered = _Gathered(by)
         seen = 0
         is_partial = False
-        for record in self._newest(run):
+        for record in self._newest(run, by):
             if since_us is not None and record.committed_at_us < since_us:
                 break
             if seen == most:
@@ -111,8 +119,9 @@ class Performance:
                 gathered.take(event)
         return gathered.report(seen, is_partial=is_partial)
 
-    def _newest(self, run: str | None) -> Iterator[Record]:
-        query = EventQuery(run=run, order="seq" if run is None else "time", newest_first=True)
+    def _newest(self, run: str | None, by: PerformanceBy) -> Iterator[Record]:
+        order = "seq" if run is None else "time"
+        query = EventQuery(kinds=_KINDS[by], run=run, order=order, newest_first=True)
         after = None
         while True:
             page = self._engine.scan(self._space, query, after=after, limit=_PAGE)

@@ -21,7 +21,7 @@ class PerformanceQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run: str | None = None
     since_us: Moment | None = None
     until_us: Moment | None = None
-    most: Annotated[int, Meta(ge=1, le=1_000_000)] = 100_000
+    most: Annotated[int, Meta(ge=1, le=1_000_000)] = 50_000
 
 
 class GrowthQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

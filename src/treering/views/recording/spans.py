@@ -47,8 +47,8 @@ _KINDS: Final = frozenset({"agent", "llm", "tool", "retrieval", "file", "reasoni
 class Gate(Protocol):
     """What a call of a model or a tool has to pass before it begins."""
 
-    def admit(self, *, run: str, thread: str | None, agent: str | None, scope: str) -> None:
-        """Raise if the call must not be made."""
+    def admit(self, origin: Origin, agent: str | None) -> None:
+        """Raise if an agent must not make a call in this run."""
         ...
 
 
@@ -251,7 +251,7 @@ class Span(Place):
             raise InvalidInput(f"span {self.name!r} was started before; make a new one")
         origin = self._origin
         if origin.gate is not None and ts_us is None and self.kind in _CALLS:
-            origin.gate.admit(run=origin.run, thread=origin.thread, agent=self.agent, scope=origin.scope)
+            origin.gate.admit(origin, self.agent)
         self._began_us = self._origin.clock.now_us() if ts_us is None else ts_us
         self._origin.recorder.take(self.announce)
         return self
