@@ -184,6 +184,18 @@ def test_bad_lines_are_named_by_number_and_stop_nothing(store, main, projects):
     assert store.cost.of_thread(THREAD).total.usage == USAGE
 
 
+def test_half_an_emoji_loses_no_message(store, main, projects):
+    """JavaScript cuts texts anywhere; what is left of a character is no text that JSON should hold."""
+    text = main.read_text("utf-8").replace("It was checked.", "It was checked \\ud83d")
+    main.write_text(text, "utf-8")
+    report = import_claude_code(projects, store)
+    assert report.bad == ()
+    assert store.cost.of_thread(THREAD).total.usage == USAGE
+    said = [block for message in store.thread(THREAD).load().messages for block in message["content"]]
+    assert {"type": "text", "text": "It was checked \ud83d"} in said
+    assert store.verify().ok
+
+
 def test_types_that_are_not_known_are_counted_and_kept_as_they_are(store, main, projects):
     odd = b'{"type":"hologram","z":1,"a":[2]}'
     with main.open("ab") as file:

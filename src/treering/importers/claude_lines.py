@@ -15,6 +15,7 @@ import msgspec
 
 from treering.core.batch import Usage
 from treering.core.clock import from_datetime
+from treering.importers.line_json import decode_object
 
 CONVERSATION: Final = frozenset({"user", "assistant"})
 SYNTHETIC: Final = "<synthetic>"
@@ -87,9 +88,14 @@ class ClaudeLine(msgspec.Struct, frozen=True, kw_only=True):
 _DECODER: Final = msgspec.json.Decoder(ClaudeLine)
 
 
-def read_line(text: bytes | str) -> ClaudeLine:
+def read_line(text: bytes) -> ClaudeLine:
     """A line; raises `msgspec.DecodeError` for what is none."""
-    return _DECODER.decode(text)
+    try:
+        return _DECODER.decode(text)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        return msgspec.convert(decode_object(text), ClaudeLine)
 
 
 def blocks_of(content: Any) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ import msgspec
 
 from treering.importers.claude_lines import CONVERSATION, SYNTHETIC, ClaudeLine, read_line
 from treering.importers.claude_turns import MAIN, ClaudeTurn
+from treering.importers.line_json import decode_object
 from treering.importers.scribe import Scribe, shown
 from treering.importers.sessions import RawLine, Session, Turn, raw_lines, title_of
 
@@ -252,7 +253,7 @@ class ClaudeSession:
         if read.type not in KNOWN:
             self.unknown[read.type] += 1
         if read.type in _TITLES:
-            title = msgspec.json.decode(line.raw.text).get(_TITLES[read.type])
+            title = decode_object(line.raw.text).get(_TITLES[read.type])
             self._title = title_of(title) if isinstance(title, str) else self._title
         if run is None and self._runs:
             run = self._runs[-1].run.id

@@ -17,6 +17,7 @@ import msgspec
 
 from treering.importers.claude_lines import time_us
 from treering.importers.codex_items import codex_usage
+from treering.importers.line_json import decode_object
 from treering.importers.scribe import Scribe, shown
 from treering.importers.sessions import RawLine, Session, Turn, raw_lines, title_of
 
@@ -142,7 +143,7 @@ class CodexSession:
         at_us = 0
         for raw in raw_lines(self._path, self._size):
             try:
-                value = msgspec.json.decode(raw.text, type=dict[str, Any])
+                value = decode_object(raw.text)
             except msgspec.DecodeError as error:
                 self.bad.append(f"{self._path.name} line {raw.number}: {error}")
                 continue

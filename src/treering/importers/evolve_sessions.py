@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from treering.importers.claude_lines import time_us
+from treering.importers.line_json import decode_line
 from treering.importers.sessions import RawLine, Session, Turn, raw_lines, title_of
 from treering.importers.streams import Stream, StreamFormat
 
@@ -96,7 +97,7 @@ class EvolveSession:
         at_us = time_us(self._meta.timestamp) or self._path.stat().st_mtime_ns // 1000
         for raw in raw_lines(self._path, self._size):
             try:
-                value = msgspec.json.decode(raw.text)
+                value = decode_line(raw.text)
             except msgspec.DecodeError as error:
                 self.bad.append(f"{self._path.name} line {raw.number}: {error}")
                 continue

@@ -22,6 +22,7 @@ from treering.core.ids import check_id
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.importers.claude_lines import time_us
+from treering.importers.line_json import decode_object
 from treering.importers.notebook import Notebook
 from treering.importers.report import FileReport, ImportReport
 from treering.importers.sessions import raw_lines
@@ -120,7 +121,7 @@ class _Reading:
             self.found += 1
             seen[raw.text] += 1
             try:
-                value = msgspec.json.decode(raw.text, type=dict[str, Any])
+                value = decode_object(raw.text)
                 self._take(value, raw.text, seen[raw.text])
             except (msgspec.DecodeError, InvalidInput) as error:
                 self.bad.append(f"{path.name} line {raw.number}: {error}")

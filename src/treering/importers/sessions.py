@@ -21,6 +21,7 @@ from treering.core.scopes import Scope
 from treering.errors import Conflict, Unreachable
 from treering.importers.derived import derived_checkpoint_id
 from treering.importers.histories import HeadMade, Histories, ListMade, Made
+from treering.importers.line_json import decode_line
 from treering.importers.notebook import Notebook
 from treering.importers.tally import Spent, Tally
 from treering.views.recording.runs import Run
@@ -270,7 +271,7 @@ def title_of(said: Any) -> str:
 
 def _is_whole(text: bytes) -> bool:
     try:
-        msgspec.json.decode(text)
+        decode_line(text)
     except msgspec.DecodeError:
         return False
     return True

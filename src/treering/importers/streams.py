@@ -18,9 +18,17 @@ from treering.core.batch import Usage
 from treering.core.clock import SystemClock
 from treering.errors import InvalidInput
 from treering.importers.acp_updates import AcpUpdates, acp_usage
-from treering.importers.claude_lines import CONVERSATION, ClaudeLine, claude_usage, model_usage, time_us
+from treering.importers.claude_lines import (
+    CONVERSATION,
+    ClaudeLine,
+    claude_usage,
+    model_usage,
+    read_line,
+    time_us,
+)
 from treering.importers.claude_turns import MAIN, ClaudeTurn
 from treering.importers.codex_items import CodexItems, codex_usage
+from treering.importers.line_json import decode_line
 from treering.importers.scribe import Scribe
 from treering.importers.tokens import added, covers, without
 
@@ -123,7 +131,7 @@ class Stream:
         now_us = self._clock.now_us()
         name = f"{_LINE}{self._lines}"
         try:
-            value = msgspec.json.decode(text)
+            value = decode_line(text)
         except msgspec.DecodeError:
             self._bad.append(self._lines)
             self._scribe.message("line", text.decode("utf-8", "replace"), name=name, ts_us=now_us)
@@ -163,8 +171,8 @@ class _Claude:
 
     def take(self, value: Any, text: bytes, *, name: str, now_us: int) -> str | None:
         try:
-            line = msgspec.json.decode(text, type=ClaudeLine)
-        except msgspec.ValidationError:
+            line = read_line(text)
+        except msgspec.DecodeError:
             return _type_of(value)
         self._note(session=line.stream_session, model=value.get("model"))
         if line.type in CONVERSATION:
