@@ -1,0 +1,205 @@
+"""Checkpoints in a bucket alone against restic, on a real S3 server of this machine (SeaweedFS).
+
+The tree and its edits are those of `benchmarks.workspaces`. A restore is done as another machine would: ours
+reads the index from the bucket, restic keeps its cache of indexes, as it does by default.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from time import perf_counter
+
+from tests.servers.bucket import S3Bucket
+from tests.servers.fleet import Fleet
+from tests.servers.seaweed import SeaweedServer
+
+from benchmarks.report import Measurement, Section, at_most
+from benchmarks.workspaces import BINARIES, FILES, edit_tree, make_tree
+from treering.blobs.s3 import S3Blobs
+from treering.sandbox.archive import Place
+from treering.sandbox.bucket_storage import BucketStorage
+from treering.sandbox.depots import Depot
+from treering.sandbox.records import Label
+
+EDITS = int(os.environ.get("TREERING_BENCH_TURNS", "3"))
+
+
+def run(scratch: Path) -> Section:
+    """Measure both in turns."""
+    tree = scratch / "tree"
+    make_tree(tree)
+    fleet = Fleet.open()
+    try:
+        server = SeaweedServer(**fleet.address("seaweed"))
+        ours = Ours(server.create_bucket(), scratch, tree)
+        peers = [ours]
+        if shutil.which("restic"):
+            peers.append(Restic(server.create_bucket(), scratch, tree))
+        seconds: dict[tuple[str, str], float] = {}
+
+        def time(what: str) -> None:
+            for peer in peers:
+                began = perf_counter()
+                getattr(peer, what)()
+                took = perf_counter() - began
+                seconds[what, peer.name] = min(seconds.get((what, peer.name), took), took)
+
+        time("first")
+        for _ in range(EDITS):
+            time("unchanged")
+        for number in range(1, EDITS + 1):
+            edit_tree(tree, number)
+            ours.requests.clear()
+            time("edit")
+        puts = ours.requests["put"]
+        for _ in range(2):
+            time("restore")
+        time("listed")
+        ours.end()
+    finally:
+        fleet.close()
+    rows = [
+        _row("first checkpoint", seconds, "first", 0.6),
+        _row("nothing changed", seconds, "unchanged", 0.4),
+        _row("1 % edit", seconds, "edit", 0.4),
+        _row("whole restore, verified, on another machine", seconds, "restore", 0.4),
+    ]
+    target, met = at_most(puts / 5, 1)
+    rows.append(
+        Measurement(
+            claim="PUTs of an incremental checkpoint",
+            ours=str(puts),
+            peer="5 allowed",
+            ratio=puts / 5,
+            target=target,
+            met=met,
+        )
+    )
+    return Section(
+        title="Buckets",
+        about=f"{FILES + BINARIES:,} files and 40 links to SeaweedFS on this machine; best of {EDITS} turns, "
+        "of 2 restores.",
+        measurements=[row for row in rows if row is not None],
+    )
+
+
+class Peer:
+    """Something that keeps a folder in a bucket."""
+
+    name = ""
+
+    def __init__(self, bucket: S3Bucket, scratch: Path, tree: Path) -> None:
+        self.bucket = bucket
+        self.scratch = scratch
+        self.tree = tree
+        self.restored = 0
+
+    def first(self) -> None: ...
+    def edit(self) -> None:
+        self.first()
+
+    def unchanged(self) -> None:
+        self.first()
+
+    def restore(self) -> None: ...
+    def listed(self) -> None: ...
+
+    def new_folder(self) -> Path:
+        self.restored += 1
+        return self.scratch / f"{self.name}-{self.restored}"
+
+
+class Ours(Peer):
+    name = "treering"
+
+    def __init__(self, bucket: S3Bucket, scratch: Path, tree: Path) -> None:
+        super().__init__(bucket, scratch, tree)
+        self.requests: Counter[str] = Counter()
+        self.depot = self._opened()
+        self.home = scratch / "home"
+        self.home.mkdir()
+
+    def first(self) -> None:
+        self.depot.save(Place(home=self.home, workspace=self.tree), Label(tag="bench"))
+
+    def restore(self) -> None:
+        target = self.new_folder()
+        elsewhere = self._opened()
+        elsewhere.restore(elsewhere.find("latest"), Place(home=target / "home", workspace=target / "tree"))
+        elsewhere.close()
+
+    def listed(self) -> None:
+        self.depot.list()
+
+    def end(self) -> None:
+        self.depot.close()
+
+    def _opened(self) -> Depot:
+        blobs = S3Blobs(
+            self.bucket.bucket,
+            endpoint=self.bucket.endpoint,
+            region=self.bucket.region,
+            access_key_id=self.bucket.access_key,
+            secret_access_key=self.bucket.secret_key,
+        )
+        put = blobs.put
+
+        def counted(*args, **options) -> None:
+            self.requests["put"] += 1
+            put(*args, **options)
+
+        blobs.put = counted
+        return Depot(BucketStorage(blobs, cache=None), now_iso=lambda: "2026-01-01T00:00:00+00:00")
+
+
+class Restic(Peer):
+    name = "restic"
+
+    def __init__(self, bucket: S3Bucket, scratch: Path, tree: Path) -> None:
+        super().__init__(bucket, scratch, tree)
+        self._run("init", "--repository-version", "2")
+
+    def first(self) -> None:
+        self._run("backup", ".")
+
+    def restore(self) -> None:
+        self._run("restore", "latest", "--target", str(self.new_folder()))
+
+    def listed(self) -> None:
+        self._run("snapshots")
+
+    def _run(self, *arguments: str) -> None:
+        environment = {
+            **os.environ,
+            "RESTIC_PASSWORD": "benchmark",
+            "RESTIC_REPOSITORY": f"s3:{self.bucket.endpoint}/{self.bucket.bucket}",
+            "RESTIC_CACHE_DIR": str(self.scratch / "restic-cache"),
+            "AWS_ACCESS_KEY_ID": self.bucket.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.bucket.secret_key,
+        }
+        subprocess.run(
+            ["restic", "-q", *arguments],
+            env=environment,
+            check=True,
+            cwd=self.tree,
+            stdout=subprocess.DEVNULL,
+        )
+
+
+def _row(claim: str, seconds: dict[tuple[str, str], float], what: str, limit: float) -> Measurement | None:
+    if (what, "restic") not in seconds:
+        return None
+    ours, theirs = seconds[what, "treering"], seconds[what, "restic"]
+    target, met = at_most(ours / theirs, limit)
+    return Measurement(
+        claim=claim,
+        ours=f"{ours:.2f} s",
+        peer=f"restic {theirs:.2f} s",
+        ratio=ours / theirs,
+        target=target,
+        met=met,
+    )
