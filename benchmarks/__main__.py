@@ -17,7 +17,7 @@ from benchmarks.report import write_results
 if TYPE_CHECKING:
     from benchmarks.report import Section
 
-NOT_BENCHMARKS = {"__main__", "langgraph_work", "otlp_work", "report", "work"}
+NOT_BENCHMARKS = {"__main__", "langgraph_work", "memory_peers", "otlp_work", "report", "work"}
 
 
 def main() -> int:
