@@ -309,3 +309,45 @@ def test_names_that_no_column_can_hold_are_cleaned(store):
     assert step.name is not None
     assert step.name.startswith("a b c")
     assert len(step.name) <= 512
+
+
+def test_one_span_that_cannot_be_stored_does_not_take_the_others_along(store):
+    dear = GENAI | {"operation.cost": 1e12}  # more nano-dollars than a number may hold
+    result = send(
+        store, ROOT, span("too dear", id=2, parent=1, attributes=dear), span("fine", id=3, parent=1)
+    )
+    assert (result.accepted, result.refused) == (2, 1)
+    assert "too dear" in result.message
+    assert [event.name for event in rows(store)] == ["planner", "fine"]
+    assert store.verify().ok
+
+
+def test_a_request_with_very_many_spans_takes_several_commits(store, monkeypatch):
+    monkeypatch.setattr("treering.views.otlp.ingest.COMMIT_LIMIT", 7)
+    many = [span(f"step {number}", id=number, parent=1) for number in range(2, 32)]
+    assert send(store, ROOT, *many).accepted == 31
+    assert len(rows(store)) == 31
+    assert store.stats().rows["commits"] == 5
+
+
+def test_senders_that_say_too_much_of_themselves_are_told_with_each_span(store):
+    send(store, ROOT)
+    large = {"service.name": "bank", "process.command_args": ["x" * 100] * 100}
+    send(store, span("pay", id=2, parent=1), resource=large)
+    assert store.runs.get(TRACE).meta["resources"] == [{"service.name": "shop"}]
+    (more,) = rows(store, "attributes")
+    assert came(store, more)["resource"] == large
+
+
+def test_two_servers_may_take_spans_of_one_run(store):
+    other = store.in_namespace(store.space)
+    send(store, span("one", id=2, parent=1, at_ms=1))
+    send(other, span("two", id=3, parent=1, at_ms=2))
+    send(store, ROOT)
+    send(other, span("three", id=4, parent=1, at_ms=3, ms=2000))
+    send(store, span("four", id=5, parent=1, at_ms=4))
+    other.otlp.close()
+    assert [event.name for event in rows(store)] == ["planner", "one", "two", "three", "four"]
+    run = store.runs.get(TRACE)
+    assert (run.status, run.agent, run.duration_us) == ("ok", "planner", 2_003_000)
+    assert len(store.runs.page().runs) == 1

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from treering.core.draft import Draft
-from treering.errors import Closed, Overloaded, RefMoved, TreeringError
+from treering.errors import Closed, InvalidInput, Overloaded, RefMoved, TreeringError
 from treering.views.otlp import json_form, protobuf
 from treering.views.otlp.logs import name_logs, run_of, write_logs
+from treering.views.otlp.received import Received, ReceivedLog, ReceivedSpan, Refused
 from treering.views.otlp.spans import write_spans
 from treering.views.otlp.traces import Traces
 from treering.views.recording.runs import run_ref
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
-    from treering.views.otlp.received import Received, ReceivedLog, ReceivedSpan, Refused
     from treering.views.otlp.traces import Trace
 
 Signal = Literal["traces", "logs"]
@@ -40,6 +40,8 @@ QUEUE_BYTES: Final = 64 << 20
 """What waits at most; a request on top of that is refused for now."""
 GROUP_BYTES: Final = 2 << 20
 """How much goes into one commit at most (one request always does)."""
+COMMIT_LIMIT: Final = 10_000
+"""Spans and records in one commit at most; a larger request takes several, and is answered after the last."""
 QUIET_SECONDS: Final = 900.0
 """A run of which nothing came for so long, and whose end was not seen, counts as unfinished."""
 _LOOK_SECONDS: Final = 30.0
@@ -191,27 +193,56 @@ class Ingest:
             self._commit(received)
         except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
             of_the_store = isinstance(error, TreeringError) and (error.retryable or isinstance(error, Closed))
-            if len(group) == 1 or of_the_store:
+            if of_the_store or (len(group) == 1 and not isinstance(error, InvalidInput)):
                 for request in group:
                     request.future.set_exception(error)
-            else:
+            elif len(group) > 1:
                 for request in group:
                     self._write([request])
+            else:
+                self._write_one_by_one(group[0], received[0])
             return
         for request in group:
             if request.received is not None:
                 request.future.set_result(_told(request.received))
 
+    def _write_one_by_one(self, request: _Request, received: Received) -> None:
+        """Something in a request cannot be stored: find out what, and store the rest."""
+        kept = Received(refused=list(received.refused))
+        singles = [Received(spans=[span]) for span in received.spans]
+        singles += [Received(logs=[log]) for log in received.logs]
+        for single in singles:
+            try:
+                self._commit([single])
+            except InvalidInput as error:
+                name = single.spans[0].name if single.spans else single.logs[0].event
+                kept.refused.append(Refused(f"{'span' if single.spans else 'log'} {name[:80]!r}", str(error)))
+            except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
+                request.future.set_exception(error)
+                return
+            else:
+                kept.spans += single.spans
+                kept.logs += single.logs
+        request.future.set_result(_told(kept))
+
     def _commit(self, received: Sequence[Received]) -> None:
-        spans: dict[str, list[ReceivedSpan]] = {}
-        logs: dict[str | None, list[ReceivedLog]] = {}
+        """Write everything, in as few commits as there may be."""
         now_us = self._clock.now_us()
-        for each in received:
-            for span in each.spans:
-                spans.setdefault(span.trace, []).append(span)
-            for log in each.logs:
-                log.ts_us = log.ts_us or now_us
-                logs.setdefault(run_of(log), []).append(log)
+        every = [each for some in received for each in (*some.spans, *some.logs)]
+        for start in range(0, len(every), COMMIT_LIMIT):
+            spans: dict[str, list[ReceivedSpan]] = {}
+            logs: dict[str | None, list[ReceivedLog]] = {}
+            for each in every[start : start + COMMIT_LIMIT]:
+                if isinstance(each, ReceivedSpan):
+                    spans.setdefault(each.trace, []).append(each)
+                else:
+                    each.ts_us = each.ts_us or now_us
+                    logs.setdefault(run_of(each), []).append(each)
+            self._commit_some(spans, logs)
+
+    def _commit_some(
+        self, spans: dict[str, list[ReceivedSpan]], logs: dict[str | None, list[ReceivedLog]]
+    ) -> None:
         names = [*spans, *(name for name in logs if name is not None)]
         for attempt in range(_ATTEMPTS):
             traces = self._traces.get(names)

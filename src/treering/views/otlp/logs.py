@@ -149,7 +149,8 @@ class _Row:
             links = (address,)
         encoded = encode_json(told) if told else None
         if encoded is not None and len(encoded) > MAX_INLINE_BYTES:
-            content = encode({"body": log.body, "attributes": told.pop("attributes", {})}, keep_order=True)
+            large = {name: told.pop(name) for name in ("attributes", "resource", "scope") if name in told}
+            content = encode({"body": log.body, **large}, keep_order=True)
             encoded = encode_json(told)
         is_span = kind.startswith(SPAN)
         event = Event(

@@ -200,6 +200,9 @@ def _rest(
     if small:
         data[ATTRIBUTES] = small
     told: dict[str, Any] = {ATTRIBUTES: more} if more else {}
+    for name in ("resource", "scope", "scope_attributes"):  # a sender that the run does not describe
+        if name in data and not isinstance(data[name], int):
+            told[name] = data.pop(name)
     events = [each for each in span.events if not _is_told(data, each)]
     if events:
         told["events"] = events
@@ -309,7 +312,7 @@ def _encoded(data: dict[str, Any]) -> bytes:
     """Canonical JSON; small attributes that are text and whole numbers need no second look."""
     attributes: dict[str, Any] = data.get(ATTRIBUTES, {})
     is_plain = _PLAIN.issuperset(map(type, attributes.values())) and "$" not in "".join(attributes)
-    if is_plain and not isinstance(data.get("resource"), dict) and "scope_attributes" not in data:
+    if is_plain:
         try:
             return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
         except orjson.JSONEncodeError:

@@ -45,7 +45,8 @@ SOURCE: Final = "otlp"
 _SPANS: Final = 20_000
 """Spans that are remembered, of all traces together."""
 _PAGE: Final = 1000
-_MOST_SOURCES: Final = 32
+_SOURCES_SIZE: Final = 8_000
+"""What a run says of who sent its spans; senders beyond that are told with each span."""
 
 
 class Trace:
@@ -137,7 +138,7 @@ class Trace:
         ):
             told: list[Any] = known
             if given not in told:
-                if len(told) >= _MOST_SOURCES:
+                if len(repr(told)) + len(repr(given)) > _SOURCES_SIZE:
                     place[name] = given
                     continue
                 told.append(given)
