@@ -182,7 +182,10 @@ class Session:
         self.notes.write(self.store, remember)
 
     def write_thread(self, turns: Sequence[Turn], state: Mapping[str, Any]) -> bool:
-        """The conversation, a moment a turn; says whether the thread could be brought up to date."""
+        """The conversation, a moment a turn; says whether the thread could be brought up to date.
+
+        It could not if the thread went on here, or if someone else is just importing it.
+        """
         if not turns:
             return True
         histories = Histories(self.store)
@@ -190,40 +193,47 @@ class Session:
             derived_checkpoint_id(turn.began_us, self.tool, self.thread, turn.id, str(turn.length))
             for turn in turns
         ]
+        try:
+            self._add_moments(histories, turns, ids, state)
+            histories.set_head(
+                HeadMade(
+                    thread=self.thread,
+                    namespace="",
+                    checkpoint=ids[-1],
+                    first_us=turns[0].began_us,
+                    moments={*ids, *self._own_head()},
+                    rewinds=histories.rewinds(self.thread, ""),
+                )
+            )
+        except Conflict:
+            return False
+        return True
+
+    def _add_moments(
+        self, histories: Histories, turns: Sequence[Turn], ids: Sequence[str], state: Mapping[str, Any]
+    ) -> None:
         there = histories.owners(ids)
         steps: list[int] = []
         for turn, id_ in zip(turns, ids, strict=True):
             parent = turn.parent
             steps.append(0 if parent is None else steps[parent] + 1)
-            if id_ not in there:
-                histories.add(
-                    Made(
-                        id=id_,
-                        thread=self.thread,
-                        namespace="",
-                        parent=None if parent is None else ids[parent],
-                        step=steps[-1],
-                        created_at_us=turn.began_us,
-                        lists={"messages": ListMade(keep=turn.keep, add=turn.said)},
-                        state=state,
-                        metadata={_IMPORTER: self.tool},
-                        note=_title(turn.said),
-                        tags=(self.tool,),
-                    )
+            if id_ in there:
+                continue
+            histories.add(
+                Made(
+                    id=id_,
+                    thread=self.thread,
+                    namespace="",
+                    parent=None if parent is None else ids[parent],
+                    step=steps[-1],
+                    created_at_us=turn.began_us,
+                    lists={"messages": ListMade(keep=turn.keep, add=turn.said)},
+                    state=state,
+                    metadata={_IMPORTER: self.tool},
+                    note=_title(turn.said),
+                    tags=(self.tool,),
                 )
-        head = HeadMade(
-            thread=self.thread,
-            namespace="",
-            checkpoint=ids[-1],
-            first_us=turns[0].began_us,
-            moments={*ids, *self._own_head()},
-            rewinds=histories.rewinds(self.thread, ""),
-        )
-        try:
-            histories.set_head(head)
-        except Conflict:
-            return False
-        return True
+            )
 
     def _own_head(self) -> list[str]:
         """The moment that the thread is at, if an import made it: a turn may have grown since."""
