@@ -269,25 +269,20 @@ class Traces:
         self._spans = 0
 
     def get(self, ids: Iterable[str]) -> dict[str, Trace]:
-        """The traces of these ids, as far as they have arrived."""
+        """The traces of these ids, as far as they have arrived, here or at another server."""
+        names = list(dict.fromkeys(ids))
+        refs = self._engine.refs(self._space, [run_ref(each) for each in names]) if names else {}
         found: dict[str, Trace] = {}
-        strange: list[str] = []
-        for each in dict.fromkeys(ids):
-            trace = self._known.get(each)
-            if trace is None:
-                strange.append(each)
+        for each in names:
+            trace, ref = self._known.get(each), refs.get(run_ref(each))
+            if trace is None or trace.version != (ABSENT if ref is None else ref.version):
                 trace = self._known[each] = Trace(each)
-            else:
-                self._known.move_to_end(each)
-            found[each] = trace
-        if strange:
-            refs = self._engine.refs(self._space, [run_ref(each) for each in strange])
-            for each in strange:
-                ref = refs.get(run_ref(each))
                 if ref is not None:
-                    found[each].load(ref)
+                    trace.load(ref)
                     for record in self._records(each):
-                        found[each].recall(record)
+                        trace.recall(record)
+            self._known.move_to_end(each)
+            found[each] = trace
         return found
 
     def settled(self, traces: Iterable[Trace]) -> None:
