@@ -44,12 +44,14 @@ def test_move_to_postgres(postgres_url, capsys):
 
 
 def test_snapshots_go_to_a_bucket(s3, monkeypatch, capsys):
+    monkeypatch.setenv("TREERING_HOME", str(Path("home").absolute()))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
-    bucket = f"{s3.endpoint}/{s3.bucket}/prod"
-    assert walk(page("s3.md", ("s3://agent-snapshots/prod", bucket)), capsys) == 2
-    packs = [each["path"] for page in s3.obstore(prefix="prod").list() for each in page]
-    assert any(path.endswith(".pack") for path in packs)
+    bucket = f"{s3.endpoint}/{s3.bucket}"
+    assert walk(page("s3.md", ("s3://agent-snapshots", bucket)), capsys) == 3
+    for prefix in ("prod", "store"):
+        held = [each["path"] for part in s3.obstore(prefix=prefix).list() for each in part]
+        assert any(path.endswith(".pack") for path in held), prefix
     assert not list(Path("agents").rglob("*.pack"))
 
 
@@ -59,7 +61,7 @@ def test_claude_code_costs_what_it_says(folder, monkeypatch, capsys):
         folder / ".claude" / "projects",
     )
     monkeypatch.setenv("HOME", str(folder))
-    assert walk(page("claude-code.md"), capsys) == 2
+    assert walk(page("claude-code.md"), capsys) == 4
     with treering.open() as store:
         assert f"{store.cost.of_days().total.amount('USD'):.6f}" == "0.021765"
 

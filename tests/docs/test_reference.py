@@ -65,6 +65,15 @@ def test_every_option_of_every_command_is_told():
     assert len(sections) > 40
 
 
+def test_every_command_has_its_place_in_the_guide():
+    text = (DOCS / "cli.md").read_text("utf-8")
+    named = {
+        *re.findall(r"`(?:treering )?([a-z]+)[^`]*`", text),
+        *re.findall(r"^\$ treering (\w+)", text, re.MULTILINE),
+    }
+    assert set(get_command(app).commands) <= named
+
+
 def generated():
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
