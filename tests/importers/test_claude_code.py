@@ -19,6 +19,7 @@ from treering.core.batch import Usage
 from treering.core.query import EventQuery
 from treering.errors import NotFound
 from treering.importers.claude_code import import_claude_code
+from treering.importers.streams import record_stream
 
 PROJECTS = FIXTURES / "claude-code" / "projects"
 (PROJECT,) = PROJECTS.iterdir()
@@ -225,6 +226,21 @@ def test_what_a_resumed_session_copied_is_counted_once(store, main, projects):
     assert len(list(store.runs.each())) == 4
     os.utime(other, (LONG_AGO, LONG_AGO))
     assert import_claude_code(projects, store).spent == report.spent
+
+
+def test_what_was_recorded_live_is_not_counted_again(store):
+    """The stream and the files of one session tell of the same answers, by the same ids."""
+    usage = None
+    for number in (0, 1):
+        lines = (PROJECTS.parent / f"stream-{number}.jsonl").read_bytes().splitlines()
+        with store.run(agent="claude-code") as run:
+            usage = record_stream(run, "claude-code", lines, before=usage).usage
+    store.flush()
+    assert store.cost.of_days().total.usage == USAGE
+    report = import_claude_code(PROJECTS, store)
+    assert store.cost.of_days().total.usage == USAGE
+    assert sum(each.usage.total for each in report.spent) == 0
+    assert len(store.thread(THREAD).load().messages) == 12
 
 
 def test_a_prompt_after_going_back_branches_off_where_it_went_back_to(store, main, projects):
