@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import treering
@@ -21,8 +22,12 @@ from treering.sandbox import (
     Sandbox,
     StorageConfig,
     list_checkpoints,
+    open_depot,
     register,
 )
+from treering.sandbox.archive import Place
+from treering.sandbox.profiles import find_profile
+from treering.sandbox.records import Label
 
 
 @pytest.fixture
@@ -435,3 +440,60 @@ def test_the_same_words_awaited(storage: StorageConfig) -> None:
 
     asyncio.run(main())
     assert len(list_checkpoints(storage)) == 4
+
+
+def test_killing_ends_a_run_in_the_foreground() -> None:
+    async def main() -> None:
+        async with AsyncSandbox(SCRIBBLER) as sandbox:
+            await sandbox.start()
+            workspace = sandbox._sandbox.workspace
+            running = asyncio.create_task(sandbox.run("sleep 60"))
+            await asyncio.to_thread(until, workspace / "started")
+            await sandbox.kill()
+            result = await running
+            assert result.exit_code == -signal.SIGTERM
+
+    asyncio.run(main())
+
+
+def test_a_hostile_checkpoint_does_not_lead_out_of_the_home(tmp_path: Path, storage: StorageConfig) -> None:
+    """Its settings are links to the user's own: neither followed, nor anything removed behind them."""
+    real = tmp_path / "user" / ".scribbler"
+    real.mkdir(parents=True)
+    (real / "auth.json").write_text("the user's")
+    (real / "state_1.db").write_text("also the user's")
+    (tmp_path / "evil" / ".scribbler" / "deep").mkdir(parents=True)
+    evil = tmp_path / "evil"
+    (evil / ".scribbler" / "up").symlink_to("../../user")
+    (evil / ".scribbler" / "deep" / "whole").symlink_to(real)
+    (evil / ".scribbler" / "fine").symlink_to("deep")
+    (evil / "workspace").mkdir()
+    depot = open_depot(storage)
+    place = Place(home=evil, workspace=evil / "workspace", settings=(".scribbler",))
+    label = Label(tag="evil", agent_type="scribbler", workspace_mode="knowledge")
+    bad = depot.save(place, label)
+    profile = msgspec.structs.replace(SCRIBBLER, rebuilt=(".scribbler/**/state_*.db",))
+    with Sandbox(profile, storage=storage) as sandbox:
+        sandbox.execute(["true"], from_=bad.id)
+        links = sorted(each.name for each in (sandbox.home / ".scribbler").rglob("*") if each.is_symlink())
+        assert links == ["auth.json", "fine"]
+        session = sandbox.get_session()
+        # And when an agent itself puts such a link there
+        sandbox.close()
+        home = tmp_path / "treering-home" / "sandboxes" / session / "home"
+        (home / ".scribbler").rename(home / "away")
+        (home / ".scribbler").symlink_to(real)
+        again = Sandbox(profile, storage=storage, session=session)
+        again.execute(["true"])
+        again.kill()
+        again.close()
+    depot.close()
+    assert (real / "auth.json").read_text() == "the user's"
+    assert not (real / "auth.json").is_symlink()
+    assert (real / "state_1.db").exists()
+
+
+def test_a_prompt_is_not_taken_for_an_option() -> None:
+    for agent in ("claude", "codex"):
+        line = find_profile(agent).line("--dangerous", model=None, goes_on=True, arguments=("-c", "x"))
+        assert line[-2:] == ["--", "--dangerous"]

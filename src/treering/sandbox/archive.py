@@ -94,17 +94,25 @@ class Archive:
         raise AssertionError("the last try returned or raised")
 
     def restore(self, root: str, place: Place) -> None:
-        """Bring a sandbox's files back: the workspace becomes what it was, the settings are written."""
+        """Bring a sandbox's files back: the workspace becomes what it was, the settings are written.
+
+        Links that could lead out of the settings are left out: whoever wrote the checkpoint must not have
+        treering itself follow them.
+        """
         whole = Snapshot(self._contents, self._space, root)
         work = next((each for each in whole.top.entries if each.name == WORKSPACE), None)
         if not isinstance(work, FolderEntry):
             raise Corrupt(f"checkpoint tree {root} has no folder {WORKSPACE!r}; it is no sandbox's")
         place.workspace.mkdir(parents=True, exist_ok=True)
         place.home.mkdir(parents=True, exist_ok=True)
-        settings = [each.name for each in whole.top.entries if each.name != WORKSPACE]
+        settings = [
+            each.name
+            for each in whole.top.entries
+            if each.name != WORKSPACE and isinstance(each, FolderEntry)
+        ]
         if settings:
-            plan = plan_of(whole, chosen(whole, settings))
-            download(whole, plan, place.home, overwrite=True)
+            wanted = [each for each in chosen(whole, settings) if _stays(each.entry)]
+            download(whole, plan_of(whole, wanted), place.home, overwrite=True)
         restore(
             self._camera,
             Snapshot(self._contents, self._space, work.tree),
@@ -152,6 +160,13 @@ def _entries(folder: KnownFolder) -> list[TreeEntry]:
     ]
     entries += [LinkEntry(name=name, target=target) for name, target in folder.links.items()]
     return entries
+
+
+def _stays(entry: TreeEntry) -> bool:
+    """Whether an entry cannot lead elsewhere: links that point up or to a whole path may."""
+    if not isinstance(entry, LinkEntry):
+        return True
+    return not entry.target.startswith("/") and ".." not in entry.target.split("/")
 
 
 def _below(folder: str, left_out: Iterable[LeftOut]) -> tuple[LeftOut, ...]:

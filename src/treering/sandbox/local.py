@@ -136,6 +136,9 @@ def resettle(profile: AgentProfile, sandbox: LocalSandbox, before: str | None) -
     """Make an agent at home where its files lie now: sessions are filed under the workspace's path, and
     what holds the old home's path goes.
     """
+    home = sandbox.home.resolve()
+    if not all((home / each).resolve().is_relative_to(home) for each in profile.settings):
+        return  # a link leads out of the sandbox: nothing is touched there
     for pattern in profile.rebuilt:
         for file in sandbox.home.glob(pattern):
             file.unlink()

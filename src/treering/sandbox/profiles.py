@@ -76,6 +76,7 @@ _BUILT_IN: Final = (
     AgentProfile(
         name="claude",
         command=("claude", "-p", "--verbose", "--output-format=stream-json", "--permission-mode=acceptEdits"),
+        prompt=("--", "{prompt}"),
         with_model=("--model={model}",),
         with_session=("--continue",),
         settings=(".claude",),
@@ -90,6 +91,7 @@ _BUILT_IN: Final = (
     AgentProfile(
         name="codex",
         command=("codex", "exec", "--json", "--skip-git-repo-check", "--sandbox=workspace-write"),
+        prompt=("--", "{prompt}"),
         with_model=("--model={model}",),
         with_session=("resume", "--last", "--all"),
         settings=(".codex",),

@@ -40,6 +40,8 @@ class Vault:
                 raise InvalidInput(f"{real} has {len(data):,} bytes, which is too much for a credential")
             place = home / name
             place.parent.mkdir(parents=True, exist_ok=True)
+            if not place.parent.resolve().is_relative_to(home.resolve()):
+                continue  # a link leads out of the sandbox: nothing is touched there
             with contextlib.suppress(FileNotFoundError):
                 place.unlink()
             place.symlink_to(self._sealed(data) or real)
