@@ -12,6 +12,7 @@ from mcp_types import CallToolResult
 from treering.errors import InvalidInput
 from treering.mcp.replies import LEAST_REPLY_BYTES, Replies
 from treering.mcp.server import MAX_TOOLS
+from treering.memory import StaticEmbedder
 
 READING = {
     "memory_search",
@@ -71,6 +72,13 @@ def test_memory_is_searched_listed_and_read(call):
     whole = call("memory_get", id="alice/tone", history=True)
     assert (whole["content"], whole["version"]) == ("Prefers concise replies.", 1)
     assert [each["operation"] for each in whole["versions"]] == ["saved"]
+
+
+def test_with_an_embedder_other_words_are_found(call):
+    options = {"embedder": StaticEmbedder()}
+    call("memory_save", options=options, id="pets", content="Carol has a small dog called Rex.")
+    assert call("memory_search", text="puppy")["documents"] == []
+    assert call("memory_search", options=options, text="puppy")["documents"][0]["id"] == "pets"
 
 
 def test_a_question_that_cannot_be_ranked_says_so(call):
@@ -134,6 +142,16 @@ def test_history_is_searched_and_shared_pasts_are_told_once(call, filled):
     assert call("history_search", text="elephants")["hits"] == []
     assert "no word" in call("history_search", text="...")
     assert "no thread 'x'" in call("history_search", text="refund", thread="x")
+
+
+def test_what_runs_recorded_is_found_as_well(call, filled):
+    with filled.run(agent="planner") as run:
+        run.message("assistant", "The walnut harvest is in October.")
+    filled.flush()
+    (hit,) = call("history_search", text="walnut harvests")["recorded"]
+    assert "walnut harvest" in json.dumps(hit)
+    assert run.id in json.dumps(hit)
+    assert "recorded" not in call("history_search", text="walnut", thread="support/alice")
 
 
 def test_a_fork_begins_at_an_earlier_moment(call, filled):

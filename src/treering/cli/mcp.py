@@ -35,6 +35,9 @@ def mcp(
         bool, typer.Option("--allow-destructive", help="Also offer tools that delete and cancel.")
     ] = False,
     read_only: Annotated[bool, typer.Option("--read-only", help="Offer only tools that read.")] = False,
+    meaning: Annotated[
+        bool, typer.Option("--meaning", help="Search memory by meaning as well; needs the extra embeddings.")
+    ] = False,
     reply_bytes: Annotated[
         int, typer.Option("--reply-bytes", metavar="N", help="No reply of a tool is longer.")
     ] = 40_000,
@@ -58,9 +61,18 @@ def mcp(
         from treering.mcp.http import check_exposure, parse_address
 
         check_exposure(parse_address(http)[0], api_key)
+    embedder = None
+    if meaning:
+        from treering.memory import StaticEmbedder
+
+        embedder = StaticEmbedder()
     with open_store(store, blobs=store_blobs, namespace=namespace) as opened:
         server = TreeringServer(
-            opened, allow_destructive=allow_destructive, read_only=read_only, reply_bytes=reply_bytes
+            opened,
+            allow_destructive=allow_destructive,
+            read_only=read_only,
+            reply_bytes=reply_bytes,
+            embedder=embedder,
         )
         if http is None:
             server.run("stdio")

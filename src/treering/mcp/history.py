@@ -35,6 +35,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Hits, best first, and how much was looked at for them."""
 
     hits: list[dict[str, Any]]
+    recorded: list[dict[str, Any]]
+    """What runs recorded, best first."""
     threads: int
     messages: int
     complete: bool
@@ -81,7 +83,20 @@ def search_history(
         }
         for each in said[:limit]
     ]
-    return Found(hits=hits, threads=looked.threads, messages=looked.messages, complete=looked.complete)
+    recorded = [] if thread else _recorded(store, text, limit)
+    return Found(
+        hits=hits,
+        recorded=recorded,
+        threads=looked.threads,
+        messages=looked.messages,
+        complete=looked.complete,
+    )
+
+
+def _recorded(store: Store, text: str, limit: int) -> list[dict[str, Any]]:
+    found = store.timeline.search(text, limit=limit)
+    facts = [msgspec.to_builtins(hit) for hit in found.hits]
+    return [{key: value for key, value in each.items() if value not in (None, "", [])} for each in facts]
 
 
 class _Looked:

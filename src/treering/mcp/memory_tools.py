@@ -10,6 +10,7 @@ from pydantic import Field
 from treering.errors import NotFound, RefMoved
 from treering.mcp.replies import excerpt, page_of
 from treering.views.memory.documents import MemoryDocument, Provenance, TagMatch
+from treering.views.memory.embedding import Embedder
 
 if TYPE_CHECKING:
     from treering.mcp.replies import Replies
@@ -30,9 +31,10 @@ _VERSIONS: Final = 50
 class MemoryTools:
     """What agents remember."""
 
-    def __init__(self, store: Store, replies: Replies) -> None:
+    def __init__(self, store: Store, replies: Replies, embedder: Embedder | None = None) -> None:
         self._store = store
         self._replies = replies
+        self._embedder = embedder
 
     def memory_search(
         self,
@@ -151,7 +153,8 @@ class MemoryTools:
         return self._replies.whole({"id": id, "namespace": namespace, "deleted": True})
 
     def _memory(self, namespace: str) -> Memory:
-        return self._store.memory.in_namespace(namespace) if namespace else self._store.memory
+        memory = self._store.memory.in_namespace(namespace) if namespace else self._store.memory
+        return memory if self._embedder is None else memory.with_embedder(self._embedder)
 
     def _known(self) -> list[str]:
         return [name for _, name in zip(range(20), self._store.memory.namespaces(), strict=False)]

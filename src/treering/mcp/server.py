@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from treering.store import Store
+    from treering.views.memory.embedding import Embedder
 
 MAX_TOOLS: Final = 12
 _INSTRUCTIONS: Final = (
@@ -51,6 +52,7 @@ class TreeringServer(MCPServer[Any]):
         allow_destructive: bool = False,
         read_only: bool = False,
         reply_bytes: int = DEFAULT_REPLY_BYTES,
+        embedder: Embedder | None = None,
     ) -> None:
         import treering
 
@@ -63,7 +65,7 @@ class TreeringServer(MCPServer[Any]):
             log_level="WARNING",
         )
         replies = Replies(reply_bytes)
-        memory, threads = MemoryTools(store, replies), ThreadTools(store, replies)
+        memory, threads = MemoryTools(store, replies, embedder), ThreadTools(store, replies)
         schedules = ScheduleTools(store, replies)
         self._add(
             _READ,

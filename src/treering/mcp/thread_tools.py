@@ -46,15 +46,18 @@ class ThreadTools:
     ) -> CallToolResult:
         """Search what was said in past conversations and recorded runs, best match first.
 
-        Each hit names its thread and the message's index (read around it with thread_read), or its run. The
-        newest conversations are looked at first; `complete` is false when older ones were not reached.
+        Each of `hits` names its thread and the message's index (read around it with thread_read); `recorded`
+        are messages and tool calls of runs. The newest conversations are looked at first; `complete` is false
+        when older ones were not reached.
         """
         found = search_history(self._store, text, thread=thread, namespace=namespace, limit=limit)
-        facts = {
+        facts: dict[str, Any] = {
             "complete": found.complete,
             "threads_searched": found.threads,
             "messages_searched": found.messages,
         }
+        if found.recorded:
+            facts["recorded"] = fitted(plain(found.recorded), self._replies.text_room(facts) // 2)
         return self._replies.listing(
             "hits", found.hits, facts=facts, more="there are more; ask for fewer (limit) or name a thread"
         )
