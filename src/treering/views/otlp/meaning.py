@@ -171,17 +171,17 @@ def word(value: Any) -> str | None:
 
 def content_of(value: Any) -> Content:
     """Content of an attribute's value; text that is a JSON object or array is kept as what it says."""
-    if isinstance(value, str):
-        if value[:1] in ("{", "["):
-            try:
-                parsed = orjson.loads(value)
-            except orjson.JSONDecodeError:
-                return encode(value)
-            if '{"$' not in value:
-                return Content("json", orjson.dumps(parsed))
-            return encode(parsed, keep_order=True)
-        return Content("text", value.encode("utf-8", "replace"))
-    return encode(value, keep_order=True)
+    if not isinstance(value, str):
+        return encode(value, keep_order=True)
+    data = value.encode("utf-8", "replace")
+    if value[:1] in ("{", "["):
+        try:
+            parsed = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return Content("text", data)
+        # What looks like a tag of `core.encoding` is escaped by it; the rest is good as it stands.
+        return encode(parsed, keep_order=True) if '{"$' in value else Content("json", data)
+    return Content("text", data)
 
 
 def _kind(rest: dict[str, Any]) -> str:
