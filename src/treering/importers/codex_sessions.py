@@ -11,12 +11,27 @@ from collections import Counter
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from treering.importers.claude_lines import time_us
 from treering.importers.codex_items import codex_usage
+from treering.importers.codex_lines import (
+    CALLS,
+    HARNESS,
+    INTERNAL,
+    KNOWN,
+    OUTPUTS,
+    Item,
+    has_failed,
+    input_of,
+    mapping,
+    text_of,
+    tool_name,
+    turn_of,
+    unwrapped,
+)
 from treering.importers.line_json import decode_object
 from treering.importers.scribe import Scribe, shown
 from treering.importers.sessions import RawLine, Session, Turn, raw_lines, title_of
@@ -26,37 +41,6 @@ if TYPE_CHECKING:
     from treering.views.recording.runs import Run
 
 AGENT: Final = "codex"
-
-KNOWN: Final = frozenset(
-    {
-        "compacted", "event_msg", "ghost_snapshot", "response_item", "session_meta", "token_usage_record",
-        "turn_context", "world_state",
-    }
-)  # fmt: skip
-"""The types of line that versions of Codex are known to write."""
-
-_CALLS: Final = frozenset(
-    {"function_call", "custom_tool_call", "local_shell_call", "web_search_call", "tool_search_call"}
-)
-_OUTPUTS: Final = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
-_HARNESS: Final = ("<environment_context", "<user_instructions", "# AGENTS.md", "<turn_aborted", "<skills")
-_INTERNAL: Final = "internal_chat_message_metadata_passthrough"
-_FAILED: Final = ("Process exited with code ", "Exit code: ")
-
-
-class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """A line that was read."""
-
-    raw: RawLine
-    type: str
-    payload: dict[str, Any]
-    ts_us: int
-    id: str
-
-    @property
-    def kind(self) -> str:
-        """What the payload says it is."""
-        return str(self.payload.get("type") or "")
 
 
 class _Answer:
@@ -119,7 +103,9 @@ class CodexSession:
             return
         ids = [item.id for item in items]
         ids += [
-            _run_id(self.session, item) for item in items if _turn_of(item) or item.type == "response_item"
+            f"{self.session.thread}/{turn_of(item) or f'line-{item.raw.number}'}"
+            for item in items
+            if turn_of(item) or item.type == "response_item"
         ]
         times = [item.ts_us for item in items]
         self.session.look_up(ids, since_us=min(times), until_us=max(times))
@@ -148,12 +134,12 @@ class CodexSession:
                 self.bad.append(f"{self._path.name} line {raw.number}: {error}")
                 continue
             at_us = time_us(value.get("timestamp")) or at_us or self._path.stat().st_mtime_ns // 1000
-            type_, payload = _unwrapped(value)
+            type_, payload = unwrapped(value)
             items.append(Item(raw=raw, type=type_, payload=payload, ts_us=at_us, id=self._id(raw, payload)))
         return items
 
     def _id(self, raw: RawLine, payload: Mapping[str, Any]) -> str:
-        if payload.get("type") in _OUTPUTS and isinstance(payload.get("call_id"), str):
+        if payload.get("type") in OUTPUTS and isinstance(payload.get("call_id"), str):
             return self._call(payload)
         told = b"\0".join((self.session.thread.encode(), b"%d" % raw.number, raw.text))
         return f"codex-{sha256(told).hexdigest()[:32]}"
@@ -166,7 +152,7 @@ class CodexSession:
         payload = item.payload
         if item.type == "session_meta":
             self._about(payload)
-        turn = _turn_of(item)
+        turn = turn_of(item)
         if turn is not None and (not self._runs or self._runs[-1].turn != turn):
             self._begin(item, turn)
         if item.type == "turn_context":
@@ -182,7 +168,7 @@ class CodexSession:
         told = {
             "version": payload.get("cli_version"),
             "provider": payload.get("model_provider"),
-            "branch": _mapping(payload.get("git")).get("branch"),
+            "branch": mapping(payload.get("git")).get("branch"),
         }
         self._meta = {name: each for name, each in told.items() if isinstance(each, str)}
 
@@ -213,14 +199,14 @@ class CodexSession:
         begun = self._runs[-1]
         if item.type == "token_usage_record":
             begun.has_records = True
-            self._used(begun, codex_usage(_mapping(item.payload.get("usage"))))
+            self._used(begun, codex_usage(mapping(item.payload.get("usage"))))
         elif item.kind == "token_count":
-            info = _mapping(item.payload.get("info"))
+            info = mapping(item.payload.get("info"))
             total = info.get("total_token_usage")
             if total is not None and total != self._total:  # it is told again when nothing was used
                 self._total = total
                 if not begun.has_records:
-                    self._used(begun, codex_usage(_mapping(info.get("last_token_usage"))))
+                    self._used(begun, codex_usage(mapping(info.get("last_token_usage"))))
         elif item.kind in {"task_complete", "turn_complete"}:
             begun.status = "ok"
             begun.last_us = max(begun.last_us, item.ts_us)
@@ -239,13 +225,13 @@ class CodexSession:
         payload, kind = item.payload, item.kind
         if kind == "message" and payload.get("role") != "assistant":
             return self._asked(item)
-        if kind not in {"message", "reasoning"} and kind not in _CALLS | _OUTPUTS:
+        if kind not in {"message", "reasoning"} and kind not in CALLS | OUTPUTS:
             return False
         if not self._runs:
             self._begin(item, f"line-{item.raw.number}")
         begun = self._runs[-1]
         begun.last_us = max(begun.last_us, item.ts_us)
-        if kind in _OUTPUTS:
+        if kind in OUTPUTS:
             self._answered(begun, item)
             return True
         if begun.answer is not None and begun.answer.is_over:
@@ -253,12 +239,12 @@ class CodexSession:
         if begun.answer is None:
             begun.answer = _Answer(item)
             self.turns[-1].said.append({"role": "assistant", "content": begun.answer.blocks})
-        begun.answer.blocks.append({name: each for name, each in payload.items() if name != _INTERNAL})
+        begun.answer.blocks.append({name: each for name, each in payload.items() if name != INTERNAL})
         self._rows[item.id] = begun.answer.id
         self._waiting.add(begun.answer.id)
-        if kind in _CALLS:
+        if kind in CALLS:
             begun.scribe.open(
-                self._call(payload), _tool_name(payload), input=_input(payload), ts_us=item.ts_us
+                self._call(payload), tool_name(payload), input=input_of(payload), ts_us=item.ts_us
             )
             if kind == "web_search_call":
                 begun.scribe.close(self._call(payload), ts_us=item.ts_us)
@@ -267,8 +253,8 @@ class CodexSession:
     def _asked(self, item: Item) -> bool:
         """Something that was said to the model: a prompt begins a run where nothing else did."""
         payload = item.payload
-        text = _text(payload)
-        is_prompt = payload.get("role") == "user" and not text.startswith(_HARNESS)
+        text = text_of(payload)
+        is_prompt = payload.get("role") == "user" and not text.startswith(HARNESS)
         if is_prompt and (
             not self._runs or (self._runs[-1].is_asked and self._runs[-1].turn.startswith("line-"))
         ):
@@ -299,7 +285,7 @@ class CodexSession:
         begun.scribe.close(
             self._call(item.payload),
             ts_us=item.ts_us,
-            status="error" if _has_failed(output) else "ok",
+            status="error" if has_failed(output) else "ok",
             output=output,
         )
 
@@ -342,74 +328,3 @@ class CodexSession:
         if begun.run.id not in self.session.known:
             self.session.notes.at_us = begun.last_us
             begun.run.end(status=begun.status or "ok")
-
-
-def _unwrapped(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A line's type and payload; the oldest versions have items without a wrapping."""
-    payload = value.get("payload")
-    if isinstance(payload, dict):
-        return str(value.get("type")), cast("dict[str, Any]", payload)
-    if "instructions" in value and "type" not in value:
-        return "session_meta", value
-    if value.get("type") in {"message", "reasoning"} | _CALLS | _OUTPUTS:
-        return "response_item", value
-    return str(value.get("type") or value.get("record_type") or "without a type"), value
-
-
-def _turn_of(item: Item) -> str | None:
-    """The turn that a line begins or goes on with, if it says so."""
-    begins = item.type == "turn_context" or (
-        item.type == "event_msg" and item.kind in {"task_started", "turn_started"}
-    )
-    turn = item.payload.get("turn_id") if begins else None
-    return turn if isinstance(turn, str) else None
-
-
-def _run_id(session: Session, item: Item) -> str:
-    return f"{session.thread}/{_turn_of(item) or f'line-{item.raw.number}'}"
-
-
-def _tool_name(payload: Mapping[str, Any]) -> str:
-    return str(payload.get("name") or str(payload.get("type")).removesuffix("_call"))
-
-
-def _input(payload: Mapping[str, Any]) -> Any:
-    for name in ("arguments", "input", "action"):
-        given = payload.get(name)
-        if isinstance(given, str):
-            try:
-                return msgspec.json.decode(given)
-            except msgspec.DecodeError:
-                return given
-        if given is not None:
-            return given
-    return None
-
-
-def _has_failed(output: Any) -> bool:
-    """Codex tells the model in words how a command ended."""
-    if isinstance(output, dict):
-        return cast("dict[str, Any]", output).get("success") is False
-    if not isinstance(output, str):
-        return False
-    for mark in _FAILED:
-        _, found, rest = output.partition(mark)
-        if found:
-            return not rest.startswith("0")
-    try:
-        told = _mapping(msgspec.json.decode(output))
-    except msgspec.DecodeError:
-        return False
-    return _mapping(told.get("metadata")).get("exit_code", 0) != 0
-
-
-def _text(payload: Mapping[str, Any]) -> str:
-    content: Any = payload.get("content")
-    if isinstance(content, str):
-        return content
-    blocks = cast("list[Any]", content) if isinstance(content, list) else []
-    return "\n".join(str(_mapping(block).get("text") or "") for block in blocks)
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
