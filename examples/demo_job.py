@@ -89,7 +89,7 @@ class Job:
         self.work = work
         self._tell = tell or (lambda _told: None)
         self._holds = holds
-        store.hooks.add("pre_checkpoint_save", lambda _saving: {"workspace": str(work)})
+        store.hooks.add("pre_checkpoint_save", self._before_saving)
         store.hooks.add("post_checkpoint_save", self._acknowledged)
 
     def go_on(self) -> str:
@@ -133,6 +133,16 @@ class Job:
         done = test_run(self.work)
         context.state["tests"] = {"ran": done.count(" ... "), "passed": done.count(" ... ok")}
         return done
+
+    # Around every checkpoint
+    def _before_saving(self, saving) -> dict:
+        """The files belong to the moment, and its note says what it is."""
+        message = saving.messages[-1]
+        last = (message["content"] or "").splitlines()[-1]
+        return {
+            "workspace": str(self.work),
+            "note": last if message["role"] == "assistant" else f"{message['role']}: {last}",
+        }
 
     def _acknowledged(self, saved) -> None:
         self.store.flush()
