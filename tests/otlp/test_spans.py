@@ -380,3 +380,11 @@ def test_text_that_is_json_is_kept_as_what_it_says(store, text):
     assert given(store, step) == expected
     assert came(store, step) == expected
     assert store.verify().ok
+
+
+def test_whoever_stops_waiting_does_not_stop_the_writing(store):
+    waiting = store.otlp.submit(traces(ROOT), signal="traces", form="json")
+    assert not waiting.cancel()
+    assert send(store, span("next", id=2, parent=1)).accepted == 1
+    assert waiting.result().accepted == 1
+    assert [event.name for event in rows(store)] == ["planner", "next"]

@@ -74,6 +74,7 @@ class _Request:
         self.signal: Signal = signal
         self.form: Form = form
         self.future: Future[Ingested] = Future()
+        self.future.set_running_or_notify_cancel()  # who stops waiting does not stop the writing
         self.received: Received | None = None
 
 
