@@ -25,6 +25,7 @@ from treering.sandbox import CheckpointInfo, Depot, StorageConfig, list_checkpoi
 from treering.sandbox.archive import Place
 from treering.sandbox.bucket_index import MANY
 from treering.sandbox.bucket_storage import BucketStorage
+from treering.sandbox.config import open_bucket
 from treering.sandbox.records import Label
 
 
@@ -339,3 +340,35 @@ def test_a_store_keeps_checkpoints_in_the_same_way(place: Place, tmp_path: Path)
         assert store.verify().ok
         with pytest.raises(NotFound, match="list_checkpoints"):
             depot.find("ckpt_01")
+
+
+def test_a_lost_index_is_built_again_out_of_the_packs(config: StorageConfig, place: Place) -> None:
+    depot = open_depot(config)
+    one = save(depot, place)
+    (place.workspace / "report.txt").write_text("later")
+    two = save(depot, place)
+    blobs = open_bucket(config)
+    blobs.delete([each.name for each in blobs.list("index")])
+    other = open_depot(config)
+    with pytest.raises(Corrupt, match="reindex"):
+        other.cat(one, "workspace/report.txt")
+    assert other.reindex() == 2
+    assert other.reindex() == 0
+    for info in (one, two):
+        assert open_depot(config).check(info).ok
+    depot.close()
+    other.close()
+
+
+def test_a_check_names_what_cannot_be_restored(place: Place, tmp_path: Path) -> None:
+    (place.workspace / "big.bin").write_bytes(random.Random(6).randbytes(400_000))
+    depot = open_depot(StorageConfig(tmp_path / "bucket"))
+    one = save(depot, place)
+    whole = depot.check(one)
+    assert (whole.ok, whole.files, whole.size_bytes) == (True, one.files, one.size_bytes)
+    (pack,) = (tmp_path / "bucket" / "packs").rglob("*.pack")
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1  # in the middle of the one large file
+    pack.write_bytes(data)
+    found = open_depot(StorageConfig(tmp_path / "bucket")).check(one)
+    assert [each.path for each in found.problems] == ["workspace/big.bin"]

@@ -8,7 +8,7 @@ depends on the kept files alone, not on where they lay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -23,7 +23,8 @@ from treering.core.tree import (
     TreeEntry,
     encode_tree,
 )
-from treering.errors import Corrupt, MissingObjects
+from treering.errors import Corrupt, MissingObjects, NotFound, TreeringError
+from treering.views.workspaces.checking import SnapshotCheck, SnapshotProblem, check
 from treering.views.workspaces.contents import Contents
 from treering.views.workspaces.known import KnownFolder
 from treering.views.workspaces.looking import chosen, plan_of
@@ -99,7 +100,7 @@ class Archive:
         Links that could lead out of the settings are left out: whoever wrote the checkpoint must not have
         treering itself follow them.
         """
-        whole = Snapshot(self._contents, self._space, root)
+        whole = self.snapshot(root)
         work = next((each for each in whole.top.entries if each.name == WORKSPACE), None)
         if not isinstance(work, FolderEntry):
             raise Corrupt(f"checkpoint tree {root} has no folder {WORKSPACE!r}; it is no sandbox's")
@@ -121,9 +122,36 @@ class Archive:
             delete=True,
         )
 
+    def check(self, root: str) -> SnapshotCheck:
+        """Read and rehash everything that a checkpoint names, and say what could not be restored."""
+        whole = self.snapshot(root)
+        problems: list[SnapshotProblem] = []
+        files = size = 0
+        for top in whole.top.entries:
+            if isinstance(top, FolderEntry) and top.name == WORKSPACE:
+                found = check(Snapshot(self._contents, self._space, top.tree))
+                files, size = files + found.files, size + found.size_bytes
+                problems += [
+                    SnapshotProblem(f"{WORKSPACE}/{each.path}", each.message) for each in found.problems
+                ]
+            elif isinstance(top, FolderEntry):
+                for path, read in _read_all(whole, top):
+                    files += 1
+                    if isinstance(read, TreeringError):
+                        problems.append(SnapshotProblem(path, str(read)))
+                    else:
+                        size += read
+        return SnapshotCheck(id=root, files=files, size_bytes=size, problems=tuple(problems))
+
     def snapshot(self, root: str) -> Snapshot:
-        """The files of a checkpoint, to look into."""
-        return Snapshot(self._contents, self._space, root)
+        """The files of a checkpoint, to look into; `Corrupt` when not even their names are to be found."""
+        try:
+            return Snapshot(self._contents, self._space, root)
+        except NotFound:
+            raise Corrupt(
+                f"the files of tree {root} are not to be found, though a checkpoint names them; "
+                "an index may be lost: reindex() builds it again"
+            ) from None
 
     def _together(self, work: Taken, home: Taken) -> Archived:
         entries = [*_entries(home.known.folder), FolderEntry(name=WORKSPACE, mode=_MODE, tree=work.root)]
@@ -148,6 +176,18 @@ def settings_rules(settings: Iterable[str]) -> Rules:
         lines += [f"!/{'/'.join(names)}/", f"/{'/'.join(names)}/*"]
     lines += [f"!/{'/'.join(names)}/" for names in folders]
     return make_rules(ignore_lines=lines)
+
+
+def _read_all(snapshot: Snapshot, folder: FolderEntry) -> Iterator[tuple[str, int | TreeringError]]:
+    try:
+        for each in snapshot.walk(folder, folder.name):
+            if isinstance(each.entry, FileEntry):
+                try:
+                    yield each.path, sum(map(len, snapshot.read(each.entry, each.path)))
+                except TreeringError as error:
+                    yield each.path, error
+    except TreeringError as error:  # a folder that cannot be read
+        yield folder.name, error
 
 
 def _entries(folder: KnownFolder) -> list[TreeEntry]:

@@ -18,14 +18,16 @@ import msgspec
 
 from treering.core.frame import MAX_PAYLOAD, seal, unseal
 from treering.core.ids import new_id
-from treering.core.packs import Pack, PackEntry, index_span, read_index
+from treering.core.packs import TRAILER_SIZE, Pack, PackEntry, index_span, read_index
 from treering.core.storage import BlobInfo, Blobs
 from treering.errors import Corrupt, NewerStore, NotFound
 
 FOLDER: Final = "index"
+PACKS: Final = "packs"
 MANY: Final = 24
 """So many small index files are written together into one."""
 
+_SUFFIX: Final = ".pack"
 _SMALL: Final = 4 << 20
 _VERSION: Final = 1
 _TRIES: Final = 5
@@ -82,6 +84,28 @@ class BucketIndex:
             if len(small) >= MANY:
                 self._merge(small)
 
+    def rebuild(self) -> int:
+        """Write down again what packs say of themselves and no index does; how many packs that were.
+
+        Brings back what a lost index file named, and the packs of writers that died.
+        """
+        with self._lock:
+            self._refresh()
+            lost = [each for each in _listed(self._blobs, PACKS) if _pack_of(each.name) not in self._packs]
+            with ThreadPoolExecutor(_AT_ONCE, "treering-index") as pool:
+                found = tuple(pool.map(self._look_into, lost))
+            if found:
+                self._write(found)
+        return len(found)
+
+    def _look_into(self, info: BlobInfo) -> Indexed:
+        pack = _pack_of(info.name)
+        tail = self._blobs.get(info.name, start=max(0, info.size - TRAILER_SIZE), stop=info.size)
+        start, stop = index_span(tail, size=info.size, pack=pack)
+        frame = self._blobs.get(info.name, start=start, stop=stop)
+        read_index(frame, start=start, pack=pack)  # a damaged one raises here, and is not written down
+        return Indexed(pack, start, frame)
+
     def _load(self) -> None:
         if not self._loaded:
             with self._lock:
@@ -93,7 +117,7 @@ class BucketIndex:
 
     def _refresh(self) -> None:
         for tries_left in reversed(range(_TRIES)):
-            listed = {each.name: each for each in _listed(self._blobs)}
+            listed = {each.name: each for each in _listed(self._blobs, FOLDER)}
             wanted = [name for name in listed if name not in self._read]
             try:
                 with ThreadPoolExecutor(_AT_ONCE, "treering-index") as pool:
@@ -135,10 +159,19 @@ class BucketIndex:
                 self._places[entry.name] = At(each.pack, entry)
 
 
-def _listed(blobs: Blobs) -> list[BlobInfo]:
+def pack_blob(pack: str) -> str:
+    """The file of a pack."""
+    return f"{PACKS}/{pack[:2]}/{pack}{_SUFFIX}"
+
+
+def _pack_of(name: str) -> str:
+    return name.rpartition("/")[2].removesuffix(_SUFFIX)
+
+
+def _listed(blobs: Blobs, folder: str) -> list[BlobInfo]:
     found: list[BlobInfo] = []
     while True:
-        page = blobs.list(FOLDER, after=found[-1].name if found else None, limit=_PAGE)
+        page = blobs.list(folder, after=found[-1].name if found else None, limit=_PAGE)
         found += page
         if len(page) < _PAGE:
             return found

@@ -29,9 +29,7 @@ from treering.core.packs import (
 )
 from treering.core.storage import Blobs
 from treering.errors import Corrupt, InvalidInput, NotFound
-from treering.sandbox.bucket_index import BucketIndex, Indexed, indexed
-
-FOLDER: Final = "packs"
+from treering.sandbox.bucket_index import BucketIndex, Indexed, indexed, pack_blob
 
 _FLYING: Final = 2
 _READING: Final = 8
@@ -100,7 +98,9 @@ class BucketObjects:
         """Verified content, in the order asked for."""
         names = [_name(address) for address in addresses]
         if lacking := self.missing(space, names):
-            raise NotFound(f"{self._blobs.url} holds no object {min(lacking)}")
+            raise NotFound(
+                f"{self._blobs.url}: no index names object {min(lacking)}; reindex() brings lost ones back"
+            )
         if self._pending.intersection(names):
             self.flush()
         by_pack: dict[str, dict[str, PackEntry]] = {}
@@ -120,9 +120,9 @@ class BucketObjects:
             found = dict(chain.from_iterable(self._reading.map(self._run, packs, runs)))
         return [found[name] for name in names]
 
-    def refresh(self) -> None:
-        """See what other writers have stored since."""
-        self._index.refresh()
+    def reindex(self) -> int:
+        """Write down again what packs say of themselves; how many no index had named."""
+        return self._index.rebuild()
 
     def close(self) -> None:
         """Let go of the threads."""
@@ -137,7 +137,7 @@ class BucketObjects:
 
     def _put(self, writer: PackWriter) -> Indexed:
         pack = writer.finish()
-        self._blobs.put(_blob(pack.name), pack.data)
+        self._blobs.put(pack_blob(pack.name), pack.data)
         return indexed(pack)
 
     def _settle(self, most: int) -> None:
@@ -152,7 +152,7 @@ class BucketObjects:
         if len(frames) != len(run):
             start, stop = run[0].offset, run[-1].offset + run[-1].length
             try:
-                data = self._blobs.get(_blob(pack), start=start, stop=stop)
+                data = self._blobs.get(pack_blob(pack), start=start, stop=stop)
             except NotFound:
                 raise Corrupt(
                     f"object {run[0].entries[0].name}: its pack {pack} is not in {self._blobs.url}; "
@@ -198,7 +198,3 @@ def _name(address: Address) -> str:
     if not address.startswith("o:"):
         raise InvalidInput(f"a bucket holds objects, and {address[:80]!r} is none")
     return address[2:]
-
-
-def _blob(pack: str) -> str:
-    return f"{FOLDER}/{pack[:2]}/{pack}.pack"

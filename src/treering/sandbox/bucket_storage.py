@@ -68,6 +68,10 @@ class BucketStorage:
         """One checkpoint."""
         return self._log.get(id)
 
+    def reindex(self) -> int:
+        """Bring back packs that no index names; how many."""
+        return self._objects.reindex()
+
     def close(self) -> None:
         """Let go of the threads."""
         self._objects.close()

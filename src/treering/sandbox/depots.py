@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from treering.errors import InvalidInput, NotFound
 from treering.sandbox.archive import Archive, Archived, Place
 from treering.sandbox.records import LATEST, CheckpointInfo, Label
+from treering.views.workspaces.checking import SnapshotCheck
 from treering.views.workspaces.looking import Entry, cat, chosen, ls, plan_of
 from treering.views.workspaces.restoring import download
 
@@ -43,6 +44,10 @@ class Storage(Protocol):
 
     def get(self, id: str) -> CheckpointInfo:
         """One checkpoint; `NotFound` without it."""
+        ...
+
+    def reindex(self) -> int:
+        """Rebuild what is derived."""
         ...
 
     def close(self) -> None:
@@ -110,6 +115,14 @@ class Depot:
         place = Path(target).expanduser()
         place.mkdir(parents=True, exist_ok=True)
         return download(snapshot, plan, place.resolve(), overwrite=overwrite)
+
+    def check(self, info: CheckpointInfo) -> SnapshotCheck:
+        """Read and rehash everything that a checkpoint names; says what could not be restored."""
+        return self._storage.archive.check(info.hash)
+
+    def reindex(self) -> int:
+        """Rebuild what says where the files are, out of the files themselves; how many packs were lost."""
+        return self._storage.reindex()
 
     def close(self) -> None:
         """Let go of it."""

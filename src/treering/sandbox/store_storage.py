@@ -83,6 +83,11 @@ class StoreStorage:
             raise NotFound(f"{self.url} holds no checkpoint {id!r}; list_checkpoints() shows what it has")
         return _read(page.records[0].event)
 
+    def reindex(self) -> int:
+        """Rebuild the store's roll-ups and search index; its rows say where files are, none can be lost."""
+        self._store.reindex()
+        return 0
+
     def close(self) -> None:
         """Close the store, if it was opened for this."""
         if self._owned:
