@@ -74,9 +74,9 @@ class SessionImport:
             stamp = Stamp(
                 files=paths, lines=reading.lines, is_over=reading.is_over, spent=session.tally.spent
             )
-            session.write(stamp)
             if not session.write_thread(reading.turns, reading.state):
                 self._moved[group] += 1
+            session.write(stamp)  # last, so that an import that was cut off is known to be so
         self._add(group, session.tally, sessions=(before is None, before is not None))
         self._count(group, "lines", found=reading.lines, new=new, known=reading.known, left=reading.left)
         self._lines += reading.lines

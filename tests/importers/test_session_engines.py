@@ -1,0 +1,85 @@
+"""Sessions on every engine, and imports that are cut off anywhere: the next one brings the rest, once."""
+
+from __future__ import annotations
+
+import pytest
+
+import treering
+from tests.importers.clis import FIXTURES
+from tests.importers.portraits import portrait
+from treering.core.batch import Usage
+from treering.errors import Busy
+from treering.importers import notebook
+from treering.importers.claude_code import import_claude_code
+from treering.importers.codex import import_codex
+
+CLAUDE = FIXTURES / "claude-code" / "projects"
+CODEX = FIXTURES / "codex" / "sessions"
+(MAIN,) = CLAUDE.glob("*/*.jsonl")
+(ROLLOUT,) = CODEX.rglob("*.jsonl")
+IMPORTS = {
+    "claude-code": (import_claude_code, CLAUDE, f"claude-code/{MAIN.stem}"),
+    "codex": (import_codex, CODEX, f"codex/{ROLLOUT.stem[28:]}"),
+}
+SPENT = {
+    "claude-code": Usage(input=1535, cache_read=8450, cache_write=600, cache_write_1h=1500, output=225),
+    "codex": Usage(input=500, cache_read=4900, output=81, reasoning=20),
+}
+
+
+@pytest.mark.parametrize("tool", IMPORTS)
+def test_a_session_is_the_same_on_every_engine(store, tool):
+    function, source, thread = IMPORTS[tool]
+    planned = function(source, store, dry_run=True)
+    done = function(source, store)
+    assert planned.files == done.files
+    assert function(source, store).new == 0
+    assert store.cost.of_thread(thread).total.usage == SPENT[tool]
+    with treering.open("memory:") as plain:
+        function(source, plain)
+        assert portrait(store, thread) == portrait(plain, thread)
+    assert store.verify().ok
+    store.forget(thread=thread)
+    assert list(store.runs.each()) == []
+    assert store.cost.of_days().total.tokens == 0
+
+
+@pytest.mark.parametrize("tool", IMPORTS)
+def test_an_import_that_was_cut_off_after_any_commit_is_finished_by_the_next(tool, monkeypatch):
+    monkeypatch.setattr(notebook, "_NOTES_A_COMMIT", 7)
+    function, source, thread = IMPORTS[tool]
+    with treering.open("memory:") as store:
+        function(source, store)
+        whole = portrait(store, thread)
+    cut = 0
+    while True:
+        with treering.open("memory:") as store:
+            if not fails_after(cut, function, source, store):
+                break
+            function(source, store)
+            assert portrait(store, thread) == whole, cut
+            assert store.cost.of_thread(thread).total.usage == SPENT[tool]
+            assert function(source, store).lines == 0
+            assert store.verify().ok
+        cut += 1
+    assert cut > 5
+
+
+def fails_after(commits, function, source, store):
+    """Import into a store that breaks after so many commits; says whether it came to that."""
+    left = [commits]
+    commit = store.engine.commit
+
+    def failing(batch):
+        if not left[0]:
+            raise Busy("the power is gone")
+        left[0] -= 1
+        return commit(batch)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store.engine, "commit", failing)
+        try:
+            function(source, store)
+        except Busy:
+            return True
+    return False
