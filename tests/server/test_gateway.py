@@ -34,6 +34,7 @@ from treering.engines.remote import connection, engine, protocol, wire
 from treering.engines.remote.engine import open_remote
 from treering.engines.remote.failures import error_in, error_of
 from treering.engines.remote.pieces import cut
+from treering.engines.remote.place import place_of
 from treering.engines.remote.protocol import METHODS
 from treering.errors import (
     Conflict,
@@ -485,6 +486,31 @@ class TestBadLines:
             relay.lose_answers = 1
             assert len(on.scan("default", EventQuery()).records) == 1
             assert relay.lost == 3
+
+    def test_a_refusal_in_the_middle_of_a_request_is_heard(self, opened):
+        """As something in front of a server may send it, closing the connection on the rest."""
+        problem = msgspec.json.encode(problem_of(TooLarge("not that much")))
+        answer = (
+            "HTTP/1.1 413 Too Large\r\ncontent-type: application/problem+json\r\n"
+            f"content-length: {len(problem)}\r\nconnection: close\r\n\r\n"
+        ).encode() + problem
+
+        def refuse():
+            line, _ = listening.accept()
+            with line:
+                line.recv(1000)
+                line.sendall(answer)
+
+        on = opened()
+        with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+            refused = pool.submit(refuse)
+            on._connections._place = place_of(
+                f"http://127.0.0.1:{listening.getsockname()[1]}", with_key=False
+            )
+            on._connections.abandon()
+            with pytest.raises(TooLarge, match="not that much"):
+                on.stage("default", [batches.noise(12_000_000)])
+            refused.result(timeout=60)
 
     def test_what_may_not_be_repeated_is_not(self, store, url, opened):
         with relayed(url) as relay:

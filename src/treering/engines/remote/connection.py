@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Final, TypeVar
 
@@ -143,7 +144,8 @@ class Connections:
         path = f"{self._place.path}/gateway/{method.name}?namespace={namespace}"
         headers = self._headers | {"content-length": str(sum(map(len, body)))}
         try:
-            connection.request("POST", path, body[0] if len(body) == 1 else iter(body), headers)
+            with suppress(BrokenPipeError, ConnectionResetError):  # a refusal may come before all was sent
+                connection.request("POST", path, body[0] if len(body) == 1 else iter(body), headers)
             response = connection.getresponse()
             if response.status != _OK:
                 raise _refusal(response, self.where)

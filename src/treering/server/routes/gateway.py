@@ -38,6 +38,7 @@ BODY_SECONDS: Final = 300.0
 _STEP_SECONDS: Final = 0.25
 
 _HEADERS: Final = {protocol.HEADER: str(protocol.VERSION), "cache-control": "no-store"}
+_UNBUFFERED: Final = {"x-accel-buffering": "no"}  # a proxy that collects ticks would defeat them
 _END: Final = wire.frame(wire.END)
 _encoder: Final = msgspec.msgpack.Encoder()
 _contents: Final = msgspec.msgpack.Decoder(Content)
@@ -204,7 +205,7 @@ async def _slowly(messages: Callable[[], Iterator[bytes]], limiter: CapacityLimi
         finally:
             running.add_done_callback(_forget)
 
-    return StreamingResponse(stream(), media_type=protocol.MEDIA_TYPE, headers=_HEADERS)
+    return StreamingResponse(stream(), media_type=protocol.MEDIA_TYPE, headers=_HEADERS | _UNBUFFERED)
 
 
 def _forget(task: asyncio.Task[bytes]) -> None:
