@@ -17,6 +17,7 @@ from websockets.sync.client import connect
 import treering
 from treering.core.batch import Event
 from treering.server.access import Keys
+from treering.server.routes.live import EventStream
 from treering.server.settings import Settings
 from treering.server.streams import Feed
 from treering.views.following import Selection
@@ -241,22 +242,53 @@ def test_a_slow_reader_is_cut_off_and_delays_nobody(store):
     assert asyncio.run(follow()) == 400
 
 
-def test_a_reader_that_takes_nothing_does_not_hold_the_others(store, url):
-    where = urlsplit(url)
-    stuck = socket.create_connection((where.hostname, where.port))
-    stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    stuck.sendall(f"GET /live?after=0 HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode())
+def flood(store, commits):
+    """Commits of 50 events, 100 KB each."""
     text = json.dumps("x" * 2000).encode()
-    with Reader(f"{url}/live?after=0") as reader:
-        for number in range(20):
-            draft = store.draft()
-            for each in range(50):
-                draft.event(
-                    Event(id=f"{number}-{each}", kind="note", ts_us=10**15, scope="/run/r", data=text)
-                )
-            store.commit(draft)
+    for number in range(commits):
+        draft = store.draft()
+        for each in range(50):
+            draft.event(Event(id=f"{number}-{each}", kind="note", ts_us=10**15, scope="/run/r", data=text))
+        store.commit(draft)
+
+
+def stuck_at(url):
+    """A connection that asks for everything and reads nothing."""
+    where = urlsplit(url)
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect((where.hostname, where.port))
+    made.sendall(f"GET /live?after=0 HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode())
+    return made
+
+
+def test_a_reader_that_takes_nothing_does_not_hold_the_others(store, url):
+    with stuck_at(url), Reader(f"{url}/live?after=0") as reader:
+        flood(store, 20)
         assert len(reader.events(1000)) == 1000
-    stuck.close()
+
+
+def test_a_reader_that_takes_nothing_for_long_is_left(store, url, monkeypatch):
+    monkeypatch.setattr("treering.server.routes.live.STUCK_SECONDS", 0.2)
+    given_up = threading.Event()
+    send = EventStream._send
+
+    async def noticed(stream, to):
+        try:
+            await send(stream, to)
+        except TimeoutError:
+            given_up.set()
+            raise
+
+    monkeypatch.setattr(EventStream, "_send", noticed)
+    with stuck_at(url) as stuck:
+        flood(store, 200)
+        assert given_up.wait(30)
+        stuck.settimeout(30)
+        left = 0
+        while piece := stuck.recv(1 << 16):  # until the server has hung up
+            left += len(piece)
+    assert left < 10_000_000, "it was not sent everything"
 
 
 def test_following_in_python_wakes_with_the_commit(store):

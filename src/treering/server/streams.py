@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,7 @@ from treering.views.following import LiveEvent, Selection, last_seq, live_event
 RING_EVENTS: Final = 8192
 RING_BYTES: Final = 16 << 20
 PIECE_EVENTS: Final = 500
+PIECE_BYTES: Final = 512 << 10
 """The most that a subscriber takes at once."""
 HEARTBEAT_SECONDS: Final = 15.0
 _PAGE: Final = 1000
@@ -134,11 +136,15 @@ class Feed:
 
     def _take(self, wanted: Selection, number: int, position: int) -> tuple[Piece, int]:
         """What is wanted of the events from ``number`` on, and the number behind them."""
-        start = number - self._dropped
-        stop = min(len(self._ring), start + PIECE_EVENTS)
-        some = [self._ring[index] for index in range(start, stop)]
+        some: list[Delivery] = []
+        room = PIECE_BYTES
+        for each in islice(self._ring, number - self._dropped, number - self._dropped + PIECE_EVENTS):
+            some.append(each)
+            room -= each.size
+            if room < 0:
+                break
         found = [each for each in some if wanted.holds(each.event)]
-        return Piece(some[-1].event.seq if some else position, found), self._dropped + stop
+        return Piece(some[-1].event.seq if some else position, found), number + len(some)
 
     def _number_behind(self, position: int) -> int:
         """The number of the first event behind a sequence number."""
