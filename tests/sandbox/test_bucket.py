@@ -372,3 +372,18 @@ def test_a_check_names_what_cannot_be_restored(place: Place, tmp_path: Path) -> 
     pack.write_bytes(data)
     found = open_depot(StorageConfig(tmp_path / "bucket")).check(one)
     assert [each.path for each in found.problems] == ["workspace/big.bin"]
+
+
+def test_threads_share_a_depot(config: StorageConfig, tmp_path: Path) -> None:
+    depot = open_depot(config)
+
+    def work(number: int) -> CheckpointInfo:
+        place = make_place(tmp_path / f"home-{number}")
+        (place.workspace / "report.txt").write_text(f"thread {number}")
+        return save(depot, place, tag=f"t-{number}")
+
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(work, range(8)))
+    for number, info in enumerate(made):
+        assert depot.cat(info, "workspace/report.txt") == f"thread {number}".encode()
+    depot.close()

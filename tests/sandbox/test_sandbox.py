@@ -183,6 +183,14 @@ def test_a_session_can_be_taken_up_again(storage: StorageConfig) -> None:
     again.close()
 
 
+def test_a_session_that_is_gone_is_named_once() -> None:
+    with (
+        pytest.raises(NotFound, match="no sandbox"),
+        Sandbox(SCRIBBLER, session=f"sbx_{'0' * 26}") as sandbox,
+    ):
+        sandbox.run("asked")
+
+
 def test_set_session_resets_lineage_tag_and_log(storage: StorageConfig) -> None:
     one, two = Sandbox(SCRIBBLER, storage=storage), Sandbox(SCRIBBLER, storage=storage)
     one.run("write a.txt one")

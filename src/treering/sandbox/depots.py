@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from threading import Lock
 from typing import Final, Protocol
 
 from treering.errors import InvalidInput, NotFound
@@ -61,6 +62,7 @@ class Depot:
     def __init__(self, storage: Storage, *, now_iso: Callable[[], str]) -> None:
         self._storage = storage
         self._now_iso = now_iso
+        self._saving = Lock()
 
     @property
     def url(self) -> str:
@@ -68,14 +70,18 @@ class Depot:
         return self._storage.url
 
     def save(self, place: Place, label: Label) -> CheckpointInfo:
-        """Keep a sandbox's files, and say so in an entry of its own, also when no file changed."""
-        self._storage.prepare()
+        """Keep a sandbox's files, and say so in an entry of its own, also when no file changed.
+
+        Threads may share a depot; one saves after the other.
+        """
 
         def commit(archived: Archived) -> CheckpointInfo:
             timestamp = self._now_iso()
             return self._storage.commit(archived, lambda made: _info(made, archived, label, timestamp))
 
-        return self._storage.archive.keep(place, commit)
+        with self._saving:
+            self._storage.prepare()
+            return self._storage.archive.keep(place, commit)
 
     def list(self, *, limit: int = DEFAULT_LIMIT, tag: str | None = None) -> list[CheckpointInfo]:
         """The newest checkpoints, newest first; ``tag`` filters before ``limit`` counts (at most 500)."""

@@ -8,6 +8,7 @@ the timeline, and ``checkpoint=None``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, get_args
 
 from treering.core.ids import check_space
-from treering.errors import InvalidInput, TreeringError
+from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.sandbox.config import StorageConfig
 from treering.sandbox.depots import DEFAULT_LIMIT, Depot
 from treering.sandbox.local import (
@@ -180,7 +181,8 @@ class Sandbox:
         """End whatever runs, close the log, and remove the sandbox. The next run has a new one."""
         at = None if self._session is None else self._session.at
         if at is None and self._wanted is not None:
-            at = find_sandbox(self._wanted)
+            with contextlib.suppress(NotFound):
+                at = find_sandbox(self._wanted)
         self._leave()
         self._wanted = None
         if at is not None:
