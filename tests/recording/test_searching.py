@@ -65,6 +65,24 @@ def test_accents_and_endings_do_not_matter(store):
     assert store.timeline.search("REFUNDED").hits
 
 
+@pytest.mark.parametrize("indexed", [False, True])
+def test_scripts_without_spaces_are_searched_by_their_characters(store, indexed):
+    with store.run() as run:
+        run.message("user", "東京の天気はどうですか。refund please")
+        run.message("user", "大阪の天気")
+        run.message("user", "ฉันต้องการเงินคืน")
+    store.flush()
+    if indexed:
+        EventIndex(store.engine, store.space).catch_up(everything=True)
+    (hit,) = store.timeline.search("東京").hits
+    assert hit.snippet.startswith("東京の天気")
+    assert len(store.timeline.search("天気").hits) == 2
+    assert [hit.matched for hit in store.timeline.search("天気 refunds 東京").hits] == [3, 1]
+    assert store.timeline.search("京東").hits == ()
+    assert len(store.timeline.search("เงินคืน").hits) == 1
+    assert run.id
+
+
 def test_common_words_and_no_words_find_nothing(store):
     recorded(store)
     assert store.timeline.search("...").hits == ()

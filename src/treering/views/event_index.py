@@ -14,6 +14,7 @@ forgotten in between. **Invariant:** an event behind the position is in a block,
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -44,6 +45,10 @@ PAGE: Final = 1000
 
 _SCOPE: Final = str(Scope("", "ledger", "index"))
 _FORMS: Final = frozenset({"message", "span", "open"})
+_UNSPACED: Final = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
+)
+"""Thai, Lao, Burmese, Khmer, kana and Han."""
 _LONGEST_WORD: Final = 64
 """Longer ones are data in disguise (base64, hashes of hashes), and nobody types them."""
 
@@ -164,7 +169,7 @@ class EventIndex:
             vocabulary: set[str] = set()
             there: list[Piece] = []
             for piece, text in self.contents(pieces):
-                vocabulary.update(words(text))
+                vocabulary.update(searched(text))
                 there.append(piece)
             block = self._write(draft, scope, run, there, vocabulary)
             if block is not None:
@@ -219,6 +224,20 @@ class EventIndex:
         if found is None:
             return 0, ABSENT
         return int(decode_json(found.value)["seq"]), found.version
+
+
+def searched(text: str) -> Iterator[str]:
+    """The words of a text; of a script without spaces, every two characters that stand side by side."""
+    for word in words(text):
+        if not is_unspaced(word):
+            yield word
+        else:
+            yield from (word[at : at + 2] for at in range(max(len(word) - 1, 1)))
+
+
+def is_unspaced(word: str) -> bool:
+    """Whether a word is of a script that puts no spaces between words."""
+    return not word.isascii() and _UNSPACED.search(word) is not None
 
 
 def pieces_of(records: Sequence[Record]) -> list[Piece]:

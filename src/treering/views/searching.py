@@ -1,8 +1,9 @@
 """Searching what agents said and did: hits with the text around them, the ones with the most words first.
 
 Words are compared by their stems and without accents, and common words are left out, as in every search of
-treering. The index (`event_index`) names blocks of events; the events of the best blocks are read and looked
-at one by one, and so is what is not indexed yet.
+treering; what is asked in a script without spaces is found wherever its characters stand. The index
+(`event_index`) names blocks of events; the events of the best blocks are read and looked at one by one, and
+so is what is not indexed yet.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from treering.core.query import MAX_PAGE, SearchQuery
 from treering.core.stems import folded, stem, words
 from treering.core.terms import query_terms
 from treering.errors import InvalidInput, ReadOnly
-from treering.views.event_index import COLLECTION, EventIndex, pieces_of
+from treering.views.event_index import COLLECTION, EventIndex, is_unspaced, pieces_of, searched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -85,7 +86,8 @@ def search(engine: Engine, space: str, wanted: Wanted) -> Found:
     if not 1 <= wanted.limit <= MAX_HITS:
         raise InvalidInput(f"limit is {wanted.limit}; use 1 to {MAX_HITS}")
     terms = query_terms(folded(wanted.text))
-    stems = frozenset(stem(word) for term in terms for word in words(term))
+    asked = [word for term in terms for word in words(term)]
+    stems = frozenset(word if is_unspaced(word) else stem(word) for word in asked)
     if not stems:
         return Found(hits=(), words=())
     index = EventIndex(engine, space)
@@ -95,16 +97,17 @@ def search(engine: Engine, space: str, wanted: Wanted) -> Found:
     for records in index.tail():
         looking.look_at(records)
     _look_at_blocks(engine, space, index, wanted, looking)
-    hits = sorted(looking.hits, key=lambda hit: (-hit.matched, -hit.ts_us, -hit.seq))
-    return Found(hits=tuple(hits[: wanted.limit]), words=tuple(terms))
+    best = sorted(looking.found, key=_Seen.order)[: wanted.limit]
+    return Found(hits=tuple(each.hit() for each in best), words=tuple(terms))
 
 
 def _look_at_blocks(engine: Engine, space: str, index: EventIndex, wanted: Wanted, looking: _Looking) -> None:
     """Read blocks, the best first, until there are enough hits; a filter may make that many blocks."""
+    text = " ".join(searched(wanted.text))
     seen, asked = 0, _FIRST_BLOCKS
     while True:
         query = SearchQuery(
-            collection=COLLECTION, text=wanted.text, namespace=wanted.run, limit=min(asked, MAX_PAGE)
+            collection=COLLECTION, text=text, namespace=wanted.run, limit=min(asked, MAX_PAGE)
         )
         found = engine.search(space, query).hits
         for start in range(seen, len(found), _BLOCKS_AT_ONCE):
@@ -124,13 +127,14 @@ class _Looking:
         self._wanted = wanted
         self._stems = stems
         self._beginnings = [_beginning(each) for each in stems]
-        self.hits: list[Hit] = []
+        self._unspaced = [each for each in stems if is_unspaced(each)]
+        self.found: list[_Seen] = []
 
     @property
     def has_enough(self) -> bool:
         """Enough hits with every word; those with fewer may be topped by a later block."""
-        whole = sum(hit.matched == len(self._stems) for hit in self.hits)
-        return whole >= self._wanted.limit or len(self.hits) >= 4 * self._wanted.limit
+        whole = sum(len(each.matched) == len(self._stems) for each in self.found)
+        return whole >= self._wanted.limit or len(self.found) >= 4 * self._wanted.limit
 
     def look_at(self, records: Iterable[Record]) -> None:
         """Take the events that hold some of the words."""
@@ -139,14 +143,52 @@ class _Looking:
             plain = folded(text)
             if not any(beginning in plain for beginning in self._beginnings):
                 continue  # most texts: looking for letters is much quicker than cutting words
-            matched = {found for word in words(text) if (found := stem(word)) in self._stems}
+            matched = {found for word in words(plain) if (found := stem(word)) in self._stems}
+            matched.update(each for each in self._unspaced if each in plain)
             if matched:
-                self.hits.append(_hit(piece, text, matched))
+                self.found.append(_Seen(piece, text, matched))
+
+
+class _Seen:
+    """Something that matches, before it is known whether it is among the best."""
+
+    __slots__ = ("matched", "piece", "text")
+
+    def __init__(self, piece: Piece, text: str, matched: set[str]) -> None:
+        self.piece = piece
+        self.text = text
+        self.matched = matched
+
+    def order(self) -> tuple[int, int, int]:
+        """The most words first, then the newest."""
+        record = self.piece.record
+        return -len(self.matched), -record.event.ts_us, -record.seq
+
+    def hit(self) -> Hit:
+        """As it is shown."""
+        event = self.piece.record.event
+        kind = _kind(event.kind)
+        output: Literal["content", "output"] = "content" if kind == "message" else "output"
+        return Hit(
+            run=event.run or "",
+            span=event.span,
+            event=event.id,
+            seq=self.piece.record.seq,
+            ts_us=event.ts_us,
+            kind=kind,
+            part="input" if self.piece.is_input else output,
+            agent=event.agent,
+            thread=event.thread,
+            name=event.name,
+            role=event.role,
+            matched=len(self.matched),
+            snippet=_snippet(self.text, self.matched),
+        )
 
 
 def _beginning(word: str) -> str:
     """Letters that every word of a stem begins with: a stem is its words' beginning but for its last two."""
-    return word[:-2] if word.isascii() else ""
+    return word[:-2] if word.isascii() else word if is_unspaced(word) else ""
 
 
 def _passes(record: Record, wanted: Wanted) -> bool:
@@ -165,27 +207,6 @@ def _kind(kind: str) -> str:
     return rest if dot else form
 
 
-def _hit(piece: Piece, text: str, matched: set[str]) -> Hit:
-    event = piece.record.event
-    kind = _kind(event.kind)
-    output: Literal["content", "output"] = "content" if kind == "message" else "output"
-    return Hit(
-        run=event.run or "",
-        span=event.span,
-        event=event.id,
-        seq=piece.record.seq,
-        ts_us=event.ts_us,
-        kind=kind,
-        part="input" if piece.is_input else output,
-        agent=event.agent,
-        thread=event.thread,
-        name=event.name,
-        role=event.role,
-        matched=len(matched),
-        snippet=_snippet(text, matched),
-    )
-
-
 def _snippet(text: str, matched: set[str]) -> str:
     """The text around the first word that matches, on one line."""
     at = next(_places(text, matched), 0)
@@ -198,6 +219,7 @@ def _snippet(text: str, matched: set[str]) -> str:
 
 def _places(text: str, matched: set[str]) -> Iterator[int]:
     """Where words with these stems begin."""
+    yield from (at for each in matched if is_unspaced(each) and (at := folded(text).find(each)) >= 0)
     for found in re.finditer(r"[^\W_]+", text):
         if any(stem(word) in matched for word in words(found.group())):
             yield found.start()
