@@ -245,7 +245,7 @@ def _memories(store: Store, clock: ManualClock) -> None:
 
 def _limits(store: Store) -> None:
     store.budgets.set("everything", per="store", every="month", money=5, action="warn")
-    store.budgets.set("careful", per="run", tokens=200_000, tool_calls=50)
+    store.budgets.set("careful", per="run", agent="support", tokens=200_000, tool_calls=50)
     store.alerts.set_rule("failures", "failed")
 
 

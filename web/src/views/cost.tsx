@@ -73,7 +73,7 @@ export function Cost() {
                 <dl class="figures big">
                   <Figure label="cost" value={moneys(table.total.cost)} />
                   <Figure label="tokens" value={count(table.total.tokens)} />
-                  <Figure label="calls" value={count(table.total.events)} />
+                  <Figure label="events" value={count(table.total.events)} />
                   <Figure
                     label="without a price"
                     value={count(table.total.unpriced_tokens)}
@@ -128,7 +128,7 @@ function Groups({ table, by }: { table: CostTable; by: By }) {
         <thead>
           <tr>
             <th scope="col">{by}</th>
-            {["calls", "errors", "tokens", "from cache", "cost"].map((each) => (
+            {["events", "errors", "tokens", "from cache", "cost"].map((each) => (
               <th scope="col" class="number" key={each}>
                 {each}
               </th>

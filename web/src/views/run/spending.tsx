@@ -23,21 +23,22 @@ const CLASSES = [
   ["output", "output"],
 ] as const;
 
+interface Sums {
+  total: Group;
+  agents: Group[];
+  models: Group[];
+  classes: { words: string; tokens: number }[];
+  reasoning: number;
+}
+
 export function Spending({ trace, run, until }: { trace: Trace; run: RunLine; until: number | null }) {
   const version = trace.version.value;
-  const used = useMemo(
-    () => trace.records.filter((each) => each.usage && (until === null || each.started_at_us <= until)),
-    [version, until],
-  );
-  if (used.length === 0) {
+  const used = useMemo(() => trace.records.filter((each) => each.usage), [version]);
+  const sums = useMemo(() => summed(used, until ?? Infinity), [used, until]);
+  if (sums.total.calls === 0) {
     return <Empty title="No tokens">Nothing in this run {until === null ? "used" : "had used"} any tokens.</Empty>;
   }
-  const total = grouped(used, () => "total")[0]!;
-  const classes = CLASSES.map(([name, words]) => ({
-    words,
-    tokens: used.reduce((sum, each) => sum + (each.usage?.[name] ?? 0), 0),
-  })).filter((each) => each.tokens > 0);
-  const reasoning = used.reduce((sum, each) => sum + (each.usage?.reasoning ?? 0), 0);
+  const { total, agents, models, classes, reasoning } = sums;
   return (
     <div class="spending">
       <p class="lede">
@@ -47,8 +48,8 @@ export function Spending({ trace, run, until }: { trace: Trace; run: RunLine; un
         <p class="muted">{exact(total.unpriced)} tokens have no price, and are not in the sum.</p>
       )}
       {until !== null && <p class="muted">Up to the moment of the slider; the whole run: {moneys(run.cost)}.</p>}
-      <Breakdown title="By agent" groups={grouped(used, (each) => each.agent ?? "no agent")} />
-      <Breakdown title="By model" groups={grouped(used, (each) => each.model ?? "no model")} />
+      <Breakdown title="By agent" groups={agents} />
+      <Breakdown title="By model" groups={models} />
       <h2 class="minor">By kind of token</h2>
       <table class="plain">
         <tbody>
@@ -117,18 +118,39 @@ function Breakdown({ title, groups }: { title: string; groups: Group[] }) {
   );
 }
 
-function grouped(records: readonly RunRecord[], keyOf: (record: RunRecord) => string): Group[] {
-  const groups = new Map<string, Group>();
+/** Everything that was used up to a time, added up in one pass. */
+function summed(records: readonly RunRecord[], until: number): Sums {
+  const total = group("total");
+  const agents = new Map<string, Group>();
+  const models = new Map<string, Group>();
+  const classes = CLASSES.map(([, words]) => ({ words, tokens: 0 }));
+  let reasoning = 0;
   for (const each of records) {
-    const key = keyOf(each);
-    const group = groups.get(key) ?? { key, tokens: 0, calls: 0, unpriced: 0, cost: new Map() };
+    if (each.started_at_us > until) break;
     const tokens = tokensOf(each.usage);
-    group.tokens += tokens;
-    group.calls += 1;
-    if (each.cost === null) group.unpriced += tokens;
-    else if (each.currency) group.cost.set(each.currency, (group.cost.get(each.currency) ?? 0) + each.cost);
-    groups.set(key, group);
+    for (const sum of [total, of(agents, each.agent ?? "no agent"), of(models, each.model ?? "no model")]) {
+      sum.tokens += tokens;
+      sum.calls += 1;
+      if (each.cost === null) sum.unpriced += tokens;
+      else if (each.currency) sum.cost.set(each.currency, (sum.cost.get(each.currency) ?? 0) + each.cost);
+    }
+    CLASSES.forEach(([name], index) => (classes[index]!.tokens += each.usage?.[name] ?? 0));
+    reasoning += each.usage?.reasoning ?? 0;
   }
+  return { total, agents: sorted(agents), models: sorted(models), classes: classes.filter((each) => each.tokens > 0), reasoning };
+}
+
+function group(key: string): Group {
+  return { key, tokens: 0, calls: 0, unpriced: 0, cost: new Map() };
+}
+
+function of(groups: Map<string, Group>, key: string): Group {
+  let found = groups.get(key);
+  if (!found) groups.set(key, (found = group(key)));
+  return found;
+}
+
+function sorted(groups: Map<string, Group>): Group[] {
   return [...groups.values()].sort((one, other) => other.tokens - one.tokens);
 }
 
