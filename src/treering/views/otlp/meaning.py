@@ -26,7 +26,7 @@ TOOL: Final = "tool"
 STEP: Final = "step"
 """A span that says of itself nothing that we know."""
 
-_NOTHING: Final[Any] = object()
+_MOST_TOKENS: Final = 1 << 50
 
 _OPERATIONS: Final = {
     "chat": LLM, "text_completion": LLM, "completion": LLM, "generate_content": LLM, "responses": LLM,
@@ -235,24 +235,24 @@ def _model(rest: dict[str, Any]) -> str | None:
 
 def _count(rest: dict[str, Any], names: tuple[str, ...]) -> int | None:
     for name in names:
-        value = rest.get(name)
-        if value is not None:
-            number = as_count(value)
+        if name in rest:
+            number = as_count(rest[name])
             if number is not None:
-                _take(rest, names)
+                del rest[name]
                 return number
     return None
 
 
 def as_count(value: Any) -> int | None:
     """A number of tokens; ``None`` for what is none."""
-    if isinstance(value, bool):
-        return None
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if 0 <= number < 1 << 50 else None
+    if type(value) is not int:
+        if isinstance(value, bool):
+            return None
+        try:
+            value = int(value)
+        except (TypeError, ValueError, OverflowError):
+            return None
+    return value if 0 <= value < _MOST_TOKENS else None
 
 
 def _usage(rest: dict[str, Any]) -> Usage | None:
@@ -267,7 +267,7 @@ def _usage(rest: dict[str, Any]) -> Usage | None:
         return None if total is None else Usage(input=total)
     usage = disjoint(given or 0, output or 0, read or 0, write or 0, reasoning or 0)
     for name in _TOTAL:
-        if as_count(rest.get(name)) == usage.total:
+        if name in rest and as_count(rest[name]) == usage.total:
             del rest[name]
     return usage
 
@@ -289,10 +289,8 @@ def disjoint(given: int, output: int, read: int, write: int, reasoning: int) -> 
 
 def _cost(rest: dict[str, Any]) -> float | str | None:
     for name in _COSTS:
-        value = rest.get(name)
-        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-            del rest[name]
-            return value
+        if name in rest and isinstance(rest[name], (int, float, str)) and rest[name] is not True:
+            return rest.pop(name)
     return None
 
 
