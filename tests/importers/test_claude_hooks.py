@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -72,6 +73,22 @@ def test_the_end_of_a_session_closes_what_was_open(tmp_path, monkeypatch, capsys
         assert [run.status for run in store.runs.each()] == ["ok"]
 
 
+def test_tools_that_are_called_all_the_time_do_not_import_all_the_time(tmp_path, monkeypatch, capsys):
+    imported = []
+    monkeypatch.setattr(claude_hooks, "import_claude_code", lambda *_, **options: imported.append(options))
+    where = ("--store", str(tmp_path / "store"), "--wait")
+    events = ["UserPromptSubmit", "PostToolUse", "PostToolUseFailure", "PostToolUse", "Stop", "SessionEnd"]
+    for event in events:
+        called(monkeypatch, capsys, {**CALL, "session_id": str(tmp_path), "hook_event_name": event}, *where)
+    assert [each["is_over"] for each in imported] == [False, False, True]
+    (_, now) = claude_hooks.turn_files(str(tmp_path), str(tmp_path / "store"))
+    os.utime(now, (1, 1))
+    called(
+        monkeypatch, capsys, {**CALL, "session_id": str(tmp_path), "hook_event_name": "PostToolUse"}, *where
+    )
+    assert len(imported) == 4
+
+
 def test_without_waiting_another_process_records(tmp_path, monkeypatch, capsys):
     started = []
     popen = subprocess.Popen
@@ -106,23 +123,24 @@ def test_a_session_that_has_no_transcript_yet_is_no_error(tmp_path, monkeypatch,
     assert not (tmp_path / "store").exists()
 
 
-def test_of_many_calls_at_once_one_works_and_one_waits():
-    with claude_hooks._turn("s", "here") as first:
+def test_of_many_calls_at_once_one_works_and_one_waits(tmp_path):
+    here = str(tmp_path)
+    with claude_hooks._turn("s", here) as first:
         assert first
         waited = []
         waiting = Thread(target=lambda: waited.append(enter()))
 
         def enter():
-            with claude_hooks._turn("s", "here") as turn:
+            with claude_hooks._turn("s", here) as turn:
                 return turn
 
         waiting.start()
         deadline = time.monotonic() + 30
         while True:  # until the other one stands in the queue, this call would stand there itself
             assert time.monotonic() < deadline
-            if is_queued("s", "here"):
+            if is_queued("s", here):
                 break
-        with claude_hooks._turn("s", "here") as third:
+        with claude_hooks._turn("s", here) as third:
             assert not third
     waiting.join()
     assert waited == [True]

@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -44,6 +45,9 @@ LOG: Final = "TREERING_HOOK_LOG"
 """The environment variable that says where failures are written, if not to ``~/.treering/hooks.log``."""
 
 _WITH_MATCHER: Final = frozenset({"PostToolUse", "PostToolUseFailure"})
+_FREQUENT: Final = frozenset({"PostToolUse", "PostToolUseFailure", "SessionStart"})
+_PAUSE_SECONDS: Final = 5.0
+"""A session in which tools are called all the time is imported no more often than this."""
 _OURS: Final = "hook claude-code"
 _TIMEOUT_SECONDS: Final = 30
 
@@ -60,6 +64,8 @@ def take_call(given: bytes, store: str | None, *, namespace: str | None, waits: 
     """Record what a call of the hook is about; never raises."""
     with _never_failing():
         call = msgspec.json.decode(given, type=HookCall)
+        if call.event in _FREQUENT and _is_too_soon(call, store):
+            return  # the next call, or the one at the end of the turn, brings this as well
         if waits:
             record(call, store, namespace=namespace)
         else:
@@ -77,6 +83,14 @@ def record(call: HookCall, store: str | None, *, namespace: str | None) -> None:
         if is_ours:
             with open_store(store, namespace=namespace) as opened:
                 import_claude_code(path, opened, is_over=call.event == "SessionEnd")
+
+
+def _is_too_soon(call: HookCall, store: str | None) -> bool:
+    try:
+        last = turn_files(call.session, store)[1].stat().st_mtime
+    except (OSError, AttributeError):  # it was not imported yet; Windows has no such files
+        return False
+    return 0 <= time.time() - last < _PAUSE_SECONDS
 
 
 # Settings
