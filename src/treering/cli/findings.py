@@ -152,7 +152,12 @@ def presence(place: Place) -> Iterator[Finding]:
             advice="name yours with --store or TREERING_URL; the first program that opens it makes it",
         )
     elif seen.version is None or seen.version == SCHEMA_VERSION:
-        yield Finding(what="presence", status="ok", detail=f"tables of version {seen.version or 'unknown'}")
+        detail = (
+            "it looks after its tables itself"
+            if seen.version is None
+            else f"tables of version {seen.version}"
+        )
+        yield Finding(what="presence", status="ok", detail=detail)
     elif seen.version < SCHEMA_VERSION:
         yield Finding(
             what="presence",

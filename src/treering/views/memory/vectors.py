@@ -127,7 +127,7 @@ class _Table:
 
     def catch_up(self) -> None:
         """Read what is new; the first time, everything."""
-        newest = self._engine.wait(self._space, -1, seconds=0)
+        newest = self._engine.wait(self._space, 0, seconds=0)
         if self._seen is None:
             self._load(newest)
         if newest == self._seen:
@@ -159,7 +159,9 @@ class _Table:
         if self._common is None or count > self._common.rows * _GROWN or count * _GROWN < self._common.rows:
             self._common = _Common.of(np, self._matrix[:count])
         cosines = self._common.cosines(np, self._matrix[:count], asked)
-        best: Sequence[int] = np.argpartition(-cosines, most)[:most].tolist() if most < count else range(count)
+        best: Sequence[int] = (
+            np.argpartition(-cosines, most)[:most].tolist() if most < count else range(count)
+        )
         chosen = dict.fromkeys([*best, *(self._at[name] for name in also if name in self._at)])
         return Similar(
             {self._names[row]: float(cosines[row]) for row in chosen},
