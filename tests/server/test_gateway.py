@@ -637,6 +637,32 @@ class TestWaiting:
             rest = [tag for tag, _ in frames if tag != wire.TICK]
         assert rest == [wire.MESSAGE, wire.END]
 
+    def test_slow_methods_of_one_caller_hold_up_no_other(self, store, opened, keys, monkeypatch):
+        monkeypatch.setattr(protocol, "TICK_SECONDS", 0.02)
+        go_on = threading.Event()
+        begun = threading.Semaphore(0)
+        reindex = store.engine.reindex
+
+        def wait_for_a(space):
+            if space == "a":
+                begun.release()
+                assert go_on.wait(60)
+            reindex(space)
+
+        for project in ("a", "b"):
+            store.engine.commit(batches.set_ref(project, "r"))
+        monkeypatch.setattr(store.engine, "reindex", wait_for_a)
+        one, other = opened(keys("a")), opened(keys("b"))
+        with ThreadPoolExecutor(8) as pool:
+            slow = [pool.submit(one.reindex, "default") for _ in range(8)]
+            for _ in range(routes.SLOW_AT_ONCE):
+                assert begun.acquire(timeout=60)
+            other.reindex("default")
+            assert other.stats("default").refs == 1
+            assert one.refs("default", ["r"])
+            go_on.set()
+            assert [each.result(timeout=60) for each in slow] == [None] * 8
+
     def test_an_error_after_the_first_tick_arrives_as_well(self, store, opened, monkeypatch):
         monkeypatch.setattr(protocol, "TICK_SECONDS", 0.01)
         ticked = threading.Event()

@@ -203,9 +203,17 @@ def _export(site: Site, args: protocol.Behind) -> Iterator[list[Slice]]:
     size = 0
     for part in site.engine.export(site.space, after=args.after):
         yield [part]
-        size += len(msgspec.msgpack.encode(part))
+        size += _weight(part)
         if size >= protocol.PIECE_BYTES:
             return
+
+
+def _weight(part: Slice) -> int:
+    """About how many bytes a slice has on the wire."""
+    contents = [*part.objects, *(slot for body in part.bodies for slot in body.slots)]
+    contents += [row.item for row in part.items if not isinstance(row.item, str)]
+    rows = len(part.commits) + len(part.records) + len(part.lists) + len(part.items) + len(part.refs)
+    return sum(len(content.data) for content in contents) + 200 * rows
 
 
 def _reindex(site: Site, _: protocol.Nothing) -> None:

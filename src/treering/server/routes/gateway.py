@@ -29,7 +29,8 @@ from treering.server.gateway import AT_ONCE, IN_PIECES, Site
 from treering.server.problems import problem_of
 from treering.server.waits import Waits
 
-SLOW_AT_ONCE: Final = 8
+SLOW_AT_ONCE: Final = 4
+"""Slow methods that run for one caller at a time; further ones wait, and tick."""
 LARGE_AT_ONCE: Final = 4
 LARGE_BYTES: Final = 1024 * 1024
 """Requests from this size on take turns, a few of each caller's, so that they do not fill the memory."""
@@ -54,13 +55,17 @@ class _Desk:
     """What all calls of one server share."""
 
     def __init__(self, engine: Engine) -> None:
-        self.slow = CapacityLimiter(SLOW_AT_ONCE)
         self.waits = Waits(engine)
         self._large: dict[str, asyncio.Semaphore] = {}
+        self._slow: dict[str, CapacityLimiter] = {}
 
     def turn(self, caller: str) -> asyncio.Semaphore:
         """What a caller's large requests wait for; another one's are not held up by them."""
         return self._large.setdefault(caller, asyncio.Semaphore(LARGE_AT_ONCE))
+
+    def workers(self, caller: str) -> CapacityLimiter:
+        """What a caller's slow methods wait for; another one's are not held up by them."""
+        return self._slow.setdefault(caller, CapacityLimiter(SLOW_AT_ONCE))
 
 
 def _made(method: Method) -> Endpoint:
@@ -94,7 +99,7 @@ def _made(method: Method) -> Endpoint:
             return iter((_encoder.encode(AT_ONCE[method.name](site, args)),))
 
         if method.slow:
-            return await _slowly(messages, desk.slow)
+            return await _slowly(messages, desk.workers(call.access.name))
         return _response(await to_thread.run_sync(lambda: _framed(messages())))
 
     handler.__name__ = f"gateway_{method.name}"
