@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypedDict
 from uuid import uuid4
 
 import pytest
+from deepagents import create_deep_agent
 from langchain.agents import create_agent
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
@@ -204,6 +205,37 @@ def test_nodes_are_agents_and_parallel_branches_stay_apart(store, tracer, how):
     assert {name: parts[name] for name in ("planner", "critic", "writer")} == dict.fromkeys(
         ("planner", "critic", "writer"), PRICE
     )
+
+
+class Delegating(Scripted):
+    """Hands the task to a subagent, then says that it is done."""
+
+    def _answer(self, messages):
+        if any(isinstance(message, ToolMessage) for message in messages):
+            return {"content": "Done."}
+        given = {"description": "look", "subagent_type": "researcher"}
+        return {
+            "content": "",
+            "tool_calls": [{"name": "task", "args": given, "id": "t1", "type": "tool_call"}],
+        }
+
+
+def test_a_deep_agents_subagent_is_an_agent_below_the_call(store, tracer):
+    researcher = {
+        "name": "researcher",
+        "description": "Looks things up.",
+        "system_prompt": "Look it up.",
+        "model": Scripted(fixed="Found."),
+    }
+    lead = create_deep_agent(model=Delegating(), subagents=[researcher], name="lead")
+    run_id = uuid4()
+    lead.invoke({"messages": [("user", "Go.")]}, {"callbacks": [tracer], "run_id": run_id})
+    found = spans(store, run_id)
+    by_id = {event.id: event for event in found}
+    (below,) = [event for event in found if event.kind == "span.agent" and event.name == "researcher"]
+    assert (by_id[below.parent].kind, by_id[below.parent].name) == ("span.tool", "task")
+    parts = {part.key: part.amount("USD") for part in store.cost.of_run(str(run_id)).parts}
+    assert parts == {"lead": 2 * PRICE, "researcher": PRICE}
 
 
 def test_a_stream_is_one_call_and_one_answer_with_the_times_of_its_pieces(store, tracer):

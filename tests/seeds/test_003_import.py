@@ -13,6 +13,7 @@ from treering.core.batch import Usage
 from treering.core.query import EventQuery
 from treering.errors import NotFound
 from treering.importers.evolve import CHECKPOINT, import_evolve
+from treering.sandbox.session_log import SessionLog, SessionMeta
 
 TAG = "my-prefix-a1b2c3d4e5f60718"
 META = {
@@ -139,6 +140,25 @@ def test_runs_of_claude_in_a_sandbox_are_counted_as_claude_counts(store, folder)
     assert total.nanos == {"USD": 21_765_000}
     again = import_evolve(folder, store)
     assert [each.nanos for each in again.spent if each.nanos] == [{"USD": 21_765_000}]
+
+
+def test_what_our_own_sandboxes_log_comes_in_as_well(store, folder):
+    meta = SessionMeta(**META)
+    log = SessionLog(folder, meta)
+    log.prompt("hello how are you?")
+    for line in LINES[2:4]:
+        log.payload(json.dumps(line).encode())
+    log.payload(b"warning: no colour")
+    log.close()
+    report = import_evolve(folder, store)
+    assert (report.bad, report.unknown) == ((), {})
+    assert counts(report) == (6, 6, 0, 0)
+    assert [message["content"] for message in store.thread(THREAD).load().messages] == [
+        "hello how are you?",
+        "I am fine.",
+    ]
+    (kept,) = store.engine.scan(store.space, EventQuery(kinds=("evolve.stdout",))).records
+    assert "no colour" in store.timeline.content(kept.event.body)[0]
 
 
 def test_the_metadata_of_checkpoints_comes_along_with_its_lineage(store, folder):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 META: Final = "_meta"
 PROMPT: Final = "_prompt"
 END: Final = "_sessionEnd"
+OUTPUTS: Final = ("_stdout", "_stderr")
+"""What a program wrote that is no JSON, as our own sandboxes log it."""
 
 _FORMATS: Final[dict[str, StreamFormat]] = {"claude": "claude-code", "codex": "codex"}
 
@@ -164,7 +166,7 @@ class EvolveSession:
             on_usage=self.session.count_usage(self._meta.agent),
         )
         for line in lines:
-            if not _has(line, END):
+            if not any(_has(line, mark) for mark in (END, *OUTPUTS)):
                 notes.at_us = line.ts_us
                 stream.take(line.raw.text)
         return stream.finish()
@@ -196,7 +198,7 @@ def _has(line: _Line, mark: str) -> bool:
 
 
 def _kind(line: _Line) -> str:
-    return next((mark.strip("_") for mark in (META, PROMPT, END) if _has(line, mark)), "payload")
+    return next((mark.strip("_") for mark in (META, PROMPT, END, *OUTPUTS) if _has(line, mark)), "payload")
 
 
 def _prompt(value: Any) -> Any:
