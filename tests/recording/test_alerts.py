@@ -139,6 +139,18 @@ def test_tokens_and_time_are_judged_too():
         store.close()
 
 
+def test_a_run_without_an_agent_is_held_against_its_like(store):
+    store.alerts.set_rule("dear", "cost", times=3, at_least=2)
+    for cost in (1, 1, 1):
+        took(store, cost=cost, agent="a")
+    took(store, cost=9, agent=None)
+    assert store.alerts.examine() == []
+    for cost in (9, 9, 90):
+        took(store, cost=cost, agent=None)
+    (alert,) = store.alerts.examine()
+    assert "of no agent took 90 USD where 9 USD is usual" in alert.message
+
+
 def test_many_failures_in_a_row_are_one_rule(store):
     store.alerts.set_rule("streak", "failures", share=0.5, runs=4, at_least=2)
     for _ in range(2):

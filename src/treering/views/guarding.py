@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from treering.views.shared_budgets import SharedBudget, Standing
 
 REFRESH_SECONDS: Final = 5.0
+_MOST_TOLD: Final = 10_000
 
 
 class Guard:
@@ -73,6 +74,8 @@ class Guard:
         )
         if alert in self._told:
             return
+        if len(self._told) >= _MOST_TOLD:
+            self._told.clear()  # the journal takes an alert once, however often it is raised
         self._told.add(alert)
         is_private = budget.per in ("run", "thread")
         raised = Alert(

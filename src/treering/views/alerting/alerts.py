@@ -168,7 +168,8 @@ class Alerts:
         return [
             each
             for each in page.runs
-            if each.id != run.id and each.ended_at_us is not None and each.ended_at_us <= end_us
+            if each.id != run.id and each.agent == run.agent
+            if each.ended_at_us is not None and each.ended_at_us <= end_us
         ][:count]
 
     def _infos(self, ids: list[str]) -> list[RunInfo]:
