@@ -36,6 +36,18 @@ def test_conflicts_and_unranked_searches_are_told(run):
     assert run("memory", "save", "a", "x", "--expires-at", "soon").code == 2
 
 
+def test_a_search_by_meaning_needs_vectors_and_says_so(run):
+    run("memory", "save", "pets", "Carol has a small dog called Rex.")
+    assert run("memory", "search", "puppy").out == ""
+    missing = run("memory", "search", "puppy", "--meaning")
+    assert missing.out == ""
+    assert "no document here has a vector" in missing.err
+    assert run("memory", "embed", "--json").json == {"embedded": 1}
+    assert run("memory", "embed").out == "0 documents got a vector\n"
+    found = run("memory", "search", "puppy", "--meaning", "--json").json
+    assert [hit["id"] for hit in found["hits"]] == ["pets"]
+
+
 def test_whose_memory_it_is(run):
     run("memory", "save", "a", "walnut", "--of", "alice")
     empty = run("memory", "list")

@@ -17,6 +17,7 @@ from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from treering.memory.embedding import StaticEmbedder
     from treering.store import Store
     from treering.views.memory.documents import MemoryDocument
     from treering.views.memory.memory import Memory
@@ -32,7 +33,7 @@ VersionOption = Annotated[int | None, typer.Option("--version", metavar="N", hel
 def add_to(app: typer.Typer) -> None:
     """Put the commands under the main one."""
     group = typer.Typer(no_args_is_help=True, help="What agents remember.", rich_markup_mode=None)
-    for command in (save, get, search, history, diff, restore, delete, forget, context, sync, protect):
+    for command in (save, get, search, embed, history, diff, restore, delete, forget, context, sync, protect):
         group.command()(command)
     group.command("list")(list_documents)
     app.add_typer(group, name="memory")
@@ -117,6 +118,9 @@ def search(
     *,
     of: OfOption = "",
     everywhere: Annotated[bool, typer.Option("--everywhere", help="In everyone's memory.")] = False,
+    meaning: Annotated[
+        bool, typer.Option("--meaning", help="By meaning as well; needs the extra embeddings, and embed.")
+    ] = False,
     tag: TagOption = None,
     limit: Annotated[int, typer.Option(metavar="N", help="At most so many.")] = 10,
     store: StoreOption = None,
@@ -125,10 +129,15 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Find documents by their words, best first."""
+    embedder = _embedder() if meaning else None
     with opened_store(store, store_blobs, namespace) as opened:
-        found = _of(opened, of).search(text, tags=tag or (), limit=limit, everywhere=everywhere)
+        found = _of(opened, of).search(
+            text, tags=tag or (), limit=limit, everywhere=everywhere, embedder=embedder
+        )
     if not found.ranked:
         say(f"note: not ranked: {found.note}")
+    elif found.note:
+        say(f"note: {found.note}")
     told = {
         "ranked": found.ranked,
         "note": found.note,
@@ -140,6 +149,21 @@ def search(
         for hit in found
     ]
     show(told, lines, as_json=as_json)
+
+
+def embed(
+    *,
+    of: OfOption = "",
+    store: StoreOption = None,
+    store_blobs: StoreBlobsOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give vectors to documents, for search --meaning."""
+    embedder = _embedder()
+    with opened_store(store, store_blobs, namespace) as opened:
+        count = _of(opened, of).with_embedder(embedder).embed()
+    show({"embedded": count}, [f"{count:,} documents got a vector"], as_json=as_json)
 
 
 def history(
@@ -328,6 +352,12 @@ def protect(
 
 def _of(store: Store, name: str) -> Memory:
     return store.memory.in_namespace(name) if name else store.memory
+
+
+def _embedder() -> StaticEmbedder:
+    from treering.memory import StaticEmbedder
+
+    return StaticEmbedder()
 
 
 def _told(document: MemoryDocument) -> dict[str, Any]:
