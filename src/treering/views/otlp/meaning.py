@@ -49,6 +49,11 @@ _KINDS: Final = (
     ("llm.request.type", _REQUESTS),
 )
 
+_TOLD: Final = frozenset({*_OPENINFERENCE, *_TRACELOOP} - {"DECISION"}) | {
+    "chat", "embeddings", "embedding", "execute_tool", "invoke_agent", "invoke_workflow", "retrieval",
+}  # fmt: skip
+"""Words that the kind of a span says as well; others stay among its attributes."""
+
 _MODELS: Final = (
     "gen_ai.response.model", "gen_ai.request.model", "llm.response.model_name", "llm.model_name",
     "llm.request.model_name", "embedding.model_name", "reranker.model_name", "llm.response.model",
@@ -127,9 +132,9 @@ def meaning_of(span: ReceivedSpan) -> Meaning:
     rest = dict(span.attributes)
     kind = _kind(rest)
     tool = _take(rest, _TOOLS) if kind == TOOL else None
-    agent = word(_take(rest, _AGENTS))
+    agent = _take(rest, _AGENTS)
     entity = rest.get("traceloop.entity.name")
-    name = word(tool) or (word(entity) if kind in (AGENT, TOOL) and tool is None else None)
+    name = tool or (word(entity) if kind in (AGENT, TOOL) and tool is None else None)
     name = name or word(_short(span.name)) or kind
     if name != span.name and tool is None and span.name not in (entity, *(each + name for each in _PREFIXES)):
         rest["otel.span.name"] = span.name
@@ -141,12 +146,12 @@ def meaning_of(span: ReceivedSpan) -> Meaning:
         kind=kind,
         name=name,
         agent=agent,
-        model=_model(rest) if is_model else None,
-        provider=word(_take(rest, _PROVIDERS)) if is_model else None,
+        model=_take(rest, _MODELS) if is_model else None,
+        provider=_take(rest, _PROVIDERS) if is_model else None,
         thread=word(_peek(rest, _THREADS)),
         usage=_usage(rest) if counts else None,
         cost=_cost(rest) if counts else None,
-        service_tier=word(_take(rest, _TIERS)) if counts else None,
+        service_tier=_take(rest, _TIERS) if counts else None,
         input=_input(rest, kind),
         output=_output(rest, kind),
         rest=rest,
@@ -190,7 +195,8 @@ def _kind(rest: dict[str, Any]) -> str:
         if said is not None:
             kind = known.get(said if isinstance(said, str) else "")
             if kind is not None:
-                del rest[name]
+                if said in _TOLD:
+                    del rest[name]
                 return kind
     if "gen_ai.tool.name" in rest or "tool.name" in rest:
         return TOOL
@@ -208,18 +214,21 @@ def _short(name: str) -> str:
     return name
 
 
-def _take(rest: dict[str, Any], names: tuple[str, ...]) -> Any:
-    """The first of these that is there; the others go as well when they say the same."""
+def _take(rest: dict[str, Any], names: tuple[str, ...]) -> str | None:
+    """The first of these that is there, as a word; it stays if the word does not say all of it.
+
+    The others go as well when they say the same.
+    """
     found: Any = None
+    text: str | None = None
     for name in names:
         value = rest.get(name)
         if value is not None and value != "":
             if found is None:
-                found = value
+                found, text = value, word(value)
+            if value == found and text == value:
                 del rest[name]
-            elif value == found:
-                del rest[name]
-    return found
+    return text
 
 
 def _peek(rest: dict[str, Any], names: tuple[str, ...]) -> Any:
@@ -227,10 +236,6 @@ def _peek(rest: dict[str, Any], names: tuple[str, ...]) -> Any:
         if rest.get(name):
             return rest[name]
     return None
-
-
-def _model(rest: dict[str, Any]) -> str | None:
-    return word(_take(rest, _MODELS))
 
 
 def _count(rest: dict[str, Any], names: tuple[str, ...]) -> int | None:

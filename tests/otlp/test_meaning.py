@@ -1,0 +1,87 @@
+"""Whatever attributes a span has: each of them is understood or kept."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treering.core.encoding import decode
+from treering.views.otlp import meaning
+from treering.views.otlp.meaning import meaning_of
+from treering.views.otlp.received import ReceivedSpan, Source
+
+TABLES = [
+    name
+    for table, names in vars(meaning).items()
+    if table.startswith("_") and isinstance(names, tuple) and table.isupper()
+    for name in names
+    if isinstance(name, str) and "." in name and not name.endswith(".")
+]
+SPREAD = [
+    "llm.input_messages.0.message.role",
+    "llm.input_messages.0.message.content",
+    "llm.output_messages.0.message.tool_calls.0.tool_call.function.name",
+    "gen_ai.prompt.0.content",
+    "gen_ai.prompt.name",
+    "gen_ai.completion.1.content",
+    "retrieval.documents.0.document.content",
+    "input.mime_type",
+    "gen_ai.system_instructions",
+]
+KINDS = {
+    "openinference.span.kind": ["LLM", "TOOL", "AGENT", "CHAIN", "RETRIEVER", "DECISION", "ODD"],
+    "gen_ai.operation.name": ["chat", "generate_content", "execute_tool", "invoke_agent", "search_memory"],
+    "traceloop.span.kind": ["workflow", "tool", "agent"],
+    "llm.request.type": ["chat", "completion", "rerank"],
+}
+plain = st.text(
+    st.characters(codec="ascii", min_codepoint=33, exclude_characters='"\\{[$'), min_size=3, max_size=9
+)
+numbers = st.integers(1000, 10**9)
+others = st.dictionaries(st.sampled_from(TABLES + SPREAD) | plain, plain | numbers, max_size=12)
+kinds = st.fixed_dictionaries({}, optional={name: st.sampled_from(words) for name, words in KINDS.items()})
+
+
+def span(attributes, kind=1):
+    return ReceivedSpan(
+        trace="a" * 32, id="b" * 16, parent=None, name="name of the span", kind=kind, start_us=1, end_us=2,
+        status=0, status_message="", flags=0, attributes=attributes, events=[], links=[], more={},
+        source=Source({}, "", {}),
+    )  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(others, kinds, st.sampled_from([1, 3]))
+def test_nothing_is_dropped(other, kind, span_kind):
+    attributes = {**other, **kind}
+    found = meaning_of(span(dict(attributes), span_kind))
+    told = json.dumps(
+        [
+            found.rest,
+            *(decode(content) for content in (found.input, found.output) if content is not None),
+            [
+                found.kind,
+                found.name,
+                found.agent,
+                found.model,
+                found.provider,
+                found.service_tier,
+                found.cost,
+            ],
+        ],
+        ensure_ascii=False,
+    )
+    usage = found.usage
+    counted = set()
+    if usage is not None:
+        cached = usage.cache_read + usage.cache_write
+        counted = {usage.input, usage.input + cached, usage.cache_read, usage.cache_write, usage.output,
+                   usage.reasoning, usage.total}  # fmt: skip
+    for name, value in attributes.items():
+        if name in KINDS and value in meaning._TOLD and name not in found.rest:
+            continue  # it is what the kind says
+        if name == "llm.usage.reasoning_tokens" or "reasoning" in name:
+            continue  # never more than the output that it is part of
+        assert str(value) in told or value in counted, (name, value, found)
