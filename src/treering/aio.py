@@ -1073,7 +1073,7 @@ class AsyncPerformance:
         until_us: int | None = None,
         agent: str | None = None,
         run: str | None = None,
-        most: int = 100000,
+        most: int = 50000,
     ) -> PerformanceReport:
         """Async twin of `Performance.report`."""
         return await self._bridge.call(
@@ -2069,6 +2069,16 @@ class AsyncFiles:
     ) -> list[Match]:
         """Async twin of `Files.grep`."""
         return await self._bridge.call(self._files.grep, text, path, glob=glob, limit=limit)
+
+    async def each(self, path: str = "/") -> AsyncIterator[tuple[str, FileInfo]]:
+        """Async twin of `Files.each`."""
+        async for each in self._bridge.iterate(self._files.each, path):
+            yield each
+
+    async def lines_with(self, path: str, text: str) -> AsyncIterator[tuple[int, str]]:
+        """Async twin of `Files.lines_with`."""
+        async for each in self._bridge.iterate(self._files.lines_with, path, text):
+            yield each
 
     async def write(self, path: str, content: str | bytes, *, overwrite: bool = True) -> FileInfo:
         """Async twin of `Files.write`."""
