@@ -206,6 +206,26 @@ def test_types_that_are_not_known_are_counted_and_kept_as_they_are(store, main, 
     assert store.timeline.content(*(each.event.body for each in kept)) == [odd.decode()] * 2
 
 
+def test_lines_of_a_form_that_is_not_known_are_kept_too(store, main, projects):
+    odd = [
+        b'{"type":"assistant","uuid":7,"message":{"id":"msg_x"}}',
+        b'{"type":"user","isMeta":null,"isSidechain":null,"uuid":"n","message":{"role":"user","content":[3]}}',
+        b'{"kind":"nameless"}',
+    ]
+    with main.open("ab") as file:
+        file.write(b"\n".join([*odd, b""]))
+    report = import_claude_code(projects, store)
+    assert report.bad == ()
+    assert report.unknown == {"assistant of another form": 1, "line of another form": 1}
+    assert counts(report)[0] == 87
+    assert store.cost.of_thread(THREAD).total.usage == USAGE
+    kinds = tuple(f"claude-code.{kind}" for kind in report.unknown)
+    kept = store.engine.scan(store.space, EventQuery(kinds=kinds)).records
+    assert [store.timeline.content(each.event.body)[0].encode() for each in kept] == [odd[0], odd[2]]
+    os.utime(main, (LONG_AGO, LONG_AGO))
+    assert counts(import_claude_code(projects, store)) == (87, 0, 87, 0)
+
+
 def test_what_a_resumed_session_copied_is_counted_once(store, main, projects):
     """Older versions wrote the whole past again under a new session id."""
     copied = main.read_text("utf-8").replace(MAIN.stem, "11111111-2222-4333-8444-555555555555")

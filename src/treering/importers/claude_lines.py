@@ -47,9 +47,9 @@ class ClaudeLine(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None = msgspec.field(name="sessionId", default=None)
     stream_session: str | None = msgspec.field(name="session_id", default=None)
     branch: str | None = msgspec.field(name="gitBranch", default=None)
-    is_sidechain: bool = msgspec.field(name="isSidechain", default=False)
-    is_meta: bool = msgspec.field(name="isMeta", default=False)
-    is_summary: bool = msgspec.field(name="isCompactSummary", default=False)
+    is_sidechain: bool | None = msgspec.field(name="isSidechain", default=None)
+    is_meta: bool | None = msgspec.field(name="isMeta", default=None)
+    is_summary: bool | None = msgspec.field(name="isCompactSummary", default=None)
     agent_id: str | None = msgspec.field(name="agentId", default=None)
     stream_agent_id: str | None = msgspec.field(name="agent_id", default=None)
     parent_tool: str | None = msgspec.field(name="parent_tool_use_id", default=None)
@@ -89,13 +89,22 @@ _DECODER: Final = msgspec.json.Decoder(ClaudeLine)
 
 
 def read_line(text: bytes) -> ClaudeLine:
-    """A line; raises `msgspec.DecodeError` for what is none."""
+    """A line; raises `msgspec.DecodeError` for what is no object.
+
+    One that is unlike all that are known has a type that nobody knows, and nothing else but its time.
+    """
     try:
         return _DECODER.decode(text)
-    except msgspec.ValidationError:
-        raise
     except msgspec.DecodeError:
-        return msgspec.convert(decode_object(text), ClaudeLine)
+        value = decode_object(text)
+    try:
+        return msgspec.convert(value, ClaudeLine)
+    except msgspec.ValidationError:
+        timestamp = value.get("timestamp")
+        return ClaudeLine(
+            type=f"{value.get('type', 'line')} of another form",
+            timestamp=timestamp if isinstance(timestamp, str) else None,
+        )
 
 
 def blocks_of(content: Any) -> list[dict[str, Any]]:

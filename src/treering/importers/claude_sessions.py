@@ -173,7 +173,7 @@ class ClaudeSession:
     # The main conversation
     def _take(self, line: Line) -> None:
         read = line.read
-        if read.type not in CONVERSATION or read.message is None:
+        if not _is_said(read):
             self._keep(line)
         elif read.is_sidechain:
             self._take_inline(line)
@@ -286,7 +286,7 @@ class ClaudeSession:
             return
         agent = shown(about.get("agentType") or "subagent")
         for line in lines:
-            if line.read.type not in CONVERSATION or line.read.message is None:
+            if not _is_said(line.read):
                 self._keep(line, begun.run.id)
                 continue
             chain = begun.turn.chain(name, agent=agent, tool=tool, ts_us=line.ts_us)
@@ -323,6 +323,13 @@ class ClaudeSession:
         if begun.run.id not in self.session.known:
             self.session.notes.at_us = begun.turn.last_us
             begun.run.end(status=begun.status)
+
+
+def _is_said(line: ClaudeLine) -> bool:
+    """Whether a line is part of a conversation: an answer, or something that was said to the model."""
+    if line.message is None:
+        return False
+    return line.type == "assistant" or (line.type == "user" and bool(line.blocks))
 
 
 def _is_prompt(line: ClaudeLine) -> bool:
