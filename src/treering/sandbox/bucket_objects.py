@@ -1,8 +1,8 @@
 """Objects of a bucket that has nothing besides it: packs, and the index that says what lies where.
 
-Objects are gathered into packs and sent in the background, at most `_FLYING` at a time. `flush` sends the
-rest and then writes the index; only then does a checkpoint name them. Dying in between leaves packs that no
-index names: waste, never a lack. Nothing is deleted here, so what was once found stays found.
+Objects are gathered into packs and sent in the background, one at a time, each in several parts at once.
+`flush` sends the rest and then writes the index; only then does a checkpoint name them. Dying in between leaves
+packs that no index names: waste, never a lack. Nothing is deleted here, so what was once found stays found.
 **Invariant:** content is given back only when it hashes to its name.
 """
 
@@ -31,7 +31,7 @@ from treering.core.storage import Blobs
 from treering.errors import Corrupt, InvalidInput, NotFound
 from treering.sandbox.bucket_index import BucketIndex, Indexed, indexed, pack_blob
 
-_FLYING: Final = 2
+_FLYING: Final = 1  # a pack goes up in several parts at once; two packs would only take more memory
 _READING: Final = 8
 _PIECE: Final = 2 << 20
 _KEPT_BYTES: Final = 32 << 20
