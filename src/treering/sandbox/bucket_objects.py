@@ -1,8 +1,8 @@
 """Objects of a bucket that has nothing besides it: packs, and the index that says what lies where.
 
 Objects are gathered into packs and sent in the background, one at a time, each in several parts at once.
-`flush` sends the rest and then writes the index; only then does a checkpoint name them. Dying in between leaves
-packs that no index names: waste, never a lack. Nothing is deleted here, so what was once found stays found.
+`flush` sends the rest and then writes the index; only then does a checkpoint name them. Dying in between
+leaves packs that no index names: waste, never a lack. Nothing is deleted, so what was once found stays found.
 **Invariant:** content is given back only when it hashes to its name.
 """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from treering.errors import InvalidInput
+
 LATEST = "latest"
 """Stands for the newest checkpoint of the whole storage, of whichever session."""
 
@@ -28,6 +30,16 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     comment: str | None = None
     files: int | None = None
     workspace_path: str | None = None
+
+    def check_fits(self, *, agent: str, workspace_mode: str) -> None:
+        """Whether a sandbox of this agent and mode can begin with it; `InvalidInput` says what differs."""
+        pairs = (("agent", self.agent_type, agent), ("workspace_mode", self.workspace_mode, workspace_mode))
+        for what, made_with, wanted in pairs:
+            if made_with is not None and made_with != wanted:
+                raise InvalidInput(
+                    f"checkpoint {self.id} was made with {what}={made_with!r}, this sandbox has {wanted!r}; "
+                    "nothing was downloaded"
+                )
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):

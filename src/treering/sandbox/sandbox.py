@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, get_args
+from typing import Final, Literal, Self, get_args
 
 from treering.core.ids import check_space
 from treering.errors import InvalidInput, NotFound, TreeringError
@@ -257,15 +257,7 @@ class Sandbox:
             )
         depot = self._needed_depot()
         info = depot.find(which)
-        for what, is_there, wanted in (
-            ("agent", info.agent_type, self._profile.name),
-            ("workspace_mode", info.workspace_mode, self._mode),
-        ):
-            if is_there is not None and is_there != wanted:
-                raise InvalidInput(
-                    f"checkpoint {info.id} was made with {what}={is_there!r}, this sandbox has {wanted!r}; "
-                    "nothing was downloaded"
-                )
+        info.check_fits(agent=self._profile.name, workspace_mode=self._mode)
         if self._session is not None:
             self.kill()
         session = self._enter(make_sandbox(self._profile, self._mode, self._workspace, is_empty=True))
@@ -323,7 +315,7 @@ class Sandbox:
         background: bool,
     ) -> RunResult:
         self._opened_depot()  # a storage that cannot be opened is said before anything runs
-        self._recorder = self._new_recorder(session)
+        self._recorder = session.recorder(self._store or self._owned_store, model=self._model)
         self._running = running = Running(
             command,
             folder=session.at.workspace,
@@ -405,20 +397,6 @@ class Sandbox:
         info = self._needed_depot().save(place, label)
         session.parent = info.id
         return info
-
-    def _new_recorder(self, session: Session) -> Recorder:
-        meta: dict[str, Any] = {"sandbox_id": session.at.id}
-        if session.parent is not None:
-            meta["parent_checkpoint"] = session.parent
-        return Recorder(
-            self._store or self._owned_store,
-            agent=self._profile.name,
-            model=self._model,
-            tag=session.tag,
-            meta=meta,
-            before=session.usage,
-            goes_on=session.goes_on,
-        )
 
     def _opened_depot(self) -> Depot | None:
         if self._depot is None:

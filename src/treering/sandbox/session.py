@@ -9,8 +9,10 @@ from treering.core.batch import Usage
 from treering.core.clock import SystemClock
 from treering.sandbox.local import LocalSandbox
 from treering.sandbox.profiles import AgentProfile
+from treering.sandbox.running import Recorder
 from treering.sandbox.session_log import SessionLog, SessionMeta, iso_of
 from treering.sandbox.vault import Vault
+from treering.store import Store
 
 
 class Session:
@@ -70,6 +72,21 @@ class Session:
     def link(self) -> None:
         """Let the agent read what its user signs in with."""
         self._vault.link(self._profile.credentials, source=Path.home(), home=self.at.home)
+
+    def recorder(self, store: Store | None, *, model: str | None) -> Recorder:
+        """What writes the next run into a timeline, if there is one."""
+        meta = {"sandbox_id": self.at.id}
+        if self.parent is not None:
+            meta["parent_checkpoint"] = self.parent
+        return Recorder(
+            store,
+            agent=self._profile.name,
+            model=model,
+            tag=self.tag,
+            meta=meta,
+            before=self.usage,
+            goes_on=self.goes_on,
+        )
 
     def flush(self) -> None:
         """Return when the log is written."""
