@@ -54,6 +54,7 @@ MEASURES: Final = (
 
 Measures = list[int]
 
+
 def deltas(events: Iterable[Event]) -> dict[Cell, Measures]:
     """What these events add to the totals."""
     # Events that differ in nothing but what they measure are summed up first: of those, batches have many.
