@@ -14,13 +14,17 @@ from typing import Any
 
 import pytest
 from examples import garden
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.server.running import running
 from tests.web import tools
 
 import treering
 
 SHOTS = tools.ROOT / "build" / "screenshots"
+PATIENCE_MS = 30_000
+"""How long something may take to appear: it says how busy the machine is, and nothing about the code."""
+
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -79,7 +83,7 @@ def new_page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Calla
             )
             stack.callback(context.close)
             page = context.new_page()
-            page.set_default_timeout(15_000)
+            page.set_default_timeout(PATIENCE_MS)
 
             def note(text: str) -> None:
                 if not any(each in text for each in expected):

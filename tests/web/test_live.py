@@ -67,3 +67,16 @@ def test_a_new_document_appears_in_the_list(page, own_garden, writer):
     page.locator(".pulse.on").wait_for()
     writer.memory.save("carol/shoes", "Size 39.")
     page.get_by_text("carol/shoes").wait_for()
+
+
+def test_a_run_whose_process_died_is_drawn_up_to_its_last_sign(page, own_garden, tmp_path):
+    with treering.open(tmp_path / "store") as dying:
+        run = dying.run(agent="gardener", id="run-crashed").start()
+        span = run.span("dig", id="dig").start()
+        dying.flush()
+        with span.tool("spade", {"times": 3}) as call:
+            call.output = "a hole"
+    page.goto(f"{own_garden[1]}/ui/#/runs/run-crashed")
+    expect(page.locator(".figures .status").first).to_have_text("crashed")
+    expect(page.locator(".bar.open")).to_have_count(1)
+    expect(page.locator(".replay-time")).to_contain_text("ms")  # not the time since then

@@ -58,3 +58,18 @@ def test_a_long_list_of_runs_is_fetched_as_one_scrolls(page, forest):
         )
     expect(page.get_by_text("run-forest")).to_be_visible()  # three days old, the oldest
     assert page.locator("[role=listitem]").count() < 80
+
+
+def test_a_thread_of_more_moments_than_a_page_is_read_to_its_root(page, tmp_path):
+    with treering.open(tmp_path / "store", durability="fast") as store, running(store) as url:
+        thread = store.thread("long")
+        for number in range(620):
+            thread.append({"role": "user", "content": str(number)})
+        page.goto(f"{url}/ui/#/threads/long")
+        moments = page.get_by_role("region", name="Moments")
+        expect(moments).to_have_attribute("data-total", "500")
+        page.keyboard.press("End")
+        expect(moments).to_have_attribute("data-total", "620")
+        page.keyboard.press("End")
+        expect(page.locator(".inspector .step")).to_have_text("0")
+        page.close()

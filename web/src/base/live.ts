@@ -91,10 +91,9 @@ async function listen(opened: () => void): Promise<void> {
   if (!answer.ok || answer.body === null) throw new Refused(`live: ${answer.status}`);
   opened();
   live.value = true;
-  if (!reachable.value) {
-    reachable.value = true;
-    epoch.value += 1;
-  }
+  reachable.value = true;
+  // What changed between the first answers and now was told to nobody: ask for everything once more.
+  epoch.value += 1;
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {

@@ -52,9 +52,11 @@ export function Rows<T>(props: Props<T>) {
   const first = Math.max(0, find(from, items.length, topOf) - BEYOND);
   const last = Math.min(items.length, find(until, items.length, topOf) + 1 + BEYOND);
 
+  const ask = useRef(onEnd);
+  ask.current = onEnd;
   useEffect(() => {
-    if (onEnd && last >= items.length - 2 * BEYOND) onEnd();
-  }, [last, items.length, onEnd]);
+    if (last >= items.length - 2 * BEYOND) ask.current?.();
+  }, [last, items.length]);
 
   useEffect(() => {
     const element = box.current;

@@ -55,7 +55,10 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
   const span = query["span"] ?? null;
   const version = trace.version.value;
   const isRunning = run.status === "running";
-  const now = useNow(isRunning);
+  const clock = useNow(isRunning);
+  // What is still open in a run that is over ended with it, or when it was heard of last.
+  const over = useMemo(() => Math.max(run.ended_at_us ?? 0, trace.heard()), [version, run.ended_at_us]);
+  const now = isRunning ? clock : over;
   const start = trace.start || run.started_at_us;
   const end = useMemo(() => Math.max(trace.end(now), run.ended_at_us ?? 0, start + 1), [version, now, run.ended_at_us]);
   const until = query["at"] === undefined ? null : start + Number(query["at"]);

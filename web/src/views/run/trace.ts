@@ -41,6 +41,11 @@ export class Trace {
     return latest;
   }
 
+  /** When something was heard last. */
+  heard(): number {
+    return this.records.reduce((latest, each) => Math.max(latest, each.started_at_us + (each.duration_us ?? 0)), this.start);
+  }
+
   find(id: string): RunRecord | undefined {
     return this.byId.get(id);
   }

@@ -22,8 +22,9 @@ export interface Grown {
   left: number;
 }
 
-/** Up to where the thread came from, then down through every fork; the thread that was asked for comes first. */
-export async function grow(thread: string, namespace: string, stop: AbortSignal): Promise<Grown> {
+/** Up to where the thread came from, then down through every fork; the thread that was asked for comes first, with as
+ * many pages of its past as are wanted. */
+export async function grow(thread: string, namespace: string, pages: number, stop: AbortSignal): Promise<Grown> {
   const lineages: Lineage[] = [];
   const seen = new Set<string>();
   const waiting: [string, string][] = [[thread, namespace]];
@@ -39,20 +40,34 @@ export async function grow(thread: string, namespace: string, stop: AbortSignal)
       seen.add(name);
       return true;
     });
-    const found = await Promise.all(level.map(([id, space]) => lineage(id, space, stop)));
+    const found = await Promise.all(
+      level.map(([id, space]) => lineage(id, space, id === thread && space === namespace ? pages : 1, stop)),
+    );
     for (const each of found) {
-      if (!each) continue;
       lineages.push(each);
       if (each.origin) waiting.push([each.origin.thread, each.origin.namespace]);
       for (const fork of each.forks) waiting.push([fork.thread, fork.namespace]);
     }
-    if (lineages.length === 0) break;
   }
   return { ...connected(lineages), lineages, left };
 }
 
-async function lineage(id: string, namespace: string, stop: AbortSignal): Promise<Lineage | null> {
-  return get<Lineage>(at(["threads", id, "lineage"], { namespace, limit: PAGE }), stop);
+async function lineage(id: string, namespace: string, pages: number, stop: AbortSignal): Promise<Lineage> {
+  const page = (cursor: string | null) =>
+    get<Lineage>(at(["threads", id, "lineage"], { namespace, limit: PAGE, cursor }), stop);
+  let whole = await page(null);
+  for (let read = 1; read < pages && whole.next_cursor !== null; read += 1) {
+    const next = await page(whole.next_cursor);
+    whole = {
+      ...whole,
+      moments: [...whole.moments, ...next.moments],
+      line: [...whole.line, ...next.line],
+      rewinds: [...whole.rewinds, ...next.rewinds],
+      forks: [...whole.forks, ...next.forks],
+      next_cursor: next.next_cursor,
+    };
+  }
+  return whole;
 }
 
 function connected(lineages: readonly Lineage[]): { nodes: Map<string, Node>; roots: Node[] } {

@@ -109,6 +109,7 @@ function Messages({ content }: { content: MomentContent }) {
       items={content.messages}
       height={84}
       measured
+      tail
       keys={false}
       idOf={(_, index) => String(index)}
       row={(message) => <Message message={message} />}

@@ -16,24 +16,25 @@ import { Section } from "./section";
 
 export function Thread({ id }: { id: string }) {
   const namespace = route.value.query["namespace"] ?? "";
-  const [grown, setGrown] = useState<{ of: string; tree: Grown } | null>(null);
+  const [grown, setGrown] = useState<{ of: string; pages: number; tree: Grown } | null>(null);
   const [problem, setProblem] = useState<Problem | null>(null);
   const [turn, setTurn] = useState(0);
+  const [pages, setPages] = useState(1);
   const reload = useCallback(() => setTurn((was) => was + 1), []);
   const era = epoch.value;
   const of = `${namespace}\n${id}`;
   useEffect(() => {
     const stop = new AbortController();
-    grow(id, namespace, stop.signal).then(
+    grow(id, namespace, pages, stop.signal).then(
       (tree) => {
         if (stop.signal.aborted) return;
-        setGrown({ of, tree });
+        setGrown({ of, pages, tree });
         setProblem(null);
       },
       (error: unknown) => !stop.signal.aborted && setProblem(asProblem(error)),
     );
     return () => stop.abort();
-  }, [id, namespace, turn, era]);
+  }, [id, namespace, turn, pages, era]);
   useChanges((event) => event.kind === "checkpoint" || event.kind === "rewind", reload, 500);
   useKeys({ Escape: () => go(["threads"]) });
   if (grown?.of !== of) {
@@ -43,10 +44,18 @@ export function Thread({ id }: { id: string }) {
       </Alone>
     );
   }
-  return <Shown id={id} grown={grown.tree} onChange={reload} />;
+  const older = () => grown.tree.lineages[0]!.next_cursor !== null && setPages(grown.pages + 1);
+  return <Shown id={id} grown={grown.tree} onChange={reload} onEnd={older} />;
 }
 
-function Shown({ id, grown, onChange }: { id: string; grown: Grown; onChange: () => void }) {
+interface Props {
+  id: string;
+  grown: Grown;
+  onChange: () => void;
+  onEnd: () => void;
+}
+
+function Shown({ id, grown, onChange, onEnd }: Props) {
   const { query } = route.value;
   const [lineage] = grown.lineages;
   const mine = useMemo(() => momentsOf(grown), [grown]);
@@ -105,6 +114,7 @@ function Shown({ id, grown, onChange }: { id: string; grown: Grown; onChange: ()
             idOf={(node) => node.moment.id}
             selected={place}
             onSelect={(index) => choose(mine[index]!)}
+            onEnd={onEnd}
             row={(node) => <MomentRow node={node} onSelect={choose} />}
           />
         </div>
