@@ -7,6 +7,7 @@ ARGS ?=
 
 UV := uv==0.13.7
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
+WEB := $(shell find web -name node_modules -prune -o -type f -print)
 
 .PHONY: help demo docs test soak check bench format clean
 .DEFAULT_GOAL := help
@@ -14,7 +15,7 @@ RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/base ## two agents, killed half-way; resumed, rewound, forked; then the dashboard
+demo: .venv/dashboard ## two agents, killed half-way; resumed, rewound, forked; then the dashboard
 	@$(RUN) python examples/demo.py $(ARGS)
 
 docs: .venv/tools ## build the site of docs/ into site/, strictly
@@ -42,6 +43,7 @@ format: .venv/tools ## format and apply the safe fixes
 
 clean: ## remove what make made
 	@rm -rf .venv build dist site .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf web/node_modules tests/web/browser/node_modules src/treering/server/static
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The demo needs the package with its server and its prices; the tests and checks need servers and tools as well.
@@ -56,6 +58,12 @@ clean: ## remove what make made
 	@$(RUN) uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[prices,server]' || { \
 	  echo "Once more, without the dashboard ..." >&2; \
 	  $(RUN) TREERING_NO_DASHBOARD=1 uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[prices,server]'; }
+	@touch $@
+
+# When web/ has changed since, the hook builds the dashboard again; else this is a matter of a second.
+.venv/dashboard: .venv/base $(WEB)
+	@$(RUN) uv pip install --quiet --no-deps --python .venv/bin/python --editable . || \
+	  echo "The dashboard could not be built again; it is shown as it was, if at all." >&2
 	@touch $@
 
 .venv/tools: .venv/base
