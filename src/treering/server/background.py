@@ -71,7 +71,7 @@ class _Project:
         self._store = store
         self._watch: Watch = store.alerts.watch()
         self._seen = -1
-        self._indexed = -1
+        self._indexed: int = -1
         self._index_by = time.monotonic() + LATEST_SECONDS
         self._crashed_at = 0.0
 
