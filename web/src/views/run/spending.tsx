@@ -128,16 +128,22 @@ function summed(records: readonly RunRecord[], until: number): Sums {
   for (const each of records) {
     if (each.started_at_us > until) break;
     const tokens = tokensOf(each.usage);
-    for (const sum of [total, of(agents, each.agent ?? "no agent"), of(models, each.model ?? "no model")]) {
-      sum.tokens += tokens;
-      sum.calls += 1;
-      if (each.cost === null) sum.unpriced += tokens;
-      else if (each.currency) sum.cost.set(each.currency, (sum.cost.get(each.currency) ?? 0) + each.cost);
+    add(total, each, tokens);
+    add(of(agents, each.agent ?? "no agent"), each, tokens);
+    add(of(models, each.model ?? "no model"), each, tokens);
+    for (let index = 0; index < CLASSES.length; index += 1) {
+      classes[index]!.tokens += each.usage?.[CLASSES[index]![0]] ?? 0;
     }
-    CLASSES.forEach(([name], index) => (classes[index]!.tokens += each.usage?.[name] ?? 0));
     reasoning += each.usage?.reasoning ?? 0;
   }
   return { total, agents: sorted(agents), models: sorted(models), classes: classes.filter((each) => each.tokens > 0), reasoning };
+}
+
+function add(sum: Group, record: RunRecord, tokens: number): void {
+  sum.tokens += tokens;
+  sum.calls += 1;
+  if (record.cost === null) sum.unpriced += tokens;
+  else if (record.currency) sum.cost.set(record.currency, (sum.cost.get(record.currency) ?? 0) + record.cost);
 }
 
 function group(key: string): Group {

@@ -33,7 +33,10 @@ export function Waterfall({ trace, now, until, selected, onSelect }: Props) {
     () => (until === null ? all : all.filter((row) => row.record.started_at_us <= until)),
     [all, until],
   );
-  const place = useMemo(() => rows.findIndex((row) => row.record.id === selected), [rows, selected]);
+  const place = useMemo(
+    () => (selected === null ? -1 : rows.findIndex((row) => row.record.id === selected)),
+    [rows, selected],
+  );
 
   const zoom = (factor: number, around = (from + to) / 2) => {
     const width = Math.max(NARROWEST_US, Math.min(end - start, (to - from) * factor));
