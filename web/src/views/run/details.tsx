@@ -3,7 +3,7 @@ import { at } from "../../base/api";
 import { useOnce } from "../../base/cache";
 import { count, duration, exact, money, stamp } from "../../base/format";
 import { href } from "../../base/route";
-import type { RecordContent, RunRecord } from "../../base/shapes";
+import type { RecordContent, RunLine, RunRecord } from "../../base/shapes";
 import { Copy, Figure, Status } from "../../ui/bits";
 import { Content } from "../../ui/content";
 import { Value } from "../../ui/json";
@@ -12,7 +12,7 @@ import { title, type Trace } from "./trace";
 
 const LINKS = new Set(["checkpoint", "snapshot", "memory", "thread"]);
 
-export function Details({ trace, id }: { trace: Trace; id: string | null }) {
+export function Details({ trace, id, run }: { trace: Trace; id: string | null; run: RunLine }) {
   void trace.version.value;
   const record = id === null ? undefined : trace.find(id);
   const asked = useOnce<RecordContent>(
@@ -22,10 +22,10 @@ export function Details({ trace, id }: { trace: Trace; id: string | null }) {
   if (id === null) return <Empty title="Choose an event">Click a bar or a message, or go through them with j and k.</Empty>;
   if (asked.problem) return <Failure problem={asked.problem} />;
   if (!asked.data) return <Loading what="Reading the event" />;
-  return <Whole run={trace.run} record={record ?? asked.data.record} content={asked.data} />;
+  return <Whole run={run} record={record ?? asked.data.record} content={asked.data} />;
 }
 
-function Whole({ run, record, content }: { run: string; record: RunRecord; content: RecordContent }) {
+function Whole({ run, record, content }: { run: RunLine; record: RunRecord; content: RecordContent }) {
   const { error, input_size: _, ...rest } = record.data as {
     error?: { type?: string; message?: string; traceback?: string };
     input_size?: number;
@@ -80,7 +80,7 @@ function Whole({ run, record, content }: { run: string; record: RunRecord; conte
           <h3>What it left</h3>
           {links.map(([name, value]) => (
             <p key={name}>
-              {name}: <a href={target(name, value as string)}>{value as string}</a>
+              {name}: <a href={target(name, value as string, run)}>{value as string}</a>
             </p>
           ))}
         </section>
@@ -95,15 +95,15 @@ function Whole({ run, record, content }: { run: string; record: RunRecord; conte
       )}
       <p class="buttons tight">
         <Copy text={record.id} label="Copy id" />
-        <Copy text={new URL(href(["runs", run], { span: record.id, tab: "details" }), location.href).href} label="Copy link" />
+        <Copy text={new URL(href(["runs", run.id], { span: record.id, tab: "details" }), location.href).href} label="Copy link" />
       </p>
     </div>
   );
 }
 
-function target(name: string, value: string): string {
+function target(name: string, value: string, run: RunLine): string {
   if (name === "snapshot") return href(["workspace", value]);
   if (name === "memory") return href(["memory", value]);
-  if (name === "thread") return href(["threads", value]);
-  return href(["moments", value]);
+  if (name === "thread" || run.thread === null) return href(["threads", value], { namespace: run.namespace });
+  return href(["threads", run.thread], { at: value, namespace: run.namespace });
 }

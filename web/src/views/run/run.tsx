@@ -112,7 +112,7 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
                 {tab === "conversation" && (
                   <Conversation trace={trace} until={until} selected={span} onSelect={choose} isRunning={isRunning} />
                 )}
-                {tab === "details" && <Details trace={trace} id={span} />}
+                {tab === "details" && <Details trace={trace} id={span} run={run} />}
                 {tab === "cost" && <Spending trace={trace} run={run} until={until} />}
               </div>
             </section>
