@@ -2,199 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET
 
-from treering.core.clock import to_iso
 from treering.errors import NotFound
 from treering.server.endpoints import OK, Call, Empty, endpoint
+from treering.server.thread_shapes import (
+    Answer,
+    Back,
+    ContentQuery,
+    DeleteQuery,
+    DiffQuery,
+    ForkLine,
+    History,
+    HistoryQuery,
+    Lineage,
+    LineageQuery,
+    MomentContent,
+    MomentLine,
+    NewFork,
+    NewMoment,
+    RewindLine,
+    ThreadLine,
+    ThreadList,
+    ThreadsQuery,
+    Where,
+    moment_content,
+    moment_line,
+    thread_line,
+)
 from treering.views.branches import growth
-from treering.views.checkpoints import Checkpoint
 from treering.views.differences import Difference
 from treering.views.directory import ThreadInfo, thread_info
 from treering.views.moments import Moment
 from treering.views.threads import Thread
-
-Limit = Annotated[int, Meta(ge=1, le=500)]
-Which = Annotated[str, Meta(min_length=1)]
-"""A moment: its id, or its step."""
-
-
-class Where(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose thread."""
-
-    namespace: str = ""
-
-
-class ThreadsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which threads: those whose ids start so; of every namespace, unless one is named."""
-
-    prefix: str = ""
-    namespace: str | None = None
-    limit: Limit = 50
-    cursor: Annotated[int, Meta(ge=0, le=10**9)] = 0
-
-
-class ThreadLine(Struct, frozen=True, kw_only=True):
-    """A thread in a list."""
-
-    id: str
-    namespace: str
-    head: str
-    step: int
-    created_at: str
-    updated_at: str
-
-
-class ThreadList(Struct, frozen=True, kw_only=True):
-    """Threads, the last changed first."""
-
-    threads: tuple[ThreadLine, ...]
-    total: int
-    next_cursor: int | None
-
-
-class MomentLine(Struct, frozen=True, kw_only=True):
-    """A moment without its content."""
-
-    id: str
-    thread: str
-    namespace: str
-    parent: str | None
-    step: int
-    created_at: str
-    note: str | None
-    tags: tuple[str, ...]
-    metadata: dict[str, Any]
-    pending_interrupt: Any
-    message_count: int
-    snapshot: str | None
-
-
-class MomentContent(Struct, frozen=True, kw_only=True):
-    """A moment, whole; ``first_message`` is the place of the first message that is shown."""
-
-    moment: MomentLine
-    messages: list[Any]
-    first_message: int
-    state: dict[str, Any]
-    lists: dict[str, list[Any]]
-
-
-class ContentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of a moment: only the last messages, if asked for."""
-
-    namespace: str = ""
-    last: Annotated[int, Meta(ge=0, le=10**9)] | None = None
-
-
-class HistoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which moments; ``everything`` also shows those that a rewind left behind."""
-
-    namespace: str = ""
-    limit: Limit = 50
-    cursor: Which | None = None
-    tag: tuple[str, ...] = ()
-    everything: bool = False
-
-
-class History(Struct, frozen=True, kw_only=True):
-    """Moments, newest first."""
-
-    moments: tuple[MomentLine, ...]
-    next_cursor: str | None
-
-
-class LineageQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part of a thread's growth."""
-
-    namespace: str = ""
-    limit: Limit = 200
-    cursor: Which | None = None
-
-
-class RewindLine(Struct, frozen=True, kw_only=True):
-    """The head moved back."""
-
-    at: str
-    before: str | None
-    to: str
-
-
-class ForkLine(Struct, frozen=True, kw_only=True):
-    """Another thread that began at a moment of this one."""
-
-    thread: str
-    namespace: str
-    at: str
-    head: str
-    step: int
-
-
-class Lineage(Struct, frozen=True, kw_only=True):
-    """How a thread grew: its moments (newest first), which of them lead to the head, rewinds and forks."""
-
-    thread: ThreadLine
-    moments: tuple[MomentLine, ...]
-    line: tuple[str, ...]
-    rewinds: tuple[RewindLine, ...]
-    forks: tuple[ForkLine, ...]
-    origin: MomentLine | None
-    next_cursor: str | None
-
-
-class DiffQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which two moments, by id or step; of two threads, if ``other`` names the one of ``b``."""
-
-    a: Which
-    b: Which
-    namespace: str = ""
-    other: str | None = None
-
-
-class NewMoment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to save. What is left out stays as it was; ``append`` adds to the messages instead."""
-
-    messages: list[Any] | None = None
-    append: list[Any] | None = None
-    state: dict[str, Any] | None = None
-    lists: dict[str, list[Any]] | None = None
-    pending_interrupt: Any = None
-    metadata: dict[str, Any] = {}
-    note: str | None = None
-    tags: tuple[str, ...] = ()
-    expect_head: str | UnsetType | None = UNSET
-    """The head that you know (null: none yet); if it is another one by now, that is a conflict."""
-
-
-class NewFork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The new thread, and the moment where it begins (without one: the head)."""
-
-    new_id: Annotated[str, Meta(min_length=1)]
-    at: Which | None = None
-    namespace: str | None = None
-
-
-class Back(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where to go back to."""
-
-    to: Which
-
-
-class Answer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was decided about the pending interrupt."""
-
-    decision: Literal["approve", "deny", "edit"]
-    interrupt_id: str | None = None
-    value: Any = None
-
-
-class DeleteQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to delete; ``cascade`` takes forks along that share its past."""
-
-    namespace: str = ""
-    cascade: bool = False
 
 
 @endpoint("GET", "/threads", tag="threads")
@@ -205,7 +47,7 @@ def list_threads(call: Call[ThreadsQuery, None]) -> ThreadList:
     page = found[query.cursor : query.cursor + query.limit]
     end = query.cursor + len(page)
     return ThreadList(
-        threads=tuple(map(_thread_line, page)),
+        threads=tuple(map(thread_line, page)),
         total=len(found),
         next_cursor=end if end < len(found) else None,
     )
@@ -214,7 +56,7 @@ def list_threads(call: Call[ThreadsQuery, None]) -> ThreadList:
 @endpoint("GET", "/threads/{id}", tag="threads")
 def get_thread(call: Call[ContentQuery, None]) -> MomentContent:
     """A thread as it is now: its newest moment, whole or with its last messages."""
-    return _content(_head(_thread(call)), call.query.last)
+    return moment_content(_head(_thread(call)), call.query.last)
 
 
 @endpoint("GET", "/threads/{id}/history", tag="threads")
@@ -228,7 +70,7 @@ def get_history(call: Call[HistoryQuery, None]) -> History:
     )
     shown = found[: query.limit]
     return History(
-        moments=tuple(_moment_line(each.checkpoint) for each in shown),
+        moments=tuple(moment_line(each.checkpoint) for each in shown),
         next_cursor=shown[-1].id if len(found) > query.limit else None,
     )
 
@@ -239,15 +81,15 @@ def get_lineage(call: Call[LineageQuery, None]) -> Lineage:
     query = call.query
     found = growth(call.store.engine, call.store.space, _info(call), limit=query.limit, before=query.cursor)
     return Lineage(
-        thread=_thread_line(found.thread),
-        moments=tuple(map(_moment_line, found.moments)),
+        thread=thread_line(found.thread),
+        moments=tuple(map(moment_line, found.moments)),
         line=tuple(sorted(found.line)),
         rewinds=tuple(RewindLine(at=each.at, before=each.before, to=each.to) for each in found.rewinds),
         forks=tuple(
             ForkLine(thread=each.thread, namespace=each.namespace, at=each.at, head=each.head, step=each.step)
             for each in found.forks
         ),
-        origin=None if found.origin is None else _moment_line(found.origin),
+        origin=None if found.origin is None else moment_line(found.origin),
         next_cursor=found.older,
     )
 
@@ -255,7 +97,7 @@ def get_lineage(call: Call[LineageQuery, None]) -> Lineage:
 @endpoint("GET", "/threads/{id}/checkpoints/{checkpoint}", tag="threads")
 def get_checkpoint(call: Call[ContentQuery, None]) -> MomentContent:
     """One moment by its id or step: messages, state and lists."""
-    return _content(_at(_thread(call), call.path["checkpoint"]), call.query.last)
+    return moment_content(_at(_thread(call), call.path["checkpoint"]), call.query.last)
 
 
 @endpoint("GET", "/threads/{id}/diff", tag="threads")
@@ -313,14 +155,14 @@ def fork_thread(call: Call[Where, NewFork]) -> ThreadLine:
     found = thread_info(call.store.engine, call.store.space, fork.id, fork.namespace)
     if found is None:
         raise NotFound(f"thread {fork.id!r} was removed as soon as it was there")
-    return _thread_line(found)
+    return thread_line(found)
 
 
 @endpoint("POST", "/threads/{id}/rewind", tag="threads")
 def rewind_thread(call: Call[Where, Back]) -> MomentLine:
     """Move the head back to a moment; what was behind it stays in the history."""
     thread = _thread(call)
-    return _moment_line(thread.rewind(_at(thread, call.body.to)).checkpoint)
+    return moment_line(thread.rewind(_at(thread, call.body.to)).checkpoint)
 
 
 @endpoint("POST", "/threads/{id}/resume", tag="threads")
@@ -384,44 +226,4 @@ def _at(thread: Thread, which: str) -> Moment:
 def _saved(moment: Moment | None) -> MomentLine:
     if moment is None:  # only a hook vetoes, and a server has none
         raise NotFound("nothing was saved: a hook of the store vetoed it")
-    return _moment_line(moment.checkpoint)
-
-
-def _thread_line(info: ThreadInfo) -> ThreadLine:
-    return ThreadLine(
-        id=info.id,
-        namespace=info.namespace,
-        head=info.head,
-        step=info.step,
-        created_at=to_iso(info.created_at_us),
-        updated_at=to_iso(info.updated_at_us),
-    )
-
-
-def _moment_line(checkpoint: Checkpoint) -> MomentLine:
-    messages = checkpoint.lists.get("messages")
-    return MomentLine(
-        id=checkpoint.id,
-        thread=checkpoint.thread,
-        namespace=checkpoint.namespace,
-        parent=checkpoint.parent,
-        step=checkpoint.step,
-        created_at=checkpoint.created_at,
-        note=checkpoint.note,
-        tags=tuple(checkpoint.tags),
-        metadata=checkpoint.metadata,
-        pending_interrupt=checkpoint.pending_interrupt,
-        message_count=0 if messages is None else messages.length,
-        snapshot=checkpoint.snapshot,
-    )
-
-
-def _content(moment: Moment, last: int | None) -> MomentContent:
-    messages = moment.messages if last is None else moment.last_messages(last)
-    return MomentContent(
-        moment=_moment_line(moment.checkpoint),
-        messages=messages,
-        first_message=moment.message_count - len(messages),
-        state=moment.state,
-        lists={name: moment.items(name) for name in moment.list_names if name != "messages"},
-    )
+    return moment_line(moment.checkpoint)
