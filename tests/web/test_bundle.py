@@ -26,6 +26,13 @@ def test_nothing_comes_from_another_host(built):
         assert HOSTS.findall(path.read_text(encoding="utf-8")) == [], path.name
 
 
+def test_the_licences_of_what_is_shipped_go_along(built):
+    text = (built / "licences.txt").read_text(encoding="utf-8")
+    for name in ("preact", "@preact/signals", "uplot", "fraunces", "inter", "jetbrains-mono"):
+        assert name in text
+    assert text.count("Copyright") >= 6
+
+
 def test_a_page_has_no_script_of_its_own_and_a_strict_policy(garden_url):
     answer = httpx.get(f"{garden_url}/", follow_redirects=True)
     assert answer.url.path == "/ui/"
