@@ -47,20 +47,6 @@ def import_folder(
     return ImportReport(importer=name, source=source, dry_run=dry_run, files=files)
 
 
-def count_members(path: Path) -> int:
-    """How many members a JSON array or object has."""
-    value = read_json(path)
-    if not isinstance(value, (dict, list)):
-        raise InvalidInput(f"{path} holds neither a list nor an object; nothing was imported")
-    return len(value)  # pyright: ignore[reportUnknownArgumentType] - of whatever
-
-
-def count_one(path: Path) -> int:
-    """A file that counts as one."""
-    with opened(path):
-        return 1
-
-
 def read_json(path: Path) -> Any:
     """The value in a JSON file."""
     with opened(path) as file:
