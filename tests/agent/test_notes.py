@@ -6,6 +6,7 @@ import json
 import pytest
 
 from treering.agent import create_agent
+from treering.errors import BudgetExceeded
 from treering.views.run_records import run_records
 
 
@@ -149,3 +150,19 @@ def test_a_stream_keeps_its_chunks_and_one_that_is_left_is_told_as_stopped(store
 def test_without_a_store_nothing_is_told():
     result = create_agent(model=scripted(DONE)).generate(prompt="Weather?")
     assert result.text == "It is sunny."
+
+
+def test_a_budget_of_the_store_stops_the_model_before_it_is_asked_again(store):
+    store.budgets.set("each run", per="run", tokens=100, action="stop")
+    asked = []
+
+    def model(*_):
+        asked.append(1)
+        return calling("weather", city="Berlin")
+
+    agent = create_agent(model=model, tools=[weather], checkpointer=store)
+    with pytest.raises(BudgetExceeded, match="each run"):
+        agent.generate(thread_id="t", prompt="Weather?")
+    assert len(asked) == 1
+    store.flush()
+    assert store.runs.page().runs[0].status == "error"
