@@ -9,7 +9,6 @@ import msgspec
 from msgspec import structs
 
 from treering.core.draft import Draft
-from treering.core.ids import new_id
 from treering.core.query import EventQuery
 from treering.errors import NotFound, RefMoved
 from treering.views.comparison import AgentComparison, RunComparison, compare_agents, compare_runs
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
 
 _LISTED: Final = ":listed"
+_PROBE: Final = "probe"
 _PROBE_SECONDS: Final = 5.0
 _LOOKED_AT: Final = 5_000
 """How many runs one page looks at before it gives back what it found."""
@@ -166,9 +166,8 @@ class Runs:
         return info if alive[info.recorder] else structs.replace(info, status=CRASHED)
 
     def _is_alive(self, recorder: str) -> bool:
-        lease = self._engine.claim(
-            self._space, lease_name(recorder), holder=f"probe/{new_id()}", seconds=_PROBE_SECONDS
-        )
+        # All who ask are one holder: two who ask at once must not take each other for the recorder.
+        lease = self._engine.claim(self._space, lease_name(recorder), holder=_PROBE, seconds=_PROBE_SECONDS)
         if lease is None:
             return True
         self._engine.release(lease)
