@@ -59,6 +59,17 @@ export function useChanges(matches: (event: LiveEvent) => boolean, callback: () 
   });
 }
 
+/** Call back every so often while something is so that can change without an event: a process that died says nothing. */
+export function useEvery(seconds: number, active: boolean, callback: () => void): void {
+  const latest = useRef(callback);
+  latest.current = callback;
+  useEffect(() => {
+    if (!active) return;
+    const timer = setInterval(() => latest.current(), seconds * 1000);
+    return () => clearInterval(timer);
+  }, [active, seconds]);
+}
+
 /** Follow the server for as long as the page is open. */
 export async function follow(): Promise<never> {
   let wait = SHORTEST_MS;

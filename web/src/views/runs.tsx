@@ -4,7 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { at } from "../base/api";
 import { count, duration, moneys, plural } from "../base/format";
 import { useKeys } from "../base/keys";
-import { useChanges } from "../base/live";
+import { useChanges, useEvery } from "../base/live";
 import { usePages } from "../base/query";
 import { go, href, route, select } from "../base/route";
 import type { RunLine } from "../base/shapes";
@@ -24,6 +24,7 @@ export function Runs() {
   const { agent, status, thread, tag, q } = query;
   const listed = usePages<RunLine>(at(["runs"], { agent, status, thread, tag, limit: 100 }), "runs", idOf);
   useChanges((event) => event.kind === "run" || event.kind.startsWith("run."), listed.reload);
+  useEvery(10, Boolean(listed.data?.some((run) => run.status === "running")), listed.reload);
   const isNarrowed = Boolean(agent || status || thread || tag);
   return (
     <div class="view">

@@ -4,7 +4,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { at, epoch } from "../../base/api";
 import { count, duration, moneys, stamp } from "../../base/format";
 import { useKeys } from "../../base/keys";
-import { useChanges } from "../../base/live";
+import { useChanges, useEvery } from "../../base/live";
 import { asProblem, useGet } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
 import type { RunLine, RunRecord } from "../../base/shapes";
@@ -38,6 +38,7 @@ export function Run({ id }: { id: string }) {
       asked.reload();
     },
   );
+  useEvery(5, asked.data?.status === "running", asked.reload);
   useKeys({ Escape: () => (route.value.query["span"] ? select({ span: null }) : go(["runs"])) });
   if (asked.data) return <Shown run={asked.data} trace={trace} />;
   return (
