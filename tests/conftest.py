@@ -9,7 +9,7 @@ A test asks for what it needs and gets an empty one of its own:
 - `store`: a new store, once on each engine.
 
 A server starts when the first test of a run asks for it, is shared by all workers, and ends with the run.
-A server that cannot be started fails its tests. `TREERING_TEST_SKIP=postgres,redis,s3` leaves some out
+A server that cannot be started fails its tests. `TREERING_TEST_SKIP=postgres,redis,s3,npm` leaves some out
 on purpose, and the run says so at its end. The markers of the same names are set by the fixtures, so
 `-m "not postgres"` works; a test that calls `request.getfixturevalue` sets its marker itself.
 """
@@ -39,6 +39,7 @@ _MARKERS = {
     "redis_url": "redis",
     "s3": "s3",
     "lossy_s3": "s3",
+    "npm": "npm",
 }
 _FLEET = pytest.StashKey[Fleet]()
 
@@ -53,7 +54,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 def pytest_configure(config: pytest.Config) -> None:
     if unknown := _skipped() - set(_MARKERS.values()):
-        raise pytest.UsageError(f"TREERING_TEST_SKIP knows postgres, redis and s3, not {', '.join(unknown)}")
+        raise pytest.UsageError(
+            f"TREERING_TEST_SKIP knows postgres, redis, s3 and npm, not {', '.join(unknown)}"
+        )
     joined = getattr(config, "workerinput", {}).get("servers")
     config.stash[_FLEET] = Fleet.join(joined) if joined else Fleet.open()
 
@@ -150,6 +153,23 @@ def server(pytestconfig: pytest.Config) -> Callable[..., Any]:
         pytest.fail(reason, pytrace=False)
 
     return reach
+
+
+@pytest.fixture(scope="session")
+def npm() -> Callable[[str, str], Path]:
+    """Fetch a package and its version from npm: the folder ``node_modules`` that holds it."""
+    from tests.servers.npm import NpmFailed, fetch
+
+    def fetched(package: str, version: str) -> Path:
+        if "npm" in _skipped():
+            pytest.skip("TREERING_TEST_SKIP names npm")
+        try:
+            return fetch(package, version)
+        except NpmFailed as error:
+            reason = f"{error} (or leave its tests out with TREERING_TEST_SKIP=npm)"
+        pytest.fail(reason, pytrace=False)
+
+    return fetched
 
 
 def _skipped() -> set[str]:

@@ -18,8 +18,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
 import treering
+from tests.mcp import inspector
 from tests.mcp.conftest import COMMAND, fill
-from tests.mcp.inspector import inspect, installed
 
 KEY = "a-key-that-is-long-enough"
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("TREERING_")}
@@ -142,16 +142,19 @@ def test_what_would_be_unsafe_or_senseless_is_refused(folder, options, what):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # the first time, npm fetches it
-def test_the_inspector_over_stdio_and_http(folder):
-    program = installed()
+def test_the_inspector_over_stdio_and_http(folder, npm):
+    program = inspector.program(npm(inspector.PACKAGE, inspector.VERSION))
     stdio = [*COMMAND, "--store", str(folder), "--allow-destructive"]
-    listed = inspect(program, stdio, "--method", "tools/list", "--strict")
+    listed = inspector.inspect(program, stdio, "--method", "tools/list", "--strict")
     assert len(listed["tools"]) == 12
     call = ("--method", "tools/call", "--tool-name", "memory_search", "--tool-arg", "text=concise")
-    assert inspect(program, stdio, *call)["structuredContent"]["documents"][0]["id"] == "alice/tone"
+    assert inspector.inspect(program, stdio, *call)["structuredContent"]["documents"][0]["id"] == "alice/tone"
     with serving(folder) as url:
-        assert inspect(program, [url], *call)["structuredContent"]["documents"][0]["id"] == "alice/tone"
-        read = inspect(program, [url], "--method", "resources/read", "--uri", "memory://alice/tone")
+        assert (
+            inspector.inspect(program, [url], *call)["structuredContent"]["documents"][0]["id"]
+            == "alice/tone"
+        )
+        read = inspector.inspect(program, [url], "--method", "resources/read", "--uri", "memory://alice/tone")
         assert read["contents"][0]["text"] == "Prefers concise replies."
-        prompts = inspect(program, [url], "--method", "prompts/list")["prompts"]
+        prompts = inspector.inspect(program, [url], "--method", "prompts/list")["prompts"]
         assert all(each["description"] for each in prompts)

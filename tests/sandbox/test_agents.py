@@ -1,15 +1,13 @@
 """The real CLIs of Claude Code and Codex in sandboxes, against a scripted model on this machine.
 
-A session is made, kept, restored elsewhere and resumed. Codex is not on PyPI: its tests need the CLI on the
-PATH or in ``TREERING_TEST_CODEX`` (``npm install @openai/codex``), and are skipped without it.
+A session is made, kept, restored elsewhere and resumed. Claude Code comes with the SDK, Codex from npm.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import claude_agent_sdk
@@ -17,11 +15,13 @@ import pytest
 
 import treering
 from tests.importers.clis import AGAIN, CODEX_MODEL, PROMPT, scripted_api
+from tests.servers.npm import NODE
 from treering.sandbox import Sandbox, StorageConfig, list_checkpoints, open_depot
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CLAUDE = Path(claude_agent_sdk.__file__).parent / "_bundled" / "claude"
+CODEX_VERSION = "0.166.0"
 SAYS = "The note is there, and says: ring."
 
 
@@ -40,13 +40,6 @@ def on_path(folder: Path, name: str, cli: Path) -> str:
     folder.mkdir(exist_ok=True)
     (folder / name).symlink_to(cli)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
-
-
-def codex() -> Path:
-    found = os.environ.get("TREERING_TEST_CODEX") or shutil.which("codex")
-    if found is None:
-        pytest.skip("no Codex CLI: npm install @openai/codex, and name it in TREERING_TEST_CODEX")
-    return Path(found)
 
 
 @pytest.mark.skipif(not CLAUDE.exists(), reason="the SDK came without its CLI")
@@ -101,8 +94,10 @@ def test_claude_code_is_kept_restored_and_resumed(api: str, tmp_path: Path) -> N
     assert_absent(tmp_path, config, b"canary-91c7", b"canary-key-0b1e")
 
 
-def test_codex_is_kept_restored_and_resumed(api: str, tmp_path: Path) -> None:
-    cli = codex()
+def test_codex_is_kept_restored_and_resumed(
+    api: str, tmp_path: Path, npm: Callable[[str, str], Path]
+) -> None:
+    cli = npm("@openai/codex", CODEX_VERSION) / ".bin" / "codex"
     config = StorageConfig(tmp_path / "bucket")
     user = tmp_path / "user" / ".codex"
     user.mkdir(parents=True)
@@ -116,7 +111,7 @@ def test_codex_is_kept_restored_and_resumed(api: str, tmp_path: Path) -> None:
             "--dangerously-bypass-approvals-and-sandbox",
         ),
         "env": {
-            "PATH": on_path(tmp_path / "bin", "codex", cli.resolve()),
+            "PATH": on_path(tmp_path / "bin", "codex", cli.resolve()) + f"{os.pathsep}{NODE.parent}",
             "SCRIPTED_KEY": "canary-key-0b1e",
         },
     }  # fmt: skip
