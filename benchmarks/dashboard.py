@@ -115,6 +115,7 @@ def _interactions(browser: Browser, url: str) -> Measurement:
         }"""
     )
     took: dict[str, float] = {}
+    longest = 0.0
     for name, action in {
         "next row": lambda: page.keyboard.press("j"),
         "next page": lambda: page.keyboard.press("PageDown"),
@@ -131,16 +132,22 @@ def _interactions(browser: Browser, url: str) -> Measurement:
         "select by click": lambda: page.locator(".lane-title").nth(3).click(),
     }.items():
         worst = []
-        for _ in range(3):
+        for _ in range(5):
             page.evaluate("window.slow = []")
             action()
             page.evaluate("() => new Promise(done => setTimeout(done, 150))")
             worst.append(max([duration for _, duration in page.evaluate("window.slow")], default=8))
         took[name] = median(worst)
+        longest = max(longest, *worst)
     page.context.close()
     slowest = max(took, key=lambda name: took[name])
     each = ", ".join(f"{name} {ms:.0f}" for name, ms in took.items())
-    return _within("an interaction in that run, the slowest kind", took[slowest], 100, note=f"ms: {each}")
+    return _within(
+        "an interaction in that run, the slowest kind (median of 5)",
+        took[slowest],
+        100,
+        note=f"ms: {each}; the longest single one {longest:.0f}",
+    )
 
 
 def _live(browser: Browser, url: str, folder: Path) -> Measurement:
