@@ -27,6 +27,7 @@ from hypothesis import HealthCheck, settings
 import treering
 from tests.servers.bucket import S3Bucket
 from tests.servers.fleet import Fleet
+from tests.servers.npm import NpmFailed, fetch
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import ServerFailed, ServerMissing
 from tests.servers.rclone import RcloneServer
@@ -158,7 +159,6 @@ def server(pytestconfig: pytest.Config) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def npm() -> Callable[[str, str], Path]:
     """Fetch a package and its version from npm: the folder ``node_modules`` that holds it."""
-    from tests.servers.npm import NpmFailed, fetch
 
     def fetched(package: str, version: str) -> Path:
         if "npm" in _skipped():

