@@ -1,7 +1,7 @@
 """The guard of a recording: looks at the store's budgets before a call of a model or a tool begins.
 
-Budgets are read again every few seconds; while there are none, a call costs one look at the clock. With some,
-what was recorded so far is made durable first, because what the store does not have it cannot count.
+Budgets are read again every few seconds; while none concerns the caller, a call costs one look at the clock.
+With some, what was recorded so far is made durable first: what the store does not have it cannot count.
 """
 
 from __future__ import annotations
@@ -44,9 +44,12 @@ class Guard:
             self._read()
         if not self._budgets:
             return
-        self._recorder.flush()
         subject = Subject(run=origin.run, thread=origin.thread, agent=agent)
-        for budget in self._budgets:
+        concerned = [budget for budget in self._budgets if budget.concerns(subject)]
+        if not concerned:
+            return
+        self._recorder.flush()
+        for budget in concerned:
             standing = self._shared.of(budget, subject)
             if standing is not None and standing.share >= budget.warn_at:
                 self._tell(standing, subject, origin.scope)

@@ -60,6 +60,12 @@ class SharedBudget(msgspec.Struct, frozen=True, kw_only=True):
     warn_at: float = 0.8
     """The share from which on there is a warning."""
 
+    def concerns(self, subject: Subject) -> bool:
+        """Whether a subject's calls count."""
+        if self.agent is not None and subject.agent != self.agent:
+            return False
+        return self.per == "store" or subject.key(self.per) is not None
+
     @property
     def money(self) -> Decimal | None:
         """The limit as an amount of ``currency``."""
@@ -72,6 +78,10 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     run: str | None = None
     thread: str | None = None
     agent: str | None = None
+
+    def key(self, per: Per) -> str | None:
+        """By which name a budget of this kind counts it; the store as a whole has none."""
+        return None if per == "store" else getattr(self, per)
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,13 +207,9 @@ class SharedBudgets:
 
     def of(self, budget: SharedBudget, subject: Subject) -> Standing | None:
         """How one budget stands for a subject; ``None`` when it does not concern it."""
-        if budget.agent is not None and subject.agent != budget.agent:
+        if not budget.concerns(subject):
             return None
-        key = {"run": subject.run, "thread": subject.thread, "agent": subject.agent, "store": None}[
-            budget.per
-        ]
-        if key is None and budget.per != "store":
-            return None
+        key = subject.key(budget.per)
         since_day, until_day = self._days(budget.every)
         query = SumQuery(
             grain="run" if budget.per == "run" else "thread" if budget.per == "thread" else "day",
