@@ -127,6 +127,7 @@ class SqliteDatabase:
         self._writer: sqlite3.Connection | None = None
         self._readers: list[sqlite3.Connection] = []
         self._watcher: sqlite3.Connection | None = None
+        self._watching = threading.Lock()
         self._closed = False
 
     @property
@@ -230,10 +231,12 @@ class SqliteDatabase:
 
     def change_count(self) -> int:
         """A number that changes when another connection commits."""
-        if self._watcher is None:
-            self._watcher = self._connect()
-        ((count,),) = self._watcher.execute("PRAGMA data_version").fetchall()
-        return count
+        with self._watching:  # closing a connection that is just asked something crashes the interpreter
+            self._check_open()
+            if self._watcher is None:
+                self._watcher = self._connect()
+            ((count,),) = self._watcher.execute("PRAGMA data_version").fetchall()
+            return count
 
     def copy_to(self, target: Path) -> None:
         """Copy the database as it is at one moment; in WAL mode writers go on meanwhile."""
@@ -281,9 +284,11 @@ class SqliteDatabase:
             self._closed = True
             while self._readers:
                 self._readers.pop().close()
-            for connection in (self._watcher, self._writer):
-                if connection is not None:
-                    connection.close()
+            if self._writer is not None:
+                self._writer.close()
+            with self._watching:
+                if self._watcher is not None:
+                    self._watcher.close()
             self._watcher = self._writer = None
             self.turns.close()
 
