@@ -21,9 +21,10 @@ class Checkout:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        shutil.copy(REPOSITORY / "alembic.ini", folder)
-        ignored = shutil.ignore_patterns("__pycache__")
-        for part in ("src", "scripts"):
+        for part in ("alembic.ini", "ARCHITECTURE.md"):
+            shutil.copy(REPOSITORY / part, folder)
+        ignored = shutil.ignore_patterns("__pycache__", "static")
+        for part in ("src", "scripts", "docs"):
             shutil.copytree(REPOSITORY / part, folder / part, ignore=ignored)
         self.versions = folder / "src/treering/engines/migrations/versions"
         self.tables = folder / "src/treering/engines/tables.py"

@@ -144,7 +144,7 @@ def test_one_command_imports_everything_with_a_count_per_file(tmp_path, bring):
         ("scheduled_tasks.json", "scheduled tasks"): (1, 1, 0),
         ("cc_user_states.json", "user states"): (1, 1, 0),
         **{
-            (f"workspace/{name}", "memory files"): (1, 0, 1)
+            (f"workspace/{name}", "memory files"): (1, 1, 0)
             for name in ("IDENTITY.md", "AGENT.md", "MEMORY.md", "skills/weather/SKILL.md")
         },
     }
