@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from functools import partial
 from threading import Thread
 
 import pytest
@@ -50,7 +50,9 @@ def test_state_is_read_and_written(run):
 
 def test_changes_are_watched(store, tmp_path):
     command = [sys.executable, "-m", "treering.cli.main", "state", "watch", "--json"]
-    watching = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    # Whoever runs the tests in the background has SIGINT ignored, and so would have what they start.
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    watching = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, preexec_fn=listens)
     try:
         number = 0
         # It sees what changes after it began to look, so go on until it has.
@@ -61,11 +63,8 @@ def test_changes_are_watched(store, tmp_path):
             number += 1
             store.state.set("watched", number)
             reader.join(0.05)
-        for _ in range(30):  # Python may drop one that arrives while an object is being deleted
-            watching.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                watching.wait(timeout=2)
-                break
+        watching.send_signal(signal.SIGINT)
+        watching.wait(timeout=60)
     finally:
         watching.kill()
         watching.communicate()
