@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from functools import partial
 from threading import Thread
 
 import pytest
@@ -49,10 +48,12 @@ def test_state_is_read_and_written(run):
 
 
 def test_changes_are_watched(store, tmp_path):
-    command = [sys.executable, "-m", "treering.cli.main", "state", "watch", "--json"]
     # Whoever runs the tests in the background has SIGINT ignored, and so would have what they start.
-    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    watching = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, preexec_fn=listens)
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    command = listening + "from treering.cli.main import main; main(['state', 'watch', '--json'])"
+    watching = subprocess.Popen(
+        [sys.executable, "-c", command], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
     try:
         number = 0
         # It sees what changes after it began to look, so go on until it has.
