@@ -56,7 +56,7 @@ def test_pages_runs_by_cursor(client, store):
 
 def test_shows_spans_once_and_their_content_when_asked(client, run):
     page = client.get(f"/runs/{run.id}/spans").json()
-    assert page["cursor"] is None
+    assert page["next_cursor"] is None
     kinds = [(each["kind"], each["type"], each["role"]) for each in page["records"]]
     assert sorted(map(str, kinds)) == sorted(
         map(

@@ -15,7 +15,7 @@ from treering.server.endpoints import Call, endpoint
 from treering.store import Store
 from treering.views.costs import By, Cost, CostReport
 from treering.views.recording.runs import RunInfo
-from treering.views.run_records import RecordContent, RecordPage, record_content, run_records
+from treering.views.run_records import RecordContent, RunRecord, record_content, run_records
 from treering.views.run_reports import MAX_LINES, cost_report, timeline_report
 
 Limit = Annotated[int, Meta(ge=1, le=MAX_LINES)]
@@ -83,6 +83,13 @@ class SpansQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
     cursor: str | None = None
+
+
+class SpanList(Struct, frozen=True, kw_only=True):
+    """Spans, messages and marks in the order of their beginning."""
+
+    records: tuple[RunRecord, ...]
+    next_cursor: str | None
 
 
 class CostQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -164,16 +171,17 @@ def get_cost(call: Call[None, None]) -> dict[str, Any]:
 
 
 @endpoint("GET", "/runs/{id}/spans", tag="runs")
-def list_spans(call: Call[SpansQuery, None]) -> RecordPage:
+def list_spans(call: Call[SpansQuery, None]) -> SpanList:
     """Every span, message and mark of a run, in the order of their beginning, without their content."""
     call.store.runs.get(call.path["id"])
-    return run_records(
+    page = run_records(
         call.store.engine,
         call.store.space,
         call.path["id"],
         first=call.query.limit,
         cursor=call.query.cursor,
     )
+    return SpanList(records=page.records, next_cursor=page.cursor)
 
 
 @endpoint("GET", "/runs/{id}/spans/{span}", tag="runs")

@@ -81,10 +81,10 @@ export class Trace {
     let limit = this.records.length === 0 ? 500 : PAGE;
     for (;;) {
       const url = at(["runs", this.run, "spans"], { limit, cursor: this.last });
-      const page = await get<{ records: RunRecord[]; cursor: string | null }>(url, this.stopped.signal);
+      const page = await get<{ records: RunRecord[]; next_cursor: string | null }>(url, this.stopped.signal);
       this.merge(page.records);
-      if (page.cursor === null) return;
-      this.last = page.cursor;
+      if (page.next_cursor === null) return;
+      this.last = page.next_cursor;
       limit = PAGE;
     }
   }
