@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from treering.cli.console import clean, rows, say, show
 from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, StoreOption
+
+if TYPE_CHECKING:
+    from treering.server.access import Keys, Scope
 
 KEY_ENVIRONMENT = "TREERING_API_KEY"
 
@@ -100,7 +105,7 @@ def create(
 ) -> None:
     """Make a key and show it this once."""
     with _keys(store, store_blobs) as made:
-        new = made.create(project=project, scope=scope, name=name)
+        new = made.create(project=project, scope=cast("Scope", scope), name=name)
     say("keep this key now: it is stored nowhere and cannot be shown again")
     show(
         {"id": new.key.id, "key": new.token, "project": project, "scope": scope}, [new.token], as_json=as_json
@@ -149,15 +154,10 @@ def revoke(
     show({"id": id, "revoked": True}, [f"revoked {id}"], as_json=as_json)
 
 
-def _keys(url: str | None, blobs: str | None) -> Any:
-    from contextlib import contextmanager
-
+@contextmanager
+def _keys(url: str | None, blobs: str | None) -> Generator[Keys]:
     from treering.api import open as open_store
     from treering.server.access import Keys
 
-    @contextmanager
-    def opened() -> Any:
-        with open_store(url, blobs=blobs) as found:
-            yield Keys(found.engine, clock=found.clock)
-
-    return opened()
+    with open_store(url, blobs=blobs) as found:
+        yield Keys(found.engine, clock=found.clock)
