@@ -17,10 +17,10 @@ from treering.cli.console import counts, progress, show, size
 from treering.cli.options import (
     AllOption,
     JsonOption,
-    NamespaceOption,
     StoreBlobsOption,
     StoreOption,
-    opened_store,
+    StorePlace,
+    takes_store,
 )
 
 if TYPE_CHECKING:
@@ -41,16 +41,15 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
+@takes_store
 def verify(
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Rehash and relink everything; exit 5 if it is bad."""
-    with opened_store(store, store_blobs, namespace, every=every) as opened, progress("verifying") as update:
+    with place.existing(every=every) as opened, progress("verifying") as update:
 
         def on_progress(checked: Checked) -> None:
             if update is not None:
@@ -62,11 +61,10 @@ def verify(
         raise typer.Exit(_PROBLEMS_FOUND)
 
 
+@takes_store
 def gc(
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     every: AllOption = False,
     keep: Annotated[
         str | None,
@@ -88,7 +86,7 @@ def gc(
     of_runs = None if keep_runs is None else Keep.parse(keep_runs)
     if grace < 0:
         raise InvalidInput(f"--grace {grace} is not acceptable; give seconds from 0 on")
-    with opened_store(store, store_blobs, namespace, every=every) as opened, progress("collecting"):
+    with place.existing(every=every) as opened, progress("collecting"):
         results = _each(
             opened,
             lambda one: one.gc(keep=policy, keep_runs=of_runs, dry_run=dry_run, grace_seconds=grace),
@@ -97,11 +95,10 @@ def gc(
     _show(results, _collection_lines, every=every, as_json=as_json)
 
 
+@takes_store
 def forget(
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     thread: Annotated[str | None, typer.Option(metavar="ID", help="The thread to forget.")] = None,
     user_namespace: Annotated[
         str | None,
@@ -113,7 +110,7 @@ def forget(
     as_json: JsonOption = False,
 ) -> None:
     """Erase a thread or a user for good."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         if sys.stdin.isatty() and not yes:
             typer.confirm(f"Erase this from {opened.url} for good?", abort=True, err=True)
         with progress("erasing"):
@@ -135,11 +132,10 @@ def forget(
     show(receipt, lines, as_json=as_json)
 
 
+@takes_store
 def reindex(
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -149,17 +145,16 @@ def reindex(
         one.reindex()
         return {"reindexed": True}
 
-    with opened_store(store, store_blobs, namespace, every=every) as opened, progress("rebuilding"):
+    with place.existing(every=every) as opened, progress("rebuilding"):
         results = _each(opened, rebuild, every=every)
     _show(results, lambda _: ["roll-ups and search index are rebuilt"], every=every, as_json=as_json)
 
 
+@takes_store
 def copy(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder or URL to copy into.")],
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     every: AllOption = False,
     blobs: Annotated[
         str | None, typer.Option(metavar="URL", help="Where the target keeps large objects.")
@@ -167,7 +162,7 @@ def copy(
     as_json: JsonOption = False,
 ) -> None:
     """Copy into another store; again to resume."""
-    with opened_store(store, store_blobs, namespace, every=every) as opened, progress("copying") as update:
+    with place.existing(every=every) as opened, progress("copying") as update:
 
         def on_progress(state: CopyProgress) -> None:
             if update is not None:
@@ -179,16 +174,15 @@ def copy(
     _show(results, _copy_lines, every=every, as_json=as_json)
 
 
+@takes_store
 def stats(
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """What uses the space, and how it grew."""
-    with opened_store(store, store_blobs, namespace, every=every) as opened:
+    with place.existing(every=every) as opened:
         results = _each(opened, lambda one: one.stats(), every=every)
     _show(results, _stats_lines, every=every, as_json=as_json)
 
@@ -201,7 +195,7 @@ def backup(
     as_json: JsonOption = False,
 ) -> None:
     """Copy the whole store while writers go on."""
-    with opened_store(store, store_blobs, None, every=True) as opened, progress("backing up") as update:
+    with StorePlace(store, store_blobs).existing(every=True) as opened, progress("backing up") as update:
 
         def on_progress(state: CopyProgress) -> None:
             if update is not None:

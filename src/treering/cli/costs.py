@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from treering.cli.console import clean, rows, say, show, size
-from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, StoreOption, opened_store
+from treering.cli.options import (
+    JsonOption,
+    StorePlace,
+    takes_store,
+)
 
 if TYPE_CHECKING:
     from treering.views.costs import CostReport
@@ -24,6 +28,7 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
+@takes_store
 def cost(
     *,
     by: Annotated[
@@ -35,16 +40,14 @@ def cost(
     currency: Annotated[
         str | None, typer.Option(metavar="CODE", help="Convert amounts, like EUR [each in its own].")
     ] = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Show what runs took, in tokens and money."""
     from treering.cli.runs import money
     from treering.core.clock import DAY_US, to_iso
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         report = _report(opened, by, run, days, currency)
     table = [(by.upper(), "TOKENS", "COST", "EVENTS", "ERRORS")]
     for part in (*report.parts, report.total):
@@ -59,6 +62,7 @@ def cost(
         say(f"1 {rate.currency} = {rate.rate:.4f} {rate.into} on {rate.date}")
 
 
+@takes_store
 def performance(
     *,
     by: Annotated[
@@ -66,15 +70,13 @@ def performance(
     ] = "model",
     agent: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this agent.")] = None,
     days: DaysOption = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Show latency, failures and speed."""
     from treering.core.clock import DAY_US
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         since_us = None if days is None else opened.clock.now_us() - days * DAY_US
         report = opened.performance.report(by, agent=agent, since_us=since_us)
     table = [(by.upper(), "CALLS", "FAILED", "P50", "P95", "P99", "FIRST TOKEN", "TOKENS/S")]
@@ -84,15 +86,14 @@ def performance(
         say(f"of the newest {report.events:,} events only")
 
 
+@takes_store
 def growth(
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Show how the store grows."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found = opened.growth()
     table = [("DAY", "RUNS", "EVENTS", "GREW", "TOTAL")]
     table += [

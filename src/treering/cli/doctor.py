@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from treering.cli.console import clean, rows, show
-from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, StoreOption
+from treering.cli.options import (
+    JsonOption,
+    StorePlace,
+    takes_store,
+)
 
 if TYPE_CHECKING:
     from treering.api import Place
@@ -26,24 +30,23 @@ def add_to(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
+@takes_store
 def doctor(
     *,
     verify: Annotated[bool, typer.Option(help="Follow every row and link; long for a large store.")] = True,
     folder: Annotated[
         Path, typer.Option("--folder", metavar="FOLDER", help="Where MEMORY.md is, which git must not take.")
     ] = Path(),
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Say what is configured, reachable and sound, and what to do."""
     from treering.api import locate
     from treering.cli import findings
 
-    place = locate(store)
-    found = [*findings.installation(), *findings.settings(store, place), *findings.clock()]
-    found += _of_store(place, store_blobs, namespace, verify=verify)
+    located = locate(place.store)
+    found = [*findings.installation(), *findings.settings(place.store, located), *findings.clock()]
+    found += _of_store(place, located, verify=verify)
     found += [*findings.private_files(folder), *findings.extras()]
     broken = sum(each.status == "broken" for each in found)
     warnings = sum(each.status == "warning" for each in found)
@@ -53,23 +56,20 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _of_store(place: Place, blobs: str | None, namespace: str | None, *, verify: bool) -> Iterator[Finding]:
-    from treering.api import open as open_store
+def _of_store(place: StorePlace, located: Place, *, verify: bool) -> Iterator[Finding]:
     from treering.care.spaces import user_spaces
     from treering.cli import findings
     from treering.cli.findings import Finding
     from treering.errors import TreeringError
 
-    there = list(findings.presence(place))
+    there = list(findings.presence(located))
     yield from there
     if there[-1].status != "ok":
         return
-    if place.folder is not None:
-        yield from findings.files(place.folder)
+    if located.folder is not None:
+        yield from findings.files(located.folder)
     try:
-        with open_store(
-            place.url if place.folder is None else place.folder, blobs=blobs, namespace=namespace
-        ) as store:
+        with place.open() as store:
             spaces = user_spaces(store.engine)
             detail = f"opened; {len(spaces)} namespaces: {', '.join(spaces[:20]) or 'nothing is in it yet'}"
             yield Finding(what="reachable", status="ok", detail=detail)

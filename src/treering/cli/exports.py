@@ -15,11 +15,9 @@ import typer
 from treering.cli.console import counts, progress, say, show
 from treering.cli.options import (
     JsonOption,
-    NamespaceOption,
-    StoreBlobsOption,
-    StoreOption,
+    StorePlace,
     UserNamespaceOption,
-    opened_store,
+    takes_store,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +30,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(export)
 
 
+@takes_store
 def export(
     threads: Annotated[
         list[str] | None, typer.Argument(metavar="[THREAD]...", help="The threads to export.")
@@ -42,9 +41,7 @@ def export(
         str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - for stdout.")
     ] = "-",
     format: Annotated[str, typer.Option(metavar="NAME", help="The format; jsonl is the only one.")] = "jsonl",
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -56,7 +53,7 @@ def export(
         raise InvalidInput(f"there is no format {format!r}; use jsonl")
     if bool(threads) == every_thread:
         raise InvalidInput("name the threads to export, or all of them with --all")
-    with opened_store(store, store_blobs, namespace) as opened, progress("exporting") as update:
+    with place.existing() as opened, progress("exporting") as update:
         chosen = _chosen(opened, threads or [], user_namespace)
         with _output(output) as file:
             report = export_jsonl(opened, chosen, file.write, on_progress=update)

@@ -7,7 +7,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from treering.cli.console import clean, rows, say, show
-from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, StoreOption, opened_store
+from treering.cli.options import (
+    JsonOption,
+    StorePlace,
+    takes_store,
+)
 from treering.cli.telling import when
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
@@ -28,17 +32,16 @@ def add_to(app: typer.Typer) -> None:
 
 
 @budgets.command("list")
+@takes_store
 def list_budgets(
     *,
     run: Annotated[str | None, typer.Option(metavar="RUN", help="How those of this run stand.")] = None,
     agent: Annotated[str | None, typer.Option(metavar="NAME", help="How those of this agent stand.")] = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Show the budgets, and what is used of them."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         every = opened.budgets.list()
         standing = {each.budget.name: each for each in opened.budgets.standing(run=run, agent=agent)}
     table = [("BUDGET", "PER", "EVERY", "AGENT", "LIMITS", "ACTION", "USED")]
@@ -66,6 +69,7 @@ def list_budgets(
 
 
 @budgets.command("set")
+@takes_store
 def set_budget(
     name: NameArgument,
     *,
@@ -80,13 +84,11 @@ def set_budget(
         Literal["stop", "warn"], typer.Option(help="Refuse the next call, or only tell.")
     ] = "stop",
     warn_at: Annotated[float, typer.Option(metavar="SHARE", help="From when on to warn.")] = 0.8,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Make a budget, or change it."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         made = opened.budgets.set(
             name,
             per=per,
@@ -103,36 +105,35 @@ def set_budget(
 
 
 @budgets.command("remove")
+@takes_store
 def remove_budget(
     name: NameArgument,
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Lift a budget."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         _removed("budget", name, opened.budgets.remove(name), as_json=as_json)
 
 
 @alerts.command("list")
+@takes_store
 def list_alerts(
     *,
     last: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="How many.")] = 20,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Show what was raised, newest first."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found = opened.alerts.page(first=last).alerts
     lines = [f"{when(each.ts)}  {each.level:<8}  {clean(each.rule)}  {clean(each.message)}" for each in found]
     show([_plain(each) for each in found], lines or ["no alerts"], as_json=as_json)
 
 
 @alerts.command("rule")
+@takes_store
 def set_rule(
     name: NameArgument,
     *,
@@ -145,13 +146,11 @@ def set_rule(
     share: Annotated[float, typer.Option(metavar="S", help="failures: more than this share.")] = 0.5,
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Of the agent's last N runs.")] = 20,
     at_least: Annotated[int, typer.Option(metavar="N", min=1, help="With fewer, say nothing.")] = 5,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Make a rule about runs, or change it."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         made = opened.alerts.set_rule(
             name, what, agent=agent, times=times, share=share, runs=runs, at_least=at_least
         )
@@ -159,6 +158,7 @@ def set_rule(
 
 
 @alerts.command("webhook")
+@takes_store
 def set_webhook(
     name: NameArgument,
     url: Annotated[str, typer.Argument(metavar="URL", help="Where to send alerts.")],
@@ -166,27 +166,24 @@ def set_webhook(
     secret_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the key to sign by.")
     ] = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Send alerts to a URL from now on."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         made = opened.alerts.set_webhook(name, url, secret_env=secret_env)
     show(_plain(made), [f"webhook {clean(name)} is set"], as_json=as_json)
 
 
 @alerts.command("rules")
+@takes_store
 def list_rules(
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Show rules and webhooks."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         rules, webhooks = opened.alerts.rules(), opened.alerts.webhooks()
     lines = [
         f"rule     {clean(each.name)}  {each.what}  {clean(each.agent or 'every agent')}" for each in rules
@@ -197,28 +194,26 @@ def list_rules(
 
 
 @alerts.command("remove")
+@takes_store
 def remove(
     name: NameArgument,
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Remove the rule or the webhook of this name."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         was_there = opened.alerts.remove_rule(name)
         was_there = opened.alerts.remove_webhook(name) or was_there
         _removed("rule or webhook", name, was_there, as_json=as_json)
 
 
 @alerts.command("check")
+@takes_store
 def check(
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C.")] = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Judge the runs that ended, and send alerts to webhooks.
@@ -227,7 +222,7 @@ def check(
     """
     from time import sleep
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         if watch:
             say("watching; stop with Ctrl-C")
             with opened.alerts.watch():

@@ -9,12 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from treering.cli.console import clean, progress, rows, say, show
-from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, StoreOption
+from treering.cli.options import (
+    JsonOption,
+    StorePlace,
+    takes_store,
+)
 
 if TYPE_CHECKING:
     from treering.importers.report import ImportReport
@@ -40,6 +44,7 @@ def add_to(main: typer.Typer) -> None:
 
 
 @app.command(name="claude-code")
+@takes_store
 def claude_code(
     source: Annotated[
         str,
@@ -47,68 +52,60 @@ def claude_code(
     ] = "~/.claude/projects",
     *,
     dry_run: DryRunOption = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Your past sessions of Claude Code, and what they cost."""
-    place = _Place(store, store_blobs, namespace)
     _run("claude-code", _there(source), place, dry_run=dry_run, as_json=as_json, is_sure=True)
 
 
 @app.command()
+@takes_store
 def codex(
     source: Annotated[
         str, typer.Argument(metavar="PATH", help="The folder of sessions, or one session's file.")
     ] = "~/.codex/sessions",
     *,
     dry_run: DryRunOption = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Your past sessions of Codex, and what they cost."""
-    place = _Place(store, store_blobs, namespace)
     _run("codex", _there(source), place, dry_run=dry_run, as_json=as_json, is_sure=True)
 
 
 @app.command()
+@takes_store
 def jsonl(
     file: Annotated[str, typer.Argument(metavar="FILE", help="What `treering export` wrote; - for stdin.")],
     *,
     dry_run: DryRunOption = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Threads that `treering export` wrote."""
     source = _stdin() if file == "-" else _there(file)
-    place = _Place(store, store_blobs, namespace)
     _run("jsonl", source, place, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
+@takes_store
 def langgraph(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="The file of a SqliteSaver, or a PostgresSaver's URL.")
     ],
     *,
     dry_run: DryRunOption = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Whole histories from LangGraph's own savers."""
     found = source if source.startswith(("postgresql://", "postgres://")) else _there(source)
-    place = _Place(store, store_blobs, namespace)
     _run("langgraph", found, place, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
+@takes_store
 def agentry(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="The outputs folder, or its checkpoints.db.")
@@ -120,9 +117,7 @@ def agentry(
     ] = None,
     skip_pickled: Annotated[bool, typer.Option("--skip-pickled", help="Leave pickled rows out.")] = False,
     dry_run: DryRunOption = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Threads of Agentry Lab."""
@@ -131,45 +126,41 @@ def agentry(
         "skip_pickled": skip_pickled,
     }
     found = _there(source)
-    place = _Place(store, store_blobs, namespace)
     _run("agentry", found, place, dry_run=dry_run, as_json=as_json, **options)
 
 
 @app.command(name="orchestrator-log")
+@takes_store
 def orchestrator_log(
     source: Annotated[
         str, typer.Argument(metavar="PATH", help="A log file of JSON lines, or a folder of them.")
     ],
     *,
     dry_run: DryRunOption = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Runs that the logs of the Orchestrator tell of."""
-    place = _Place(store, store_blobs, namespace)
     _run("orchestrator-log", _there(source), place, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
+@takes_store
 def evolve(
     source: Annotated[
         str, typer.Argument(metavar="PATH", help="The observability folder, its sessions, or one file.")
     ] = "~/.evolve-sdk/observability/sessions",
     *,
     dry_run: DryRunOption = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Session logs of Evolve, with their metadata."""
-    place = _Place(store, store_blobs, namespace)
     _run("evolve", _there(source), place, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
+@takes_store
 def ciana(
     data: Annotated[str, typer.Argument(metavar="DATA_DIR", help="The agent's data folder.")],
     *,
@@ -177,30 +168,19 @@ def ciana(
         str | None, typer.Option(metavar="DIR", help="The agent's workspace folder, for its memory files.")
     ] = None,
     dry_run: DryRunOption = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Chats of a CianaParrot agent."""
     found = _there(data)
     folder = None if workspace is None else _there(workspace)
-    place = _Place(store, store_blobs, namespace)
     _run("ciana", found, place, dry_run=dry_run, as_json=as_json, workspace=folder)
-
-
-class _Place(NamedTuple):
-    """Where to import to."""
-
-    store: str | None
-    blobs: str | None
-    namespace: str | None
 
 
 def _run(
     name: str,
     source: Any,
-    place: _Place,
+    place: StorePlace,
     *,
     dry_run: bool,
     as_json: bool,
@@ -224,7 +204,7 @@ def _run(
             report = function(source, empty, dry_run=True, **options)
     if not dry_run or is_there:
         with (
-            open_store(place.store, blobs=place.blobs, namespace=place.namespace) as opened,
+            place.open() as opened,
             progress("importing") as update,
         ):
             report = function(source, opened, on_progress=update, dry_run=dry_run, **options)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from treering.cli.console import say
-from treering.cli.options import NamespaceOption, StoreBlobsOption, StoreOption
+from treering.cli.options import StorePlace, takes_store
 
 
 def add_to(app: typer.Typer) -> None:
@@ -15,6 +15,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("mcp")(mcp)
 
 
+@takes_store
 def mcp(
     *,
     http: Annotated[
@@ -41,12 +42,9 @@ def mcp(
     reply_bytes: Annotated[
         int, typer.Option("--reply-bytes", metavar="N", help="No reply of a tool is longer.")
     ] = 40_000,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
 ) -> None:
     """Serve the store to MCP clients, on stdio or over HTTP."""
-    from treering.api import open as open_store
     from treering.errors import InvalidInput, MissingExtra
 
     if read_only and allow_destructive:
@@ -66,7 +64,7 @@ def mcp(
         from treering.memory import StaticEmbedder
 
         embedder = StaticEmbedder()
-    with open_store(store, blobs=store_blobs, namespace=namespace) as opened:
+    with place.open() as opened:
         server = TreeringServer(
             opened,
             allow_destructive=allow_destructive,

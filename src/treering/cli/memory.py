@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from treering.cli.console import clean, counts, rows, say, show
-from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, StoreOption, opened_store
+from treering.cli.options import (
+    JsonOption,
+    StorePlace,
+    takes_store,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,6 +43,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(group, name="memory")
 
 
+@takes_store
 def save(
     id: IdArgument,
     content: Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from stdin.")],
@@ -48,17 +53,14 @@ def save(
     auto_load: Annotated[bool, typer.Option("--auto-load", help="Load it into every context.")] = False,
     expires_at: Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601.")] = None,
     if_version: Annotated[int | None, typer.Option(metavar="N", help="Only if it is at N (0: new).")] = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Keep a document; the version before stays in its history."""
-    from treering.api import open as open_store
     from treering.views.memory.documents import as_time
 
     text = sys.stdin.read() if content == "-" else content
-    with open_store(store, blobs=store_blobs, namespace=namespace) as opened:
+    with place.open() as opened:
         document = _of(opened, of).save(
             id,
             text,
@@ -70,20 +72,19 @@ def save(
     show(_told(document), [f"{clean(id)} is at version {document.version}"], as_json=as_json)
 
 
+@takes_store
 def get(
     id: IdArgument,
     *,
     of: OfOption = "",
     version: VersionOption = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Print a document."""
     from treering.errors import NotFound
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         document = _of(opened, of).get(id, version=version, include_expired=True)
     if document is None:
         at = "" if version is None else f" at version {version}"
@@ -91,6 +92,7 @@ def get(
     show(_told(document), [clean(document.content)], as_json=as_json)
 
 
+@takes_store
 def list_documents(
     *,
     of: OfOption = "",
@@ -98,13 +100,11 @@ def list_documents(
     match: Annotated[Literal["any", "all"], typer.Option(help="Any of the tags, or all.")] = "any",
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="Ids that start so.")] = "",
     expired: Annotated[bool, typer.Option("--expired", help="Also those whose time is over.")] = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Which documents there are."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         memory = _of(opened, of)
         documents = memory.query(tags=tag or (), match=match, prefix=prefix, include_expired=expired)
         elsewhere = [] if documents or of else [name for name in memory.namespaces() if name]
@@ -113,6 +113,7 @@ def list_documents(
     show([_told(each) for each in documents], _table(documents), as_json=as_json)
 
 
+@takes_store
 def search(
     text: Annotated[str, typer.Argument(metavar="WORDS", help="What to look for.")],
     *,
@@ -123,14 +124,12 @@ def search(
     ] = False,
     tag: TagOption = None,
     limit: Annotated[int, typer.Option(metavar="N", help="At most so many.")] = 10,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Find documents by their words, best first."""
     embedder = _embedder() if meaning else None
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found = _of(opened, of).search(
             text, tags=tag or (), limit=limit, everywhere=everywhere, embedder=embedder
         )
@@ -151,35 +150,33 @@ def search(
     show(told, lines, as_json=as_json)
 
 
+@takes_store
 def embed(
     *,
     of: OfOption = "",
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Give vectors to documents, for search --meaning."""
     embedder = _embedder()
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         count = _of(opened, of).with_embedder(embedder).embed()
     show({"embedded": count}, [f"{count:,} documents got a vector"], as_json=as_json)
 
 
+@takes_store
 def history(
     id: IdArgument,
     *,
     of: OfOption = "",
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Every version of a document, newest first."""
     from treering.cli.telling import when
     from treering.errors import NotFound
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         versions = list(_of(opened, of).history(id))
     if not versions:
         raise NotFound(f"there is no memory {id!r}; see treering memory list")
@@ -200,19 +197,18 @@ def history(
     show(told, rows(table), as_json=as_json)
 
 
+@takes_store
 def diff(
     id: IdArgument,
     old: Annotated[int, typer.Argument(metavar="OLD", help="A version.")],
     new: Annotated[int | None, typer.Argument(metavar="[NEW]", help="A later one [the newest].")] = None,
     *,
     of: OfOption = "",
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """What changed from one version to another."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found = _of(opened, of).diff(id, old, new)
     lines = [clean(found.text)] if found.text else []
     lines += [f"+tag {clean(tag)}" for tag in found.added_tags]
@@ -221,73 +217,69 @@ def diff(
     show(found, lines, as_json=as_json)
 
 
+@takes_store
 def restore(
     id: IdArgument,
     version: Annotated[int, typer.Argument(metavar="VERSION", help="Which one (see history).")],
     *,
     of: OfOption = "",
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Make an older version the newest one."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         document = _of(opened, of).restore(id, version)
     show(_told(document), [f"{clean(id)} is at version {document.version}"], as_json=as_json)
 
 
+@takes_store
 def delete(
     id: IdArgument,
     *,
     of: OfOption = "",
     if_version: Annotated[int | None, typer.Option(metavar="N", help="Only if it is at N.")] = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Take a document away; it can be restored."""
     from treering.errors import NotFound
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         if not _of(opened, of).delete(id, if_version=if_version):
             raise NotFound(f"there is no memory {id!r}; see treering memory list")
     show({"deleted": id}, [f"deleted {clean(id)}; treering memory restore brings it back"], as_json=as_json)
 
 
+@takes_store
 def forget(
     id: IdArgument,
     *,
     of: OfOption = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Erase a document and every version of it, for good."""
     if not yes:
         typer.confirm(f"Erase every version of {clean(id)} for good?", abort=True, err=True)
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         receipt = _of(opened, of).forget(id)
     line = counts({"versions": receipt.events, "texts": receipt.texts, "objects": receipt.objects})
     show(receipt, [f"forgotten: {line}; proof: {receipt.proof}"], as_json=as_json)
 
 
+@takes_store
 def context(
     *,
     of: OfOption = "",
     everything: Annotated[bool, typer.Option("--everything", help="Not only auto-load documents.")] = False,
     max_documents: Annotated[int | None, typer.Option(metavar="N", help="At most so many.")] = None,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", help="At most about so many.")] = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """The text that an agent gets into its context."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         made = _of(opened, of).context(
             auto_load=not everything, max_documents=max_documents, max_tokens=max_tokens
         )
@@ -302,23 +294,20 @@ def context(
     show(told, [clean(made.text)] if made.text else [], as_json=as_json)
 
 
+@takes_store
 def sync(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of Markdown files.")],
     *,
     of: OfOption = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Bring Markdown files and memory together.
 
     A document that both sides changed is left alone.
     """
-    from treering.api import open as open_store
-
-    with open_store(store, blobs=store_blobs, namespace=namespace) as opened:
+    with place.open() as opened:
         done = _of(opened, of).sync_folder(folder, dry_run=dry_run)
     words = {"taken": done.taken, "written": done.written, "deleted": done.deleted, "removed": done.removed}
     lines = [f"{word:8}  {clean(each)}" for word, names in words.items() for each in names]

@@ -1,10 +1,17 @@
-"""Options that many commands share, and how a command comes by its store."""
+"""Options that many commands share, and how a command comes by its store.
+
+A command that works on a store has one parameter, ``place: StorePlace``, and is marked `takes_store`: Typer
+then sees the three options of `StorePlace` where that parameter stands, and the command gets them as one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import functools
+import inspect
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -32,25 +39,64 @@ UserNamespaceOption = Annotated[
     str, typer.Option("--user-namespace", metavar="NAME", help="Whose threads: a user's or project's name.")
 ]
 
+_PARAMETER: Final = "place"
 _SHOWN: Final = 20
 
 
-@contextmanager
-def opened_store(
-    url: str | None, blobs: str | None, namespace: str | None, *, every: bool = False
-) -> Generator[Store]:
-    """A store that is there: a misspelt path must not make a new one, a misspelt namespace not look empty."""
-    from treering.api import open_existing
-    from treering.care.spaces import user_spaces
-    from treering.errors import InvalidInput, NotFound
+@dataclass(frozen=True)
+class StorePlace:
+    """Which store and which space of it, as ``--store``, ``--store-blobs`` and ``--namespace`` say."""
 
-    if every and namespace is not None:
-        raise InvalidInput("--namespace names one, --all takes every one; leave one of them out")
-    with open_existing(url, blobs=blobs, namespace=namespace) as opened:
-        spaces = user_spaces(opened.engine)
-        if not every and spaces and opened.space not in spaces:
-            known = f"namespace {opened.space!r} is empty; {opened.url} has: {', '.join(spaces[:_SHOWN])}"
-            if namespace is not None:
-                raise NotFound(known)
-            say(f"note: {known} (see --namespace and --all)")
-        yield opened
+    store: StoreOption = None
+    store_blobs: StoreBlobsOption = None
+    namespace: NamespaceOption = None
+
+    def open(self) -> Store:
+        """The store, made if it is not there yet."""
+        from treering.api import open as open_store
+
+        return open_store(self.store, blobs=self.store_blobs, namespace=self.namespace)
+
+    @contextmanager
+    def existing(self, *, every: bool = False) -> Generator[Store]:
+        """A store that is there: a misspelt path must not make one, a misspelt namespace not look empty."""
+        from treering.api import open_existing
+        from treering.care.spaces import user_spaces
+        from treering.errors import InvalidInput, NotFound
+
+        if every and self.namespace is not None:
+            raise InvalidInput("--namespace names one, --all takes every one; leave one of them out")
+        with open_existing(self.store, blobs=self.store_blobs, namespace=self.namespace) as opened:
+            spaces = user_spaces(opened.engine)
+            if not every and spaces and opened.space not in spaces:
+                known = f"namespace {opened.space!r} is empty; {opened.url} has: {', '.join(spaces[:_SHOWN])}"
+                if self.namespace is not None:
+                    raise NotFound(known)
+                say(f"note: {known} (see --namespace and --all)")
+            yield opened
+
+
+class takes_store:  # noqa: N801 - used as a decorator
+    """Give a command its ``place``, from options that stand in its signature instead of it."""
+
+    def __init__(self, command: Callable[..., None]) -> None:
+        self._command = command
+        functools.update_wrapper(self, command)
+
+    def __call__(self, **given: Any) -> None:
+        """Run it with what Typer found on the line."""
+        options = {name: given.pop(name) for name in inspect.signature(StorePlace).parameters}
+        self._command(**given, **{_PARAMETER: StorePlace(**options)})
+
+    @functools.cached_property
+    def __signature__(self) -> inspect.Signature:
+        # Only when asked for: reading the signatures of all commands takes longer than most of them run.
+        own = inspect.signature(self._command, eval_str=True)
+        options = inspect.signature(StorePlace, eval_str=True).parameters.values()
+        spread: list[inspect.Parameter] = []
+        for each in own.parameters.values():
+            if each.name == _PARAMETER:
+                spread += (option.replace(kind=each.kind) for option in options)
+            else:
+                spread.append(each)
+        return own.replace(parameters=spread)

@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from treering.cli.console import clean, rows, say, show, size
-from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, StoreOption, opened_store
+from treering.cli.options import (
+    JsonOption,
+    StorePlace,
+    takes_store,
+)
 
 if TYPE_CHECKING:
     from treering.sandbox.config import StorageConfig
@@ -41,6 +45,7 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
+@takes_store
 def run(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="COMMAND", help="What to run, behind --.")
@@ -63,22 +68,19 @@ def run(
     keep_sandbox: Annotated[bool, typer.Option("--keep-sandbox", help="Do not remove it.")] = False,
     storage: StorageOption = None,
     endpoint: EndpointOption = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Run a CLI agent in a home of its own, and keep it all.
 
     Any other program works as well.
     """
-    from treering.api import open as open_store
     from treering.errors import InvalidInput
     from treering.sandbox.sandbox import Sandbox
 
     if (prompt is None) == (not command):
         raise InvalidInput("give either a command behind --, or --agent and --prompt")
-    with open_store(store, blobs=store_blobs, namespace=namespace) as opened:
+    with place.open() as opened:
         sandbox = Sandbox(
             agent or _known(command) or ("claude" if prompt is not None else "program"),
             model=model,
@@ -108,19 +110,18 @@ def run(
     raise typer.Exit(code if code >= 0 else _SIGNALLED - code)
 
 
+@takes_store
 def checkpoints(
     *,
     tag: Annotated[str | None, typer.Option(metavar="TAG", help="Only of this session.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="How many, newest first.")] = 50,
     storage: StorageOption = None,
     endpoint: EndpointOption = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """List the checkpoints of sandboxes, newest first."""
-    with _depot(storage, endpoint, store, store_blobs, namespace) as depot:
+    with _depot(storage, endpoint, place) as depot:
         found = depot.list(limit=limit, tag=tag)
     table = [("id", "taken", "files", "size", "agent", "parent", "comment")]
     table += [
@@ -139,13 +140,7 @@ def checkpoints(
 
 
 @contextmanager
-def _depot(
-    storage: str | None,
-    endpoint: str | None,
-    store: str | None,
-    store_blobs: str | None,
-    namespace: str | None,
-) -> Generator[Depot]:
+def _depot(storage: str | None, endpoint: str | None, place: StorePlace) -> Generator[Depot]:
     from treering.sandbox.opening import depot_in, opened_depot
 
     config = _config(storage, endpoint)
@@ -153,7 +148,7 @@ def _depot(
         with opened_depot(config) as depot:
             yield depot
         return
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         yield depot_in(opened)
 
 

@@ -9,11 +9,9 @@ import typer
 from treering.cli.console import clean, rows, say, show
 from treering.cli.options import (
     JsonOption,
-    NamespaceOption,
-    StoreBlobsOption,
-    StoreOption,
+    StorePlace,
     UserNamespaceOption,
-    opened_store,
+    takes_store,
 )
 from treering.cli.telling import one_line, raw, when
 
@@ -33,6 +31,7 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
+@takes_store
 def runs(
     *,
     agent: AgentOption = None,
@@ -42,14 +41,12 @@ def runs(
     ] = None,
     tag: Annotated[str | None, typer.Option(metavar="TAG", help="Only those with this tag.")] = None,
     last: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="How many.")] = 20,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """List runs, newest first."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found: list[RunInfo] = []
         cursor: str | None = None
         source = opened.runs.in_namespace(user_namespace)
@@ -78,17 +75,16 @@ def runs(
     show(what, rows(table) if found else ["no runs"], as_json=as_json)
 
 
+@takes_store
 def timeline(
     run: RunArgument,
     *,
     everything: Annotated[bool, typer.Option("--everything", help="All that was recorded.")] = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Show what happened in a run, in order."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         info = opened.runs.get(_id(opened, run))
         events = list(opened.timeline.each_of_run(info.id, everything=everything))
     table = [
@@ -100,15 +96,14 @@ def timeline(
     show(what, lines if events else ["nothing was recorded"], as_json=as_json)
 
 
+@takes_store
 def replay(
     run: RunArgument,
     *,
     speed: Annotated[
         float | None, typer.Option(metavar="X", help="Take the time that it took, divided by this [no wait].")
     ] = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Step through a run as it happened, chunk by chunk.
@@ -117,7 +112,7 @@ def replay(
     """
     from treering.cli.telling import words
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         for step in opened.runs.replay(_id(opened, run), speed=speed):
             if as_json:
                 typer.echo(_line_of_json(step))
@@ -127,6 +122,7 @@ def replay(
             typer.echo(f"{step.offset_us / 1e6:>10.3f}  {clean(label)}")
 
 
+@takes_store
 def compare(
     one: RunArgument,
     other: RunArgument,
@@ -134,18 +130,17 @@ def compare(
     currency: Annotated[
         str | None, typer.Option(metavar="CODE", help="Convert amounts, like EUR [each in its own].")
     ] = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Put two runs side by side, and find where they go apart."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found = opened.runs.compare(_id(opened, one), _id(opened, other), currency=currency)
     lines = rows([("", *(clean(each.run.id) for each in found.runs)), *_figures(found.runs)])
     show(_plain(found), [*lines, *_apart(found.divergence)], as_json=as_json)
 
 
+@takes_store
 def search(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Words to look for.")],
     *,
@@ -155,13 +150,11 @@ def search(
         str | None, typer.Option(metavar="KIND", help="Only in these: message, tool, llm, agent, ...")
     ] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How many.")] = 20,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Find what was said and done by its words."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found = opened.timeline.search(text, run=run, agent=agent, kind=kind, limit=limit)
     lines: list[str] = []
     for hit in found.hits:

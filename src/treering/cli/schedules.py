@@ -9,11 +9,9 @@ import typer
 from treering.cli.console import clean, rows, show
 from treering.cli.options import (
     JsonOption,
-    NamespaceOption,
-    StoreBlobsOption,
-    StoreOption,
+    StorePlace,
     UserNamespaceOption,
-    opened_store,
+    takes_store,
 )
 from treering.cli.telling import as_json as json_text
 from treering.cli.telling import one_line, raw, when
@@ -44,17 +42,16 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(group, name="schedules")
 
 
+@takes_store
 def list_tasks(
     *,
     all: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """List tasks, oldest first."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         tasks = opened.schedules.in_namespace(user_namespace).list_tasks(all=all)
     table = [("id", "when", "next run", "last run", "status", "prompt")]
     table += [
@@ -71,6 +68,7 @@ def list_tasks(
     show([_task(task) for task in tasks], rows(table), as_json=as_json)
 
 
+@takes_store
 def add(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to do.")],
     *,
@@ -86,9 +84,7 @@ def add(
     overlap: Annotated[
         str, typer.Option(metavar="WHAT", help="While one is open: skip, buffer or allow.")
     ] = "skip",
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -103,7 +99,7 @@ def add(
     if len(given) != 1:
         raise InvalidInput("say when with one of --cron, --every and --at")
     ((kind, value),) = given
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         task = opened.schedules.in_namespace(user_namespace).schedule_task(
             prompt,
             kind,
@@ -118,17 +114,16 @@ def add(
     show(_task(task), [clean(line)], as_json=as_json)
 
 
+@takes_store
 def show_task(
     task_id: TaskArgument,
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show one task."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         task = opened.schedules.in_namespace(user_namespace).get(task_id)
     facts = {
         "when": task.timing.in_words(),
@@ -146,14 +141,13 @@ def show_task(
     show(_task(task), [typer.style(task.id, bold=True), *lines], as_json=as_json)
 
 
+@takes_store
 def preview(
     what: Annotated[str, typer.Argument(metavar="TASK|LINE", help="A task's id, or a cron line.")],
     *,
     count: Annotated[int, typer.Option(metavar="N", min=1, help="How many.")] = 5,
     tz: TimeZoneOption = "UTC",
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -164,26 +158,25 @@ def preview(
         with open_store("memory:") as nowhere:
             times = nowhere.schedules.preview_cron(what, count, tz=tz)
     else:
-        with opened_store(store, store_blobs, namespace) as opened:
+        with place.existing() as opened:
             times = opened.schedules.in_namespace(user_namespace).preview(what, count)
     shown = [each.isoformat() for each in times]
     show(shown, shown, as_json=as_json)
 
 
+@takes_store
 def fires(
     task_id: Annotated[str | None, typer.Argument(metavar="TASK", help="Only of this task.")] = None,
     *,
     last: Annotated[int, typer.Option(metavar="N", min=0, help="How many, newest first; 0: all.")] = 20,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show what became of each time that a task was due."""
     from itertools import islice
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found = opened.schedules.in_namespace(user_namespace).fires(task_id)
         reports = list(islice(found, last or None))
     table = [("task", "due", "outcome", "seconds", "what")]
@@ -201,16 +194,15 @@ def fires(
 
 
 def _verb(verb: Verb, said: str) -> Any:
+    @takes_store
     def command(
         task_id: TaskArgument,
         *,
-        store: StoreOption = None,
-        store_blobs: StoreBlobsOption = None,
-        namespace: NamespaceOption = None,
+        place: StorePlace,
         user_namespace: UserNamespaceOption = "",
         as_json: JsonOption = False,
     ) -> None:
-        with opened_store(store, store_blobs, namespace) as opened:
+        with place.existing() as opened:
             task = getattr(opened.schedules.in_namespace(user_namespace), verb)(task_id)
         show(_task(task), [f"{clean(task.id)} {said}"], as_json=as_json)
 

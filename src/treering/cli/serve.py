@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from treering.cli.console import clean, rows, say, show
-from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, StoreOption
+from treering.cli.options import (
+    JsonOption,
+    StoreBlobsOption,
+    StoreOption,
+    StorePlace,
+    takes_store,
+)
 
 if TYPE_CHECKING:
     from treering.server.access import Keys, Scope
@@ -27,6 +33,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(keys, name="keys")
 
 
+@takes_store
 def serve(
     *,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
@@ -50,9 +57,7 @@ def serve(
         str | None,
         typer.Option(metavar="MODULE:NAME", help="Who is asked for runs that the store does not have."),
     ] = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
 ) -> None:
     """Serve a store over HTTP, with its dashboard.
 
@@ -60,7 +65,6 @@ def serve(
     is an API key.
     """
     from treering.api import MissingExtra
-    from treering.api import open as open_store
 
     try:
         from treering.server.serving import serve as run
@@ -69,7 +73,7 @@ def serve(
         if (error.name or "").partition(".")[0] in {"starlette", "uvicorn", "anyio"}:
             raise MissingExtra("treering serve", "server") from error
         raise
-    opened = open_store(store, blobs=store_blobs, namespace=namespace)
+    opened = place.open()
     try:
         if legacy is not None:
             from treering.views.legacy import load_legacy

@@ -10,11 +10,9 @@ import typer
 from treering.cli.console import clean, rows, show
 from treering.cli.options import (
     JsonOption,
-    NamespaceOption,
-    StoreBlobsOption,
-    StoreOption,
+    StorePlace,
     UserNamespaceOption,
-    opened_store,
+    takes_store,
 )
 from treering.cli.telling import as_json as json_text
 from treering.cli.telling import one_line, raw, when
@@ -45,87 +43,82 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(group, name="state")
 
 
+@takes_store
 def get(
     key: KeyArgument,
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Print the value of a key, as JSON."""
     from treering.errors import NotFound
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         entry = opened.state.in_namespace(user_namespace).entry(key)
         if entry is None:
             raise NotFound(f"there is no state {key!r}; treering state list shows the keys")
         show(_entry(entry), [clean(json_text(entry.value))], as_json=as_json)
 
 
+@takes_store
 def set_value(
     key: KeyArgument,
     value: Annotated[str, typer.Argument(metavar="JSON", help="The new value, or - for stdin.")],
     *,
     if_version: IfVersionOption = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Give a key a value."""
     given = _value(sys.stdin.read() if value == "-" else value)
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         entry = opened.state.in_namespace(user_namespace).set(key, given, if_version=if_version)
     show(_entry(entry), [f"{clean(key)} is at version {entry.version}"], as_json=as_json)
 
 
+@takes_store
 def add(
     key: KeyArgument,
     delta: Annotated[int, typer.Argument(metavar="N", help="How much.")] = 1,
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Add to a whole number and print the sum."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         total = opened.state.in_namespace(user_namespace).add(key, delta)
     show({"key": key, "value": total}, [str(total)], as_json=as_json)
 
 
+@takes_store
 def delete(
     key: KeyArgument,
     *,
     if_version: IfVersionOption = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Remove a key."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         was_there = opened.state.in_namespace(user_namespace).delete(key, if_version=if_version)
     line = f"deleted {clean(key)}" if was_there else f"{clean(key)} was not there"
     show({"key": key, "deleted": was_there}, [line], as_json=as_json)
 
 
+@takes_store
 def list_entries(
     prefix: PrefixArgument = "",
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """List keys and values."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         entries = list(opened.state.in_namespace(user_namespace).list(prefix))
     table = [("key", "version", "changed", "value")]
     table += [
@@ -140,20 +133,19 @@ def list_entries(
     show([_entry(entry) for entry in entries], rows(table), as_json=as_json)
 
 
+@takes_store
 def history(
     key: KeyArgument,
     *,
     last: Annotated[int, typer.Option(metavar="N", min=0, help="How many, newest first; 0: all.")] = 20,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show what a key was and when."""
     from itertools import islice
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         changes = list(islice(opened.state.in_namespace(user_namespace).history(key), last or None))
     what = [
         {
@@ -177,20 +169,19 @@ def history(
     show(what, rows(table), as_json=as_json)
 
 
+@takes_store
 def watch(
     prefix: PrefixArgument = "",
     *,
     seconds: Annotated[
         float | None, typer.Option(metavar="S", help="End after so long without a change [never].")
     ] = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Print keys as they change."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         for entry in opened.state.in_namespace(user_namespace).watch(prefix, seconds=seconds):
             value = "deleted" if not entry.version else clean(json_text(entry.value))
             line = json_text({**_plain(entry), "value": entry.value}) if as_json else None

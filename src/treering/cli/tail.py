@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from treering.cli.console import clean
-from treering.cli.options import JsonOption, NamespaceOption, StoreBlobsOption, StoreOption, opened_store
+from treering.cli.options import (
+    JsonOption,
+    StorePlace,
+    takes_store,
+)
 
 if TYPE_CHECKING:
     from treering.views.following import LiveEvent
@@ -22,11 +26,10 @@ def add_to(app: typer.Typer) -> None:
     app.command("tail")(tail)
 
 
+@takes_store
 def tail(
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     after: Annotated[
         int | None, typer.Option("--after", metavar="SEQ", help="Begin behind this sequence number [now].")
     ] = None,
@@ -46,7 +49,7 @@ def tail(
 
     Whichever process records it. With --json, a line an event.
     """
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         following = opened.timeline.follow(
             after=after, run=run, thread=thread, agent=agent, kinds=kinds or (), seconds=seconds
         )

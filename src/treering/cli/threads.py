@@ -16,11 +16,9 @@ from treering.cli.console import clean, rows, say, show
 from treering.cli.moments import difference_lines, moment_lines
 from treering.cli.options import (
     JsonOption,
-    NamespaceOption,
-    StoreBlobsOption,
-    StoreOption,
+    StorePlace,
     UserNamespaceOption,
-    opened_store,
+    takes_store,
 )
 from treering.cli.telling import message_count, one_line, raw, summary, when
 
@@ -44,11 +42,10 @@ def add_to(app: typer.Typer) -> None:
         app.command("show" if command is show_moment else None)(command)
 
 
+@takes_store
 def threads(
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only the threads of this user [everyone's].")
     ] = None,
@@ -59,7 +56,7 @@ def threads(
     """List threads, newest first."""
     from itertools import islice
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found = opened.threads(namespace=user_namespace, prefix=prefix)
         shown = list(islice(found, limit or None))
         more = sum(1 for _ in found)
@@ -94,12 +91,11 @@ def threads(
         raise typer.Exit(_DAMAGED)
 
 
+@takes_store
 def log(
     thread: ThreadArgument,
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="The newest N moments; 0 for all.")] = 50,
     before: Annotated[
@@ -111,7 +107,7 @@ def log(
     """Draw how a thread grew, with rewinds and forks."""
     from treering.views.branches import growth
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         finder = _finder(opened, user_namespace)
         grown = growth(
             opened.engine,
@@ -139,18 +135,17 @@ def log(
     show(what, (), as_json=True)
 
 
+@takes_store
 def show_moment(
     moment: Annotated[str, typer.Argument(metavar="MOMENT", help=_MOMENT)],
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     last: Annotated[int, typer.Option(metavar="N", min=0, help="The last N messages; 0 for all.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """Show the messages, state and metadata of a moment."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found = _moment(opened, _finder(opened, user_namespace), moment)
         checkpoint = found.checkpoint
         messages = found.last_messages(last) if last else found.messages
@@ -164,13 +159,12 @@ def show_moment(
     show(what, moment_lines(found, messages, state), as_json=as_json)
 
 
+@takes_store
 def diff(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help=_MOMENT)],
     after: Annotated[str, typer.Argument(metavar="AFTER", help="Likewise.")],
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -181,7 +175,7 @@ def diff(
     from treering.cli.workspaces import file_lines, snapshot_by_id
     from treering.views.differences import difference
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         roots = snapshot_by_id(opened, before), snapshot_by_id(opened, after)
         if roots[0] is not None and roots[1] is not None:
             changes = opened.workspace.diff(*roots)
@@ -206,6 +200,7 @@ def diff(
     show(what, [*difference_lines(told), *file_lines(told.files)], as_json=as_json)
 
 
+@takes_store
 def fork(
     thread: ThreadArgument,
     new: Annotated[str, typer.Argument(metavar="NEW", help="The id of the new thread.")],
@@ -214,14 +209,12 @@ def fork(
         str | None,
         typer.Option(metavar="PLACE", help="Where: a step, ~1, a checkpoint or a time [the head]."),
     ] = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Begin a new thread at a moment of another one."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         finder = _finder(opened, user_namespace)
         origin = finder.thread(thread)
         where = None if at is None else finder.within(origin, at).id
@@ -231,6 +224,7 @@ def fork(
     show(summary(head.checkpoint), [line], as_json=as_json)
 
 
+@takes_store
 def rewind(
     thread: ThreadArgument,
     to: Annotated[str, typer.Argument(metavar="PLACE", help="Where to: a step, ~1, a checkpoint or a time.")],
@@ -242,16 +236,14 @@ def rewind(
     delete: Annotated[
         bool, typer.Option("--delete", help="With --files: remove what was not there then.")
     ] = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Move a thread's head back; nothing is lost."""
     from treering.views.branches import left_behind
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         finder = _finder(opened, user_namespace)
         info = finder.thread(thread)
         target = finder.within(info, to)
@@ -283,6 +275,7 @@ def rewind(
     show(what, lines, as_json=as_json)
 
 
+@takes_store
 def resume(
     thread: ThreadArgument,
     decision: Annotated[str, typer.Argument(metavar="DECISION", help="approve, deny or edit.")],
@@ -293,15 +286,13 @@ def resume(
     interrupt: Annotated[
         str | None, typer.Option(metavar="ID", help="Only if this is what the thread waits for.")
     ] = None,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Answer what a thread waits for."""
     given = None if value is None else _value(sys.stdin.read() if value == "-" else value)
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         info = _finder(opened, user_namespace).thread(thread)
         own = opened.thread(info.id, info.namespace or None)
         own.resume(decision, interrupt_id=interrupt, value=given)  # pyright: ignore[reportArgumentType] - it checks
@@ -310,19 +301,18 @@ def resume(
     show(summary(head.checkpoint), [line], as_json=as_json)
 
 
+@takes_store
 def delete(
     thread: ThreadArgument,
     *,
     cascade: Annotated[bool, typer.Option("--cascade", help="Take forks along that share its past.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Remove a thread and its moments."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         info = _finder(opened, user_namespace).thread(thread)
         if sys.stdin.isatty() and not yes:
             typer.confirm(f"Delete {clean(info.id)} ({info.step + 1} steps)?", abort=True, err=True)

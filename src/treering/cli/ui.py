@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from treering.cli.console import say
-from treering.cli.options import NamespaceOption, StoreBlobsOption, StoreOption
+from treering.cli.options import StorePlace, takes_store
 
 PORT: Final = 8787
 
@@ -17,6 +17,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("ui")(ui)
 
 
+@takes_store
 def ui(
     *,
     port: Annotated[
@@ -26,15 +27,12 @@ def ui(
         ),
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open it in the browser.")] = True,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
 ) -> None:
     """Show a store in the browser: runs, threads, files, cost.
 
     It is for this machine only; treering serve shows the same to everyone who has a key.
     """
-    from treering.cli.options import opened_store
     from treering.errors import MissingExtra, NotFound, Unreachable
 
     try:
@@ -58,7 +56,7 @@ def ui(
 
             webbrowser.open(f"{address}/ui/")
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         settings = Settings(port=PORT if port is None else port, project=opened.space)
         try:
             serve(opened, settings, on_ready=ready)

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from treering.cli.console import say
-from treering.cli.options import NamespaceOption, StoreBlobsOption, StoreOption, opened_store
+from treering.cli.options import (
+    StorePlace,
+    takes_store,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +28,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("worker")(worker)
 
 
+@takes_store
 def worker(
     program: Annotated[
         list[str] | None, typer.Argument(metavar="[-- PROGRAM ARGS...]", help="Run this for each fire.")
@@ -37,9 +41,7 @@ def worker(
     lease: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long after its death others take over.")
     ] = 30.0,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
 ) -> None:
     """Do scheduled tasks, until SIGTERM or Ctrl-C.
 
@@ -56,7 +58,7 @@ def worker(
         )
     called = _function(handler) if handler is not None else _program(program or [])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         working = opened.schedules.worker(called, concurrency=concurrency, lease_seconds=lease)
 
         def stop(_number: int, _frame: Any) -> None:

@@ -16,11 +16,9 @@ import typer
 from treering.cli.console import clean, progress, rows, say, show, size
 from treering.cli.options import (
     JsonOption,
-    NamespaceOption,
-    StoreBlobsOption,
-    StoreOption,
+    StorePlace,
     UserNamespaceOption,
-    opened_store,
+    takes_store,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +48,7 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
+@takes_store
 def snapshot(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to keep.")],
     *,
@@ -60,17 +59,13 @@ def snapshot(
     tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="May be repeated.")] = None,
     seconds: Annotated[float | None, typer.Option(metavar="N", help="Give up after so long.")] = None,
     allow_home: Annotated[bool, typer.Option("--allow-home", help="Even a whole home folder.")] = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """Keep a folder as it is now."""
-    from treering.api import open as open_store
-
     told: list[SnapshotInfo] = []
     with (
-        open_store(store, blobs=store_blobs, namespace=namespace) as opened,
+        place.open() as opened,
         progress("reading") as update,
     ):
         opened.workspace.snapshot(
@@ -88,19 +83,18 @@ def snapshot(
     show(told[0], _snapshot_lines(told[0]), as_json=as_json)
 
 
+@takes_store
 def snapshots(
     *,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this workspace.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="How many, newest first; 0 for all.")] = 50,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
     """List snapshots, newest first."""
     from treering.core.clock import to_iso
 
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found = list(opened.workspace.snapshots(name=name, last=limit or None))
     table = [("id", "taken", "files", "size", "workspace", "note")]
     table += [
@@ -117,6 +111,7 @@ def snapshots(
     show(found, rows(table) if found else ["no snapshots"], as_json=as_json)
 
 
+@takes_store
 def restore(
     which: SnapshotArgument,
     target: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that becomes the snapshot.")],
@@ -127,14 +122,12 @@ def restore(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, say what would happen.")
     ] = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Bring a snapshot's files back; only what differs is written."""
-    with opened_store(store, store_blobs, namespace) as opened, progress("writing") as update:
+    with place.existing() as opened, progress("writing") as update:
         found = find_snapshot(opened, which, user_namespace)
         done = opened.workspace.restore(
             found, target, delete=delete, dry_run=dry_run, on_progress=_bar(update)
@@ -142,19 +135,18 @@ def restore(
     show(done, restored_lines(done, target), as_json=as_json)
 
 
+@takes_store
 def ls(
     which: SnapshotArgument,
     path: Annotated[str, typer.Argument(metavar="PATH", help="A folder of the snapshot.")] = "",
     *,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="And all that is below it.")] = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """List what a snapshot holds."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found = find_snapshot(opened, which, user_namespace)
         listed = list(opened.workspace.ls(found, path, recursive=recursive))
     lines = [
@@ -165,36 +157,34 @@ def ls(
     show(listed, lines, as_json=as_json)
 
 
+@takes_store
 def cat(
     which: SnapshotArgument,
     path: Annotated[str, typer.Argument(metavar="PATH", help="A file of the snapshot.")],
     *,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
 ) -> None:
     """Print a file of a snapshot, byte for byte."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         data = opened.workspace.cat(find_snapshot(opened, which, user_namespace), path)
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
+@takes_store
 def download(
     which: SnapshotArgument,
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Paths, folders or patterns.")],
     *,
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
-    store: StoreOption = None,
-    store_blobs: StoreBlobsOption = None,
-    namespace: NamespaceOption = None,
+    place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Write some files of a snapshot into a folder."""
-    with opened_store(store, store_blobs, namespace) as opened:
+    with place.existing() as opened:
         found = find_snapshot(opened, which, user_namespace)
         written = opened.workspace.download(found, files, to, overwrite=overwrite)
     show(list(written), [clean(each) for each in written], as_json=as_json)
