@@ -146,6 +146,18 @@ class _Module:
                     each.id: (name, each.id) for each in node.targets if isinstance(each, ast.Name)
                 }
 
+    def methods(self, name: str) -> list[ast.FunctionDef]:
+        """The methods of a class, behind those of the classes of ours that it is made of."""
+        node = self.classes[name]
+        found: list[ast.FunctionDef] = []
+        for base in node.bases:
+            home, theirs = self.homes.get(ast.unparse(base), ("", ""))
+            if home.startswith("treering."):
+                other = _Module.read(home)
+                found += other.methods(theirs)
+                self.homes = other.homes | self.homes
+        return [*found, *(each for each in node.body if isinstance(each, ast.FunctionDef))]
+
     @classmethod
     def read(cls, name: str) -> _Module:
         path = ROOT / "src" / (name.replace(".", "/") + ".py")
@@ -180,12 +192,11 @@ class _Class:
         self.module = module
         self.imports = imports
         self.names = {each.name: each.twin for each in twins}
-        self.node = module.classes[twin.name]
         self.sync = f"_{twin.name.lower()}"
 
     def render(self) -> str:
         self.imports.need(self.module.name, self.twin.name)
-        methods = [node for node in self.node.body if isinstance(node, ast.FunctionDef)]
+        methods = self.module.methods(self.twin.name)
         public = [self._method(node) for node in methods if not node.name.startswith("_")]
         parts = [self._head(), *public]
         if any(node.name == "__enter__" for node in methods):

@@ -126,6 +126,47 @@ class AsyncStore:
         """Async twin of `Store.clock`."""
         return self._store.clock
 
+    def draft(self, id: str | None = None) -> Draft:
+        """Async twin of `Store.draft`."""
+        return self._store.draft(id)
+
+    async def commit(self, batch: Batch | Draft) -> Receipt:
+        """Async twin of `Store.commit`."""
+        return await self._bridge.future(self._store.submit(batch))
+
+    def submit(self, batch: Batch | Draft) -> asyncio.Future[Receipt]:
+        """Async twin of `Store.submit`."""
+        return self._bridge.future(self._store.submit(batch))
+
+    async def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
+        """Async twin of `Store.verify`."""
+        return await self._bridge.call(self._store.verify, on_progress=self._bridge.in_loop(on_progress))
+
+    async def gc(
+        self,
+        *,
+        keep: Keep | None = None,
+        keep_runs: Keep | None = None,
+        dry_run: bool = False,
+        grace_seconds: float = 3600.0,
+    ) -> Collection:
+        """Async twin of `Store.gc`."""
+        return await self._bridge.call(
+            self._store.gc, keep=keep, keep_runs=keep_runs, dry_run=dry_run, grace_seconds=grace_seconds
+        )
+
+    async def reindex(self) -> None:
+        """Async twin of `Store.reindex`."""
+        await self._bridge.call(self._store.reindex)
+
+    async def stats(self) -> Stats:
+        """Async twin of `Store.stats`."""
+        return await self._bridge.call(self._store.stats)
+
+    async def growth(self, *, last_days: int = 7) -> Growth:
+        """Async twin of `Store.growth`."""
+        return await self._bridge.call(self._store.growth, last_days=last_days)
+
     def in_namespace(self, namespace: str) -> AsyncStore:
         """Async twin of `Store.in_namespace`."""
         return AsyncStore(self._store.in_namespace(namespace), self._bridge)
@@ -261,35 +302,6 @@ class AsyncStore:
         """Async twin of `Store.read_legacy`."""
         await self._bridge.call(self._store.read_legacy, runs)
 
-    def draft(self, id: str | None = None) -> Draft:
-        """Async twin of `Store.draft`."""
-        return self._store.draft(id)
-
-    async def commit(self, batch: Batch | Draft) -> Receipt:
-        """Async twin of `Store.commit`."""
-        return await self._bridge.future(self._store.submit(batch))
-
-    def submit(self, batch: Batch | Draft) -> asyncio.Future[Receipt]:
-        """Async twin of `Store.submit`."""
-        return self._bridge.future(self._store.submit(batch))
-
-    async def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
-        """Async twin of `Store.verify`."""
-        return await self._bridge.call(self._store.verify, on_progress=self._bridge.in_loop(on_progress))
-
-    async def gc(
-        self,
-        *,
-        keep: Keep | None = None,
-        keep_runs: Keep | None = None,
-        dry_run: bool = False,
-        grace_seconds: float = 3600.0,
-    ) -> Collection:
-        """Async twin of `Store.gc`."""
-        return await self._bridge.call(
-            self._store.gc, keep=keep, keep_runs=keep_runs, dry_run=dry_run, grace_seconds=grace_seconds
-        )
-
     async def forget(
         self,
         *,
@@ -302,18 +314,6 @@ class AsyncStore:
         return await self._bridge.call(
             self._store.forget, thread=thread, namespace=namespace, scope=scope, cascade=cascade
         )
-
-    async def reindex(self) -> None:
-        """Async twin of `Store.reindex`."""
-        await self._bridge.call(self._store.reindex)
-
-    async def stats(self) -> Stats:
-        """Async twin of `Store.stats`."""
-        return await self._bridge.call(self._store.stats)
-
-    async def growth(self, *, last_days: int = 7) -> Growth:
-        """Async twin of `Store.growth`."""
-        return await self._bridge.call(self._store.growth, last_days=last_days)
 
     async def copy_to(
         self,

@@ -1,44 +1,34 @@
-"""The store: one space of one engine, the way in for everything else.
+"""The store: one space of one engine in agents' words, the way in for everything else.
 
 Writing is one verb, `commit` (or `submit`, its future). Looking after the store is a verb each: `verify`,
-`gc`, `forget`, `reindex`, `stats`, `copy_to`, `backup`. **Invariant:** a store sees and changes its own
-space only; the one exception is `backup`, which is of the whole store.
+`gc`, `forget`, `reindex`, `stats`, `copy_to`, `backup`; those that need no more than the space itself are in
+`treering.space`. **Invariant:** a store sees and changes its own space only; the one exception is `backup`,
+which is of the whole store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from msgspec import structs
-
-from treering.core.batch import Batch, Receipt
-from treering.core.clock import Clock, SystemClock
-from treering.core.draft import Draft
+from treering.core.clock import Clock
 from treering.core.engine import Engine
-from treering.core.ids import check_space
-from treering.core.records import Checked
-from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput
+from treering.space import Space
 from treering.views.directory import ThreadInfo, list_threads
 from treering.views.hooks import Hooks
-from treering.views.recording.runs import RUN, Run
+from treering.views.recording.runs import Run
 from treering.views.thread_keys import thread_key
 from treering.views.threads import Thread
 from treering.views.workspaces.workspace import Workspace
 
 if TYPE_CHECKING:  # a program that only saves threads does not pay for the rest
     from treering.care.backup import BackupReport
-    from treering.care.collection import Collection
     from treering.care.copying import CopyProgress, CopyReport
     from treering.care.forgetting import Forgotten
-    from treering.care.growth import Growth
-    from treering.care.statistics import Stats
-    from treering.care.verification import Verification
     from treering.views.alerting.alerts import Alerts
     from treering.views.chats import Chat
     from treering.views.costs import Costs
@@ -64,7 +54,7 @@ class Opener(Protocol):
         ...
 
 
-class Store:
+class Store(Space):
     """One space of one engine. Use it as a context manager, or `close` it.
 
     ``folder`` is where a local store keeps its files; ``opener`` lets `copy_to` and `backup` open others.
@@ -81,10 +71,7 @@ class Store:
     ) -> None:
         from treering.views.memory.vectors import Vectors
 
-        self._engine = engine
-        self._space = check_space(space)
-        self._folder = folder
-        self._clock = clock or SystemClock()
+        super().__init__(engine, space, folder=folder, clock=clock)
         self._opener = opener
         self._hooks = Hooks()
         self._recorder: Recorder | None = None
@@ -93,26 +80,6 @@ class Store:
         self._ingest: Ingest | None = None
         self._vectors = Vectors()
         self._workspace = Workspace(engine, self._space, folder=folder, clock=self._clock)
-
-    @property
-    def space(self) -> str:
-        """The tenant whose data this is; ``namespace=`` of `open` names it."""
-        return self._space
-
-    @property
-    def url(self) -> str:
-        """Where the store is, without secrets."""
-        return self._engine.url
-
-    @property
-    def engine(self) -> Engine:
-        """What stores the bytes; reads take `space` as their first argument."""
-        return self._engine
-
-    @property
-    def clock(self) -> Clock:
-        """Where its times come from."""
-        return self._clock
 
     def in_namespace(self, namespace: str) -> Store:
         """The same store, seen from another space. They share one engine: closing one closes both."""
@@ -312,62 +279,6 @@ class Store:
         """Let services and server ask someone else for runs that are not here (`views.legacy`)."""
         self._legacy = runs
 
-    # Writing
-    def draft(self, id: str | None = None) -> Draft:
-        """A new batch to be filled; an ``id`` of your own makes a repeated commit harmless."""
-        return Draft(self._space, id=id)
-
-    def commit(self, batch: Batch | Draft) -> Receipt:
-        """Write a batch: atomic, idempotent by its id, durable when this returns."""
-        return self._engine.commit(self._own(batch))
-
-    def submit(self, batch: Batch | Draft) -> Future[Receipt]:
-        """Write a batch in the background; the future resolves when it is durable."""
-        return self._engine.submit(self._own(batch))
-
-    # Looking after it
-    def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
-        """Rehash all content, follow every link, recount what is derived; changes nothing."""
-        from treering.care.verification import verify
-
-        return verify(self._engine, self._space, on_progress=on_progress)
-
-    def gc(
-        self,
-        *,
-        keep: Keep | None = None,
-        keep_runs: Keep | None = None,
-        dry_run: bool = False,
-        grace_seconds: float = 3600.0,
-    ) -> Collection:
-        """Drop what ``keep`` does not want (without it, nothing), then sweep what nothing can reach.
-
-        ``keep`` is for checkpoints, snapshots and versions of memories. ``keep_runs`` is for runs, those of
-        each agent by themselves; what they cost goes with them. Works beside writers: what became
-        unreachable less than ``grace_seconds`` ago stays for now.
-        """
-        from treering.care.collection import collect
-        from treering.views.run_retention import drop_runs
-
-        runs = None
-        if keep_runs is not None:
-            runs = drop_runs(self._engine, self._space, keep_runs, dry_run=dry_run, clock=self._clock)
-        collected = collect(
-            self._engine,
-            self._space,
-            keep=keep,
-            dry_run=dry_run,
-            grace_seconds=grace_seconds,
-            clock=self._clock,
-        )
-        if runs is None:
-            return collected
-        return structs.replace(
-            collected,
-            dropped=collected.dropped | ({RUN: len(runs.dropped)} if runs.dropped else {}),
-            kept=collected.kept | {RUN: runs.kept},
-        )
-
     def forget(
         self,
         *,
@@ -388,27 +299,6 @@ class Store:
         self._workspace.unlearn()
         self._vectors.drop()
         return forget(self._engine, self._space, chosen, cascade=cascade, clock=self._clock)
-
-    def reindex(self) -> None:
-        """Rebuild what is derived: roll-ups and search index."""
-        from treering.care.spaces import is_unwritten
-
-        if not is_unwritten(self._engine, self._space):
-            self._engine.reindex(self._space)
-
-    def stats(self) -> Stats:
-        """What this space holds, what it takes, and how it grew day by day."""
-        from treering.care.statistics import measure
-
-        return measure(self._engine, self._space, folder=self._folder)
-
-    def growth(self, *, last_days: int = 7) -> Growth:
-        """What each day brought, and how large this space will be in 30 days if the last days go on."""
-        from treering.care.growth import grow
-
-        if last_days < 1:
-            raise InvalidInput(f"last_days is {last_days}; look at one day at least")
-        return grow(self._engine, self._space, last_days=last_days, clock=self._clock)
 
     def copy_to(
         self,
@@ -478,15 +368,6 @@ class Store:
     def _budgets_changed(self) -> None:
         if self._guard is not None:
             self._guard.forget_what_is_known()
-
-    def _own(self, batch: Batch | Draft) -> Batch:
-        whole = batch.batch() if isinstance(batch, Draft) else batch
-        if whole.space != self._space:
-            raise InvalidInput(
-                f"batch {whole.id!r} is for space {whole.space!r}, this store is {self._space!r}; "
-                "make it with store.draft()"
-            )
-        return whole
 
     def _copy_into(self, target: Store, on_progress: Callable[[CopyProgress], None] | None) -> CopyReport:
         from treering.care.copying import copy_space

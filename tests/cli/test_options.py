@@ -26,7 +26,7 @@ def test_the_options_stand_where_the_parameter_stood() -> None:
         "namespace",
         "as_json",
     ]
-    assert (count.__name__, count.__doc__) == ("count", "Count something.")
+    assert inspect.getdoc(count) == "Count something."
 
 
 def test_a_command_gets_its_place_from_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
