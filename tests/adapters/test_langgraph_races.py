@@ -146,6 +146,45 @@ def test_a_message_that_was_changed_in_place_is_saved_again(tmp_path):
         assert history[2][3].content == "3"
 
 
+def test_a_long_list_is_looked_into_in_turns(tmp_path):
+    def stored():
+        return TreeringSaver(store).get(config())["channel_values"]["messages"]
+
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        saver = TreeringSaver(store)
+        messages = [HumanMessage(f"{number}", id=f"{number}") for number in range(400)]
+        _step(saver, messages)
+        messages[-1].content = "near the end: noticed at once"
+        _step(saver, messages)
+        assert stored() == messages
+        messages[7] = HumanMessage("another object: noticed at once", id="7")
+        _step(saver, messages)
+        assert stored() == messages
+        messages[9].content = "far from the end: noticed in its turn"
+        for number in range(6):
+            messages.append(HumanMessage("more", id=f"more {number}"))
+            _step(saver, messages)
+        assert stored() == messages
+
+
+def test_equal_objects_take_the_place_of_those_that_were_saved(tmp_path):
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        saver = TreeringSaver(store)
+        _step(saver, [HumanMessage("a", id="a"), HumanMessage("b", id="b")])
+        copies = [HumanMessage("a", id="a"), HumanMessage("b", id="b"), HumanMessage("c", id="c")]
+        _step(saver, copies)
+        copies[0].content = "changed"
+        _step(saver, copies)
+        found = [
+            each.checkpoint["channel_values"]["messages"] for each in TreeringSaver(store).list(config())
+        ]
+        assert [[message.content for message in each] for each in found] == [
+            ["changed", "b", "c"],
+            ["a", "b", "c"],
+            ["a", "b"],
+        ]
+
+
 def test_a_likeness_shares_nothing_that_can_change():
     message = AIMessage(
         [{"type": "text", "text": "a"}], tool_calls=[{"name": "f", "args": {"a": [1]}, "id": "1"}]

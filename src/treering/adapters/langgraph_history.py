@@ -198,10 +198,7 @@ class Reader:
                     is_messages=name in names,
                     where=f"channel {name!r} of checkpoint {step.graph_id!r}",
                 )
-            if known.stretch.length > stretch.length:
-                count = stretch.length
-                known = Known(stretch, known.items[:count], known.likenesses[:count], known.is_messages)
-            lists[name] = known
+            lists[name] = known.first(stretch.length)
         return lists
 
     def _values(self, values: Values, step: Step, lists: Mapping[str, Known]) -> dict[str, Any]:

@@ -2,7 +2,12 @@
 
 LangGraph hands over the whole list at every step. What was saved last is remembered here, item by item:
 the object itself and a likeness of it. An item that is the same object and still equal to its likeness was
-saved before; comparing all of them is one comparison of two lists of dicts, which Python does in C.
+saved before. All messages are compared as objects, which costs next to nothing; with their likenesses the
+last `_NEAR` at every step and the rest in turns, `_TURN` at a step, so that a step costs the same however
+long the conversation is. A message that was replaced is therefore always noticed at once; one that was
+changed in place (which LangGraph asks nodes not to do) at once in a list of up to `_NEAR` + `_TURN`, and in
+a longer one when its turn comes.
+
 Everything behind the first item that differs is written: behind the list's tail, or as a child list that
 shares what is common. A message that was stored as a task's write is not stored again, its place in the
 list is the address of it. **Invariant:** what is remembered of an item is exactly what was encoded of it,
@@ -12,7 +17,6 @@ never what it has become since.
 from __future__ import annotations
 
 import marshal
-from itertools import islice
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
     from treering.core.draft import Draft
     from treering.core.engine import Engine
 
+_NEAR: Final = 64
+_TURN: Final = 64
 _PAGE: Final = 512
 _PLAIN: Final = frozenset({str, int, float, bool, type(None), bytes})
 _CONTAINERS: Final = frozenset({dict, list, tuple})
@@ -40,12 +46,29 @@ _extra_of: Final = attrgetter("__pydantic_extra__")
 
 
 class Known(msgspec.Struct, frozen=True):
-    """A list as it was saved: where it lies, its items, and a likeness of each."""
+    """A list as it was saved: where it lies, its items, and a likeness of each.
+
+    A list that grows hands its items on to the longer one, so there may be more than its own here.
+    """
 
     stretch: Stretch
-    items: list[Any]
+    held: list[Any]
     likenesses: list[Any]
     is_messages: bool
+    looked: int = 0
+    """Up to where items were last compared with their likenesses."""
+
+    @property
+    def items(self) -> list[Any]:
+        """Its own items."""
+        return self.held[: self.stretch.length]
+
+    def first(self, count: int) -> Known:
+        """The same list when it was shorter."""
+        if count == self.stretch.length:
+            return self
+        stretch = Stretch(self.stretch.list, count)
+        return Known(stretch, self.held[:count], self.likenesses[:count], self.is_messages)
 
 
 class _Opaque(msgspec.Struct, frozen=True):
@@ -60,14 +83,14 @@ def is_list(values: Values, value: Any, before: Known | None, content: Content |
         return False
     if kind_of(value[0]) in MESSAGE_CLASSES:
         return True
-    if before is not None and not before.is_messages and len(value) >= len(before.items):
+    if before is not None and not before.is_messages and len(value) >= before.stretch.length:
         return _common(values, before, value) > 0
     return content is not None and len(content.data) >= INLINE_LIMIT
 
 
 def are_messages(items: list[Any], start: int = 0) -> bool:
     """Whether all items from ``start`` on are stored as messages."""
-    return set(map(type, islice(items, start, None))) <= MESSAGE_CLASSES
+    return set(map(type, items[start:] if start else items)) <= MESSAGE_CLASSES
 
 
 def write_list(
@@ -94,7 +117,7 @@ def write_list(
     list_id = before.stretch.list if before is not None and is_longer else new_id()
     contents: list[Content | Address] = []
     likenesses: list[Any] = []
-    for position, item in enumerate(islice(items, same, None), same):
+    for position, item in enumerate(items[same:], same):
         if is_messages:
             pending = recent.find(item, scope)
             if pending is not None:
@@ -118,7 +141,17 @@ def write_list(
         stretch = Stretch(list_id, len(items))
     else:
         stretch = _branched(draft, engine, before.stretch, same, contents, list_id, scope)
-    return Known(stretch, items, [*before.likenesses[:same], *likenesses], is_messages)
+    return _grown(before, same, stretch, items, likenesses)
+
+
+def _grown(before: Known, same: int, stretch: Stretch, items: list[Any], likenesses: list[Any]) -> Known:
+    """What is known of a list that shares its first items with another."""
+    looked = (before.looked + _TURN) % max(same, 1)
+    if len(before.held) != same:
+        return Known(stretch, items, before.likenesses[:same] + likenesses, before.is_messages, looked)
+    before.held.extend(items[same:])
+    before.likenesses.extend(likenesses)
+    return Known(stretch, before.held, before.likenesses, before.is_messages, looked)
 
 
 def read_list(
@@ -149,25 +182,41 @@ def read_list(
 
 def _common(values: Values, before: Known, items: list[Any]) -> int:
     """How many items both begin with."""
-    count = min(len(before.items), len(items))
-    mine = items if count == len(items) else items[:count]
+    count = min(before.stretch.length, len(items))
     if before.is_messages:
-        if all(map(is_, mine, before.items)) and not any(map(_extra_of, mine)):
-            known = before.likenesses if count == len(before.likenesses) else before.likenesses[:count]
-            if [message.__dict__ for message in mine] == known:
-                return count
-        for index, message in enumerate(mine):
-            if type(message) is not type(before.items[index]) or not is_like(
-                message, before.likenesses[index]
-            ):
-                return index
-        return count
+        return count if _are_same(before, items, count) else _common_messages(before, items, count)
+    mine = items if count == len(items) else items[:count]
     if _prints(mine) == _prints(before.likenesses[:count]):
         return count
     for index, item in enumerate(mine):
         if not _is_same(values, item, before.likenesses[index]):
             return index
     return count
+
+
+def _are_same(before: Known, items: list[Any], count: int) -> bool:
+    """Whether the first messages are those that were saved, as far as it is looked into at one step."""
+    if not all(map(is_, items if count == len(items) else items[:count], before.held)):
+        return False
+    near = max(0, count - _NEAR)
+    turn = before.looked if before.looked < near else 0
+    return _are_like(before, items, near, count) and _are_like(before, items, turn, min(turn + _TURN, near))
+
+
+def _are_like(before: Known, items: list[Any], start: int, stop: int) -> bool:
+    mine = items[start:stop]
+    known = before.likenesses[start:stop]
+    return not any(map(_extra_of, mine)) and [message.__dict__ for message in mine] == known
+
+
+def _common_messages(before: Known, items: list[Any], count: int) -> int:
+    same = 0
+    while same < count and (
+        type(items[same]) is type(before.held[same]) and is_like(items[same], before.likenesses[same])
+    ):
+        same += 1
+    before.held[:same] = items[:same]  # as good as those that were there, and the ones that come next time
+    return same
 
 
 def _is_same(values: Values, item: Any, known: Any) -> bool:

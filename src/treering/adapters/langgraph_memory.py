@@ -116,4 +116,4 @@ class Memory:
 
 
 def _size(base: Base) -> int:
-    return sum(len(known.items) for known in base.lists.values())
+    return sum(known.stretch.length for known in base.lists.values())

@@ -324,7 +324,8 @@ class Scribe:
         for name, known in base.lists.items():
             if known.is_messages:
                 before = parent.lists.get(name) if parent is not None else None
-                self._memory.recent.forget(known.items[len(before.items) if before is not None else 0 :])
+                start = before.stretch.length if before is not None else 0
+                self._memory.recent.forget(known.held[start : known.stretch.length])
         return step
 
 
