@@ -41,6 +41,12 @@ def bucket(s3: S3Bucket) -> StorageConfig:
     return config_of(s3)
 
 
+@pytest.fixture
+def storage(tmp_path: Path) -> StorageConfig:
+    """A new folder as a bucket."""
+    return StorageConfig(tmp_path / "bucket")
+
+
 SCRIBBLER = AgentProfile(
     name="scribbler",
     command=(sys.executable, str(Path(__file__).with_name("scribbler.py"))),

@@ -67,7 +67,7 @@ def test_claude_code_is_kept_restored_and_resumed(api: str, tmp_path: Path) -> N
             assert first.checkpoint is not None, first.warning
             assert (sandbox.workspace / "note.txt").read_text() == "ring\n"
             session = json.loads(first.output.splitlines()[-1])["session_id"]
-            shown = [each.path for each in sandbox._depot.ls(first.checkpoint, recursive=True)]
+            shown = [each.path for each in sandbox._keeping.needed().ls(first.checkpoint, recursive=True)]
             log = sandbox.log_path
         assert "workspace/note.txt" in shown
         assert [each for each in shown if each.endswith(f"{session}.jsonl")]

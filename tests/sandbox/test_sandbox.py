@@ -1,12 +1,8 @@
-"""The sandbox: runs, checkpoints, sessions and their logs, with a small agent that does as it is told."""
+"""The sandbox: runs and their checkpoints, with a small agent that does as it is told."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-import signal
-import time
 from pathlib import Path
 
 import msgspec
@@ -28,22 +24,6 @@ from treering.sandbox import (
 from treering.sandbox.archive import Place
 from treering.sandbox.profiles import find_profile
 from treering.sandbox.records import Label
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> StorageConfig:
-    return StorageConfig(tmp_path / "bucket")
-
-
-def log_of(sandbox: Sandbox) -> list[dict]:
-    assert sandbox.log_path is not None
-    return [json.loads(line) for line in sandbox.log_path.read_bytes().splitlines()]
-
-
-def until(path: Path) -> None:
-    """Wait for a file that another process makes; the test's own time limit ends it."""
-    while not path.exists():
-        time.sleep(0.005)
 
 
 def test_a_run_leaves_a_checkpoint_and_the_next_one_is_its_child(storage: StorageConfig) -> None:
@@ -165,136 +145,6 @@ def test_what_does_not_fit_is_refused_before_any_download(storage: StorageConfig
         assert other.get_session() is None
 
 
-def test_a_session_can_be_taken_up_again(storage: StorageConfig) -> None:
-    first = Sandbox(SCRIBBLER, storage=storage, session_tag_prefix="my-project")
-    made = first.run("write a.txt 1")
-    tag, session = first.get_session_tag(), first.get_session()
-    first.close()
-    again = Sandbox(SCRIBBLER, storage=storage, session=session)
-    result = again.run("read a.txt")
-    assert (result.text, result.sandbox_id) == ("1", made.sandbox_id)
-    assert result.checkpoint.parent_id is None  # a session that was set begins a lineage of its own
-    assert again.get_session_tag() != tag
-    again.kill()
-    with pytest.raises(NotFound, match="no sandbox"):
-        again.set_session(session)
-    with pytest.raises(InvalidInput, match="'sbx_'"):
-        again.set_session("../etc")
-    again.close()
-
-
-def test_a_session_that_is_gone_is_named_once() -> None:
-    with (
-        pytest.raises(NotFound, match="no sandbox"),
-        Sandbox(SCRIBBLER, session=f"sbx_{'0' * 26}") as sandbox,
-    ):
-        sandbox.run("asked")
-
-
-def test_set_session_resets_lineage_tag_and_log(storage: StorageConfig) -> None:
-    one, two = Sandbox(SCRIBBLER, storage=storage), Sandbox(SCRIBBLER, storage=storage)
-    one.run("write a.txt one")
-    two.run("write a.txt two")
-    log, tag, other = one.log_path, one.get_session_tag(), two.get_session()
-    two.close()
-    one.set_session(other)
-    assert json.loads(log.read_bytes().splitlines()[-1]).keys() == {"_sessionEnd"}
-    result = one.run("read a.txt")
-    assert (result.text, result.checkpoint.parent_id) == ("two", None)
-    assert one.get_session_tag() != tag
-    assert one.log_path != log
-    one.kill()
-    one.close()
-
-
-def test_the_session_log(tmp_path: Path) -> None:
-    sandbox = Sandbox(SCRIBBLER, model="m-9", session_tag_prefix="my-prefix")
-    assert (sandbox.get_session_tag(), sandbox.get_session_timestamp()) == (None, None)
-    sandbox.run("write a.txt 1")
-    tag = sandbox.get_session_tag()
-    assert re.fullmatch(r"my-prefix-[0-9a-f]{16}", tag)
-    path, began = sandbox.log_path, sandbox.get_session_timestamp()
-    assert path.parent == tmp_path / "treering-home" / "sessions"
-    stamp = began.replace(":", "-").replace(".", "-")
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", began)
-    assert path.name == f"{tag}_local_{sandbox.get_session()}_scribbler_{stamp}.jsonl"
-    run = sandbox.run("shout", background=True)
-    sandbox.pause()
-    sandbox.resume()
-    output = sandbox.wait().output
-    assert run.sandbox_id in path.name
-    lines = path.read_bytes().splitlines()
-    meta, prompt, *_ = map(json.loads, lines)
-    assert meta == {
-        "_meta": {
-            "tag": tag,
-            "provider": "local",
-            "agent": "scribbler",
-            "model": "m-9",
-            "sandbox_id": sandbox.get_session(),
-            "timestamp": began,
-        }
-    }
-    assert prompt == {"_prompt": {"text": "write a.txt 1"}}
-    told = [json.loads(line) for line in lines]
-    assert [each["_prompt"]["text"] for each in told if "_prompt" in each] == ["write a.txt 1", "shout"]
-    assert sum("_meta" in each for each in told) == 1
-    payloads = [
-        line for line in output.encode().splitlines() if line.startswith(b"{") and b"_meta" not in line
-    ]
-    assert len(payloads) == 4
-    assert all(line in lines for line in payloads)  # byte for byte
-    assert {"_stdout": "not json at all"} in told
-    assert {"_stderr": "on stderr"} in told
-    assert "_sessionEnd" not in told[-1]
-    sandbox.kill()
-    assert json.loads(path.read_bytes().splitlines()[-1]).keys() == {"_sessionEnd"}
-    sandbox.run("write a.txt 1")
-    assert sandbox.log_path != path
-    assert sandbox.get_session_tag() != tag
-    sandbox.kill()
-    sandbox.close()
-
-
-def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    sandbox = Sandbox(SCRIBBLER, sessions_folder=tmp_path / "file")
-    with pytest.warns(RuntimeWarning, match="cannot be written"):
-        assert sandbox.run("write a.txt 1").exit_code == 0
-    sandbox.kill()
-    sandbox.close()
-
-
-def test_pause_holds_the_program_and_kill_ends_it() -> None:
-    sandbox = Sandbox(SCRIBBLER)
-    with pytest.raises(InvalidInput, match="to pause"):
-        sandbox.pause()
-    sandbox.run("sleep 60", background=True)
-    until(sandbox.workspace / "started")
-    with pytest.raises(InvalidInput, match="not over yet"):
-        sandbox.run("write a.txt 1")
-    pid = sandbox._running.program._process.pid
-    sandbox.pause()
-    while (state := _state(pid)) != "T":
-        time.sleep(0.005)
-    assert state == "T"
-    sandbox.resume()
-    while _state(pid) == "T":
-        time.sleep(0.005)
-    sandbox.pause()
-    folder = sandbox.home.parent
-    process = sandbox._running.program._process
-    sandbox.kill()  # also while it is held
-    assert process.poll() == -signal.SIGTERM
-    assert not folder.exists()
-    sandbox.kill()
-    sandbox.close()
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def test_a_workspace_of_the_users_stays(tmp_path: Path, storage: StorageConfig) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -329,7 +179,9 @@ def test_exclusions_and_patterns_of_the_users(storage: StorageConfig) -> None:
             (work / name).write_text("x")
         (work / ".treeringignore").write_text("*.big\n")
         info = sandbox.run("write report.txt x").checkpoint
-        kept = [each.path for each in sandbox._depot.ls(info, recursive=True) if each.kind == "file"]
+        kept = [
+            each.path for each in sandbox._keeping.needed().ls(info, recursive=True) if each.kind == "file"
+        ]
     assert kept == [
         ".scribbler/sessions/one.jsonl",
         "workspace/.treeringignore",
@@ -366,10 +218,10 @@ def test_a_credential_can_be_read_and_neither_changed_nor_kept(
         (sandbox.workspace / "id_rsa").write_text("canary-key")
         (sandbox.workspace / "a.txt").write_text("mine")
         info = sandbox.checkpoint()
-        assert "auth" not in "".join(each.path for each in sandbox._depot.ls(info, recursive=True))
+        assert "auth" not in "".join(each.path for each in sandbox._keeping.needed().ls(info, recursive=True))
         contents = [
-            sandbox._depot.cat(info, each.path)
-            for each in sandbox._depot.ls(info, recursive=True)
+            sandbox._keeping.needed().cat(info, each.path)
+            for each in sandbox._keeping.needed().ls(info, recursive=True)
             if each.kind == "file" and "sessions" not in each.path
         ]
         assert contents == [b"mine"]
@@ -448,20 +300,6 @@ def test_the_same_words_awaited(storage: StorageConfig) -> None:
 
     asyncio.run(main())
     assert len(list_checkpoints(storage)) == 4
-
-
-def test_killing_ends_a_run_in_the_foreground() -> None:
-    async def main() -> None:
-        async with AsyncSandbox(SCRIBBLER) as sandbox:
-            await sandbox.start()
-            workspace = sandbox._sandbox.workspace
-            running = asyncio.create_task(sandbox.run("sleep 60"))
-            await asyncio.to_thread(until, workspace / "started")
-            await sandbox.kill()
-            result = await running
-            assert result.exit_code == -signal.SIGTERM
-
-    asyncio.run(main())
 
 
 def test_a_hostile_checkpoint_does_not_lead_out_of_the_home(tmp_path: Path, storage: StorageConfig) -> None:

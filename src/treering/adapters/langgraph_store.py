@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 from langgraph.store.base import (
@@ -46,6 +45,7 @@ from treering.adapters.langgraph_items import (
     texts,
 )
 from treering.adapters.opened import Opened, StoreOrUrl
+from treering.closing import Closing
 from treering.core.address import Address
 from treering.core.batch import Text, Tokens
 from treering.core.clock import Clock, SystemClock
@@ -73,7 +73,7 @@ class UnrankedWarning(UserWarning):
     """A query has nothing that items could be ranked by; nothing was returned."""
 
 
-class TreeringStore(BaseStore):
+class TreeringStore(Closing, BaseStore):
     """A LangGraph store: ``builder.compile(store=TreeringStore(store))``.
 
     Takes an open store (sync or async), or a URL or folder, which it then opens and `close` closes.
@@ -153,22 +153,6 @@ class TreeringStore(BaseStore):
     async def aclose(self) -> None:
         """`close`, awaited."""
         await self._opened.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     # Reading
     def _get(self, ops: Sequence[GetOp]) -> list[Item | None]:

@@ -19,7 +19,8 @@ from typing import Final, Literal, Self, get_args
 from treering.core.ids import check_space
 from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.sandbox.config import StorageConfig
-from treering.sandbox.depots import DEFAULT_LIMIT, Depot
+from treering.sandbox.depots import DEFAULT_LIMIT
+from treering.sandbox.keeping import Keeping
 from treering.sandbox.local import (
     LocalSandbox,
     WorkspaceMode,
@@ -28,7 +29,6 @@ from treering.sandbox.local import (
     make_sandbox,
     resettle,
 )
-from treering.sandbox.opening import depot_in, open_depot, open_gateway
 from treering.sandbox.profiles import AgentProfile, find_profile, treering_home
 from treering.sandbox.records import CheckpointInfo, Label, RunResult
 from treering.sandbox.running import Output, Recorder, Running
@@ -83,16 +83,13 @@ class Sandbox:
         self._mode: WorkspaceMode = workspace_mode
         self._provider = provider
         self._prefix = check_space(session_tag_prefix or DEFAULT_PREFIX)
-        self._storage = StorageConfig(storage) if isinstance(storage, str | Path) else storage
-        self._store = store
-        self._owned_store: Store | None = None
+        self._keeping = Keeping(storage, store)
         self._workspace = None if workspace is None else Path(workspace).expanduser().absolute()
         self._env = dict(env or {})
         self._arguments = tuple(arguments)
         self._exclude, self._include = tuple(exclude), tuple(include)
         self._sessions_folder = Path(sessions_folder) if sessions_folder is not None else None
         self._on_output = on_output
-        self._depot: Depot | None = None
         self._wanted = session
         self._session: Session | None = None
         self._running: Running | None = None
@@ -145,13 +142,13 @@ class Sandbox:
 
     def list_checkpoints(self, *, limit: int = DEFAULT_LIMIT, tag: str | None = None) -> list[CheckpointInfo]:
         """The checkpoints of the storage, newest first, of every session unless a ``tag`` is given."""
-        return self._needed_depot().list(limit=limit, tag=tag)
+        return self._keeping.needed().list(limit=limit, tag=tag)
 
     def download(
         self, checkpoint: str, files: str | Sequence[str], target: str | Path, *, overwrite: bool = False
     ) -> tuple[str, ...]:
         """Write single files, folders or patterns of a checkpoint into a folder, without restoring it."""
-        depot = self._needed_depot()
+        depot = self._keeping.needed()
         return depot.download(depot.find(checkpoint), files, target, overwrite=overwrite)
 
     # The session
@@ -224,12 +221,7 @@ class Sandbox:
     def close(self) -> None:
         """Let go of everything without removing the sandbox; ``session=`` finds it again."""
         self._leave()
-        if self._depot is not None:
-            self._depot.close()
-            self._depot = None
-        if self._owned_store is not None:
-            self._owned_store.close()
-            self._owned_store = None
+        self._keeping.close()
 
     def __enter__(self) -> Self:
         return self
@@ -255,7 +247,7 @@ class Sandbox:
                 f"from_={which!r} needs a fresh sandbox and cannot be combined with session "
                 f"{self._wanted!r}; leave one of them out"
             )
-        depot = self._needed_depot()
+        depot = self._keeping.needed()
         info = depot.find(which)
         info.check_fits(agent=self._profile.name, workspace_mode=self._mode)
         if self._session is not None:
@@ -314,8 +306,8 @@ class Sandbox:
         *,
         background: bool,
     ) -> RunResult:
-        self._opened_depot()  # a storage that cannot be opened is said before anything runs
-        self._recorder = session.recorder(self._store or self._owned_store, model=self._model)
+        self._keeping.depot()  # a storage that cannot be opened is said before anything runs
+        self._recorder = session.recorder(self._keeping.timeline, model=self._model)
         self._running = running = Running(
             command,
             folder=session.at.workspace,
@@ -358,7 +350,7 @@ class Sandbox:
             session.usage = summary.usage
         checkpoint = None
         succeeded = exit_code == 0 and not (summary is not None and summary.is_error)
-        if keeps and succeeded and self._opened_depot() is not None:
+        if keeps and succeeded and self._keeping.depot() is not None:
             checkpoint = self._kept_anyhow(session, comment, problems)
         if recorder is not None:
             recorder.close(problems)
@@ -394,23 +386,6 @@ class Sandbox:
             workspace_path=str(session.at.workspace),
         )
         place = session.at.place(self._profile, self._exclude, self._include)
-        info = self._needed_depot().save(place, label)
+        info = self._keeping.needed().save(place, label)
         session.parent = info.id
         return info
-
-    def _opened_depot(self) -> Depot | None:
-        if self._depot is None:
-            if self._storage is None:
-                self._depot = None if self._store is None else depot_in(self._store)
-            elif self._storage.is_gateway:
-                self._owned_store = open_gateway(self._storage)
-                self._depot = depot_in(self._owned_store)
-            else:
-                self._depot = open_depot(self._storage)
-        return self._depot
-
-    def _needed_depot(self) -> Depot:
-        depot = self._opened_depot()
-        if depot is None:
-            raise InvalidInput("this sandbox has no storage; pass storage=StorageConfig(...) or store=")
-        return depot

@@ -1,0 +1,240 @@
+"""Sources of an import from LangGraph: the file of a `SqliteSaver`, the database of a `PostgresSaver`.
+
+**Invariant:** a source is only read; one that is no checkpointer's is refused before anything is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import msgspec
+
+from treering.api import redacted
+from treering.errors import InvalidInput, MissingExtra, NotFound, Unreachable
+
+if TYPE_CHECKING:
+    from treering.adapters.langgraph_values import Values
+
+_POSTGRES: Final = ("postgresql://", "postgres://")
+_EMPTY: Final = "empty"
+
+
+def open_source(source: str | Path, values: Values) -> Source:
+    """The source that a path or URL stands for."""
+    if isinstance(source, str) and source.startswith(_POSTGRES):
+        return _Postgres(source, values)
+    return _Sqlite(Path(source).expanduser(), values)
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint of the source, without its content."""
+
+    id: str
+    parent: str | None
+
+
+class Write(msgspec.Struct, frozen=True, kw_only=True):
+    """One write of the source."""
+
+    checkpoint: str
+    task: str
+    path: str
+    index: int
+    channel: str
+    form: str
+    data: bytes
+
+
+class Source(Protocol):
+    """What an import asks of either of them."""
+
+    def places(self) -> list[tuple[str, str]]:
+        """Every thread and namespace within it."""
+        ...
+
+    def counts(self) -> tuple[int, int]:
+        """How many checkpoints and writes there are."""
+        ...
+
+    def checkpoints(self, thread: str, within: str) -> list[Row]:
+        """The checkpoints of one place, oldest first."""
+        ...
+
+    def content(self, thread: str, within: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A checkpoint as LangGraph knows it, and its metadata."""
+        ...
+
+    def writes(self, thread: str, within: str) -> list[Write]:
+        """All writes of one place."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class _Sqlite:
+    """The file of a `SqliteSaver`, opened for reading only."""
+
+    def __init__(self, path: Path, values: Values) -> None:
+        if not path.is_file():
+            raise NotFound(f"there is no file {path}; name the database of a SqliteSaver")
+        self._path = path
+        self._values = values
+        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        tables = {name for (name,) in self._rows("SELECT name FROM sqlite_master")}
+        if not {"checkpoints", "writes"} <= tables:
+            self.close()
+            raise InvalidInput(
+                f"{path} has no tables of a SqliteSaver (checkpoints, writes); name another file"
+            )
+        columns = {row[1] for row in self._rows("PRAGMA table_info(writes)")}
+        self._path_column = "task_path" if "task_path" in columns else "''"
+
+    def places(self) -> list[tuple[str, str]]:
+        return self._rows(
+            "SELECT thread_id, checkpoint_ns FROM checkpoints "
+            "UNION SELECT thread_id, checkpoint_ns FROM writes"
+        )
+
+    def counts(self) -> tuple[int, int]:
+        return self._rows("SELECT (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM writes)")[0]
+
+    def checkpoints(self, thread: str, within: str) -> list[Row]:
+        rows = self._rows(
+            "SELECT checkpoint_id, parent_checkpoint_id FROM checkpoints "
+            "WHERE thread_id = ? AND checkpoint_ns = ? ORDER BY checkpoint_id",
+            (thread, within),
+        )
+        return [Row(id=graph_id, parent=parent or None) for graph_id, parent in rows]
+
+    def content(self, thread: str, within: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+        form, data, metadata = self._rows(
+            "SELECT type, checkpoint, metadata FROM checkpoints "
+            "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
+            (thread, within, row.id),
+        )[0]
+        checkpoint = self._values.serde.loads_typed((form or "msgpack", data))
+        return checkpoint, _decoded_metadata(self._values, metadata)
+
+    def writes(self, thread: str, within: str) -> list[Write]:
+        rows = self._rows(
+            f"SELECT checkpoint_id, task_id, {self._path_column}, idx, channel, type, value FROM writes "
+            "WHERE thread_id = ? AND checkpoint_ns = ? ORDER BY checkpoint_id, task_id, idx",
+            (thread, within),
+        )
+        return [_write(row) for row in rows]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise Unreachable(f"{self._path} cannot be read as a SqliteSaver's database: {error}") from error
+
+
+class _Postgres:
+    """The database of a `PostgresSaver`; one transaction that sees it as it was at the start."""
+
+    def __init__(self, url: str, values: Values) -> None:
+        try:
+            import psycopg
+        except ModuleNotFoundError as error:
+            raise MissingExtra("importing from PostgreSQL", "postgres") from error
+        self._values = values
+        self._errors = psycopg.Error
+        self._shown = redacted(url)
+        try:
+            self._connection = psycopg.connect(url)
+            self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            self._connection.read_only = True
+        except psycopg.Error as error:
+            raise Unreachable(f"{self._shown} cannot be opened: {error}") from error
+
+    def places(self) -> list[tuple[str, str]]:
+        return self._rows(
+            "SELECT thread_id, checkpoint_ns FROM checkpoints "
+            "UNION SELECT thread_id, checkpoint_ns FROM checkpoint_writes"
+        )
+
+    def counts(self) -> tuple[int, int]:
+        return self._rows(
+            "SELECT (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM checkpoint_writes)"
+        )[0]
+
+    def checkpoints(self, thread: str, within: str) -> list[Row]:
+        rows = self._rows(
+            "SELECT checkpoint_id, parent_checkpoint_id FROM checkpoints "
+            "WHERE thread_id = %s AND checkpoint_ns = %s ORDER BY checkpoint_id",
+            (thread, within),
+        )
+        return [Row(id=graph_id, parent=parent or None) for graph_id, parent in rows]
+
+    def content(self, thread: str, within: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+        key = (thread, within, row.id)
+        checkpoint, metadata = self._rows(
+            "SELECT checkpoint, metadata FROM checkpoints "
+            "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s",
+            key,
+        )[0]
+        blobs = self._rows(
+            "SELECT b.channel, b.type, b.blob FROM checkpoints c "
+            "CROSS JOIN LATERAL jsonb_each_text(c.checkpoint -> 'channel_versions') AS v "
+            "JOIN checkpoint_blobs b ON b.thread_id = c.thread_id AND b.checkpoint_ns = c.checkpoint_ns "
+            "AND b.channel = v.key AND b.version = v.value "
+            "WHERE c.thread_id = %s AND c.checkpoint_ns = %s AND c.checkpoint_id = %s",
+            key,
+        )
+        values = dict(checkpoint.get("channel_values") or {})
+        for channel, form, data in blobs:
+            if form != _EMPTY:
+                values[channel] = self._values.serde.loads_typed((form, bytes(data or b"")))
+        return {**checkpoint, "channel_values": values}, dict(metadata or {})
+
+    def writes(self, thread: str, within: str) -> list[Write]:
+        rows = self._rows(
+            "SELECT checkpoint_id, task_id, task_path, idx, channel, type, blob FROM checkpoint_writes "
+            "WHERE thread_id = %s AND checkpoint_ns = %s ORDER BY checkpoint_id, task_id, idx",
+            (thread, within),
+        )
+        return [_write(row) for row in rows]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        try:
+            return self._connection.execute(cast("Any", sql), values).fetchall()
+        except self._errors as error:
+            raise Unreachable(
+                f"{self._shown} cannot be read as a PostgresSaver's database: {error}"
+            ) from error
+
+
+def _write(row: tuple[Any, ...]) -> Write:
+    checkpoint, task, path, index, channel, form, data = row
+    return Write(
+        checkpoint=checkpoint,
+        task=task,
+        path=path or "",
+        index=index,
+        channel=channel,
+        form=form or "msgpack",
+        data=bytes(data or b""),
+    )
+
+
+def _decoded_metadata(values: Values, metadata: bytes | str | None) -> dict[str, Any]:
+    """Metadata is JSON; early versions of the saver wrote it with their serializer."""
+    if not metadata:
+        return {}
+    try:
+        return json.loads(metadata)
+    except ValueError:
+        raw = metadata.encode() if isinstance(metadata, str) else metadata
+        return dict(values.serde.loads_typed(("msgpack", raw)))
