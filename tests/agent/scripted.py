@@ -85,3 +85,16 @@ def forgetful(messages, tools):  # noqa: ARG001 - a model is given both
             if messages[-1] is not message:
                 return said(f"Your name is {name}")
     return said("Hello!")
+
+
+def add(a: int, b: int) -> int:
+    """The sum."""
+    return a + b
+
+
+def two_sums(style="openai"):
+    return asking(("c1", "add", {"a": 1, "b": 2}), ("c2", "add", {"a": 3, "b": 4}), style=style)
+
+
+def contents(messages):
+    return [each["content"] for each in messages]
