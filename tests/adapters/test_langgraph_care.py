@@ -375,6 +375,16 @@ def test_a_message_is_stored_once_as_a_write_and_in_the_list(store, writes):
     assert store.verify().ok
 
 
+@pytest.mark.parametrize("task", ["task", "a lone \ud800"])
+def test_small_values_of_writes_come_back_as_they_were(store, task):
+    saver = TreeringSaver(store)
+    where = put(saver, {"x": 1})
+    given = [None, 2**80, date(2026, 1, 2), {"$date": "no date"}, ("a", 1), float("inf"), "\ud800", b"b", []]
+    saver.put_writes(where, [(f"c{index}", value) for index, value in enumerate(given)], task)
+    found = TreeringSaver(store).get_tuple(config()).pending_writes
+    assert found == [(task, f"c{index}", value) for index, value in enumerate(given)]
+
+
 def test_writes_wait_for_their_checkpoint_but_not_for_long(store):
     saver = TreeringSaver(store, writes="with_checkpoint")
     where = put(saver, {"x": 1})

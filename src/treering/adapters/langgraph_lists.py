@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from treering.core.draft import Draft
     from treering.core.engine import Engine
 
-_NEAR: Final = 64
-_TURN: Final = 64
+_NEAR: Final = 32
+_TURN: Final = 32
 _PAGE: Final = 512
 _PLAIN: Final = frozenset({str, int, float, bool, type(None), bytes})
 _CONTAINERS: Final = frozenset({dict, list, tuple})

@@ -19,6 +19,7 @@ from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import orjson
 
 from treering.adapters.langchain_messages import is_like, likeness
 from treering.adapters.langgraph_values import is_list_of_messages
@@ -27,7 +28,7 @@ from treering.core.batch import Event
 from treering.core.body import INLINE_LIMIT
 from treering.core.content import Content
 from treering.core.draft import Draft
-from treering.core.encoding import encode_json
+from treering.core.encoding import decode, encode_json
 from treering.views.checkpoints import MAX_ROW_BYTES
 from treering.views.graph_ids import Place, writes_key
 from treering.views.graphs import WRITES
@@ -44,6 +45,8 @@ PATIENCE: Final = 0.01
 _IDLE: Final = 1.0
 _RECENT: Final = 512
 _SMALL: Final = 256
+
+_NONE: Final = Content("json", b"null")
 
 Spot = tuple[str, int]
 """A position in a list."""
@@ -65,7 +68,7 @@ class PendingMessage:
 class TaskWrites(msgspec.Struct, frozen=True, kw_only=True):
     """What one task wrote in one call: channel, index, form and value of each write.
 
-    The forms: ``m`` a message, ``l`` a list of messages, ``v`` a small value, ``s`` content.
+    The forms: ``m`` a message, ``l`` a list of messages, ``v`` a small value, ``s`` a larger one.
     """
 
     place: Place
@@ -105,17 +108,15 @@ def taken(
 
     for channel, index, value in writes:
         if value is None:
-            entries.append((channel, index, "v", None))
+            entries.append((channel, index, "v", _NONE))
         elif values.takes(value):
             entries.append((channel, index, "m", pending(value)))
         elif is_list_of_messages(value):
             entries.append((channel, index, "l", [pending(each) for each in value]))
         else:
             content = values.encode(value)
-            if content.kind == "json" and len(content.data) <= _SMALL:
-                entries.append((channel, index, "v", values.plain(value)))
-            else:
-                entries.append((channel, index, "s", content))
+            is_small = content.kind == "json" and len(content.data) <= _SMALL
+            entries.append((channel, index, "v" if is_small else "s", content))
     return TaskWrites(
         place=place,
         graph_id=graph_id,
@@ -155,14 +156,8 @@ def write_event(draft: Draft, writes: TaskWrites, number: int) -> None:
         elif form == "s":
             entries.append([channel, index, form, placed(draft.put(value, scope=scope))])
         else:
-            entries.append([channel, index, form, value])
-    told = {
-        "step": [writes.graph_id, writes.place.within],
-        "task": writes.task,
-        "path": writes.path,
-        "writes": entries,
-    }
-    data: bytes | None = encode_json(told, keep_order=True)
+            entries.append([channel, index, form, orjson.Fragment(value.data)])
+    data: bytes | None = _told(writes, entries)
     body = None
     if len(data) > MAX_ROW_BYTES:
         body = draft.put(Content("json", data), scope=scope)
@@ -179,6 +174,23 @@ def write_event(draft: Draft, writes: TaskWrites, number: int) -> None:
             links=tuple(links),
         )
     )
+
+
+def _told(writes: TaskWrites, entries: list[Any]) -> bytes:
+    told: dict[str, Any] = {
+        "step": [writes.graph_id, writes.place.within],
+        "task": writes.task,
+        "path": writes.path,
+        "writes": entries,
+    }
+    try:
+        return orjson.dumps(told)
+    except TypeError:  # a lone surrogate in a name
+        given = zip(entries, writes.entries, strict=True)
+        told["writes"] = [
+            [*entry[:3], decode(value)] if entry[2] == "v" else entry for entry, (*_, value) in given
+        ]
+        return encode_json(told, keep_order=True)
 
 
 class Recent:

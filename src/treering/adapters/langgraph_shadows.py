@@ -28,7 +28,9 @@ SHADOWS: Final = "shadows"
 
 def shadowed(before: Step, metadata: Mapping[str, Any], given: Iterable[str]) -> list[str]:
     """The delta channels that a step does not store whole, and whose messages its parent holds (or none)."""
-    changed = metadata.get("counters_since_delta_snapshot") or ()
+    changed = metadata.get("counters_since_delta_snapshot")
+    if not changed:
+        return []
     versions = before.graph["versions"]
     held = set(before.checkpoint.lists) & set(before.graph.get("messages", ()))
     return [name for name in changed if name not in given and (name in held or name not in versions)]
