@@ -101,9 +101,7 @@ class Reader:
 
     def metadata(self, values: Values, place: Place) -> list[tuple[str, dict[str, Any]]]:
         """The id and the metadata of every checkpoint of one namespace, newest first."""
-        return [
-            (graph_id, values.unpacked(metadata)) for graph_id, metadata in self._graphs.metadata_of(place)
-        ]
+        return self._graphs.metadata_of(place, values.unpacked)
 
     def delta_history(
         self, values: Values, place: Place, graph_id: str | None, channels: Sequence[str]

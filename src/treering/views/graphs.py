@@ -30,7 +30,7 @@ from treering.views.head_values import head_value
 from treering.views.journal import head_ref, thread_scope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from treering.core.engine import Engine
     from treering.core.records import Record, Ref
@@ -107,7 +107,7 @@ class _Metadata(msgspec.Struct):
     metadata: dict[str, Any] = {}
 
 
-_metadata: Final = msgspec.json.Decoder(_Metadata)
+_metadata: Final = msgspec.json.Decoder(_Metadata).decode
 
 
 class Graphs:
@@ -204,22 +204,29 @@ class Graphs:
                 if origin is not None and (within is None or origin.within == within):
                     yield origin
 
-    def metadata_of(self, place: Place) -> list[tuple[str, dict[str, Any]]]:
-        """The ids and the metadata of all steps of one namespace in a thread itself, newest first."""
+    def metadata_of(self, place: Place, unpacked: Callable[[Any], Any]) -> list[tuple[str, dict[str, Any]]]:
+        """The ids and the metadata of all steps of one namespace in a thread itself, newest first.
+
+        ``unpacked`` is called for metadata in which something may be packed.
+        """
         found: list[tuple[str, dict[str, Any]]] = []
         query, after = EventQuery(kinds=(KIND,), scope=place.scope, newest_first=True), None
         while True:
             page = self._engine.scan(self._space, query, after=after, limit=_MANY)
             for record in page.records:
                 data = record.event.data
-                if data is None or b'{"$' in data:
+                is_plain = False
+                if data is None or (b"$" in data and b'{"$' in data):
                     metadata = read_checkpoint(self._engine, self._space, record).metadata
                 else:
-                    metadata = _metadata.decode(data).metadata
+                    metadata, is_plain = _metadata(data).metadata, True
                 graph = metadata.pop(GRAPH, None)
-                if graph is not None and graph.get("ns", "") == place.within:
-                    metadata.pop(FORKED, None)
-                    found.append((graph["id"], metadata | graph[HIDDEN] if HIDDEN in graph else metadata))
+                if graph is None or graph.get("ns", "") != place.within:
+                    continue
+                metadata.pop(FORKED, None)
+                if HIDDEN in graph:
+                    metadata |= graph[HIDDEN]
+                found.append((graph["id"], metadata if is_plain else unpacked(metadata)))
             if page.cursor is None:
                 found.sort(key=itemgetter(0), reverse=True)
                 return found
