@@ -37,7 +37,7 @@ from treering.engines.postgres.pipeline import Answer, Pipeline
 from treering.engines.postgres.place import Place
 from treering.engines.postgres.pool import Pool
 from treering.engines.postgres.statements import MAX_PARAMETERS, for_rows
-from treering.engines.relational.session import Dialect, Row
+from treering.engines.relational.session import RECEIPTS, Dialect, Row, ask_in_chunks
 from treering.errors import TreeringError, Unreachable
 
 RECONNECT_SECONDS: Final = 5.0
@@ -121,9 +121,10 @@ class PostgresSession:
         sql = f"SELECT nextval('{table}_no_seq') FROM generate_series(1, ?)"
         return [number for (number,) in self.rows(sql, (count,))]
 
-    def lock(self, space: int) -> Iterable[Row]:
-        """Lock the row of a space; its counters."""
-        return _Later(self, self.pipeline.ask(_LOCK, (space,)))
+    def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:
+        """Lock the row of a space; its counters, and the batches that are there already."""
+        counters = _Later(self, self.pipeline.ask(_LOCK, (space,)))
+        return counters, ask_in_chunks(self, RECEIPTS, (space,), batches) if batches else ()
 
     def exchange(self) -> None:
         """Send what is queued and wait for the answers."""

@@ -41,7 +41,7 @@ class PostgresEngine(RelationalEngine):
 
     def __init__(self, database: PostgresDatabase, blobs: Blobs | None, url: str) -> None:
         objects = Objects(blobs)
-        super().__init__(database, objects, PostgresTextIndex(objects))
+        super().__init__(database, objects, PostgresTextIndex(objects), remembers_states=False)
         self._postgres = database
         self._url = url
         self._announcer = Announcer(database)

@@ -8,22 +8,22 @@ holds the space's write lock, so what was read stays true until the transaction 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from treering.core.address import ListAt, ObjectAt, SlotAt, parse_address
 from treering.core.batch import Receipt
-from treering.core.reach import event_links
 from treering.engines.relational.session import ask_in_chunks
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Container, Iterable
 
-    from treering.core.address import Address
-    from treering.core.batch import Batch
+    from treering.engines.relational.needs import Needs
+    from treering.engines.relational.remembered import Memory
     from treering.engines.relational.session import Session
+
+Known = TypeVar("Known")
 
 
 class RefState:
@@ -63,7 +63,7 @@ class Current:
         self.now_us = now_us
         self.seq = 0
         self.committed_at_us = 0
-        self.scopes_dropped = 0
+        self.removals = 0
         self.receipts: dict[str, Receipt] = {}
         self.scopes: dict[str, int] = {}
         self.refs: dict[str, RefState] = {}
@@ -75,23 +75,6 @@ class Current:
         self.list_numbers: dict[str, int] = {}
         self.scope_numbers: dict[str, int] = {}
         """Numbers kept ready for rows that do not exist yet."""
-
-
-class Needs(msgspec.Struct):
-    """What the batches of a group name."""
-
-    batches: list[str]
-    scopes: set[str]
-    refs: set[str]
-    lists: set[str]
-    leases: set[str]
-    objects: set[str]
-    slots: set[str]
-
-    @property
-    def names_content(self) -> bool:
-        """Whether anything is named that has to be there already."""
-        return bool(self.objects or self.slots or self.lists)
 
 
 class _StoredReceipt(msgspec.Struct, array_like=True):
@@ -128,125 +111,31 @@ def unpack_receipt(
     )
 
 
-def needs_of(batch: Batch) -> Needs:
-    """Everything that a batch names and that may be stored already."""
-    needs = Needs([batch.id], set(), {change.name for change in batch.refs}, set(), set(), set(), set())
-    for records in (batch.parts, batch.lists, batch.events, batch.refs, batch.texts):
-        for record in records:
-            needs.scopes.add(record.scope)
-    for append in batch.lists:
-        needs.lists.add(append.list)
-        if append.parent is not None:
-            needs.lists.add(append.parent)
-    for fence in batch.fences:
-        needs.leases.add(fence.lease)
-    needs.objects.update(batch.requires, batch.objects)
-    own = f"s:{batch.id}:"
-    for address in named_addresses(batch):
-        if not address.startswith(own):
-            match parse_address(address):
-                case ObjectAt(name):
-                    needs.objects.add(name)
-                case SlotAt(other, _, _):
-                    needs.slots.add(other)
-                case ListAt(list_id):
-                    needs.lists.add(list_id)
-    return needs
-
-
-def together(all_needs: Sequence[Needs]) -> Needs:
-    """What a group of batches needs."""
-    if len(all_needs) == 1:
-        return all_needs[0]
-    first = Needs([], set(), set(), set(), set(), set(), set())
-    for needs in all_needs:
-        first.batches += needs.batches
-        first.scopes |= needs.scopes
-        first.refs |= needs.refs
-        first.lists |= needs.lists
-        first.leases |= needs.leases
-        first.objects |= needs.objects
-        first.slots |= needs.slots
-    return first
-
-
-def named_addresses(batch: Batch) -> Iterator[Address]:
-    """Every address that stands anywhere in a batch."""
-    for append in batch.lists:
-        for item in append.items:
-            if isinstance(item, str):
-                yield item
-    for event in batch.events:
-        if event.body is not None or event.links:
-            yield from event_links(event)
-    for change in batch.refs:
-        yield from getattr(change.change, "links", ())
-    for text in batch.texts:
-        if text.source is not None:
-            yield text.source
-
-
-class ScopeNumbers:
-    """The numbers of scopes that were committed before, remembered between commits.
-
-    A scope's row goes when nothing is left under it, and its number with it; ``scopes_dropped`` of the
-    space counts that, and a count that differs makes everything remembered worthless.
-    """
-
-    LIMIT = 10_000
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[int, dict[str, int]]] = {}
-
-    def known(self, space: int) -> tuple[int, dict[str, int]]:
-        """The count at which they were remembered, and the numbers."""
-        return self._known.get(space, (-1, {}))
-
-    def remember(self, current: Current) -> None:
-        """Keep the numbers of scopes that were there when the space was locked."""
-        dropped, numbers = self.known(current.space)
-        if dropped != current.scopes_dropped or len(numbers) > self.LIMIT:
-            numbers = {}
-        numbers |= current.scopes
-        self._known[current.space] = (current.scopes_dropped, numbers)
-
-
-def read_current(
-    session: Session, space: int, needs: Needs, now_us: int, remembered: ScopeNumbers
-) -> Current:
-    """Lock the space and read the state behind ``needs``.
+def read_current(session: Session, space: int, needs: Needs, now_us: int, memory: Memory) -> Current:
+    """Lock the space and read the state behind ``needs``, as far as it is not remembered.
 
     Everything is asked before the first answer is looked at, so it is one exchange with a server; only
-    numbers for scopes and lists that turn out to be new need another.
+    numbers for scopes and lists that turn out to be new need another. (Where answers come at once, those
+    of the lock are looked at first.)
     """
-    counters = session.lock(space)
-    receipts = ask_in_chunks(
-        session,
-        "SELECT batch, first_seq, last_seq, committed_at_us, receipt FROM commits "
-        "WHERE space = ? AND batch IN (@)",
-        (space,),
-        needs.batches,
-    )
-    remembered_at, known = remembered.known(space)
-    strange = [name for name in needs.scopes if name not in known]
-    scopes = _asked(session, "scope", "name, no", "name", space, strange)
-    refs = _asked(session, "ref", "name, version, value, scope", "name", space, needs.refs)
-    lists = _asked(session, "list", "id, no, scope, parent, start, length, depth", "id", space, needs.lists)
-    leases = _asked(session, "lease", "name, token, expires_at_us", "name", space, needs.leases)
-    objects = _asked(session, "object", "name", "name", space, list(map(bytes.fromhex, needs.objects)))
-    bodies = ask_in_chunks(session, _BODIES, (space,), list(needs.slots)) if needs.slots else ()
     current = Current(space, now_us)
+    counters, receipts = session.lock(space, needs.batches)
+    if memory.has_states:
+        ((seq, _, removals),) = counters
+        memory.check(seq, removals)
+    scopes = _asked(session, _SCOPES, space, _take(needs.scopes, memory.scopes, current.scopes))
+    refs = _asked(session, _REFS, space, _take(needs.refs, memory.refs, current.refs))
+    lists = _asked(session, _LISTS, space, _take(needs.lists, memory.lists, current.lists))
+    leases = _asked(session, _LEASES, space, needs.leases)
+    objects = _asked(session, _OBJECTS, space, list(map(bytes.fromhex, needs.objects)))
+    bodies = _asked(session, _BODIES, space, {batch for batch, _ in needs.slots})
     current.commit_numbers = session.numbers("commits", len(needs.batches))
-    ((current.seq, current.committed_at_us, current.scopes_dropped),) = counters
+    ((current.seq, current.committed_at_us, current.removals),) = counters
     for row in receipts:
         current.receipts[row[0]] = unpack_receipt(*row)
+    if not memory.check(current.seq, current.removals):
+        current.scopes = dict(_asked(session, _SCOPES, space, needs.scopes))
     current.scopes.update(scopes)
-    if current.scopes_dropped == remembered_at:
-        current.scopes.update({name: known[name] for name in needs.scopes if name in known})
-    elif known:
-        current.scopes.update(_asked(session, "scope", "name, no", "name", space, needs.scopes))
-    if strange or current.scopes_dropped != remembered_at:
-        remembered.remember(current)
     for name, version, value, scope in refs:
         current.refs[name] = RefState(version, None if value is None else bytes(value), scope)
     for list_id, *state in lists:
@@ -254,31 +143,38 @@ def read_current(
     for name, token, expires in leases:
         if expires > now_us:
             current.tokens[name] = token
-    for (name,) in objects:
-        current.objects.add(bytes(name).hex())
-    for batch, key in bodies:
-        current.bodies.add((batch, key & 0xFFFF))
-    new_scopes = [name for name in needs.scopes if name not in current.scopes]
-    current.scope_numbers = _numbered(session, "scope", new_scopes)
-    current.list_numbers = _numbered(
-        session, "list", [name for name in needs.lists if name not in current.lists]
-    )
+    current.objects.update([bytes(name).hex() for (name,) in objects])
+    current.bodies.update([(batch, key & 0xFFFF) for batch, key in bodies])
+    current.scope_numbers = _numbered(session, "scope", needs.scopes, current.scopes)
+    current.list_numbers = _numbered(session, "list", needs.lists, current.lists)
     return current
 
 
-def _numbered(session: Session, table: str, names: list[str]) -> dict[str, int]:
+def _take(needed: Iterable[str], known: dict[str, Known], taken: dict[str, Known]) -> list[str]:
+    """Take what is known; the names of the rest."""
+    rest: list[str] = []
+    for name in needed:
+        if name in known:
+            taken[name] = known[name]
+        else:
+            rest.append(name)
+    return rest
+
+
+def _numbered(session: Session, table: str, needed: Iterable[str], known: Container[str]) -> dict[str, int]:
+    names = [name for name in needed if name not in known]
     return dict(zip(names, session.numbers(table, len(names)), strict=True)) if names else {}
 
 
-def _asked(
-    session: Session, table: str, columns: str, key: str, space: int, values: Collection[Any]
-) -> Iterable[Any]:
-    if not values:
-        return ()
-    sql = f"SELECT {columns} FROM {table} WHERE space = ? AND {key} IN (@)"
-    return ask_in_chunks(session, sql, (space,), list(values))
+def _asked(session: Session, sql: str, space: int, values: Collection[Any]) -> Iterable[Any]:
+    return ask_in_chunks(session, sql, (space,), list(values)) if values else ()
 
 
+_SCOPES: Final = "SELECT name, no FROM scope WHERE space = ? AND name IN (@)"
+_REFS: Final = "SELECT name, version, value, scope FROM ref WHERE space = ? AND name IN (@)"
+_LISTS: Final = "SELECT id, no, scope, parent, start, length, depth FROM list WHERE space = ? AND id IN (@)"
+_LEASES: Final = "SELECT name, token, expires_at_us FROM lease WHERE space = ? AND name IN (@)"
+_OBJECTS: Final = "SELECT name FROM object WHERE space = ? AND name IN (@)"
 _BODIES: Final = (
     "SELECT c.batch, b.key FROM commits c JOIN body b ON b.key >= c.no * 65536 AND b.key < (c.no + 1) * 65536"
     " WHERE c.space = ? AND c.batch IN (@)"

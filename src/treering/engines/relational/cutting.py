@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.rollup import MEASURES, deltas
 from treering.engines.relational.current import pack_receipt, unpack_receipt
+from treering.engines.relational.remembered import count_removal
 from treering.engines.relational.rows import RECORD_SELECT, record_of
 from treering.engines.relational.scratch import Seen
 from treering.engines.relational.session import in_chunks
@@ -106,6 +107,7 @@ class Cutting:
             )
             if not rows:
                 return self._some_refs(session, limit)
+        count_removal(session, self._space)
         session.many(
             "DELETE FROM ref WHERE space = ? AND name = ?", [(self._space, name) for name, _, _ in rows]
         )

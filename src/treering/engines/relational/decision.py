@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from treering.core.address import list_address
 from treering.core.batch import ABSENT, ANY, Add, Delete, Receipt, Set
 from treering.core.lists import MAX_DEPTH
 from treering.engines.relational.current import ListState, RefState
-from treering.engines.relational.prepared import missing_from
 from treering.errors import Conflict, Fenced, InvalidInput, ListMoved, MissingObjects, NotFound, RefMoved
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def decide(current: Current, prepared: Prepared) -> Accepted | Receipt:
         return replay
     if batch.fences:
         _check_fences(current, batch)
-    if prepared.needs.names_content:
-        _check_addresses(current, batch)
+    _check_addresses(current, prepared)
     refs = [(change, _moved(current, change)) for change in batch.refs]
     appends = _appended(current, batch) if batch.lists else []
     return _count_in(current, prepared, refs, appends)
@@ -66,14 +65,20 @@ def _check_fences(current: Current, batch: Batch) -> None:
             )
 
 
-def _check_addresses(current: Current, batch: Batch) -> None:
-    objects, others = missing_from(batch, current.objects, current.bodies, current.lists)
-    if objects:
-        raise MissingObjects(tuple(dict.fromkeys(objects)))
-    if others:
-        raise NotFound(
-            f"batch {batch.id!r} points at {others[0]!r}, which is not stored; nothing was written"
-        )
+def _check_addresses(current: Current, prepared: Prepared) -> None:
+    needs = prepared.needs
+    if needs.objects:
+        missing = tuple(name for name in needs.objects if name not in current.objects)
+        if missing:
+            raise MissingObjects(missing)
+    if needs.slots or needs.linked:
+        others = [f"s:{batch}:{part}" for batch, part in needs.slots if (batch, part) not in current.bodies]
+        others += [list_address(name) for name in needs.linked if name not in current.lists]
+        if others:
+            raise NotFound(
+                f"batch {prepared.batch.id!r} points at {others[0]!r}, which is not stored; "
+                "nothing was written"
+            )
 
 
 def _moved(current: Current, change: RefChange) -> RefState:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, overload
 
+from treering.core.batch import Receipt
 from treering.core.failpoints import declare, hit
 from treering.core.ids import check_space
 from treering.core.query import check_limit
@@ -22,11 +23,13 @@ from treering.engines.relational import (
     sweeping,
     totals,
 )
-from treering.engines.relational.current import ScopeNumbers, read_current, together
+from treering.engines.relational.current import read_current
 from treering.engines.relational.decision import Accepted, decide
 from treering.engines.relational.group import GroupCommit
+from treering.engines.relational.needs import together
 from treering.engines.relational.objects import PackGone
 from treering.engines.relational.prepared import prepare
+from treering.engines.relational.remembered import Remembered
 from treering.engines.relational.writing import write_group
 from treering.errors import NotFound, TreeringError
 
@@ -35,11 +38,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from treering.core.address import Address
-    from treering.core.batch import Batch, Receipt
+    from treering.core.batch import Batch
     from treering.core.content import Content
     from treering.core.dump import Slice
     from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
     from treering.core.records import Checked, Erased, Lease, Problem, Ref, SpaceStats, Sum, Swept
+    from treering.engines.relational.current import Current
     from treering.engines.relational.group import Outcome
     from treering.engines.relational.objects import Objects
     from treering.engines.relational.prepared import Prepared
@@ -54,12 +58,14 @@ AFTER_COMMIT: Final = declare("commit.after_commit", "a group is durable, nobody
 class RelationalEngine:
     """Everything of the `Engine` contract that SQL databases share."""
 
-    def __init__(self, database: Database, objects: Objects, texts: TextIndex) -> None:
+    def __init__(
+        self, database: Database, objects: Objects, texts: TextIndex, *, remembers_states: bool
+    ) -> None:
         self._database = database
         self._objects = objects
         self._texts = texts
         self._spaces: dict[str, int] = {}
-        self._scopes = ScopeNumbers()
+        self._remembered = Remembered(states=remembers_states)
         self._group = GroupCommit(self._write)
 
     # Writing
@@ -73,48 +79,48 @@ class RelationalEngine:
 
     def _write(self, group: Sequence[Prepared]) -> list[Outcome]:
         """Commit a group in one transaction a space; how each batch fared, in order."""
-        outcomes: dict[int, Outcome] = {}
-        by_space: dict[str, list[int]] = {}
-        for index, prepared in enumerate(group):
-            by_space.setdefault(prepared.batch.space, []).append(index)
-        for name, indexes in by_space.items():
-            hit(BEGIN)
-            space = self._space_number(name, create=True)
-            written = self._write_space(space, [group[index] for index in indexes])
-            hit(AFTER_COMMIT)
-            outcomes.update(zip(indexes, written, strict=True))
-            self._committed(name)
-        return [outcomes[index] for index in range(len(group))]
+        by_space: dict[str, list[Prepared]] = {}
+        for prepared in group:
+            by_space.setdefault(prepared.batch.space, []).append(prepared)
+        outcomes = {name: iter(self._write_to(name, members)) for name, members in by_space.items()}
+        return [next(outcomes[prepared.batch.space]) for prepared in group]
+
+    def _write_to(self, name: str, group: list[Prepared]) -> list[Outcome]:
+        hit(BEGIN)
+        space = self._space_number(name, create=True)
+        outcomes = self._write_space(space, group)
+        hit(AFTER_COMMIT)
+        self._committed(name)
+        return outcomes
 
     def _write_space(self, space: int, group: list[Prepared], *, all_new: bool = False) -> list[Outcome]:
+        memory = self._remembered.of(space)
+        needs = together([prepared.needs for prepared in group])
         with self._database.writing() as session:  # the space is locked with the first question
-            outcomes = self._decide_and_write(session, space, group, all_new=all_new)
+            current = read_current(session, space, needs, self._database.now_us(), memory)
+            outcomes = self._decide_and_write(session, current, group, all_new=all_new)
             hit(BEFORE_COMMIT)
-            return outcomes
+        memory.keep(current)
+        return outcomes
 
     def _decide_and_write(
-        self, session: Session, space: int, group: list[Prepared], *, all_new: bool
+        self, session: Session, current: Current, group: list[Prepared], *, all_new: bool
     ) -> list[Outcome]:
-        needs = together([prepared.needs for prepared in group])
-        current = read_current(session, space, needs, self._database.now_us(), self._scopes)
-        accepted: list[Accepted] = []
-        decisions: list[Accepted | Receipt | TreeringError] = []
+        decisions: list[Accepted | Outcome] = []
         for prepared in group:
             try:
-                decision = decide(current, prepared)
+                decisions.append(decide(current, prepared))
             except TreeringError as rejection:
-                decision = rejection
-            if isinstance(decision, Accepted):
-                accepted.append(decision)
-            decisions.append(decision)
-        receipts: dict[str, Receipt] = {}
-        if accepted:
-            written = write_group(session, current, accepted, self._texts, all_new=all_new)
-            receipts = {receipt.batch: receipt for receipt in written}
+                decisions.append(rejection)
+        accepted = [each for each in decisions if isinstance(each, Accepted)]
+        if not accepted:
+            return decisions  # pyright: ignore[reportReturnType] - nothing among them is accepted
+        written = write_group(session, current, accepted, self._texts, all_new=all_new)
+        receipts = {receipt.batch: receipt for receipt in written}
         return [
-            decision if isinstance(decision, TreeringError) else receipts.get(_batch_id(decision), decision)
-            for decision in decisions
-        ]  # pyright: ignore[reportReturnType] - every accepted batch has its receipt
+            receipts.get(each.batch, each) if isinstance(each, Receipt) else each
+            for each in (each.receipt if isinstance(each, Accepted) else each for each in decisions)
+        ]
 
     def _committed(self, space: str) -> None:
         """Called after each commit to a space, for followers."""
@@ -327,7 +333,3 @@ class RelationalEngine:
             )
             ((number,),) = session.rows("SELECT no FROM space WHERE name = ?", (name,))
         return number
-
-
-def _batch_id(decision: Accepted | Receipt) -> str:
-    return decision.prepared.batch.id if isinstance(decision, Accepted) else decision.batch

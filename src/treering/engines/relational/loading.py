@@ -22,6 +22,7 @@ from treering.engines.keys import body_key, item_key
 from treering.engines.relational import reading
 from treering.engines.relational.current import pack_receipt
 from treering.engines.relational.prepared import prepare
+from treering.engines.relational.remembered import count_removal
 from treering.engines.relational.rows import EVENT_COLUMNS, event_row, join_links
 from treering.engines.relational.session import in_chunks
 from treering.engines.relational.totals import add_to_rollups
@@ -233,6 +234,7 @@ class _Loading:
         )
 
     def counters(self, part: Slice) -> None:
+        count_removal(self._session, self._space)
         for column, value in (("seq", part.last_seq), ("committed_at_us", part.committed_at_us)):
             self._session.run(
                 f"UPDATE space SET {column} = ? WHERE no = ? AND {column} < ?", (value, self._space, value)

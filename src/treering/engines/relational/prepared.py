@@ -17,16 +17,16 @@ from treering.core.intake import check_batch
 from treering.core.reach import content_links
 from treering.core.rollup import deltas
 from treering.core.terms import text_of
-from treering.engines.relational.current import named_addresses, needs_of
+from treering.engines.relational.needs import needs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Iterable
 
     from treering.core.address import Address
     from treering.core.batch import Batch
     from treering.core.content import Content
     from treering.core.rollup import Cell, Measures
-    from treering.engines.relational.current import Needs
+    from treering.engines.relational.needs import Needs
 
 
 class Sealed(NamedTuple):
@@ -82,32 +82,6 @@ def own_content(batch: Batch, address: Address) -> Content | None:
             return batch.parts[part].slots[index]
         case _:
             return None
-
-
-def missing_from(
-    batch: Batch, objects: set[str], bodies: set[tuple[str, int]], lists: Container[str]
-) -> tuple[list[str], list[str]]:
-    """What a batch names but neither brings nor finds: object names, and other addresses."""
-    names = [name for name in batch.requires if name not in objects and name not in batch.objects]
-    others: list[str] = []
-    own = f"s:{batch.id}:"
-    created = {append.list for append in batch.lists}
-    for address in named_addresses(batch):
-        if address.startswith(own):
-            continue
-        form = address[:2]
-        if form == "o:":
-            name = address[2:]
-            if name not in objects and name not in batch.objects:
-                names.append(name)
-        elif form == "l:":
-            if address[2:] not in lists and address[2:] not in created:
-                others.append(address)
-        else:
-            place = parse_address(address)
-            if isinstance(place, SlotAt) and (place.batch, place.part) not in bodies:
-                others.append(address)
-    return names, others
 
 
 def _item_links(item: Content | Address) -> Iterable[Address]:

@@ -17,6 +17,7 @@ import msgspec
 
 from treering.core.tree import links_of
 from treering.engines.keys import item_key
+from treering.engines.relational.remembered import count_removal
 from treering.engines.relational.session import Session, in_chunks
 from treering.engines.relational.writing import STAGE_SECONDS
 from treering.errors import Corrupt
@@ -186,6 +187,7 @@ class Removal:
                 self._walk.enter_lists(younger)
                 self._walk.drain(session)
                 return True
+            count_removal(session, self._space)
             session.many("DELETE FROM item WHERE key >= ? AND key < ?", [_items(no) for no in numbers])
             gone = {
                 no
@@ -307,7 +309,7 @@ def drop_unused_scopes(database: Database, space: int, opened: Opener) -> None:
         if unused:
             with opened() as session:
                 session.many(f"DELETE FROM scope WHERE no = ? AND {_UNUSED_SCOPE}", [(no,) for no in unused])
-                session.run("UPDATE space SET scopes_dropped = scopes_dropped + 1 WHERE no = ?", (space,))
+                count_removal(session, space)
         if len(rows) < SLICE:
             return
         after = last

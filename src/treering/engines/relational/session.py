@@ -21,6 +21,12 @@ IN_LIMIT: Final = 512
 """How many values one statement compares with at most."""
 
 
+RECEIPTS: Final = """\
+SELECT batch, first_seq, last_seq, committed_at_us, receipt FROM commits
+WHERE space = ? AND batch IN (@)"""
+"""What a repeated batch is answered from."""
+
+
 class Session(Protocol):
     """An open transaction."""
 
@@ -51,8 +57,12 @@ class Session(Protocol):
         """Run a statement once for each row, in the same way; no two rows may stand for the same key."""
         ...
 
-    def lock(self, space: int) -> Iterable[Row]:
-        """Let no other commit to this space run until the transaction ends; `ask` for its counters."""
+    def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:
+        """Let no other commit to this space run until the transaction ends.
+
+        Asks for its counters (``seq``, ``committed_at_us``, ``scopes_dropped``), and for the rows of those
+        of these batches that are committed already (see `RECEIPTS`).
+        """
         ...
 
     def numbers(self, table: str, count: int) -> list[int]:

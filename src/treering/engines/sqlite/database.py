@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from treering.engines.relational.session import RECEIPTS, ask_in_chunks
 from treering.engines.sqlite.failures import FAILURES, damaged, is_busy, translated
 from treering.engines.sqlite.turns import Turns
 from treering.errors import Busy, Closed
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
 Durability = Literal["full", "fast"]
 
 _LOCK: Final = (
-    "SELECT seq, committed_at_us, scopes_dropped, (SELECT coalesce(max(no), 0) FROM commits) "
-    "FROM space WHERE no = ?"
+    "SELECT seq, committed_at_us, scopes_dropped, (SELECT coalesce(max(no), 0) FROM commits), "
+    "EXISTS (SELECT 1 FROM commits WHERE space = ?1 AND batch = ?2) FROM space WHERE no = ?1"
 )
+"""One question for all: a lone batch is the ordinary case, and a question costs more than its answer."""
 
 BUSY_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 0.002
@@ -92,10 +94,14 @@ class SqliteSession:
         else:
             self._connection.executemany(sql, rows)
 
-    def lock(self, space: int) -> Iterable[Row]:
+    def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:
         """The counters of a space; a write transaction has locked everything already."""
-        ((*counters, self._largest_commit),) = self._connection.execute(_LOCK, (space,))
-        return [tuple(counters)]
+        first = batches[0] if batches else None
+        row = self._connection.execute(_LOCK, (space, first)).fetchone()
+        seq, committed_at_us, removals, self._largest_commit, is_there = row
+        is_repeated = is_there or len(batches) > 1
+        receipts = ask_in_chunks(self, RECEIPTS, (space,), batches) if is_repeated else ()
+        return [(seq, committed_at_us, removals)], receipts
 
     def numbers(self, table: str, count: int) -> list[int]:
         """Fresh numbers: behind the largest in use, and behind all that were ever given out."""
