@@ -27,6 +27,10 @@ from treering.errors import InvalidInput, ReadOnly, StoreFull, TreeringError, Un
 
 DRAFTS: Final = ".drafts"
 
+_PIECES: Final = 256
+"""So many are written in one call; the system allows 1,024."""
+_GATHERED: Final = 1 << 20
+
 _SYNCED: Final = failpoints.declare("file.synced", "a file is complete and synced, but only as a draft")
 _RENAMED: Final = failpoints.declare("file.renamed", "a file has its name, but its folder is not synced")
 
@@ -73,8 +77,7 @@ class Drafts:
                 _sweep(drafts, before_us=self._clock.now_us() - DAY_US)
             name, file = _new_draft(drafts)
             try:
-                for piece in pieces:
-                    _write_all(file, piece)
+                _write_all(file, pieces)
                 os.fsync(file)
                 failpoints.hit(_SYNCED)
                 yield Draft(drafts, name)
@@ -175,10 +178,26 @@ def _below(folder: int, part: str, *, make: bool) -> int:
     return os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
 
 
-def _write_all(file: int, piece: bytes | bytearray | memoryview) -> None:
-    rest = memoryview(piece).cast("B")
-    while rest:
-        rest = rest[os.write(file, rest) :]
+def _write_all(file: int, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
+    """Write pieces one behind the other, many small ones in one call."""
+    some: list[memoryview] = []
+    size = 0
+    for piece in pieces:
+        some.append(memoryview(piece).cast("B"))
+        size += len(some[-1])
+        if len(some) >= _PIECES or size >= _GATHERED:
+            _write_some(file, some)
+            some, size = [], 0
+    _write_some(file, some)
+
+
+def _write_some(file: int, pieces: list[memoryview]) -> None:
+    written = os.writev(file, pieces) if pieces else 0
+    for piece in pieces:  # a disk that is nearly full takes a part
+        rest = piece[written:]
+        written = max(0, written - len(piece))
+        while rest:
+            rest = rest[os.write(file, rest) :]
 
 
 def _new_draft(drafts: int) -> tuple[str, int]:

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 import treering
 from tests.workspaces.pictures import picture
+from treering.core import failpoints
 from treering.errors import Conflict, InvalidInput, NotFound, StoreFull
 from treering.store import Store
 from treering.views.workspaces import restoring
 from treering.views.workspaces.planning import stays_inside
+from treering.views.workspaces.progress import FileProgress
 
 
 def test_a_restored_folder_equals_the_original(store: Store, folder: Path, tmp_path: Path) -> None:
@@ -152,6 +154,42 @@ def test_a_sparse_end_is_kept(store: Store, folder: Path, tmp_path: Path) -> Non
         file.truncate(20 * 1024 * 1024)
     store.workspace.restore(store.workspace.snapshot(folder), tmp_path / "new")
     assert picture(tmp_path / "new") == picture(folder)
+
+
+@pytest.mark.parametrize("point", ["restore.file_written", "restore.file_placed"])
+def test_what_fails_in_the_middle_leaves_whole_files_and_no_litter(
+    store: Store, tmp_path: Path, point: str
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for number in range(150):  # more folders than are held open, and more files than fit into one portion
+        folder = source / f"a{number % 7}" / f"b{number}"
+        folder.mkdir(parents=True)
+        for name in range(5):
+            (folder / f"f{name}").write_text(f"{number} {name}\n" * 30)
+        (target / folder.relative_to(source)).mkdir(parents=True)
+    (source / "a0" / "b0").chmod(0o500)
+    (target / "a0" / "b0").chmod(0o500)
+    snapshot = store.workspace.snapshot(source)
+    whole = picture(source)
+    failpoints.arm(point, "raise:ENOSPC:300")
+    try:
+        with pytest.raises(StoreFull, match="entry 'a"):
+            store.workspace.restore(snapshot, target)
+    finally:
+        failpoints.disarm(point)
+    left = picture(target)
+    assert left.items() <= whole.items()
+    assert len(left) < len(whole)
+    store.workspace.restore(snapshot, target)
+    assert picture(target) == whole
+
+
+def test_progress_is_told_in_order(store: Store, folder: Path, tmp_path: Path) -> None:
+    snapshot = store.workspace.snapshot(folder)
+    told: list[FileProgress] = []
+    done = store.workspace.restore(snapshot, tmp_path / "new", on_progress=told.append)
+    assert [each.bytes for each in told] == sorted(each.bytes for each in told)
+    assert told[-1].bytes == done.bytes_written
 
 
 def test_large_files_are_put_together(store: Store, folder: Path, tmp_path: Path) -> None:

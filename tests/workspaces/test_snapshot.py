@@ -127,6 +127,44 @@ def test_a_file_that_was_just_written_is_read_again(store: Store, folder: Path) 
     assert store.workspace.snapshot(folder) != first
 
 
+def test_a_file_that_changed_just_now_is_read_last_and_then_trusted(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed_at_ns = max(path.lstat().st_ctime_ns for path in folder.rglob("*"))
+    asked = 0
+
+    def time_ns() -> int:  # the clock moves on while the folder is walked
+        nonlocal asked
+        asked += 1
+        return changed_at_ns if asked <= 5 else changed_at_ns + 10**9
+
+    monkeypatch.setattr(scanning, "time_ns", time_ns)
+    snapshot = store.workspace.snapshot(folder)
+    infos: list[SnapshotInfo] = []
+    assert store.workspace.snapshot(folder, on_done=infos.append) == snapshot
+    assert infos[0].read_files == 0
+
+
+def test_a_file_that_was_put_off_is_not_read_through_a_link(
+    store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "main.py").write_text("not yours")
+    read_young = scanning.Scan._read_young
+
+    def swapping(self: scanning.Scan, root: int):
+        (folder / "src").rename(tmp_path / "away")
+        (folder / "src").symlink_to(tmp_path / "outside")
+        return read_young(self, root)
+
+    monkeypatch.setattr(scanning, "time_ns", lambda: 0)
+    monkeypatch.setattr(scanning.Scan, "_read_young", swapping)
+    infos: list[SnapshotInfo] = []
+    snapshot = store.workspace.snapshot(folder, on_done=infos.append)
+    assert "src/main.py" in infos[0].changed
+    assert "src/main.py" not in {each.path for each in store.workspace.ls(snapshot, recursive=True)}
+
+
 def test_stamps_are_trusted_only_past_the_tick() -> None:
     stamp = (1, 2, 3, 5_000_000_123, 0o100644)
     assert known.trusted(stamp, read_at_ns=6_000_000_000) == stamp

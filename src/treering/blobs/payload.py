@@ -1,4 +1,4 @@
-"""What a blob is made of: bytes at hand, or a file that is too large to hold.
+"""What a blob is made of: bytes at hand, in one piece or several, or a file that is too large to hold.
 
 A file is read in pieces, so that the memory in use does not depend on its size. Its errors are told apart
 from those of the store: a file that cannot be read is the caller's, and nothing was written.
@@ -19,6 +19,8 @@ _PIECE: Final = 1 << 20
 
 def size_of(data: BlobData) -> int:
     """How many bytes there are."""
+    if isinstance(data, tuple):
+        return sum(map(len, data))
     if not isinstance(data, Path):
         return memoryview(data).nbytes
     try:
@@ -28,7 +30,10 @@ def size_of(data: BlobData) -> int:
 
 
 def pieces_of(data: BlobData) -> Iterator[bytes | bytearray | memoryview]:
-    """The bytes, a megabyte at a time."""
+    """The bytes: those of a file a megabyte at a time, others as they came."""
+    if isinstance(data, tuple):
+        yield from data
+        return
     if not isinstance(data, Path):
         yield data
         return

@@ -57,32 +57,38 @@ def chunks(data: bytes | memoryview | mmap) -> Iterator[Span]:
         start = stop
 
 
-def stream_chunks(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """The same chunks of what ``read(size)`` gives until it gives ``b""``, holding about 8 MiB at a time."""
-    window = _fill(read, b"")
-    if len(window) <= WHOLE_BYTES:
-        if window:
-            yield window
+def stream_chunks(read: Callable[[memoryview], int]) -> Iterator[bytes]:
+    """The same chunks of what ``read`` puts into the buffers that it is given, until it says 0.
+
+    Takes a buffer of 4 MiB and the chunk that was given out last.
+    """
+    window = memoryview(bytearray(_READ_BYTES))
+    filled = _fill(read, window)
+    if filled <= WHOLE_BYTES:
+        if filled:
+            yield bytes(window[:filled])
         return
-    while window:
-        is_last = len(window) < _READ_BYTES
+    while filled:
+        is_last = filled < _READ_BYTES
         start = 0
-        for stop in _cutter()(memoryview(window)):
+        for stop in _cutter()(window[:filled]):
             # A cut depends on the 1 MiB after its chunk begins, so without that much it is not final yet.
-            if len(window) - start < _MAX_BYTES and not is_last:
+            if filled - start < _MAX_BYTES and not is_last:
                 break
-            yield window[start:stop]
+            yield bytes(window[start:stop])
             start = stop
-        window = b"" if is_last else _fill(read, window[start:])
+        if is_last:
+            return
+        carried = filled - start
+        window[:carried] = window[start:filled]
+        filled = carried + _fill(read, window[carried:])
 
 
-def _fill(read: Callable[[int], bytes], carried: bytes) -> bytes:
-    pieces = [carried]
-    wanted = _READ_BYTES - len(carried)
-    while wanted and (piece := read(wanted)):
-        pieces.append(piece)
-        wanted -= len(piece)
-    return b"".join(pieces)
+def _fill(read: Callable[[memoryview], int], buffer: memoryview) -> int:
+    filled = 0
+    while filled < len(buffer) and (got := read(buffer[filled:])):
+        filled += got
+    return filled
 
 
 @cache

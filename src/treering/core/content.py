@@ -20,9 +20,7 @@ KINDS: Final[tuple[Kind, ...]] = ("bytes", "json", "text", "tree")
 
 KIND_NUMBERS: Final[dict[str, int]] = {kind: number for number, kind in enumerate(KINDS)}
 
-_HASH_PREFIXES: Final[dict[str, bytes]] = {
-    kind: b"" if kind == "bytes" else kind.encode() + b"\0" for kind in KINDS
-}
+_HASH_PREFIXES: Final[dict[str, bytes]] = {kind: kind.encode() + b"\0" for kind in KINDS if kind != "bytes"}
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -39,6 +37,8 @@ class Content(msgspec.Struct, frozen=True):
 
 def object_name(kind: Kind, data: bytes | memoryview) -> str:
     """Name ``data`` as content of ``kind``."""
+    if kind == "bytes":  # nearly all there is
+        return sha256(data).hexdigest()
     digest = sha256(_HASH_PREFIXES[kind])
     digest.update(data)
     return digest.hexdigest()

@@ -59,11 +59,18 @@ _compressors = _Compressors()
 
 def seal(data: bytes | memoryview, *, compress_from: int = COMPRESS_FROM) -> bytes:
     """Put ``data`` into a frame, compressed when it is long enough and shrinks."""
+    return b"".join(sealed(data, compress_from=compress_from))
+
+
+def sealed(
+    data: bytes | memoryview, *, compress_from: int = COMPRESS_FROM
+) -> tuple[bytes, bytes | memoryview]:
+    """The same frame as two pieces, header and payload, so that data which does not shrink is not copied."""
     if len(data) >= compress_from and (len(data) < PROBE_FROM or _shrinks(data)):
         packed = _compressors.zstd.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
         if len(packed) < len(data):
-            return b"".join((_ZSTD_HEAD, _CRC.pack(crc32(packed, _ZSTD_HEAD_CRC)), packed))
-    return b"".join((_RAW_HEAD, _CRC.pack(crc32(data, _RAW_HEAD_CRC)), data))
+            return _ZSTD_HEAD + _CRC.pack(crc32(packed, _ZSTD_HEAD_CRC)), packed
+    return _RAW_HEAD + _CRC.pack(crc32(data, _RAW_HEAD_CRC)), data
 
 
 def _shrinks(data: bytes | memoryview) -> bool:
@@ -76,16 +83,16 @@ def _shrinks(data: bytes | memoryview) -> bool:
     return False
 
 
-def unseal(frame: bytes, where: str, *, limit: int = MAX_PAYLOAD) -> bytes:
+def unseal(frame: bytes | memoryview, where: str, *, limit: int = MAX_PAYLOAD) -> bytes:
     """Take the data out of a frame; ``where`` names the place in the error of a damaged one."""
     if len(frame) < HEADER_SIZE:
         raise Corrupt(f"{where}: frame is cut short ({len(frame)} bytes); restore it from a backup or a copy")
-    head = frame[:4]
-    payload = frame[HEADER_SIZE:]
+    head = bytes(frame[:4])
+    payload = frame[HEADER_SIZE:]  # a copy of bytes, none of a memoryview
     if crc32(payload, crc32(head)) != _CRC.unpack_from(frame, 4)[0]:
         raise Corrupt(f"{where}: checksum does not match; restore it from a backup or a copy")
     if head == _RAW_HEAD:
-        return payload
+        return bytes(payload)
     if head != _ZSTD_HEAD:
         version, codec, key_id = _HEAD.unpack(head)
         raise Corrupt(
@@ -95,7 +102,7 @@ def unseal(frame: bytes, where: str, *, limit: int = MAX_PAYLOAD) -> bytes:
     return _inflate(payload, where, limit)
 
 
-def _inflate(payload: bytes, where: str, limit: int) -> bytes:
+def _inflate(payload: bytes | memoryview, where: str, limit: int) -> bytes:
     # Not zstd.decompress: it goes on into frames behind the first, whose sizes nobody has looked at.
     decompressor = zstd.ZstdDecompressor()
     try:

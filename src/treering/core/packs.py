@@ -18,13 +18,13 @@ from __future__ import annotations
 import struct
 from collections import deque
 from hashlib import sha256
-from io import BytesIO
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from treering.core.content import KIND_NUMBERS, KINDS, Content, Kind, object_name
-from treering.core.frame import MAX_PAYLOAD, seal, unseal
+from treering.core.frame import MAX_PAYLOAD, seal, sealed, unseal
 from treering.errors import Corrupt, InvalidInput
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ GROUP_SIZE: Final = 128 * 1024
 
 PACK_SIZE: Final = 20 * 1024 * 1024
 """A writer is full at this size; only an object that is large by itself makes a larger pack. Writing one
-takes up to three times as much memory (filling, joining, sending)."""
+takes up to twice as much memory (filling, sending)."""
 
 PACK_OBJECTS: Final = 32_768
 """A writer is full with this many objects, too, so that one transaction takes all their rows."""
@@ -78,16 +78,28 @@ class FrameAt(NamedTuple):
 
 
 class Pack(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished pack: the bytes of its file, the SHA-256 of them as its name, and what lies where."""
+    """A finished pack: the bytes of its file, the SHA-256 of them as its name, and what lies where.
+
+    The bytes are in ``pieces``, as they came: joining them would take their memory twice.
+    """
 
     name: str
-    data: bytes
+    size: int
+    pieces: tuple[bytes, ...]
     entries: tuple[PackEntry, ...]
 
     @property
-    def size(self) -> int:
-        """How long the file is."""
-        return len(self.data)
+    def data(self) -> bytes:
+        """The bytes of the file in one piece, for those who read in it."""
+        return b"".join(self.pieces)
+
+    @property
+    def index(self) -> bytes:
+        """The index frame."""
+        return self.pieces[-2]
+
+
+_Pieces = tuple[bytes, ...]
 
 
 class _Group:
@@ -95,7 +107,7 @@ class _Group:
 
     __slots__ = ("frame", "objects", "raw_size")
 
-    def __init__(self, objects: list[_Object], raw_size: int, frame: bytes | Future[bytes]) -> None:
+    def __init__(self, objects: list[_Object], raw_size: int, frame: _Pieces | Future[_Pieces]) -> None:
         self.objects = objects
         self.raw_size = raw_size
         self.frame = frame
@@ -131,9 +143,11 @@ class PackWriter:
     @property
     def full(self) -> bool:
         """Whether the pack has its size; what is not compressed yet counts with its raw size."""
+        if self._size + self._open_size < self._limit:  # with raw sizes, which are the larger ones
+            return self._count >= PACK_OBJECTS
         while self._running and _done(self._running[0]):
             group = self._running.popleft()
-            self._size += len(_bytes(group)) - group.raw_size
+            self._size += _length(group) - group.raw_size
         return self._size + self._open_size >= self._limit or self._count >= PACK_OBJECTS
 
     @property
@@ -160,34 +174,37 @@ class PackWriter:
     def add_frame(self, frame: bytes, entries: Sequence[PackEntry]) -> None:
         """Take over a frame of another pack as it is, with everything that lies in it."""
         objects = [_Object(entry.name, entry.kind, entry.size) for entry in entries]
-        self._groups.append(_Group(objects, len(frame), frame))
+        self._groups.append(_Group(objects, len(frame), (frame,)))
         self._size += len(frame)
         self._count += len(objects)
 
     def finish(self) -> Pack:
         """The pack of all that was added. The writer is spent."""
         self._close_group()
-        whole = BytesIO()  # gives its bytes away without a copy
-        whole.write(HEAD)
         entries: list[PackEntry] = []
         offset = len(HEAD)
         lengths: list[int] = []
         for group in self._groups:
-            frame = _bytes(group)
+            length = _length(group)
             inner_offset = 0
             for name, kind, size in group.objects:
-                entries.append(PackEntry(name, kind, size, offset, len(frame), inner_offset))
+                entries.append(PackEntry(name, kind, size, offset, length, inner_offset))
                 inner_offset += size
-            whole.write(frame)
-            group.frame = b""  # it is in memory once, not twice
-            lengths.append(len(frame))
-            offset += len(frame)
+            lengths.append(length)
+            offset += length
         index = seal(self._index(lengths))
-        whole.write(index)
-        whole.write(_TRAILER.pack(len(index), _TAIL))
+        frames = chain.from_iterable(map(_pieces, self._groups))
+        pieces = (HEAD, *frames, index, _TRAILER.pack(len(index), _TAIL))
         self._groups.clear()
-        data = whole.getvalue()
-        return Pack(name=sha256(data).hexdigest(), data=data, entries=tuple(entries))
+        digest = sha256()
+        for piece in pieces:
+            digest.update(piece)
+        return Pack(
+            name=digest.hexdigest(),
+            size=offset + len(index) + TRAILER_SIZE,
+            pieces=pieces,
+            entries=tuple(entries),
+        )
 
     def _close_group(self) -> None:
         if self._open:
@@ -201,10 +218,10 @@ class PackWriter:
                 f"an object of {len(raw)} bytes is more than the {MAX_PAYLOAD} allowed; cut it into chunks"
             )
         if self._executor is None:
-            group = _Group(objects, len(raw), seal(raw))
-            self._size += len(_bytes(group))
+            group = _Group(objects, len(raw), _sealed(raw))
+            self._size += _length(group)
         else:
-            group = _Group(objects, len(raw), self._executor.submit(seal, raw))
+            group = _Group(objects, len(raw), self._executor.submit(_sealed, raw))
             self._running.append(group)
             self._size += len(raw)
         self._groups.append(group)
@@ -275,19 +292,20 @@ def read_entry(frame: bytes, entry: PackEntry, *, pack: str) -> Content:
     return content
 
 
-def read_frame(frame: bytes, entries: Iterable[PackEntry], *, pack: str) -> Iterator[Content]:
+def read_frame(frame: bytes | memoryview, entries: Sequence[PackEntry], *, pack: str) -> list[Content]:
     """Objects of one frame, which is unfolded once; each is verified against its name."""
-    entries = list(entries)
     where = f"object {entries[0].name} in pack {pack}" if entries else f"pack {pack}"
     raw = unseal(frame, where)
-    for entry in entries:
-        data = raw if entry.size == len(raw) else raw[entry.inner_offset : entry.inner_offset + entry.size]
-        if object_name(entry.kind, data) != entry.name:
+    found: list[Content] = []
+    for name, kind, size, _, _, start in entries:
+        data = raw[start : start + size]  # all of it is not copied
+        if object_name(kind, data) != name:
             raise Corrupt(
-                f"object {entry.name} in pack {pack}: the bytes do not hash to this name; "
+                f"object {name} in pack {pack}: the bytes do not hash to this name; "
                 "restore it from a backup or a copy"
             )
-        yield Content(entry.kind, data)
+        found.append(Content(kind, data))
+    return found
 
 
 def trimmed(data: bytes, keep: Container[str], *, pack: str, salt: bytes) -> Pack | None:
@@ -329,13 +347,22 @@ def neighbours_of(frames: dict[tuple[int, int], list[PackEntry]]) -> Iterator[li
         yield run
 
 
-def _bytes(group: _Group) -> bytes:
+def _sealed(raw: bytes) -> _Pieces:
+    head, payload = sealed(raw)
+    return head, bytes(payload)
+
+
+def _pieces(group: _Group) -> _Pieces:
     frame = group.frame
-    if isinstance(frame, bytes):
+    if isinstance(frame, tuple):
         return frame
     group.frame = frame.result()
     return group.frame
 
 
+def _length(group: _Group) -> int:
+    return sum(map(len, _pieces(group)))
+
+
 def _done(group: _Group) -> bool:
-    return isinstance(group.frame, bytes) or group.frame.done()
+    return isinstance(group.frame, tuple) or group.frame.done()

@@ -19,8 +19,8 @@ import msgspec
 Stamp = NewType("Stamp", str)
 """Stands for what a blob held when it was read. Opaque; equal content may have equal stamps."""
 
-BlobData = bytes | bytearray | memoryview | Path
-"""What a blob is made of: bytes at hand, or the file that holds them."""
+BlobData = bytes | bytearray | memoryview | tuple[bytes, ...] | Path
+"""What a blob is made of: bytes at hand, in one piece or in several, or the file that holds them."""
 
 
 class BlobInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -179,8 +179,7 @@ def _listed(blobs: Blobs, folder: str) -> list[BlobInfo]:
 
 def indexed(pack: Pack) -> Indexed:
     """What the index says of a pack."""
-    start, stop = index_span(pack.data, size=pack.size, pack=pack.name)
-    return Indexed(pack.name, start, pack.data[start:stop])
+    return Indexed(pack.name, pack.size - TRAILER_SIZE - len(pack.index), pack.index)
 
 
 def _decoded(name: str, data: bytes) -> tuple[Indexed, ...]:

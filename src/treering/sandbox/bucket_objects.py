@@ -138,7 +138,7 @@ class BucketObjects:
 
     def _put(self, writer: PackWriter) -> Indexed:
         pack = writer.finish()
-        self._blobs.put(pack_blob(pack.name), pack.data)
+        self._blobs.put(pack_blob(pack.name), pack.pieces)
         return indexed(pack)
 
     def _settle(self, most: int) -> None:
@@ -149,11 +149,11 @@ class BucketObjects:
     def _run(self, pack: str, run: list[FrameAt]) -> list[tuple[str, Content]]:
         """The wanted objects of neighbouring frames, in one request or none."""
         kept = [self._frames.get((pack, each.offset)) for each in run]
-        frames = [each for each in kept if each is not None]
+        frames: list[bytes | memoryview] = [each for each in kept if each is not None]
         if len(frames) != len(run):
             start, stop = run[0].offset, run[-1].offset + run[-1].length
             try:
-                data = self._blobs.get(pack_blob(pack), start=start, stop=stop)
+                data = memoryview(self._blobs.get(pack_blob(pack), start=start, stop=stop))
             except NotFound:
                 raise Corrupt(
                     f"object {run[0].entries[0].name}: its pack {pack} is not in {self._blobs.url}; "
@@ -183,12 +183,12 @@ class _Frames:
                 self._held.move_to_end(key)
             return frame
 
-    def put(self, key: tuple[str, int], frame: bytes) -> None:
+    def put(self, key: tuple[str, int], frame: bytes | memoryview) -> None:
         if len(frame) > _KEPT_FRAME:
             return
         with self._lock:
             if key not in self._held:
-                self._held[key] = frame
+                self._held[key] = bytes(frame)
                 self._bytes += len(frame)
             while self._bytes > _KEPT_BYTES:
                 _, oldest = self._held.popitem(last=False)

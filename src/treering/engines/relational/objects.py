@@ -79,12 +79,11 @@ class Objects:
             if frame is not None:
                 inline[name] = (name, kind, frame_of(frame, f"object {name}"))
             elif pack is not None:
-                packed.setdefault(pack, []).append(
-                    PackEntry(name, kind_of(kind, f"object {name}"), size, offset, length, inner_offset)
-                )
+                where = PackEntry(name, kind_of(kind, f"object {name}"), size, offset, length, inner_offset)
+                packed.setdefault(pack, []).append(where)
             else:
                 raise Corrupt(f"object {name} points at pack {pack_no}, which no row describes; run verify")
-        return Located(tuple(inline.values()), {pack: list(set(each)) for pack, each in packed.items()})
+        return Located(tuple(inline.values()), packed)
 
     def read(self, located: Located) -> dict[str, Content]:
         """The verified content of located objects, by name; `PackGone` when a pack was rewritten since."""
@@ -103,11 +102,13 @@ class Objects:
         for pack, entries in located.packed.items():
             for frames in neighbours_of(frames_of(entries)):
                 start, last = frames[0].offset, frames[-1]
-                data = self._range(pack, start, last.offset + last.length, frames[0].entries[0].name)
+                data = memoryview(
+                    self._range(pack, start, last.offset + last.length, frames[0].entries[0].name)
+                )
                 for offset, length, inside in frames:
                     frame = data[offset - start : offset - start + length]
-                    for entry, content in zip(inside, read_frame(frame, inside, pack=pack), strict=True):
-                        yield entry.name, content
+                    names = [entry.name for entry in inside]
+                    yield from zip(names, read_frame(frame, inside, pack=pack), strict=True)
 
     def fetch(self, session: Session, space: int, names: Sequence[str]) -> dict[str, Content]:
         """The verified content of those objects that exist, within one transaction.

@@ -81,7 +81,7 @@ def rewrite(
         begun_us = database.now_us()
         new = _without(blobs, old_name, inside - drop, new_salt)
         if new is not None:
-            blobs.put(blob_name(folder, new), new.data)
+            blobs.put(blob_name(folder, new), new.pieces)
             failpoints.hit(_REWRITTEN)
         switch = _Switch(space, folder, pack_no, inside, drop, new, begun_us, created_at_us)
         if switch.run(database):

@@ -196,7 +196,7 @@ class _Packing:
     def _put(self, pack: Pack) -> tuple[Pack, int]:
         begun_us = self._database.now_us()
         failpoints.hit(_WRITE)
-        self._blobs.put(blob_name(self._folder, pack), pack.data)
+        self._blobs.put(blob_name(self._folder, pack), pack.pieces)
         failpoints.hit(_WRITTEN)
         return pack, begun_us
 

@@ -138,9 +138,13 @@ def trusted(stamp: Stamp, *, read_at_ns: int) -> Stamp:
     Every change of content moves ctime, and nobody can set it. Whole seconds say that the file system knows
     no finer ones.
     """
-    ctime_ns = stamp[3]
+    return untrusted(stamp[4]) if is_young(stamp[3], now_ns=read_at_ns) else stamp
+
+
+def is_young(ctime_ns: int, *, now_ns: int) -> bool:
+    """Whether a change now could leave a file's stamp as it is."""
     tick_ns = _TICK_NS if ctime_ns % _SECOND_NS else _COARSE_NS
-    return stamp if ctime_ns + tick_ns < read_at_ns else untrusted(stamp[4])
+    return ctime_ns + tick_ns >= now_ns
 
 
 def untrusted(mode: int) -> Stamp:

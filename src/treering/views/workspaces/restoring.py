@@ -2,7 +2,7 @@
 
 The target is looked at first, by the rules of the snapshot, and kept as a snapshot of its own, so that a
 restore can be undone. Then everything that will happen is planned; what cannot be done is refused before
-anything is. Content is fetched a batch ahead of the writing, and each object is checked against its name on
+anything is. Content is fetched and written by several threads, and each object is checked against its name on
 the way. A restore that was interrupted is finished by restoring again: files that are there already are not
 written twice.
 """
@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from treering.core.tree import FileEntry
 from treering.errors import Conflict, StoreFull
-from treering.views.workspaces.feeding import Feed
 from treering.views.workspaces.known import Known, KnownFolder
-from treering.views.workspaces.placing import Placer, sweep
+from treering.views.workspaces.placing import Placer
 from treering.views.workspaces.planning import FolderPlan, LinkPolicy, Planner
 from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.rules import TEMPORARY
 from treering.views.workspaces.snapshots import Taken, opened
+from treering.views.workspaces.sweeping import sweep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,9 +69,8 @@ def restore(
     with opened(target) as folder:
         _check_names(plan, folder)
         _check_space(plan, folder)
-        with Feed(snapshot, files_of(plan)) as feed:
-            placer = Placer(feed.take, now_ns=time.time_ns, on_progress=on_progress)
-            known = placer.place(plan, folder)
+        placer = Placer(snapshot.contents, now_ns=time.time_ns, on_progress=on_progress)
+        known = placer.place(plan, folder)
     roots = (snapshot.root,) if before is None else (snapshot.root, before)
     if before is not None or plan.is_exact:
         camera.shelf.save(str(target), Known(roots=roots, patterns=rules.patterns, folder=known))
@@ -103,18 +101,12 @@ def download(
             f"{taken[0]!r} is there already ({len(taken)} in all); say overwrite=True, "
             "or choose another folder"
         )
-    with opened(target) as folder, Feed(snapshot, files_of(plan)) as feed:
+    with opened(target) as folder:
         _check_names(plan, folder)
         _check_space(plan, folder)
-        placer = Placer(feed.take, now_ns=time.time_ns, joins=True, on_progress=on_progress)
+        placer = Placer(snapshot.contents, now_ns=time.time_ns, joins=True, on_progress=on_progress)
         placer.place(plan, folder)
     return tuple(path for path in placer.written if not path.endswith("/"))
-
-
-def files_of(plan: FolderPlan) -> Iterator[FileEntry]:
-    """The files that a plan writes, in its order."""
-    for each in plan.walk():
-        yield from each.files
 
 
 def _paths(plan: FolderPlan) -> Iterator[str]:

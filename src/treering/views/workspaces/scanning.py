@@ -3,8 +3,9 @@
 The walk goes by descriptors, one name at a time, and never follows a link: of a folder that is swapped for
 a link to somewhere else while it is walked, nothing is read. Files whose stamp is known are not opened. The
 others are read in the order of their paths and handed out as contents for `stage`, so that memory stays
-bounded; what their objects are called is known afterwards (`Scan.finish`), and with it the trees. A file that
-changes while it is read is read again, and if it will not hold still, kept as it was read and named in
+bounded; what their objects are called is known afterwards (`Scan.finish`), and with it the trees. Files that
+changed only just now are read last: by then the clock has moved on, and their stamps can be trusted. A file
+that changes while it is read is read again, and if it will not hold still, kept as it was read and named in
 ``changed``. **Invariant:** equal folders give equal trees, in whatever order the file system lists them.
 """
 
@@ -21,19 +22,18 @@ import msgspec
 
 from treering.core.chunking import WHOLE_BYTES, stream_chunks
 from treering.core.content import Content
-from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, encode_tree
 from treering.errors import InvalidInput, TimedOut
 from treering.files import translated
 from treering.views.workspaces.known import (
-    KnownFile,
     KnownFolder,
-    Stamp,
+    is_young,
     stamp_of,
     trusted,
     untrusted,
 )
 from treering.views.workspaces.progress import FileProgress
-from treering.views.workspaces.rules import RESERVED, TEMPORARY, Rules
+from treering.views.workspaces.rules import TEMPORARY, Rules
+from treering.views.workspaces.seen import Fresh, Seen, settled
 
 MAX_DEPTH: Final = 256
 READ_TRIES: Final = 3
@@ -42,8 +42,7 @@ FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXE
 # Without O_NONBLOCK, opening a named pipe that was swapped in would wait for its other end.
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-_SWAPPED: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV})
-_RULES_MODE: Final = 0o600
+_SWAPPED: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOTDIR})
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,30 +59,6 @@ class LeftOut(msgspec.Struct, frozen=True):
     path: str
     reason: str
     """``credential``, ``socket``, ``pipe``, ``device`` or ``unreadable``."""
-
-
-class _Fresh:
-    """A file that was read: its objects are the ``count`` contents from the ``start``-th on."""
-
-    __slots__ = ("count", "size", "stamp", "start")
-
-    def __init__(self, start: int, count: int, size: int, stamp: Stamp) -> None:
-        self.start = start
-        self.count = count
-        self.size = size
-        self.stamp = stamp
-
-
-class _Seen:
-    """A folder that was walked and is not as it was known."""
-
-    __slots__ = ("files", "folders", "links", "mode")
-
-    def __init__(self, mode: int) -> None:
-        self.mode = mode
-        self.files: dict[str, KnownFile | _Fresh] = {}
-        self.links: dict[str, str] = {}
-        self.folders: dict[str, _Seen | KnownFolder] = {}
 
 
 class Scan:
@@ -105,7 +80,8 @@ class Scan:
         self._limits = limits or Limits()
         self._deadline = deadline
         self._on_progress = on_progress
-        self._root: _Seen | KnownFolder | None = None
+        self._root: Seen | KnownFolder | None = None
+        self._young: list[tuple[Seen, str, str, os.stat_result]] = []
         self._given = 0
         self._entries = 0
         self._read_bytes = 0
@@ -119,6 +95,7 @@ class Scan:
         """The contents of all files that are not known, below an open folder."""
         with translated("the workspace", writing=False):
             self._root = yield from self._walk(folder, "", self._known, 0, 0)
+            yield from self._read_young(folder)
 
     def finish(self, names: Sequence[str]) -> tuple[KnownFolder, list[Content]]:
         """The folder as it was seen, and the trees that are new, those below before those above.
@@ -126,13 +103,12 @@ class Scan:
         ``names`` are those of the contents, in the order in which they were given.
         """
         assert self._root is not None  # noqa: S101 - contents() ran before
-        trees: list[Content] = []
-        return self._settled(self._root, names, trees, is_root=True), trees
+        return settled(self._root, names, self._rules)
 
     # Walking
     def _walk(  # noqa: C901 - one loop over one folder, as flat as it can be: every file passes here
         self, folder: int, path: str, known: KnownFolder | None, mode: int, depth: int
-    ) -> Generator[Content, None, _Seen | KnownFolder]:
+    ) -> Generator[Content, None, Seen | KnownFolder]:
         if depth > self._limits.depth:
             raise InvalidInput(
                 f"folder {path[:80]!r}... is deeper than {self._limits.depth}; exclude it or move it up"
@@ -141,7 +117,7 @@ class Scan:
         known_files = {} if known is None else known.files
         known_links = {} if known is None else known.links
         known_folders = {} if known is None else known.folders
-        seen = _Seen(mode)
+        seen = Seen(mode)
         fresh: list[tuple[str, os.stat_result]] = []
         below: list[tuple[str, int]] = []
         files = seen.files
@@ -180,10 +156,7 @@ class Scan:
                 elif self._rules.reason(path + name, is_folder=False) is None:
                     self.left_out.append(LeftOut(path + name, _KINDS.get(kind, "device")))
         self._count(len(files) + len(fresh) + len(below) + len(seen.links), path)
-        for name, stat in sorted(fresh, key=_by_name):
-            read = yield from self._file(folder, name, path + name, stat)
-            if read is not None:
-                files[name] = read
+        yield from self._fresh(folder, path, seen, fresh)
         is_same = (
             known is not None
             and bool(known.tree)
@@ -206,7 +179,7 @@ class Scan:
 
     def _below(
         self, folder: int, name: str, path: str, known: KnownFolder | None, mode: int, depth: int
-    ) -> Generator[Content, None, _Seen | KnownFolder | None]:
+    ) -> Generator[Content, None, Seen | KnownFolder | None]:
         try:
             inner = os.open(name, FOLDER_FLAGS, dir_fd=folder)
         except FileNotFoundError:
@@ -221,6 +194,35 @@ class Scan:
             return (yield from self._walk(inner, f"{path}{name}/", known, mode, depth + 1))
         finally:
             os.close(inner)
+
+    def _fresh(
+        self, folder: int, path: str, seen: Seen, fresh: list[tuple[str, os.stat_result]]
+    ) -> Iterator[Content]:
+        """The files of one folder that are not known, but for those that are put off."""
+        for name, stat in sorted(fresh, key=_by_name):
+            if is_young(stat.st_ctime_ns, now_ns=time_ns()):
+                self._young.append((seen, path, name, stat))
+            elif (read := (yield from self._file(folder, name, path + name, stat))) is not None:
+                seen.files[name] = read
+
+    def _read_young(self, root: int) -> Iterator[Content]:
+        """The files that were put off; a folder that went meanwhile took its files along."""
+        for seen, path, name, stat in self._young:
+            try:
+                folder = _opened_below(root, path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno not in _SWAPPED:
+                    raise
+                self.changed.append(path + name)
+                continue
+            try:
+                read = yield from self._file(folder, name, path + name, stat)
+            finally:
+                os.close(folder)
+            if read is not None:
+                seen.files[name] = read
 
     def _is_wanted(self, path: str, *, is_folder: bool) -> bool:
         reason = self._rules.reason(path, is_folder=is_folder)
@@ -248,7 +250,7 @@ class Scan:
     # Reading
     def _file(
         self, folder: int, name: str, path: str, stat: os.stat_result
-    ) -> Generator[Content, None, _Fresh | None]:
+    ) -> Generator[Content, None, Fresh | None]:
         start = size = 0
         for attempt in range(1, READ_TRIES + 1):
             try:
@@ -284,9 +286,9 @@ class Scan:
                 os.close(file)
             if is_still:
                 stamp = trusted(stamp_of(stat), read_at_ns=read_at_ns)
-                return self._done(_Fresh(start, self._given - start, size, stamp))
+                return self._done(Fresh(start, self._given - start, size, stamp))
         self.changed.append(path)
-        return self._done(_Fresh(start, self._given - start, size, untrusted(stat.st_mode)))
+        return self._done(Fresh(start, self._given - start, size, untrusted(stat.st_mode)))
 
     def _pieces(self, pieces: Iterable[bytes], path: str) -> Iterator[Content]:
         for piece in pieces:
@@ -300,48 +302,11 @@ class Scan:
             self._check_time()
             yield Content("bytes", piece)
 
-    def _done(self, fresh: _Fresh) -> _Fresh:
+    def _done(self, fresh: Fresh) -> Fresh:
         self.read_files += 1
         if self._on_progress is not None:
             self._on_progress(FileProgress(self.read_files, self._read_bytes))
         return fresh
-
-    # Trees
-    def _settled(
-        self, seen: _Seen | KnownFolder, names: Sequence[str], trees: list[Content], *, is_root: bool = False
-    ) -> KnownFolder:
-        if isinstance(seen, KnownFolder):
-            return seen
-        files: dict[str, KnownFile] = {}
-        entries: list[TreeEntry] = []
-        size = 0
-        for name, each in seen.files.items():
-            known = each
-            if isinstance(known, _Fresh):
-                content = tuple(names[known.start : known.start + known.count])
-                known = KnownFile(known.stamp, known.size, content)
-            files[name] = known
-            size += known.size
-            mode = known.stamp[4] & 0o777
-            entries.append(FileEntry(name=name, mode=mode, size=known.size, content=known.content))
-        folders = {name: self._settled(each, names, trees) for name, each in seen.folders.items()}
-        entries += [FolderEntry(name=name, mode=each.mode, tree=each.tree) for name, each in folders.items()]
-        entries += [LinkEntry(name=name, target=target) for name, target in seen.links.items()]
-        if is_root and (rules := self._rules.to_bytes()) is not None:
-            kept = Content("bytes", rules)
-            trees.append(kept)
-            entries.append(FileEntry(name=RESERVED, mode=_RULES_MODE, size=len(rules), content=(kept.name,)))
-        tree = encode_tree(Tree(entries=tuple(entries)))
-        trees.append(tree)
-        return KnownFolder(
-            tree=tree.name,
-            mode=seen.mode,
-            files=files,
-            links=seen.links,
-            folders=folders,
-            count=len(files) + len(seen.links) + sum(each.count for each in folders.values()),
-            size=size + sum(each.size for each in folders.values()),
-        )
 
 
 _KINDS: Final = {
@@ -350,6 +315,18 @@ _KINDS: Final = {
     stats.S_IFCHR: "device",
     stats.S_IFBLK: "device",
 }
+
+
+def _opened_below(root: int, path: str) -> int:
+    """A descriptor of a folder, reached one name at a time and by no link."""
+    folder = os.dup(root)
+    for name in path.split("/")[:-1]:
+        try:
+            below = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = below
+    return folder
 
 
 def _by_name(each: tuple[str, object]) -> bytes:
@@ -372,14 +349,14 @@ def _read_whole(file: int, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def _reader(file: int, size: int) -> Callable[[int], bytes]:
+def _reader(file: int, size: int) -> Callable[[memoryview], int]:
     """Reads up to the size that the file had: one that grows and grows still has an end."""
     left = size
 
-    def read(wanted: int) -> bytes:
+    def read(buffer: memoryview) -> int:
         nonlocal left
-        data = os.read(file, min(wanted, left))
-        left -= len(data)
-        return data
+        got = os.readv(file, [buffer[:left]])
+        left -= got
+        return got
 
     return read

@@ -1,0 +1,230 @@
+"""Filling files: contents are fetched, checked and written by a few threads, a portion of files at a time.
+
+Fetching, hashing, unfolding and writing all let other threads run, so a portion is fetched while another one
+is written. A portion is a run of files that is worth one read and fits into memory, whichever folders they
+lie in; a file of many pieces is a portion by itself and is written piece by piece. **Invariant:** under its
+own name a file is always whole: it is written beside its place under a name of its own and renamed when it
+is complete and has its mode, or into a folder that has no name yet. Runs of zeros in large files become
+holes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+from treering.core import failpoints
+from treering.core.chunking import WHOLE_BYTES
+from treering.core.ids import new_id
+from treering.core.tree import FileEntry
+from treering.errors import Corrupt
+from treering.files import translated
+from treering.views.workspaces.exchanging import swap
+from treering.views.workspaces.feeding import batches
+from treering.views.workspaces.known import KnownFile, Stamp, stamp_of, untrusted
+from treering.views.workspaces.rules import TEMPORARY
+
+if TYPE_CHECKING:
+    from treering.core.content import Content
+
+PORTION_BYTES: Final = 4 * 1024 * 1024
+PORTION_FILES: Final = 500
+
+_THREADS: Final = 4
+_WAITING: Final = 16
+"""So many portions wait for a thread at most; whoever adds more waits as well."""
+
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_HOLE: Final = 4096
+
+_WRITTEN: Final = failpoints.declare(
+    "restore.file_written", "a restored file is complete under a temporary name"
+)
+_PLACED: Final = failpoints.declare("restore.file_placed", "a restored file has its name, others do not yet")
+
+
+class Site(Protocol):
+    """A folder that is being filled."""
+
+    path: str
+    folder: int
+    """Its descriptor, open until all portions with a file of it are done."""
+    is_nameless: bool
+    """Whether it is new and gets its name when all its files are in it."""
+    known: dict[str, KnownFile]
+    """The files that it had."""
+    stamps: dict[str, Stamp]
+    """Of the files that were written, by name."""
+
+
+class Portion:
+    """Some files that are written together."""
+
+    __slots__ = ("files", "future", "size")
+
+    def __init__(self) -> None:
+        self.files: list[tuple[Site, FileEntry]] = []
+        self.size = 0
+        self.future: Future[None] | None = None
+
+
+class Filler:
+    """Writes the files of one restore. ``contents`` gives verified contents by name, to any thread."""
+
+    def __init__(self, contents: Callable[[list[str]], dict[str, Content]]) -> None:
+        self._contents = contents
+        self._pool = ThreadPoolExecutor(_THREADS, "treering-fill")
+        self._open = Portion()
+        self._flying: deque[Future[None]] = deque()
+        self._umask = _umask()
+        self._temporary = temporary_names()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def add(self, site: Site, entry: FileEntry) -> Portion:
+        """Have a file written; `settle` with what this gives back waits until it is."""
+        if len(entry.content) > 1:
+            alone = Portion()
+            alone.files.append((site, entry))
+            self._submit(alone)
+            return alone
+        portion = self._open
+        portion.files.append((site, entry))
+        portion.size += entry.size
+        if portion.size >= PORTION_BYTES or len(portion.files) >= PORTION_FILES:
+            self._submit(portion)
+        return portion
+
+    def settle(self, portion: Portion) -> None:
+        """Wait until all files of a portion are written; raises what went wrong."""
+        if portion.future is None:
+            self._submit(portion)
+        if portion.future is not None:
+            portion.future.result()
+
+    def _submit(self, portion: Portion) -> None:
+        if portion is self._open:
+            self._open = Portion()
+        portion.future = self._pool.submit(self._write, portion)
+        self._flying.append(portion.future)
+        while len(self._flying) > _WAITING:
+            wait([self._flying.popleft()])
+
+    def _write(self, portion: Portion) -> None:
+        files, portion.files = portion.files, []
+        if len(files) == 1:
+            ((site, entry),) = files
+            self._file(site, entry, self._pieces(entry))
+            return
+        names = [name for _, entry in files for name in entry.content]
+        found = self._contents(names) if names else {}
+        for site, entry in files:
+            self._file(site, entry, (found[name].data for name in entry.content))
+
+    def _pieces(self, entry: FileEntry) -> Iterator[bytes]:
+        for names in batches([entry]):
+            found = self._contents(names)
+            for name in names:
+                yield found[name].data
+
+    def _file(self, site: Site, entry: FileEntry, pieces: Iterable[bytes]) -> None:
+        write = self._write_in_place if site.is_nameless else self._write_beside
+        try:
+            site.stamps[entry.name] = write(site, entry, pieces)
+        except OSError as error:  # not a context manager around each: there are many
+            with where(site.path + entry.name):
+                raise error from None
+
+    def _write_in_place(self, site: Site, entry: FileEntry, pieces: Iterable[bytes]) -> Stamp:
+        """A file of a folder that has no name yet needs no temporary one itself."""
+        file = os.open(entry.name, _NEW_FILE, entry.mode | 0o200, dir_fd=site.folder)
+        try:
+            self._fill(file, pieces, entry, site.path)
+            stamp = stamp_of(os.fstat(file))
+        finally:
+            os.close(file)
+        failpoints.hit(_WRITTEN)
+        return stamp
+
+    def _write_beside(self, site: Site, entry: FileEntry, pieces: Iterable[bytes]) -> Stamp:
+        folder, temporary = site.folder, next(self._temporary)
+        file = os.open(temporary, _NEW_FILE, entry.mode | 0o200, dir_fd=folder)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # while its writer lives, nobody takes it for litter
+            self._fill(file, pieces, entry, site.path)
+            written = os.fstat(file)
+            failpoints.hit(_WRITTEN)
+            if not (entry.name in site.known and swap(temporary, entry.name, folder)):
+                os.rename(temporary, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        finally:
+            os.close(file)
+        failpoints.hit(_PLACED)
+        # Renaming moves ctime; everything else is as it was when the file was closed, or someone was faster.
+        stamp = stamp_of(os.stat(entry.name, dir_fd=folder, follow_symlinks=False))
+        return stamp if stamp[:3] == stamp_of(written)[:3] else untrusted(stamp[4])
+
+    def _fill(self, file: int, pieces: Iterable[bytes], entry: FileEntry, above: str) -> None:
+        size = 0
+        has_holes = False
+        for piece in pieces:
+            size += len(piece)
+            if size > entry.size:
+                break
+            if entry.size > WHOLE_BYTES and _is_hole(piece):
+                os.lseek(file, len(piece), os.SEEK_CUR)
+                has_holes = True
+                continue
+            written = os.write(file, piece)
+            while written < len(piece):
+                written += os.write(file, memoryview(piece)[written:])
+        if size != entry.size:
+            raise Corrupt(
+                f"file {above + entry.name!r} has not the {entry.size} bytes that the snapshot says; "
+                "it was not written"
+            )
+        if has_holes:
+            os.ftruncate(file, size)
+        if (entry.mode | 0o200) & ~self._umask != entry.mode:
+            os.fchmod(file, entry.mode)
+
+
+def temporary_names() -> Iterator[str]:
+    """Names for what is not finished, no two alike; threads may share them."""
+    made = f"{TEMPORARY}{new_id()}"
+    return map(f"{made}-{{}}".format, iter(range(1 << 62)))
+
+
+@contextlib.contextmanager
+def where(path: str) -> Generator[None]:
+    """Refusals of the operating system, told of an entry."""
+    with translated(f"entry {path!r}", writing=True):
+        yield
+
+
+def _is_hole(piece: bytes) -> bool:
+    return len(piece) >= _HOLE and not piece[0] and piece.count(0) == len(piece)
+
+
+def _umask() -> int:
+    """This process's umask. Asking for it by setting it would race with other threads."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:  # noqa: PTH123
+            for line in status:
+                if line.startswith("Umask:"):
+                    return int(line.split()[1], 8)
+    except (OSError, ValueError):
+        pass
+    return 0o777  # unknown: every file gets its mode explicitly
