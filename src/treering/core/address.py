@@ -68,13 +68,13 @@ def is_object_name(text: str) -> bool:
 def parse_address(address: str) -> Place:
     """Read an address; anything malformed raises `InvalidInput`."""
     form, rest = address[:2], address[2:]
+    if form == "l:" and rest:
+        return ListAt(rest)
     if form == "o:" and _OBJECT_NAME.fullmatch(rest):
         return ObjectAt(rest)
     if form == "s:" and (slot := _SLOT.fullmatch(rest)):
         batch, part, index = slot.groups()
         return SlotAt(batch, int(part), int(index))
-    if form == "l:" and rest:
-        return ListAt(rest)
     raise InvalidInput(
         f"not an address: {address[:80]!r}; expected o:<sha256>, s:<batch>:<part>.<index> or l:<list>"
     )

@@ -40,8 +40,12 @@ _NONE: Final[frozenset[str]] = frozenset()
 _EXPECT_WORDS: Final = frozenset({ANY, ABSENT})
 
 
-def check_batch(batch: Batch) -> None:
-    """Raise `InvalidInput` if the batch cannot be stored, whatever the store holds."""
+def check_batch(batch: Batch) -> list[Place]:
+    """Raise `InvalidInput` if the batch cannot be stored, whatever the store holds.
+
+    Gives back the places that it points at and does not bring itself, in order: they have to be there.
+    """
+    named: list[Place] = []
     check_space(batch.space)
     check_id(batch.id, "batch id")
     if len(batch.id) > MAX_BATCH_ID_CHARS:
@@ -56,15 +60,16 @@ def check_batch(batch: Batch) -> None:
         _check_size(content, f"object {name[:12]}")
     own_slots = _check_parts(batch) if batch.parts else _NONE
     if batch.lists:
-        _check_lists(batch, own_slots)
+        _check_lists(batch, own_slots, named)
     if batch.events:
-        _check_events(batch, own_slots)
+        _check_events(batch, own_slots, named)
     if batch.refs:
-        _check_refs(batch, own_slots)
+        _check_refs(batch, own_slots, named)
     for fence in batch.fences:
         check_id(fence.lease, "lease name")
     if batch.texts:
-        _check_texts(batch, own_slots)
+        _check_texts(batch, own_slots, named)
+    return named
 
 
 def _check_parts(batch: Batch) -> set[str]:
@@ -90,7 +95,7 @@ def _check_parts(batch: Batch) -> set[str]:
     return own_slots
 
 
-def _check_lists(batch: Batch, own_slots: AbstractSet[str]) -> None:
+def _check_lists(batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -> None:
     lengths: dict[str, int] = {}
     for append in batch.lists:
         check_id(append.list, "list id")
@@ -102,7 +107,7 @@ def _check_lists(batch: Batch, own_slots: AbstractSet[str]) -> None:
         for item in append.items:
             if isinstance(item, str):
                 if item not in own_slots:
-                    _check_content_address(item, batch, "an item of list", append.list)
+                    named.append(_check_content_address(item, batch, "an item of list", append.list))
             else:
                 _check_size(item, f"an item of list {append.list!r}")
 
@@ -121,7 +126,7 @@ def _check_append(append: Append, length: int | None) -> None:
         )
 
 
-def _check_events(batch: Batch, own_slots: AbstractSet[str]) -> None:
+def _check_events(batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -> None:
     events = batch.events
     if len(events) > MAX_EVENTS:
         raise InvalidInput(f"a batch has {len(events)} events; split it into batches of at most {MAX_EVENTS}")
@@ -152,10 +157,8 @@ def _check_events(batch: Batch, own_slots: AbstractSet[str]) -> None:
                 "put the content into a part or an object and point at it with body"
             )
         if event.body is not None and event.body not in own_slots:
-            _check_content_address(event.body, batch, "the body of event", event.id)
-        for address in event.links:
-            if address not in own_slots:
-                _check_address(address, batch)
+            named.append(_check_content_address(event.body, batch, "the body of event", event.id))
+        named += [_check_address(address, batch) for address in event.links if address not in own_slots]
 
 
 def _check_words(event: Event) -> None:
@@ -176,7 +179,7 @@ def _refuse_numbers(event: Event) -> None:
     )
 
 
-def _check_refs(batch: Batch, own_slots: AbstractSet[str]) -> None:
+def _check_refs(batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -> None:
     if len(batch.refs) > 1:
         names = [change.name for change in batch.refs]
         if len(set(names)) < len(names):
@@ -190,10 +193,10 @@ def _check_refs(batch: Batch, own_slots: AbstractSet[str]) -> None:
             raise InvalidInput(
                 f"ref {change.name!r} expects {expect!r}; use 'any', 'absent' or a version (1 or more)"
             )
-        _check_change(change, batch, own_slots)
+        _check_change(change, batch, own_slots, named)
 
 
-def _check_change(change: RefChange, batch: Batch, own_slots: AbstractSet[str]) -> None:
+def _check_change(change: RefChange, batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -> None:
     move = change.change
     if isinstance(move, Set):
         if len(move.value) > MAX_INLINE_BYTES:
@@ -201,9 +204,7 @@ def _check_change(change: RefChange, batch: Batch, own_slots: AbstractSet[str]) 
                 f"ref {change.name!r} would hold {len(move.value)} bytes, more than {MAX_INLINE_BYTES}; "
                 "put the value into an object and let the ref link to it"
             )
-        for address in move.links:
-            if address not in own_slots:
-                _check_address(address, batch)
+        named += [_check_address(address, batch) for address in move.links if address not in own_slots]
     elif isinstance(move, Add) and (abs(move.delta) | abs(move.ceiling or 0)) >> NUMBER_BITS:
         raise InvalidInput(
             f"ref {change.name!r} cannot add {move.delta} up to {move.ceiling}; "
@@ -211,7 +212,7 @@ def _check_change(change: RefChange, batch: Batch, own_slots: AbstractSet[str]) 
         )
 
 
-def _check_texts(batch: Batch, own_slots: AbstractSet[str]) -> None:
+def _check_texts(batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -> None:
     seen: set[tuple[str, str]] = set()
     for text in batch.texts:
         _check_text(text)
@@ -221,7 +222,7 @@ def _check_texts(batch: Batch, own_slots: AbstractSet[str]) -> None:
             )
         seen.add((text.collection, text.name))
         if text.source is not None and text.source not in own_slots:
-            _check_content_address(text.source, batch, "the source of text", text.name)
+            named.append(_check_content_address(text.source, batch, "the source of text", text.name))
 
 
 def _check_text(text: Text) -> None:
@@ -246,12 +247,13 @@ def _check_address(address: Address, batch: Batch) -> Place:
     return place
 
 
-def _check_content_address(address: Address, batch: Batch, what: str, which: str) -> None:
+def _check_content_address(address: Address, batch: Batch, what: str, which: str) -> Place:
     place = _check_address(address, batch)
     if isinstance(place, ListAt):
         raise InvalidInput(
             f"{what} {which!r} is the list {place.list!r}; only an object or a slot is content"
         )
+    return place
 
 
 def _check_object_name(name: str) -> None:

@@ -26,6 +26,7 @@ from treering.engines.relational import (
 from treering.engines.relational.current import read_current
 from treering.engines.relational.decision import Accepted, decide
 from treering.engines.relational.group import GroupCommit
+from treering.engines.relational.items import ItemCache
 from treering.engines.relational.needs import together
 from treering.engines.relational.objects import PackGone
 from treering.engines.relational.prepared import prepare
@@ -66,6 +67,7 @@ class RelationalEngine:
         self._texts = texts
         self._spaces: dict[str, int] = {}
         self._remembered = Remembered(states=remembers_states)
+        self._items = ItemCache()
         self._group = GroupCommit(self._write)
 
     # Writing
@@ -79,6 +81,8 @@ class RelationalEngine:
 
     def _write(self, group: Sequence[Prepared]) -> list[Outcome]:
         """Commit a group in one transaction a space; how each batch fared, in order."""
+        if len(group) == 1:
+            return self._write_to(group[0].batch.space, [group[0]])
         by_space: dict[str, list[Prepared]] = {}
         for prepared in group:
             by_space.setdefault(prepared.batch.space, []).append(prepared)
@@ -194,7 +198,9 @@ class RelationalEngine:
         if number is None:
             raise NotFound(f"there is no list {list_id!r} in space {space!r}")
         return self._read(
-            lambda session: reading.read_list(session, number, self._objects, list_id, start, stop)
+            lambda session: reading.read_list(
+                session, number, self._objects, self._items, list_id, start, stop
+            )
         )
 
     def _read(self, question: Callable[[Session], list[Content]]) -> list[Content]:
@@ -266,7 +272,10 @@ class RelationalEngine:
     def erase(self, space: str, plan: Erasure) -> Erased:
         """Remove what the plan names, and the unshared content behind it."""
         number = self._number_or_not_found(space)
-        return erasing.erase(self._database, self._objects, self._texts, number, plan)
+        try:
+            return erasing.erase(self._database, self._objects, self._texts, number, plan)
+        finally:
+            self._items.clear()
 
     def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
         """Mark what refs and events can reach, and remove the rest."""

@@ -121,6 +121,8 @@ class GroupCommit:
                 return
 
     def _first_sleeper(self) -> _Ticket | None:
+        if not self._waiting:
+            return None
         return next((ticket for ticket in list(self._waiting) if ticket.future is None), None)
 
     def submit(self, prepared: Prepared) -> Future[Receipt]:

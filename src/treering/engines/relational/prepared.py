@@ -55,12 +55,12 @@ class Prepared(NamedTuple):
 
 def prepare(batch: Batch) -> Prepared:
     """Check a batch and seal its content."""
-    check_batch(batch)
-    named = [address for append in batch.lists for item in append.items for address in _item_links(item)]
-    named += [text.source for text in batch.texts if text.source is not None]
+    needs = needs_of(batch, check_batch(batch))
+    links = [address for append in batch.lists for item in append.items for address in _item_links(item)]
+    links += [text.source for text in batch.texts if text.source is not None]
     return Prepared(
         batch=batch,
-        needs=needs_of(batch),
+        needs=needs,
         bodies=[seal(pack_body(part.slots)) for part in batch.parts],
         items=[[_sealed(item) for item in append.items] for append in batch.lists],
         objects=[
@@ -69,7 +69,7 @@ def prepare(batch: Batch) -> Prepared:
         ],
         words=[_words(batch, text.source) for text in batch.texts],
         deltas=deltas(batch.events),
-        item_links="\n".join(named) or None,
+        item_links="\n".join(links) or None,
     )
 
 

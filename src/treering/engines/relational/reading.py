@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from treering.core.address import Address, ListAt, ObjectAt, SlotAt, parse_address
 from treering.core.body import unpack_body
 from treering.core.clock import day_of
@@ -32,8 +34,10 @@ from treering.errors import Corrupt, InvalidInput, NotFound
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from treering.core.lists import Run
     from treering.core.query import EventQuery
     from treering.core.records import Ref
+    from treering.engines.relational.items import ItemCache
     from treering.engines.relational.objects import Objects
     from treering.engines.relational.session import Session
 
@@ -117,33 +121,45 @@ def lineage(session: Session, space: int, list_id: str) -> list[tuple[ListInfo, 
 
 
 def read_list(
-    session: Session, space: int, objects: Objects, list_id: str, start: int, stop: int
+    session: Session, space: int, objects: Objects, cache: ItemCache, list_id: str, start: int, stop: int
 ) -> list[Content]:
-    """The items of a range, through all parents."""
+    """The items of a range, through all parents; only what is not in the cache is fetched."""
     line = lineage(session, space, list_id)
     if not line:
         raise NotFound(f"there is no list {list_id!r} in this space")
     numbers = {info.list: no for info, no in line}
-    contents: list[Content | None] = []
-    elsewhere: list[tuple[int, Address]] = []
+    contents: list[Content] = []
     for run in locate([info for info, _ in line], max(start, 0), stop):
         no = numbers[run.list]
-        rows = session.rows(
-            "SELECT kind, frame, address FROM item WHERE key >= ? AND key < ? ORDER BY key",
-            (item_key(no, run.start), item_key(no, run.stop)),
+        found = cache.found(no, run.start, run.stop)
+        first = run.start + len(found)
+        contents += found
+        if first < run.stop:
+            fetched = _fetch_items(session, space, objects, no, msgspec.structs.replace(run, start=first))
+            cache.keep(no, first, fetched)
+            contents += fetched
+    return contents
+
+
+def _fetch_items(session: Session, space: int, objects: Objects, list_no: int, run: Run) -> list[Content]:
+    rows = session.rows(
+        "SELECT kind, frame, address FROM item WHERE key >= ? AND key < ? ORDER BY key",
+        (item_key(list_no, run.start), item_key(list_no, run.stop)),
+    )
+    if len(rows) != run.stop - run.start:
+        raise Corrupt(
+            f"list {run.list!r} lacks {run.stop - run.start - len(rows)} of its items "
+            f"{run.start} to {run.stop}; run verify, then restore it from a backup"
         )
-        if len(rows) != run.stop - run.start:
-            raise Corrupt(
-                f"list {run.list!r} lacks {run.stop - run.start - len(rows)} of its items "
-                f"{run.start} to {run.stop}; run verify, then restore it from a backup"
-            )
-        for kind, frame, address in rows:
-            if frame is None:
-                elsewhere.append((len(contents), Address(address)))
-                contents.append(None)
-            else:
-                where = f"list {run.list!r}"
-                contents.append(Content(kind_of(kind, where), unseal(frame_of(frame, where), where)))
+    where = f"list {run.list!r}"
+    contents: list[Content | None] = []
+    elsewhere: list[tuple[int, Address]] = []
+    for kind, frame, address in rows:
+        if frame is None:
+            elsewhere.append((len(contents), Address(address)))
+            contents.append(None)
+        else:
+            contents.append(Content(kind_of(kind, where), unseal(frame_of(frame, where), where)))
     fetched = get(session, space, objects, [address for _, address in elsewhere]) if elsewhere else []
     for (position, _), content in zip(elsewhere, fetched, strict=True):
         contents[position] = content

@@ -1,0 +1,95 @@
+"""List items that were read before: a conversation that is loaded again and again is fetched once.
+
+What lies at a position of a list never changes, and the number of a list is never given to another one, so
+what is kept here cannot become untrue; an erasure empties it all the same, because erased bytes shall be
+nowhere. Only whole lists go when room is needed, the one that was not asked for the longest first.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from treering.core.content import Content
+
+BUDGET: Final = 16 * 1024 * 1024
+"""How many bytes of content are kept at most."""
+
+_OVERHEAD: Final = 200
+"""About what an item takes beside its content."""
+
+
+class _Held:
+    """What is kept of one list."""
+
+    __slots__ = ("contents", "size")
+
+    def __init__(self) -> None:
+        self.contents: dict[int, Content] = {}
+        self.size = 0
+
+
+class _Shelf:
+    """Lists by number, the one that was asked for last at the end."""
+
+    __slots__ = ("lists", "lock", "size")
+
+    def __init__(self) -> None:
+        self.lists: dict[int, _Held] = {}
+        self.size = 0
+        self.lock = Lock()
+
+
+class ItemCache:
+    """Verified items by list and position.
+
+    Whoever finds it busy goes without: it never makes anyone wait, not even in a child that was forked
+    while a thread of its parent was in here.
+    """
+
+    def __init__(self) -> None:
+        self._shelf = _Shelf()
+
+    def found(self, list_no: int, start: int, stop: int) -> list[Content]:
+        """The items from ``start`` on, as far as they are here without a gap."""
+        shelf = self._shelf
+        contents: list[Content] = []
+        if not shelf.lock.acquire(blocking=False):
+            return contents
+        try:
+            held = shelf.lists.pop(list_no, None)
+            if held is not None:
+                shelf.lists[list_no] = held
+                look_up = held.contents.get
+                for position in range(start, stop):
+                    content = look_up(position)
+                    if content is None:
+                        break
+                    contents.append(content)
+        finally:
+            shelf.lock.release()
+        return contents
+
+    def keep(self, list_no: int, start: int, contents: Sequence[Content]) -> None:
+        """Keep items that were fetched, unless they alone would take half of the room."""
+        shelf = self._shelf
+        size = sum([len(content.data) for content in contents]) + _OVERHEAD * len(contents)
+        if size > BUDGET // 2 or not shelf.lock.acquire(blocking=False):
+            return
+        try:
+            held = shelf.lists.pop(list_no, None) or _Held()
+            held.contents.update(enumerate(contents, start))
+            held.size += size
+            shelf.lists[list_no] = held
+            shelf.size += size
+            while shelf.size > BUDGET:
+                shelf.size -= shelf.lists.pop(next(iter(shelf.lists))).size
+        finally:
+            shelf.lock.release()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._shelf = _Shelf()
