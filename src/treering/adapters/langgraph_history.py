@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, writ
 
 from treering.adapters.langgraph_lists import Known, read_list
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
-from treering.adapters.langgraph_saving import DELTA, INLINE, MESSAGE_LISTS, thread_of
+from treering.adapters.langgraph_saving import DELTA, INLINE, thread_of
 from treering.adapters.langgraph_shadows import is_shadow
 from treering.adapters.langgraph_values import DeltaSnapshot
 from treering.core.address import Address, slot_address
@@ -182,20 +182,12 @@ class Reader:
     def _lists(self, values: Values, step: Step, read: dict[str, Known]) -> dict[str, Known]:
         """The lists of a step; ``read`` holds those that were read before, which may be longer."""
         lists: dict[str, Known] = {}
-        names = step.graph.get(MESSAGE_LISTS, ())
         for name, stretch in step.checkpoint.lists.items():
             if is_shadow(step, name):
                 continue
             known = read.get(stretch.list)
             if known is None or known.stretch.length < stretch.length:
-                known = read[stretch.list] = read_list(
-                    self._engine,
-                    self._space,
-                    values,
-                    stretch,
-                    is_messages=name in names,
-                    where=f"channel {name!r} of checkpoint {step.graph_id!r}",
-                )
+                known = read[stretch.list] = read_list(self._engine, self._space, values, step, name)
             lists[name] = known.first(stretch.length)
         return lists
 

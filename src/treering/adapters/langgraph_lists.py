@@ -9,9 +9,9 @@ changed in place (which LangGraph asks nodes not to do) at once in a list of up 
 a longer one when its turn comes.
 
 Everything behind the first item that differs is written: behind the list's tail, or as a child list that
-shares what is common. A message that was stored as a task's write is not stored again, its place in the
-list is the address of it. **Invariant:** what is remembered of an item is exactly what was encoded of it,
-never what it has become since.
+shares what is common. A message that was stored as a task's write is not stored again: it is in its place
+already, or its place in the list is the address of it. **Invariant:** what is remembered of an item is
+exactly what was encoded of it, never what it has become since.
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ if TYPE_CHECKING:
     from treering.core.content import Content
     from treering.core.draft import Draft
     from treering.core.engine import Engine
+    from treering.views.graphs import Step
+
+MESSAGE_LISTS: Final = "messages"
+"""Where a step says which of its lists hold messages."""
+APART_LISTS: Final = "apart"
+"""Where a step says which of its lists were branched off."""
 
 _NEAR: Final = 32
 _TURN: Final = 32
@@ -55,6 +61,8 @@ class Known(msgspec.Struct, frozen=True):
     held: list[Any]
     likenesses: list[Any]
     is_messages: bool
+    is_apart: bool = False
+    """It was branched off at least once: what tasks write is not simply what comes next in it."""
     looked: int = 0
     """Up to where items were last compared with their likenesses."""
 
@@ -68,7 +76,7 @@ class Known(msgspec.Struct, frozen=True):
         if count == self.stretch.length:
             return self
         stretch = Stretch(self.stretch.list, count)
-        return Known(stretch, self.held[:count], self.likenesses[:count], self.is_messages)
+        return Known(stretch, self.held[:count], self.likenesses[:count], self.is_messages, self.is_apart)
 
 
 class _Opaque(msgspec.Struct, frozen=True):
@@ -117,12 +125,14 @@ def write_list(
     list_id = before.stretch.list if before is not None and is_longer else new_id()
     contents: list[Content | Address] = []
     likenesses: list[Any] = []
+    there = same
     for position, item in enumerate(items[same:], same):
         if is_messages:
             pending = recent.find(item, scope)
             if pending is not None:
                 known: Any = pending.known
                 contents.append(settle(draft, pending, list_id, position))
+                there += pending.spot == (list_id, there)
             else:
                 known = likeness(item)
                 contents.append(values.encode_message(item, known))
@@ -136,28 +146,25 @@ def write_list(
         draft.append(list_id, *contents, scope=scope, at=0)
         return Known(Stretch(list_id, len(items)), items, likenesses, is_messages)
     if is_longer:
-        if contents:
-            draft.append(list_id, *contents, scope=scope, at=same)
+        if there < len(items):
+            draft.append(list_id, *contents[there - same :], scope=scope, at=there)
         stretch = Stretch(list_id, len(items))
     else:
         stretch = _branched(draft, engine, before.stretch, same, contents, list_id, scope)
-    return _grown(before, same, stretch, items, likenesses)
-
-
-def _grown(before: Known, same: int, stretch: Stretch, items: list[Any], likenesses: list[Any]) -> Known:
-    """What is known of a list that shares its first items with another."""
+    is_apart = before.is_apart or not is_longer
     looked = (before.looked + _TURN) % max(same, 1)
-    if len(before.held) != same:
-        return Known(stretch, items, before.likenesses[:same] + likenesses, before.is_messages, looked)
-    before.held.extend(items[same:])
-    before.likenesses.extend(likenesses)
-    return Known(stretch, before.held, before.likenesses, before.is_messages, looked)
+    if len(before.held) == same:
+        before.held.extend(items[same:])
+        before.likenesses.extend(likenesses)
+        return Known(stretch, before.held, before.likenesses, is_messages, is_apart, looked)
+    return Known(stretch, items, before.likenesses[:same] + likenesses, is_messages, is_apart, looked)
 
 
-def read_list(
-    engine: Engine, space: str, values: Values, stretch: Stretch, *, is_messages: bool, where: str
-) -> Known:
-    """The items of a list, with likenesses to compare them with; a list that lost items is `Corrupt`."""
+def read_list(engine: Engine, space: str, values: Values, step: Step, channel: str) -> Known:
+    """A list of a step, with likenesses to compare it with; one that lost items is `Corrupt`."""
+    stretch = step.checkpoint.lists[channel]
+    is_messages = channel in step.graph.get(MESSAGE_LISTS, ())
+    where = f"channel {channel!r} of checkpoint {step.graph_id!r}"
     items: list[Any] = []
     likenesses: list[Any] = []
     for start in range(0, stretch.length, _PAGE):
@@ -177,7 +184,7 @@ def read_list(
             items += map(values.decode, contents)
     if not is_messages:
         likenesses = [_frozen_or_opaque(values, item) for item in items]
-    return Known(stretch, items, likenesses, is_messages)
+    return Known(stretch, items, likenesses, is_messages, channel in step.graph.get(APART_LISTS, ()))
 
 
 def _common(values: Values, before: Known, items: list[Any]) -> int:

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from treering.adapters.langgraph_lists import Known
-from treering.adapters.langgraph_pending import Recent, TaskWrites
-from treering.views.graph_ids import Place, writes_key
+from treering.adapters.langgraph_pending import Recent, Spot, TaskWrites
+from treering.views.graph_ids import Place, step_id, writes_key
 from treering.views.graphs import Step
 
 _BASES: Final = 64
@@ -81,6 +81,33 @@ class Memory:
             self._written.setdefault(writes.key, []).append(writes)
             while len(self._written) > _BASES:
                 self._written.popitem(last=False)
+
+    def spot(self, writes: TaskWrites) -> Spot | None:
+        """The end of the list that should hold the messages of a task next, if that can be told.
+
+        They are messages with ids (LangGraph gives those that have none one in place), all for one channel,
+        whose list went on with what tasks wrote so far.
+        """
+        channels = {channel for channel, _, form, _ in writes.entries if form in ("m", "l")}
+        made = step_id(writes.place, writes.graph_id)
+        base = self._bases.get(made[0]) if made is not None else None
+        if base is None or len(channels) != 1:
+            return None
+        (channel,) = channels
+        known = base.lists.get(channel)
+        checkpoint = base.step.checkpoint
+        if (
+            known is None
+            or known.is_apart
+            or not known.is_messages
+            or checkpoint.lists.get(channel) != known.stretch
+            or checkpoint.thread != writes.place.thread
+            or any(each.known["id"] is None or each.known["type"] == "remove" for each in writes.messages)
+        ):
+            return None
+        list_id, length = known.stretch.list, known.stretch.length
+        before = [message.spot for each in self._written.get(writes.key, ()) for message in each.messages]
+        return list_id, max([length, *(spot[1] + 1 for spot in before if spot and spot[0] == list_id)])
 
     def found(self, step: Step, channels: Iterable[str]) -> None:
         """A step was loaded, on which these channels had been written, here or elsewhere."""

@@ -4,9 +4,10 @@ LangGraph hands over a task's writes, and a moment later a checkpoint that holds
 wait for that checkpoint and go into its commit: the messages are stored once, in their list, and the
 writes point there. So a checkpoint is never durable before what it is made of, and a step costs one
 commit. What no checkpoint comes for (a task that is done while its neighbours still work) is committed by
-itself after `PATIENCE`; an interrupt or an error, with everything that waits, before the call returns.
-**Invariant:** writes are committed in the order in which they came, and before anything that was put after
-them.
+itself after `PATIENCE`; an interrupt or an error, with everything that waits, before the call returns. Where
+every write is to be durable at once, its messages are written ahead to the end of the list that will most
+likely hold them next, so that they too are stored once. **Invariant:** writes are committed in the order in
+which they came, and before anything that was put after them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from treering.core.body import INLINE_LIMIT
 from treering.core.content import Content
 from treering.core.draft import Draft
 from treering.core.encoding import decode, encode_json
+from treering.errors import ListMoved
 from treering.views.checkpoints import MAX_ROW_BYTES
 from treering.views.graph_ids import Place, writes_key
 from treering.views.graphs import WRITES
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from treering.adapters.langgraph_values import Values
+    from treering.core.batch import Batch
     from treering.core.engine import Engine
 
 PATIENCE: Final = 0.01
@@ -55,7 +58,7 @@ Spot = tuple[str, int]
 class PendingMessage:
     """A message that a task wrote, as it was then, and where that is stored once it is."""
 
-    __slots__ = ("content", "known", "message", "place", "scope")
+    __slots__ = ("content", "known", "message", "place", "scope", "spot")
 
     def __init__(self, message: Any, known: Any, content: Content, scope: str) -> None:
         self.message = message
@@ -63,6 +66,12 @@ class PendingMessage:
         self.content = content
         self.scope = scope
         self.place: Address | Spot | None = None
+        self.spot: Spot | None = None
+        """Where it was written ahead (see `Queue.flush`)."""
+
+    def unsettle(self) -> None:
+        """Its commit was refused: it is nowhere."""
+        self.place = self.spot = None
 
 
 class TaskWrites(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,6 +245,20 @@ def settle(draft: Draft, pending: PendingMessage, list_id: str, position: int) -
     return pending.place
 
 
+def _write_ahead(draft: Draft, writes: TaskWrites, list_id: str, start: int) -> None:
+    items: list[Content | Address] = []
+    for position, message in enumerate(writes.messages, start):
+        items.append(settle(draft, message, list_id, position))
+        message.spot = (list_id, position)
+    draft.append(list_id, *items, scope=writes.place.scope, at=start)
+
+
+def _unsettle(writes: list[TaskWrites]) -> None:
+    for each in writes:
+        for message in each.messages:
+            message.unsettle()
+
+
 class Queue:
     """Writes that wait for their checkpoint, by scope."""
 
@@ -273,33 +296,49 @@ class Queue:
     def put_back(self, writes: list[TaskWrites]) -> None:
         """Its commit was refused: let it wait again, in front."""
         if writes:
-            for message in (each for one in writes for each in one.messages):
-                message.place = None
+            _unsettle(writes)
             with self._lock:
                 scope = writes[0].place.scope
                 self._waiting[scope] = [*writes, *self._waiting.get(scope, [])]
 
-    def flush(self, scope: str | None = None, *, more: Sequence[TaskWrites] = ()) -> None:
-        """Commit what waits (of one scope), and these behind it."""
-        if not self._waiting and not more:
-            return
-        with self.gate:
-            scopes = list(self._waiting) if scope is None else [scope]
-            for each in scopes:
-                writes = [*self.take(each), *(one for one in more if one.place.scope == each)]
-                self._commit(writes)
+    def flush(self, scope: str | None = None) -> None:
+        """Commit what waits (of one scope)."""
+        if self._waiting:
+            with self.gate:
+                for each in list(self._waiting) if scope is None else [scope]:
+                    self._commit(self.take(each), None)
 
-    def _commit(self, writes: list[TaskWrites]) -> None:
+    def commit(self, writes: TaskWrites, spot: Spot | None) -> None:
+        """Commit what waits of a scope, and this behind it.
+
+        ``spot`` is the end of the list that will hold its messages next: they are written there ahead, so
+        that the checkpoint need only say that its list is longer.
+        """
+        with self.gate:
+            self._commit([*self.take(writes.place.scope), writes], spot)
+
+    def _commit(self, writes: list[TaskWrites], spot: Spot | None) -> None:
         if not writes:
             return
-        draft = Draft(self._space)
-        for number, each in enumerate(writes):
-            write_event(draft, each, number)
         try:
-            self._engine.commit(draft.batch())
+            try:
+                self._engine.commit(self._drafted(writes, spot))
+            except ListMoved:  # it does not end there any more: nothing is written ahead
+                if spot is None:
+                    raise
+                _unsettle(writes)
+                self._engine.commit(self._drafted(writes, None))
         except BaseException:
             self.put_back(writes)
             raise
+
+    def _drafted(self, writes: list[TaskWrites], spot: Spot | None) -> Batch:
+        draft = Draft(self._space)
+        if spot is not None:
+            _write_ahead(draft, writes[-1], *spot)
+        for number, each in enumerate(writes):
+            write_event(draft, each, number)
+        return draft.batch()
 
     def _look(self) -> bool:
         """Commit what has waited too long; whether the thread is still needed."""

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.adapters.langgraph_lists import Known, is_list, read_list, write_list
+from treering.adapters.langgraph_lists import (
+    APART_LISTS,
+    MESSAGE_LISTS,
+    Known,
+    is_list,
+    read_list,
+    write_list,
+)
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
 from treering.adapters.langgraph_pending import Queue, TaskWrites, taken, write_event
 from treering.adapters.langgraph_shadows import SHADOWS, shadowed, with_writes
@@ -41,7 +48,6 @@ if TYPE_CHECKING:
 
 DELTA: Final = "delta"
 INLINE: Final = "values"
-MESSAGE_LISTS: Final = "messages"
 
 _TRIES: Final = 8
 _LONGEST: Final = 160
@@ -97,7 +103,7 @@ class Scribe:
         for attempt in range(_TRIES):
             draft = Draft(self._space)
             for message in (each for writes in riding for each in writes.messages):
-                message.place = None
+                message.unsettle()
             base = self._written(
                 draft, values, place, request, parent, riding, is_tail=is_tail, is_fresh=is_fresh
             )
@@ -141,11 +147,13 @@ class Scribe:
         """
         found = taken(values, place, graph_id, writes, task=task, path=path, at_us=self._clock.now_us())
         if self._are_writes_durable or found.is_urgent:
-            self.queue.flush(place.scope, more=[found])
+            with self.queue.gate:
+                self.queue.commit(found, self._memory.spot(found))
+                self._memory.wrote(found)
         else:
             self.queue.add(found)
+            self._memory.wrote(found)
         self._memory.recent.remember(found.messages)
-        self._memory.wrote(found)
 
     def _parent(self, values: Values, place: Place, graph_id: str | None) -> Base | None:
         if graph_id is None:
@@ -162,18 +170,8 @@ class Scribe:
     def lists_of(self, values: Values, step: Step) -> dict[str, Known]:
         """The lists of a step, read from the store."""
         return {
-            name: self._read(values, step, name, stretch) for name, stretch in step.checkpoint.lists.items()
+            name: read_list(self._engine, self._space, values, step, name) for name in step.checkpoint.lists
         }
-
-    def _read(self, values: Values, step: Step, channel: str, stretch: Stretch) -> Known:
-        return read_list(
-            self._engine,
-            self._space,
-            values,
-            stretch,
-            is_messages=channel in step.graph.get(MESSAGE_LISTS, ()),
-            where=f"channel {channel!r} of checkpoint {step.graph_id!r}",
-        )
 
     def _written(
         self,
@@ -246,6 +244,7 @@ class Scribe:
             (MESSAGE_LISTS, message_lists),
             (DELTA, delta),
             (SHADOWS, shadows),
+            (APART_LISTS, [name for name in lists if name in known and known[name].is_apart]),
         ):
             if found:
                 graph[name] = found
@@ -280,7 +279,7 @@ class Scribe:
         if stretch is None:
             before = None
         elif before is None or before.stretch != stretch:
-            before = self._read(values, parent.step, channel, stretch)
+            before = read_list(self._engine, self._space, values, parent.step, channel)
         items = with_writes(before.items if before is not None else [], writes, channel)
         if not items:
             return None
@@ -344,7 +343,12 @@ def thread_of(step: Step) -> str:
 
 def _is_same(one: Checkpoint, other: Checkpoint) -> bool:
     """Whether two checkpoints say the same, wherever their content lies."""
-    return one.metadata == other.metadata and _digests(one) == _digests(other)
+    return _told(one) == _told(other) and _digests(one) == _digests(other)
+
+
+def _told(checkpoint: Checkpoint) -> object:
+    graph = {name: value for name, value in checkpoint.metadata[GRAPH].items() if name != APART_LISTS}
+    return {**checkpoint.metadata, GRAPH: graph}
 
 
 def _digests(checkpoint: Checkpoint) -> object:
