@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.savers.places import say
+from tests.savers.places import kinds, say
 from treering.keyvalue import RedisStore
 from treering.savers import FileSaver, KeyValueStoreSaver, PostgresSaver, SqliteSaver
 
@@ -54,12 +54,18 @@ def written(history):
     return sorted((each.messages[0]["by"], each.messages[0]["number"]) for each in history)
 
 
-@pytest.mark.parametrize("kind", ["files", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.mark.parametrize("kind", kinds(["files", "sqlite", "postgres", "redis"]))
 def test_two_processes_save_to_one_thread(kind, request, tmp_path):
-    where = request.getfixturevalue("postgres_url") if kind == "postgres" else tmp_path / "kept"
+    is_served = kind in ("postgres", "redis")
+    where = request.getfixturevalue(f"{kind}_url") if is_served else tmp_path / "kept"
     write_at_once(kind, where, ["t", "t"])
-    open_ = {"files": lambda: FileSaver(where, None), "sqlite": lambda: SqliteSaver(where)}
-    with open_.get(kind, lambda: PostgresSaver(where))() as saver:
+    open_ = {
+        "files": lambda: FileSaver(where, None),
+        "sqlite": lambda: SqliteSaver(where),
+        "postgres": lambda: PostgresSaver(where),
+        "redis": lambda: KeyValueStoreSaver(RedisStore(where)),
+    }
+    with open_[kind]() as saver:
         history = list(saver.list("t"))
         assert [each.step for each in history] == list(range(2 * COUNT - 1, -1, -1))
         assert written(history) == sorted((name, number) for name in "01" for number in range(COUNT))

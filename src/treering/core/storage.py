@@ -123,3 +123,14 @@ class KeyValueStore(Protocol):
     def list(self, prefix: str = "", /) -> Iterable[str] | Awaitable[Iterable[str]]:
         """All keys that begin with ``prefix``, in any order."""
         ...
+
+
+class SwappingStore(KeyValueStore, Protocol):
+    """A key-value store that can also compare and swap, so that several processes may write to it."""
+
+    def compare_and_swap(self, key: str, old: Any, new: Any, /) -> bool | Awaitable[bool]:
+        """Let ``new`` take the place of ``old`` in one step; False, and nothing done, if it is not there.
+
+        ``None`` stands for no value: as ``old`` the key must be absent, as ``new`` it is deleted.
+        """
+        ...

@@ -6,6 +6,7 @@ in and shared with nobody, so changing a value after `set` or after `get` change
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 from treering.core.content import Content
@@ -18,6 +19,7 @@ class InMemoryStore:
 
     def __init__(self) -> None:
         self._contents: dict[str, Content] = {}
+        self._lock = Lock()
 
     def get(self, key: str) -> Any | None:
         """The value under a key, None without one."""
@@ -26,11 +28,27 @@ class InMemoryStore:
 
     def set(self, key: str, value: Any) -> None:
         """Keep a value under a key."""
-        self._contents[check_id(key, "key")] = encode(value)
+        content = encode(value)
+        with self._lock:
+            self._contents[check_id(key, "key")] = content
 
     def delete(self, key: str) -> None:
         """Forget a key."""
-        self._contents.pop(check_id(key, "key"), None)
+        with self._lock:
+            self._contents.pop(check_id(key, "key"), None)
+
+    def compare_and_swap(self, key: str, old: Any, new: Any) -> bool:
+        """Put a value in the place of another one if that is there; ``None`` is no value."""
+        check_id(key, "key")
+        expected, content = (None if value is None else encode(value) for value in (old, new))
+        with self._lock:
+            if self._contents.get(key) != expected:
+                return False
+            if content is None:
+                self._contents.pop(key, None)
+            else:
+                self._contents[key] = content
+        return True
 
     def list(self, prefix: str = "") -> list[str]:
         """All keys that begin with ``prefix``, in order."""

@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 
 _GLOB: Final = re.compile(rb"([*?\[\]\\])")
 _PAGE: Final = 1000
+_SWAP: Final = """
+local there = redis.call('GET', KEYS[1])
+if (there or '') ~= ARGV[1] then return 0 end
+if ARGV[2] == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], ARGV[2]) end
+return 1
+"""
+"""An empty text stands for no value: none of ours is empty."""
 _KINDS: Final[dict[bytes, Kind]] = {kind.encode(): kind for kind in KINDS}
 
 
@@ -63,15 +70,22 @@ class RedisStore:
 
     def set(self, key: str, value: Any) -> None:
         """Keep a value under a key."""
-        name, content = self._name(key), encode(value)
+        name, raw = self._name(key), _raw(value)
         with self._translated(key):
-            self._client.set(name, content.kind.encode() + b":" + content.data)
+            self._client.set(name, raw)
 
     def delete(self, key: str) -> None:
         """Forget a key."""
         name = self._name(key)
         with self._translated(key):
             self._client.delete(name)
+
+    def compare_and_swap(self, key: str, old: Any, new: Any) -> bool:
+        """Put a value in the place of another one if that is there; ``None`` is no value."""
+        name = self._name(key)
+        expected, raw = (b"" if value is None else _raw(value) for value in (old, new))
+        with self._translated(key):
+            return self._client.eval(_SWAP, 1, name, expected, raw) == 1
 
     def list(self, prefix: str = "") -> list[str]:
         """All keys that begin with ``prefix``, in order."""
@@ -96,6 +110,11 @@ class RedisStore:
             yield
         except RedisError as error:
             raise _meaning(error, f"{self._where}: key {key!r}") from error
+
+
+def _raw(value: Any) -> bytes:
+    content = encode(value)
+    return content.kind.encode() + b":" + content.data
 
 
 def _connected(url: str) -> Redis:

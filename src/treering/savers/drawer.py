@@ -10,6 +10,7 @@
 
 ``<thread>`` is `treering.core.ids.file_name` of the thread's id. Everything but a head is written once, under
 a name that was never used before; only ``earlier`` of a record changes, when retention leads past others.
+What does change is compared and swapped where the store can do that: of two writers one begins again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from treering.keyvalue.awaiting import call
 from treering.savers import spine, texts
 from treering.savers.records import Record, from_plain, to_plain, values_of
 from treering.savers.spine import Spine
+from treering.views.checkpoints import PREFIX
 
 _REMEMBERED_CHARS: Final = 1 << 25
 """So much of a thread is read once while its checkpoints are looked through, which share most of it."""
@@ -38,6 +40,8 @@ class Drawer:
         self, store: KeyValueStore, root: str, namespace: str, name: str, thread_id: str | None
     ) -> None:
         self._store = store
+        self._swap = getattr(store, "compare_and_swap", None)
+        self._head_text: Any = None
         self._namespace = namespace
         self._thread_id = thread_id
         self._shown = name if thread_id is None else thread_id
@@ -48,8 +52,9 @@ class Drawer:
 
     def head(self) -> dict[str, Any] | None:
         """What the head says; ``None`` for a thread that was never saved."""
-        head = self._get(self.head_key)
-        if head is None:
+        self._head_text = self._text(self.head_key)
+        head = self._unsealed(self.head_key, self._head_text)
+        if head is None or head["checkpoint"] is None:
             return None
         if self._thread_id not in (None, head["thread"]) or head["namespace"] != self._namespace:
             raise Corrupt(
@@ -119,10 +124,16 @@ class Drawer:
         """A state value of a checkpoint."""
         return self._part(id, record)["value"]
 
-    def set_record(self, record: Record) -> None:
-        """Write a record again."""
-        key = self.key(record.id)
-        call(self._store.set, key, texts.seal(key, to_plain(record)))
+    def lead_past(self, checkpoint_id: str, *, earlier: str, to: str | None) -> Record | None:
+        """Let a checkpoint follow upon another one than ``earlier``; ``None`` if someone else was faster."""
+        key = self.key(checkpoint_id)
+        text = self._text(key)
+        plain = self._unsealed(key, text)
+        found = None if plain is None else from_plain(plain)
+        if found is None or found.earlier != earlier:
+            return None
+        record = structs.replace(found, earlier=to)
+        return record if self._put(key, text, texts.seal(key, to_plain(record))) else None
 
     def drop(self, records: Iterable[str], values: Iterable[str]) -> None:
         """Remove checkpoints, and then values that nobody else needs."""
@@ -142,24 +153,40 @@ class Drawer:
     def clear(self) -> bool:
         """Remove the head, then all values; whether there was a head."""
         try:
-            there = call(self._store.get, self.head_key) is not None
+            there = self.head() is not None
         except Corrupt:
             there = True
+        if self._swap is not None:
+            self._clear_beside_others(self._swap)
+            return there
         call(self._store.delete, self.head_key)
         delete_all = getattr(self._store, "delete_all", None)
         if delete_all is not None:
             delete_all(self._folder)
             return there
-        for key in list(call(self._store.list, self._folder)):
+        for key in self._all():
             call(self._store.delete, key)
         return there
 
-    def write(self, values: Iterable[tuple[str, str]], *, head: str) -> None:
-        """Write sealed values in this order, then let the head name a checkpoint among them."""
+    def write(self, values: Sequence[tuple[str, str]], *, head: str) -> bool:
+        """Write sealed values in this order, then let the head name a checkpoint among them.
+
+        False, with nothing left behind, if the head has moved since it was read; only a store that can swap
+        notices that.
+        """
+        if self._swap is not None and self._head_text is None:
+            # Whoever deletes what is there by now changes this head, which "no head" would not tell.
+            empty = self._empty_head()
+            if not call(self._swap, self.head_key, None, empty):
+                return False
+            self._head_text = empty
         for key, text in values:
             call(self._store.set, key, text)
-        plain = {"thread": self._thread_id, "namespace": self._namespace, "checkpoint": head}
-        call(self._store.set, self.head_key, texts.seal(self.head_key, plain))
+        if self._put(self.head_key, self._head_text, self._sealed_head(head)):
+            return True
+        for key, _ in reversed(values):
+            call(self._store.delete, key)
+        return False
 
     def key(self, id: str) -> str:
         """The key of a value."""
@@ -182,8 +209,50 @@ class Drawer:
         raise texts.missing(self._shown, key)
 
     def _get(self, key: str) -> dict[str, Any] | None:
-        text = self._text(key)
+        return self._unsealed(key, self._text(key))
+
+    def _unsealed(self, key: str, text: Any) -> dict[str, Any] | None:
         return None if text is None else texts.unseal(key, text, thread_id=self._shown)
+
+    def _put(self, key: str, before: Any, text: str) -> bool:
+        """Write a text over the one that was read, if the store can tell whether that is still there."""
+        if self._swap is not None:
+            return call(self._swap, key, before, text)
+        call(self._store.set, key, text)
+        return True
+
+    def _clear_beside_others(self, swap: Callable[..., Any]) -> None:
+        """Remove what is there by now, and nothing of a save that goes on meanwhile.
+
+        A head that no save has seen takes the place of the one that was read, so that a save whose values
+        are among those that go is told to begin again, under other names.
+        """
+        empty = self._empty_head()
+        while True:
+            keys = self._all()
+            try:
+                before = call(self._store.get, self.head_key)
+            except Corrupt:  # nobody saves behind a head that cannot be read
+                call(self._store.delete, self.head_key)
+                continue
+            if call(swap, self.head_key, before, empty):
+                break
+        for key in keys:
+            call(self._store.delete, key)
+        call(swap, self.head_key, empty, None)
+
+    def _all(self) -> list[str]:
+        """All keys in the order in which they are removed: who reads meanwhile misses a checkpoint first."""
+        keys = sorted(call(self._store.list, self._folder), reverse=True)
+        return sorted(keys, key=lambda key: not key.startswith(self.key(PREFIX)))
+
+    def _empty_head(self) -> str:
+        """A head of no checkpoint, unlike any other: the thread is not there, for who reads."""
+        return self._sealed_head(None, by=new_id())
+
+    def _sealed_head(self, checkpoint_id: str | None, **more: str) -> str:
+        plain = {"thread": self._thread_id, "namespace": self._namespace, "checkpoint": checkpoint_id}
+        return texts.seal(self.head_key, plain | more)
 
     def _text(self, key: str) -> Any:
         try:
@@ -218,9 +287,9 @@ class Pending:
         self._values.append((key, texts.seal(key, to_plain(whole))))
         return whole
 
-    def write(self, *, head: str) -> None:
-        """Write it all; when this returns, the save has happened."""
-        self._drawer.write(self._values, head=head)
+    def write(self, *, head: str) -> bool:
+        """Write it all; when this returns True, the save has happened, else another one came first."""
+        return self._drawer.write(self._values, head=head)
 
     def _add(self, kind: str, plain: dict[str, Any]) -> str:
         name = f"{kind}-{new_id()}"

@@ -1,11 +1,12 @@
 """Checkpoints in a key-value store: values that never change, and one head per thread that moves.
 
 A save puts its new messages and state values, then the checkpoint's record, and last it sets the thread's
-head, which is the moment at which the save has happened. A writer that dies earlier leaves values that no
-head leads to; they are in nobody's way and go with the thread, or (with retention, where locks keep all other
-writers out) at the next saver's first save. Retention first leads the checkpoints that stay past those that
-go, then removes these, then what only they needed. **Invariant:** whatever a head leads to is there; where it
-is not, that is `Corrupt`, never a shorter history.
+head, which is the moment at which the save has happened. Where the store can compare and swap, a save that
+finds the head moved takes back what it put and comes behind the other. A writer that dies earlier leaves
+values that no head leads to; they are in nobody's way and go with the thread, or (with retention, where locks
+keep all other writers out) at the next saver's first save. Retention first leads the checkpoints that stay
+past those that go, then removes these, then what only they needed. **Invariant:** whatever a head leads to is
+there; where it is not, that is `Corrupt`, never a shorter history.
 """
 
 from __future__ import annotations
@@ -80,25 +81,12 @@ class KeyValueShelf:
         """Append a checkpoint."""
         drawer = self._drawer(writing.thread_id)
         with self._locks.holding(drawer.head_key):
-            before = drawer.newest()
-            check_expected(writing, None if before is None else before.id)
-            known = self._recalled(drawer, before)
-            pending = Pending(drawer)
-            messages, prints = _messages(drawer, pending, before, known, writing)
-            state = writing.state
-            if state is None and before is None:
-                state = FIRST_STATE
-            places = before.state if before is not None else {}
-            if state is not None:
-                places = write_state(places, state, pending.value)
-            record = self._record(writing, before, messages, places)
-            record = pending.record(record)
-            pending.write(head=record.id)
-            known = _Known(record.id, prints, None if known.line is None else [*known.line, _entry(record)])
-            if self._keep is not None:
-                self._prune(drawer, known, self._keep)
-            self._remember(writing.thread_id, known)
-        return Checkpoint(record.facts, given(writing.messages, state, _stored(drawer, record)))
+            while True:
+                made = self._written(drawer, writing)
+                if made is not None:
+                    return made
+                # Another process has saved meanwhile: this save comes behind that one.
+                drawer = self._drawer(writing.thread_id)
 
     def newest(self, thread_id: str) -> Checkpoint | None:
         """The checkpoint that the head names, with its content."""
@@ -178,13 +166,39 @@ class KeyValueShelf:
     def refuse_to_block(self) -> None:
         """Raise `Unsupported` for an async store on a thread that runs a loop."""
         store = self._store
-        refuse_to_block(store.get, store.set, store.delete, store.list)
+        swap = getattr(store, "compare_and_swap", store.set)
+        refuse_to_block(store.get, store.set, store.delete, store.list, swap)
 
     def close(self) -> None:
         """The store is its owner's."""
 
     def _drawer(self, thread_id: str) -> Drawer:
         return Drawer(self._store, self._root, self._namespace, file_name(thread_id), thread_id)
+
+    def _written(self, drawer: Drawer, writing: Writing) -> Checkpoint | None:
+        """Append a checkpoint to the thread as it is now; ``None`` if it is not so any more."""
+        before = drawer.newest()
+        check_expected(writing, None if before is None else before.id)
+        pending = Pending(drawer)
+        try:
+            known = self._recalled(drawer, before)
+            messages, prints = _messages(drawer, pending, before, known, writing)
+        except NotFound:  # what it was to come behind was removed meanwhile
+            return None
+        state = writing.state
+        if state is None and before is None:
+            state = FIRST_STATE
+        places = before.state if before is not None else {}
+        if state is not None:
+            places = write_state(places, state, pending.value)
+        record = self._record(writing, before, messages, places)
+        record = pending.record(record)
+        if not pending.write(head=record.id):
+            return None
+        known = _Known(record.id, prints, None if known.line is None else [*known.line, _entry(record)])
+        if self._keep is None or self._prune(drawer, known, self._keep):
+            self._remember(writing.thread_id, known)
+        return Checkpoint(record.facts, given(writing.messages, state, _stored(drawer, record)))
 
     def _record(
         self, writing: Writing, before: Record | None, messages: spine.Spine, state: dict[str, Any]
@@ -241,33 +255,22 @@ class KeyValueShelf:
             while len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
 
-    def _prune(self, drawer: Drawer, known: _Known, keep: Keep) -> None:
+    def _prune(self, drawer: Drawer, known: _Known, keep: Keep) -> bool:
+        """Drop what the policy does not want; False when another process was at it, and the rest is left."""
         line = known.line or []
         decision = select(_in_order(line), keep, now_us=self._clock.now_us())
         going = {each.id for each in decision.dropped}
-        if not going:
-            return
-        records: list[str] = []
-        values: set[str] = set()
-        older: Record | None = None
-        run: list[Record] = []
-        for at, entry in enumerate(line):
+        older: str | None = None
+        run: list[str] = []
+        for entry in line:
             if entry.id in going:
-                run.append(drawer.needed(entry.id))
-            elif run:
-                younger = structs.replace(
-                    drawer.needed(entry.id), earlier=None if older is None else older.id
-                )
-                drawer.set_record(younger)
-                kept = (younger,) if older is None else (older, younger)
-                for each in run:
-                    values |= _only_of(drawer, each, kept)
-                records += [each.id for each in run]
-                older, run = younger, []
-            elif at + 1 < len(line) and line[at + 1].id in going:
-                older = drawer.needed(entry.id)
-        drawer.drop(records, values)
+                run.append(entry.id)
+                continue
+            if run and not _drop(drawer, older, run, entry.id):
+                return False
+            older, run = entry.id, []
         known.line = [entry for entry in line if entry.id not in going]
+        return True
 
 
 class _Known:
@@ -310,6 +313,20 @@ def _messages(
     if fresh:
         kept = spine.grown(kept, pending.chunk(fresh), len(fresh), pending.node)
     return kept, prints
+
+
+def _drop(drawer: Drawer, older: str | None, run: list[str], younger: str) -> bool:
+    """Lead past checkpoints that stand between two others, then remove them and what only they needed."""
+    gone = [each for each in map(drawer.record, run) if each is not None]
+    before = None if older is None else drawer.record(older)
+    if len(gone) < len(run) or (before is None) != (older is None):
+        return False
+    after = drawer.lead_past(younger, earlier=run[-1], to=older)
+    if after is None:
+        return False
+    kept = (after,) if before is None else (before, after)
+    drawer.drop(run, {name for each in gone for name in _only_of(drawer, each, kept)})
+    return True
 
 
 def _only_of(drawer: Drawer, gone: Record, kept: tuple[Record, ...]) -> set[str]:

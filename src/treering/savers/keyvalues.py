@@ -4,10 +4,11 @@ A dict, a folder and Redis are in `treering.keyvalue`; a user's own class works 
 keys are readable and at most about 360 characters long, whatever the ids are. How durable a save is depends
 on the store's ``set``.
 
-These four methods cannot make two writers wait for each other: one saver orders its own threads and tasks,
-but of two *processes* that save to the same thread at the same moment, the later one's head stays, and the
-other's checkpoint is left out of the history. Give each thread one process, or use `FileSaver`, `SqliteSaver`
-or `PostgresSaver`.
+A store that also has ``compare_and_swap(key, old, new)``, as the dict and Redis do, may be saved to by any
+number of processes: of two that save to one thread at the same moment, one comes behind the other. Without
+it, one saver orders its own threads and tasks only, and of two *processes* the later one's head stays, and
+the other's checkpoint is left out of the history: give each thread one process, or use `FileSaver`,
+`SqliteSaver` or `PostgresSaver`.
 """
 
 from __future__ import annotations
