@@ -1,4 +1,4 @@
-"""Several writers on one thread: nobody's checkpoint is lost, whoever moves the head."""
+"""Several writers: on one thread nobody's checkpoint is lost, on several nobody waits for another."""
 
 from __future__ import annotations
 
@@ -65,6 +65,33 @@ def test_runs_side_by_side_become_branches(tmp_path):
             assert len(set(names)) <= 2
             assert [write[1] for write in each.pending_writes] == ["messages"] * len(each.pending_writes)
         assert store.verify().ok
+
+
+def test_threads_of_one_saver_commit_at_the_same_time(tmp_path, monkeypatch):
+    """So that the engine can make them durable together: each commit here waits for the other one to come."""
+    both = threading.Barrier(2, timeout=60)
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        saver, failures = TreeringSaver(store), []
+        commit = store.engine.commit
+
+        def together(batch):
+            both.wait()
+            return commit(batch)
+
+        def save(thread):
+            try:
+                where = put(saver, config(thread, checkpoint_ns=""), [HumanMessage("a", id="a")], 0)
+                saver.put_writes(where, [("messages", [AIMessage("b", id="b")])], "task")
+            except BaseException as error:  # noqa: BLE001 - looked at below
+                failures.append(error)
+
+        monkeypatch.setattr(store.engine, "commit", together)
+        threads = [threading.Thread(target=save, args=(name,)) for name in ("alice", "bob")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
 
 
 def test_loading_a_long_thread_takes_little_more_than_its_state(tmp_path):

@@ -263,8 +263,7 @@ class Queue:
     """Writes that wait for their checkpoint, by scope."""
 
     def __init__(self, engine: Engine, space: str) -> None:
-        self.gate = RLock()
-        """Held while something of the queue is taken and committed."""
+        self._gates: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._engine = engine
         self._space = space
         self._waiting: OrderedDict[str, list[TaskWrites]] = OrderedDict()
@@ -272,6 +271,14 @@ class Queue:
         self._failed: Exception | None = None
         self._lock = Lock()
         self._thread: threading.Thread | None = None
+
+    def gate(self, scope: str) -> Any:
+        """A lock to hold while something of a scope is taken and committed; others commit at the same time."""
+        with self._lock:
+            found = self._gates.get(scope)
+            if found is None:
+                found = self._gates[scope] = RLock()
+            return found
 
     def add(self, writes: TaskWrites) -> None:
         """Let writes wait. Raises what an earlier flush in the background has failed with."""
@@ -304,8 +311,8 @@ class Queue:
     def flush(self, scope: str | None = None) -> None:
         """Commit what waits (of one scope)."""
         if self._waiting:
-            with self.gate:
-                for each in list(self._waiting) if scope is None else [scope]:
+            for each in list(self._waiting) if scope is None else [scope]:
+                with self.gate(each):
                     self._commit(self.take(each), None)
 
     def commit(self, writes: TaskWrites, spot: Spot | None) -> None:
@@ -314,8 +321,9 @@ class Queue:
         ``spot`` is the end of the list that will hold its messages next: they are written there ahead, so
         that the checkpoint need only say that its list is longer.
         """
-        with self.gate:
-            self._commit([*self.take(writes.place.scope), writes], spot)
+        scope = writes.place.scope
+        with self.gate(scope):
+            self._commit([*self.take(scope), writes], spot)
 
     def _commit(self, writes: list[TaskWrites], spot: Spot | None) -> None:
         if not writes:

@@ -86,7 +86,7 @@ class Scribe:
     def put(self, values: Values, place: Place, request: Request) -> Step:
         """Save a checkpoint, with the writes that wait for it; durable when this returns."""
         parent = self._parent(values, place, request.parent)
-        with self.queue.gate:
+        with self.queue.gate(place.scope):
             riding = self.queue.take(place.scope)
             try:
                 return self._put(values, place, request, parent, riding)
@@ -147,7 +147,7 @@ class Scribe:
         """
         found = taken(values, place, graph_id, writes, task=task, path=path, at_us=self._clock.now_us())
         if self._are_writes_durable or found.is_urgent:
-            with self.queue.gate:
+            with self.queue.gate(place.scope):
                 self.queue.commit(found, self._memory.spot(found))
                 self._memory.wrote(found)
         else:
