@@ -273,7 +273,7 @@ class Queue:
         self._thread: threading.Thread | None = None
 
     def gate(self, scope: str) -> Any:
-        """A lock to hold while something of a scope is taken and committed; others commit at the same time."""
+        """A lock to hold while something of a scope is taken and committed; other scopes need not wait."""
         with self._lock:
             found = self._gates.get(scope)
             if found is None:
