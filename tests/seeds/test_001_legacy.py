@@ -65,6 +65,11 @@ def test_so_do_the_endpoints(store):
         assert client.get("/runs/old/cost").json()["total"]["cost_eur"] == 0.1
         assert client.get("/runs/new/timeline").json()["events"][0]["label"] == "user message"
         assert client.get("/runs/neither/timeline").status_code == 404
+        assert client.get("/runs/neither").status_code == 404
+        old = client.get("/runs/old").json()
+        assert (old["agent"], old["status"], old["tokens"]) == ("planner", "unknown", 5)
+        assert old["cost"] == [{"currency": "EUR", "amount": 0.1}]
+        assert old["started_at"].startswith("2024-05-01T10:00:00")
         assert client.get("/runs/neither/cost").status_code == 404
 
 
@@ -75,6 +80,9 @@ def test_an_archive_answers_for_what_was_dropped(tmp_path, store):
     with treering.open(tmp_path / "archive") as archive:
         store.read_legacy(Archive(archive.engine, archive.space))
         assert timeline(store, "new") == before
+        with TestClient(create_app(store, Settings()), base_url="http://127.0.0.1:8787") as client:
+            new = client.get("/runs/new").json()
+            assert (new["agent"], new["status"]) == ("planner", "ok")
         with pytest.raises(NotFound):
             timeline(store, "neither")
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 import treering
+from treering.server import background
 from treering.server.background import Background
 from treering.views import event_index
 from treering.views.event_index import EventIndex
@@ -59,13 +60,30 @@ def test_without_search_nothing_is_indexed(store, monkeypatch):
     assert EventIndex(store.engine, store.space).through == 0
 
 
+def dies(store, run):
+    """As if the process of a run were gone."""
+    lease = f"recorder/{run.info.recorder}"
+    held = store.engine.claim(store.space, lease, holder=run.info.recorder, seconds=60)
+    store.engine.release(held)
+
+
+def test_an_old_run_of_any_namespace_is_marked_as_well(store, monkeypatch):
+    monkeypatch.setattr(background, "RUNS_A_ROUND", 2)
+    monkeypatch.setattr(background, "CRASHED_SECONDS", 0.0)
+    with store.run(agent="a", namespace="alice") as run:
+        for _ in range(5):
+            recorded(store)
+        dies(store, run)
+        with Background(store, search=False, seconds=0.01):
+            assert eventually(lambda: store.runs.get(run.id).ended_at_us is not None)
+        assert store.runs.get(run.id).status == "crashed"
+
+
 def test_a_run_that_died_is_marked_and_told(store):
     store.alerts.set_rule("failed", "failed")
     with store.run(agent="a") as run:
         store.flush()
-        lease = f"recorder/{run.info.recorder}"
-        held = store.engine.claim(store.space, lease, holder=run.info.recorder, seconds=60)
-        store.engine.release(held)  # as if its process were gone
+        dies(store, run)
         with Background(store, search=False, seconds=0.01):
             assert eventually(lambda: store.alerts.page().alerts)
         assert store.runs.get(run.id).status == "crashed"

@@ -45,6 +45,18 @@ def test_replays_a_page_at_a_time(client, store):
     assert types == ["message", "llm.span.start", "chunk", "chunk", "llm.span.end", "message"]
     assert rest["next_skip"] is None
     assert [step["chunk"] for step in first["steps"] + rest["steps"] if step["chunk"]] == ["On page ", "3."]
+    assert {step["content"] for step in first["steps"] + rest["steps"]} == {None}
+
+
+def test_replays_what_was_said_when_asked(client, store):
+    run = recorded(store, answer="On page 3.")
+    steps = client.get(f"/runs/{run}/replay?contents=true").json()["steps"]
+    assert [(step["type"], step["content"]) for step in steps if step["type"] != "chunk"] == [
+        ("message", "Where is my refund?"),
+        ("llm.span.start", None),
+        ("llm.span.end", "On page 3."),
+        ("message", "On page 3."),
+    ]
 
 
 def test_tells_how_fast_and_how_large(client, store):

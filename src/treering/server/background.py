@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from treering.care.spaces import user_spaces
 from treering.errors import TreeringError
+from treering.views.crashes import Rounds
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -24,8 +25,8 @@ ROUND_SECONDS: Final = 2.0
 CRASHED_SECONDS: Final = 60.0
 LATEST_SECONDS: Final = 60.0
 """How long the search index waits for a moment in which nothing is written."""
-NEWEST_RUNS: Final = 1000
-"""How many runs of a project are asked after; older ones are told to be crashed when someone looks."""
+RUNS_A_ROUND: Final = 1000
+"""How many runs of a project are asked after at once: the newest, and as many of all, one after the other."""
 
 log: Final = logging.getLogger("treering.server")
 
@@ -70,6 +71,7 @@ class _Project:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._watch: Watch = store.alerts.watch()
+        self._rounds = Rounds(store.engine, store.space, clock=store.clock)
         self._seen = -1
         self._indexed: int = -1
         self._index_by = time.monotonic() + LATEST_SECONDS
@@ -81,7 +83,8 @@ class _Project:
         now = time.monotonic()
         if now >= self._crashed_at:
             self._crashed_at = now + CRASHED_SECONDS
-            self._store.runs.mark_crashed(newest=NEWEST_RUNS)
+            self._store.runs.mark_crashed(newest=RUNS_A_ROUND)
+            self._rounds.go_on(RUNS_A_ROUND)
         if seq != self._seen or self._watch.is_waiting:
             self._watch.look()
         if search and seq != self._indexed:

@@ -6,23 +6,21 @@ was used and nothing of it has a price, and 0 only where nothing was used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from treering.core.clock import day_of
 from treering.core.money import from_nanos, to_nanos
 from treering.errors import InvalidInput, MissingExtra, NotFound
 from treering.views.costs import Costs
 from treering.views.exchange import EUR, exchange
+from treering.views.legacy import MAX_LINES, LegacyRuns
 from treering.views.recording.runs import run_ref
 from treering.views.timeline import MESSAGE, Timeline
 
 if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.views.costs import Cost
-    from treering.views.legacy import LegacyRuns
     from treering.views.timeline import TimelineEvent
-
-MAX_LINES: Final = 1000
 
 
 def timeline_report(

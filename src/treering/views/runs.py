@@ -6,25 +6,20 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from msgspec import structs
 
-from treering.core.draft import Draft
 from treering.core.query import EventQuery
-from treering.errors import NotFound, RefMoved
+from treering.errors import NotFound
 from treering.views.comparison import AgentComparison, RunComparison, compare_agents, compare_runs
-from treering.views.recording.recorder import lease_name
+from treering.views.crashes import Pulse, mark
 from treering.views.recording.runs import (
     CRASHED,
     RUN,
-    RUNNING,
     RunInfo,
     ledger_scope,
     run_info,
     run_ref,
-    write_state,
 )
 from treering.views.replaying import ReplayStep, replay
-from treering.views.thread_keys import thread_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,8 +28,6 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
 
 _LISTED: Final = ":listed"
-_PROBE: Final = "probe"
-_PROBE_SECONDS: Final = 5.0
 _LOOKED_AT: Final = 5_000
 """How many runs one page looks at before it gives back what it found."""
 
@@ -60,7 +53,7 @@ class Runs:
         found = self._engine.refs(self._space, [run_ref(run_id)])
         if not found:
             raise NotFound(f"there is no run {run_id!r}; runs.page() lists those that there are")
-        return self._told(run_info(found[run_ref(run_id)]), {})
+        return Pulse(self._engine, self._space).told(run_info(found[run_ref(run_id)]))
 
     def in_namespace(self, namespace: str) -> Runs:
         """The runs of another namespace."""
@@ -83,7 +76,7 @@ class Runs:
         wanted = {"agent": agent, "status": status, "thread": thread}
         given = {name: value for name, value in wanted.items() if value is not None}
         query = EventQuery(scope=ledger_scope(self._namespace), kinds=(RUN,), newest_first=True)
-        alive: dict[str, bool] = {}
+        pulse = Pulse(self._engine, self._space)
         runs: list[RunInfo] = []
         looked_at = 0
         while True:
@@ -92,7 +85,7 @@ class Runs:
             looked_at += len(listed.records)
             names = [run_ref(record.event.id.removesuffix(_LISTED)) for record in listed.records]
             refs = self._engine.refs(self._space, names)
-            told = (self._told(run_info(refs[name]), alive) for name in names if name in refs)
+            told = (pulse.told(run_info(refs[name])) for name in names if name in refs)
             runs += [each for each in told if _matches(each, given) and (tag is None or tag in each.tags)]
             if cursor is None or len(runs) >= first or looked_at >= _LOOKED_AT:
                 return RunPage(runs=tuple(runs), cursor=cursor)
@@ -142,36 +135,12 @@ class Runs:
 
     def mark_crashed(self, *, newest: int | None = None) -> list[RunInfo]:
         """Write down which runs (of the ``newest`` so many) died with their process; gives them back."""
-        some = islice(self.each(), newest)
-        crashed = [info for info in some if info.status == CRASHED and info.ended_at_us is None]
-        marked: list[RunInfo] = []
-        for info in crashed:
-            ref = self._engine.refs(self._space, [run_ref(info.id)])[run_ref(info.id)]
-            over = structs.replace(info, ended_at_us=self._clock.now_us())
-            draft = Draft(self._space)
-            write_state(draft, over, thread_key=thread_key(over.thread, over.namespace), expect=ref.version)
-            try:
-                self._engine.commit(draft.batch())
-            except RefMoved:
-                continue  # someone else was quicker
-            marked.append(over)
-        return marked
-
-    def _told(self, info: RunInfo, alive: dict[str, bool]) -> RunInfo:
-        """A run that still says that it runs is asked after: is the process there that writes it?"""
-        if info.status != RUNNING or info.recorder is None or not self._engine.caps.claim:
-            return info
-        if info.recorder not in alive:
-            alive[info.recorder] = self._is_alive(info.recorder)
-        return info if alive[info.recorder] else structs.replace(info, status=CRASHED)
-
-    def _is_alive(self, recorder: str) -> bool:
-        # All who ask are one holder: two who ask at once must not take each other for the recorder.
-        lease = self._engine.claim(self._space, lease_name(recorder), holder=_PROBE, seconds=_PROBE_SECONDS)
-        if lease is None:
-            return True
-        self._engine.release(lease)
-        return False
+        pulse = Pulse(self._engine, self._space)
+        crashed = [info for info in islice(self.each(), newest) if info.status == CRASHED]
+        names = [run_ref(info.id) for info in crashed if info.ended_at_us is None]
+        refs = [ref for name in names for ref in self._engine.refs(self._space, [name]).values()]
+        found = [mark(self._engine, self._space, ref, pulse, self._clock) for ref in refs]
+        return [each for each in found if each is not None]
 
 
 def _matches(info: RunInfo, wanted: dict[str, str]) -> bool:

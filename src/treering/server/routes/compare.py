@@ -31,14 +31,15 @@ class AgentsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ReplayQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which steps: ``limit`` of them behind the first ``skip``."""
+    """Which steps: ``limit`` of them behind the first ``skip``; ``contents=true`` says what they held."""
 
+    contents: bool = False
     skip: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     limit: Annotated[int, Meta(ge=1, le=5000)] = 1000
 
 
 class ReplayLine(Struct, frozen=True, kw_only=True):
-    """A moment of a run; ``chunk`` is a piece of a stream."""
+    """A moment of a run; ``chunk`` is a piece of a stream, ``content`` what was said, given or returned."""
 
     offset_us: int
     wait_us: int
@@ -48,6 +49,7 @@ class ReplayLine(Struct, frozen=True, kw_only=True):
     ref: dict[str, str]
     meta: dict[str, Any]
     chunk: str | None
+    content: Any = None
 
 
 class Replay(Struct, frozen=True, kw_only=True):
@@ -90,6 +92,7 @@ def replay(call: Call[ReplayQuery, None]) -> Replay:
             ref=step.event.ref,
             meta=step.event.meta,
             chunk=step.chunk,
+            content=step.content if query.contents else None,
         )
         for step in steps
     ]

@@ -10,10 +10,12 @@ from msgspec import Meta, Struct
 from treering.core.batch import Usage
 from treering.core.clock import DAY_US
 from treering.core.money import from_nanos
-from treering.errors import InvalidInput
+from treering.errors import InvalidInput, NotFound
 from treering.server.endpoints import Call, endpoint
 from treering.store import Store
 from treering.views.costs import By, Cost, CostReport
+from treering.views.exchange import EUR
+from treering.views.legacy import legacy_run
 from treering.views.recording.runs import RunInfo
 from treering.views.run_records import RecordContent, RunRecord, record_content, run_records
 from treering.views.run_reports import MAX_LINES, cost_report, timeline_report
@@ -145,7 +147,14 @@ def list_runs(call: Call[RunsQuery, None]) -> RunList:
 @endpoint("GET", "/runs/{id}", tag="runs")
 def get_run(call: Call[None, None]) -> RunLine:
     """One run: how it stands and what it took."""
-    return _line(call.store, call.store.runs.get(call.path["id"]))
+    store, run_id = call.store, call.path["id"]
+    try:
+        return _line(store, store.runs.get(run_id))
+    except NotFound:
+        info = None if store.legacy is None else legacy_run(store.legacy, run_id)
+        if info is None or store.legacy is None:
+            raise
+        return _legacy_line(info, store.legacy.cost(run_id))
 
 
 @endpoint("GET", "/runs/{id}/timeline", tag="runs")
@@ -219,6 +228,33 @@ ENDPOINTS: Final = (list_runs, get_run, get_timeline, get_cost, list_spans, get_
 
 def _line(store: Store, info: RunInfo) -> RunLine:
     total = store.cost.of_run(info.id, by="kind").total
+    return _told(
+        info,
+        tokens=total.tokens,
+        usage=total.usage,
+        cost=_money(total.nanos),
+        unpriced_tokens=total.unpriced_tokens,
+        events=total.events,
+        errors=total.errors,
+    )
+
+
+def _legacy_line(info: RunInfo, cost: dict[str, Any] | None) -> RunLine:
+    """A run of before; what it used is one sum, and its cost is in euros."""
+    total: dict[str, Any] = {} if cost is None else cost["total"]
+    euros = total.get("cost_eur")
+    return _told(
+        info,
+        tokens=total.get("tokens", 0),
+        usage=Usage(),
+        cost=() if euros is None else (Money(currency=EUR, amount=euros),),
+        unpriced_tokens=total.get("unpriced", {}).get("tokens", 0),
+        events=0,
+        errors=0,
+    )
+
+
+def _told(info: RunInfo, **took: Any) -> RunLine:
     return RunLine(
         id=info.id,
         agent=info.agent,
@@ -229,14 +265,9 @@ def _line(store: Store, info: RunInfo) -> RunLine:
         started_at_us=info.started_at_us,
         ended_at_us=info.ended_at_us,
         duration_us=info.duration_us,
-        tokens=total.tokens,
-        usage=total.usage,
-        cost=_money(total.nanos),
-        unpriced_tokens=total.unpriced_tokens,
-        events=total.events,
-        errors=total.errors,
         tags=info.tags,
         meta=info.meta,
+        **took,
     )
 
 
