@@ -160,7 +160,7 @@ def test_a_save_that_a_deletion_overtakes_begins_anew():
     assert store.list() == []
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", [*range(25), 272])
 def test_whatever_meets_the_thread_can_be_read(seed):
     """Two savers with retention save, delete and look at one thread, each in the middle of the other."""
     dice = random.Random(seed)

@@ -325,7 +325,11 @@ def _drop(drawer: Drawer, older: str | None, run: list[str], younger: str) -> bo
     if after is None:
         return False
     kept = (after,) if before is None else (before, after)
-    drawer.drop(run, {name for each in gone for name in _only_of(drawer, each, kept)})
+    try:
+        values = {name for each in gone for name in _only_of(drawer, each, kept)}
+    except NotFound:  # the thread was deleted meanwhile
+        return False
+    drawer.drop(run, values)
     return True
 
 
