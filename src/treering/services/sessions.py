@@ -8,11 +8,13 @@ call moves on from the state that this session saw, or the commit is a `Conflict
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from treering.closing import Closing
 from treering.core.address import Address, ObjectAt, object_address, parse_address
 from treering.core.batch import ABSENT, Delete, RefChange, Set
 from treering.core.draft import Draft
@@ -24,7 +26,6 @@ from treering.views.thread_keys import thread_key
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
-    from types import TracebackType
 
     from treering.core.batch import Batch, Event, Expect
     from treering.core.content import Content
@@ -35,7 +36,7 @@ BLOBS = "blob/"
 """Refs that keep a saved payload until something refers to it."""
 
 
-class Session:
+class Session(Closing):
     """One transaction after the other over a store; leaving it without `commit` rolls back."""
 
     def __init__(self, store: Store) -> None:
@@ -93,13 +94,13 @@ class Session:
             self._sql.close()
             self._sql = None
 
-    def __enter__(self) -> Self:
-        return self
+    async def acommit(self) -> None:
+        """`commit`, without blocking the event loop; for `treering.services.aio`."""
+        await asyncio.to_thread(self.commit)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    async def aclose(self) -> None:
+        """`close`, likewise."""
+        await asyncio.to_thread(self.close)
 
     # What the services call
     def run(self, run_id: str) -> RunInfo:
