@@ -222,6 +222,22 @@ def test_filters_are_compared_and_never_become_sql(store):
     assert found({"missing": None}) == [2, 1]
 
 
+@pytest.mark.parametrize("version", [7, "7.5", 7.5, 2**70, float("inf"), (1, 2), None])
+@pytest.mark.parametrize("name", ["x", "$decimal", "a lone \ud800"])
+def test_odd_names_and_versions_come_back_as_they_were(store, version, name):
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"] = {name: 1, "branch:to:x": True}
+    checkpoint["channel_versions"] = {name: version}
+    checkpoint["versions_seen"] = {name: {name: version}}
+    metadata = {"step": 3, name: version, "parents": {name: "p"}}
+    TreeringSaver(store).put(config(checkpoint_ns=""), checkpoint, metadata, {name: version})
+    found = TreeringSaver(store).get_tuple(config())
+    for key in ("channel_values", "channel_versions", "versions_seen"):
+        assert found.checkpoint[key] == checkpoint[key], key
+    assert found.metadata == metadata
+    assert TreeringSaver(store).metadata(config()) == [(checkpoint["id"], metadata)]
+
+
 def test_metadata_is_listed_without_the_content(store):
     saver = TreeringSaver(store)
     where = put(

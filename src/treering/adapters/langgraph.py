@@ -49,7 +49,8 @@ from treering.adapters.langgraph_hooks import Hooked
 from treering.adapters.langgraph_memory import Memory
 from treering.adapters.langgraph_pending import Queue
 from treering.adapters.langgraph_removal import Removal
-from treering.adapters.langgraph_saving import Request, Scribe, thread_id_of
+from treering.adapters.langgraph_rows import Request, thread_id_of
+from treering.adapters.langgraph_saving import Scribe
 from treering.adapters.langgraph_store import TreeringStore
 from treering.adapters.langgraph_values import Values, closed_serde
 

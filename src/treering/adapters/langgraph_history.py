@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, writ
 
 from treering.adapters.langgraph_lists import Known, read_list
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
-from treering.adapters.langgraph_saving import DELTA, INLINE, thread_of
+from treering.adapters.langgraph_rows import DELTA, INLINE, thread_of
 from treering.adapters.langgraph_shadows import is_shadow
 from treering.adapters.langgraph_values import DeltaSnapshot
 from treering.core.address import Address, slot_address

@@ -18,7 +18,8 @@ from treering.views.hooks import Saved, Saving
 from treering.views.moments import Moment
 
 if TYPE_CHECKING:
-    from treering.adapters.langgraph_saving import Request, Scribe
+    from treering.adapters.langgraph_rows import Request
+    from treering.adapters.langgraph_saving import Scribe
     from treering.adapters.langgraph_values import Values
     from treering.store import Store
     from treering.views.graph_ids import Place

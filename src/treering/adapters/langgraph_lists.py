@@ -24,6 +24,7 @@ import msgspec
 
 from treering.adapters.langchain_messages import MESSAGE_CLASSES, copied, is_like, kind_of, likeness
 from treering.adapters.langgraph_pending import Recent, settle
+from treering.adapters.langgraph_rows import APART_LISTS, MESSAGE_LISTS
 from treering.core.body import INLINE_LIMIT
 from treering.core.ids import new_id
 from treering.core.lists import MAX_DEPTH, branch_point
@@ -38,13 +39,8 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.views.graphs import Step
 
-MESSAGE_LISTS: Final = "messages"
-"""Where a step says which of its lists hold messages."""
-APART_LISTS: Final = "apart"
-"""Where a step says which of its lists were branched off."""
-
-_NEAR: Final = 32
-_TURN: Final = 32
+_NEAR: Final = 24
+_TURN: Final = 24
 _PAGE: Final = 512
 _PLAIN: Final = frozenset({str, int, float, bool, type(None), bytes})
 _CONTAINERS: Final = frozenset({dict, list, tuple})

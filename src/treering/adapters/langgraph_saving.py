@@ -9,36 +9,40 @@ child of where it is.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.adapters.langgraph_lists import (
-    APART_LISTS,
-    MESSAGE_LISTS,
-    Known,
-    is_list,
-    read_list,
-    write_list,
-)
+from treering.adapters.langgraph_lists import Known, is_list, read_list, write_list
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
 from treering.adapters.langgraph_pending import Queue, TaskWrites, taken, write_event
+from treering.adapters.langgraph_rows import (
+    APART_LISTS,
+    DELTA,
+    INLINE,
+    MESSAGE_LISTS,
+    Request,
+    graph_of,
+    is_same,
+    is_small,
+    is_unchanged,
+    json_of,
+    note_of,
+    plain_metadata,
+)
 from treering.adapters.langgraph_shadows import SHADOWS, shadowed, with_writes
 from treering.adapters.langgraph_values import DeltaSnapshot, is_list_of_values
-from treering.adapters.naming import thread_name
 from treering.core.batch import ABSENT
 from treering.core.draft import Draft
-from treering.core.encoding import encode_json
 from treering.core.query import Erasure
-from treering.errors import Conflict, ListMoved, RefMoved, Unencodable
-from treering.views.checkpoints import Checkpoint, Value, new_checkpoint_id, write_checkpoint
+from treering.errors import Conflict, ListMoved, RefMoved
+from treering.views.checkpoints import Checkpoint, new_checkpoint_id, write_checkpoint
 from treering.views.graph_ids import Place, step_id
-from treering.views.graphs import FORKED, GRAPH, HIDDEN, Graphs, Step, graph_head
+from treering.views.graphs import GRAPH, Graphs, Step, graph_head
 from treering.views.values import write_state
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from treering.adapters.langgraph_values import Values
     from treering.core.batch import Expect, Receipt
@@ -46,27 +50,9 @@ if TYPE_CHECKING:
     from treering.store import Store
     from treering.views.checkpoints import StateValue, Stretch
 
-DELTA: Final = "delta"
-INLINE: Final = "values"
-
 _TRIES: Final = 8
-_LONGEST: Final = 160
-"""Thread ids up to this long stand for themselves, also where each of their characters has to be escaped."""
-_SMALL: Final = 256
-_SIMPLE: Final = frozenset({str, int, bool, type(None)})
 _OWN_CHANNELS: Final = ("branch:", "__")
 """What the names of LangGraph's own channels begin with; their small values lie in the checkpoint's row."""
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint as LangGraph hands it over."""
-
-    thread: str
-    """The thread id as LangGraph knows it; ``place`` may have another one for it."""
-    parent: str | None
-    checkpoint: Mapping[str, Any]
-    metadata: dict[str, Any]
-    new_versions: Mapping[str, Any]
 
 
 class Scribe:
@@ -120,7 +106,7 @@ class Scribe:
             riding.clear()
             if receipt.new_events < len(batch.events):
                 there = self._graphs.find(place, base.step.graph_id)
-                if there is None or not _is_same(there.checkpoint, base.step.checkpoint):
+                if there is None or not is_same(there.checkpoint, base.step.checkpoint):
                     replaced, is_fresh = there, True
                     self._memory.see(place.ref, None)
                     continue
@@ -191,7 +177,7 @@ class Scribe:
         state: dict[str, StateValue] = {}
         lists: dict[str, Stretch] = {}
         known = dict(parent.lists) if parent is not None else {}
-        graph = _graph(place, request, values)
+        graph = graph_of(place, request, values)
         inline: dict[str, Any] = {}
         message_lists: list[str] = []
         delta: list[str] = []
@@ -200,7 +186,7 @@ class Scribe:
             if type(given) is DeltaSnapshot:
                 value = given.value
                 delta.append(channel)
-            elif before is not None and _is_unchanged(before, channel, request):
+            elif before is not None and is_unchanged(before, channel, request):
                 if channel in before.checkpoint.lists:
                     lists[channel] = before.checkpoint.lists[channel]
                     if channel in before.graph.get(MESSAGE_LISTS, ()):
@@ -209,7 +195,7 @@ class Scribe:
                 if channel in before.checkpoint.state:
                     state[channel] = before.checkpoint.state[channel]
                     continue
-            if channel.startswith(_OWN_CHANNELS) and _is_small(value):
+            if channel.startswith(_OWN_CHANNELS) and is_small(value):
                 inline[channel] = value
                 continue
             content = values.encode(value) if is_list_of_values(value) else None
@@ -259,12 +245,12 @@ class Scribe:
             created_at_us=made[1],
             lists=lists,
             state=state,
-            metadata={**_plain_metadata(values, request.metadata), GRAPH: graph},
-            note=_note(request.metadata),
+            metadata={**plain_metadata(values, request.metadata), GRAPH: graph},
+            note=note_of(request.metadata),
         )
         for number, writes in enumerate(riding):
             write_event(draft, writes, number)
-        write_checkpoint(draft, saved, scope=place.scope)
+        write_checkpoint(draft, saved, scope=place.scope, metadata=json_of(saved.metadata))
         return Base(Step(checkpoint=saved, seq=0), known)
 
     def _shadow(
@@ -328,106 +314,8 @@ class Scribe:
         return step
 
 
-@lru_cache(maxsize=4096)
-def thread_id_of(thread: str) -> str:
-    """The id that a thread of LangGraph has in the store: its own, where that can be one."""
-    return thread_name(thread, "thread_id", limit=_LONGEST)
-
-
-def thread_of(step: Step) -> str:
-    """The id under which LangGraph knows the thread of a step (a fork has its own)."""
-    given: str | None = step.graph.get("thread")
-    own = step.checkpoint.thread
-    return given if given is not None and thread_id_of(given) == own else own
-
-
-def _is_same(one: Checkpoint, other: Checkpoint) -> bool:
-    """Whether two checkpoints say the same, wherever their content lies."""
-    return _told(one) == _told(other) and _digests(one) == _digests(other)
-
-
-def _told(checkpoint: Checkpoint) -> object:
-    graph = {name: value for name, value in checkpoint.metadata[GRAPH].items() if name != APART_LISTS}
-    return {**checkpoint.metadata, GRAPH: graph}
-
-
-def _digests(checkpoint: Checkpoint) -> object:
-    lengths = {name: stretch.length for name, stretch in checkpoint.lists.items()}
-    values = {
-        name: value.digest if isinstance(value, Value) else {key: each.digest for key, each in value.items()}
-        for name, value in checkpoint.state.items()
-    }
-    return lengths, values
-
-
-def _graph(place: Place, request: Request, values: Values) -> dict[str, Any]:
-    checkpoint = request.checkpoint
-    graph: dict[str, Any] = {
-        "id": checkpoint["id"],
-        "v": checkpoint["v"],
-        "ts": checkpoint["ts"],
-        "versions": dict(checkpoint["channel_versions"]),
-        "seen": {node: dict(versions) for node, versions in checkpoint["versions_seen"].items()},
-    }
-    if place.within:
-        graph["ns"] = place.within
-    if request.thread != place.thread:
-        graph["thread"] = request.thread
-    if request.parent is not None:
-        graph["parent"] = request.parent
-    updated = checkpoint.get("updated_channels")
-    if updated is not None:
-        graph["updated"] = list(updated)
-    hidden = {name: request.metadata[name] for name in (GRAPH, FORKED) if name in request.metadata}
-    if hidden:
-        graph[HIDDEN] = _plain_values(values, hidden)
-    sends = checkpoint.get("pending_sends")
-    if sends:
-        graph["sends"] = values.plain(sends)
-    return graph
-
-
-def _is_unchanged(before: Step, channel: str, request: Request) -> bool:
-    if channel in request.new_versions:
-        return False
-    versions = request.checkpoint["channel_versions"]
-    return channel in versions and before.graph["versions"].get(channel) == versions[channel]
-
-
-def _is_small(value: Any) -> bool:
-    return (
-        value is None
-        or value == []
-        or type(value) in (bool, int)
-        or (type(value) is str and len(value) <= _SMALL)
-    )
-
-
 def _write_value(
     draft: Draft, values: Values, before: Step | None, channel: str, value: Any, scope: str
 ) -> dict[str, StateValue]:
     known = before.checkpoint.state if before is not None else {}
     return write_state(draft, known, {channel: values.plain(value)}, scope=scope)
-
-
-def _plain_metadata(values: Values, metadata: dict[str, Any]) -> dict[str, Any]:
-    plain = {name: value for name, value in metadata.items() if name not in (GRAPH, FORKED)}
-    counters = plain.get("counters_since_delta_snapshot")
-    if counters:
-        plain["counters_since_delta_snapshot"] = {name: list(each) for name, each in counters.items()}
-    return _plain_values(values, plain)
-
-
-def _plain_values(values: Values, plain: dict[str, Any]) -> dict[str, Any]:
-    if all(type(value) in _SIMPLE or value == {} for value in plain.values()):
-        return plain
-    try:
-        encode_json(plain)
-    except Unencodable:
-        return {name: values.plain(value) for name, value in plain.items()}
-    return plain
-
-
-def _note(metadata: Mapping[str, Any]) -> str | None:
-    source = metadata.get("source")
-    return source if source in ("input", "update", "fork") else None

@@ -103,7 +103,7 @@ class _Import:
         )
 
     def _import(self, thread: str, within: str, total: int) -> None:
-        from treering.adapters.langgraph_saving import thread_id_of
+        from treering.adapters.langgraph_rows import thread_id_of
 
         place = self._graphs.place(thread_id_of(thread), within)
         there = {step.graph_id for step in self._graphs.steps(place, within=within)}
@@ -144,7 +144,7 @@ class _Import:
             self._put_writes(place, new)
 
     def _put(self, thread: str, place: Place, row: Row) -> None:
-        from treering.adapters.langgraph_saving import Request
+        from treering.adapters.langgraph_rows import Request
 
         checkpoint, metadata = self._source.content(thread, place.within, row)
         request = Request(

@@ -115,12 +115,15 @@ def by_id(*checkpoint_ids: str) -> EventQuery:
     )
 
 
-def write_checkpoint(draft: Draft, checkpoint: Checkpoint, *, scope: str) -> None:
+def write_checkpoint(
+    draft: Draft, checkpoint: Checkpoint, *, scope: str, metadata: bytes | None = None
+) -> None:
     """Put a checkpoint into a batch as an event; a thread's checkpoints are found by its scope.
 
-    One that is saved inside a run is linked to the run and the span that it was saved in.
+    One that is saved inside a run is linked to the run and the span that it was saved in. ``metadata`` is
+    that of the checkpoint as JSON, from a caller who knows that it holds nothing but what JSON knows.
     """
-    record = _record(checkpoint)
+    record = _record(checkpoint, metadata)
     body = None
     if len(record) > MAX_ROW_BYTES:
         body = draft.put(Content("json", record), scope=scope)
@@ -195,7 +198,7 @@ _decode_row: Final = msgspec.json.Decoder(_Row).decode
 _encode_row: Final = msgspec.json.Encoder().encode
 
 
-def _record(checkpoint: Checkpoint) -> bytes:
+def _record(checkpoint: Checkpoint, metadata: bytes | None) -> bytes:
     row = _Row(
         thread=checkpoint.thread,
         step=checkpoint.step,
@@ -203,7 +206,7 @@ def _record(checkpoint: Checkpoint) -> bytes:
         parent=checkpoint.parent,
         lists=checkpoint.lists,
         state=checkpoint.state,
-        metadata=_raw(checkpoint.metadata) if checkpoint.metadata else {},
+        metadata=_metadata(checkpoint) if metadata is None else msgspec.Raw(metadata),
         note=checkpoint.note,
         tags=checkpoint.tags,
         snapshot=checkpoint.snapshot,
@@ -215,6 +218,10 @@ def _record(checkpoint: Checkpoint) -> bytes:
         return encode_json(_plain(checkpoint), keep_order=True)
     # Tags, and names that look like one, take the longer way, which knows them all.
     return encode_json(_plain(checkpoint), keep_order=True) if _is_tagged(record) else record
+
+
+def _metadata(checkpoint: Checkpoint) -> Any:
+    return _raw(checkpoint.metadata) if checkpoint.metadata else {}
 
 
 def _raw(value: Any) -> msgspec.Raw:
