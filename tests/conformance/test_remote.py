@@ -1,4 +1,4 @@
-"""The remote engine passes the suite over a running server, on SQLite and on memory.
+"""The remote engine passes the suite over a running server, on SQLite, on PostgreSQL and on memory.
 
 Server and client are one process here, so the failpoints of the server's engine can be armed; nothing else is
 shared, every call goes through a socket. Forked children reach the parent's server.
@@ -31,6 +31,14 @@ def sqlite_url(folder):
 
 
 @pytest.fixture(scope="module")
+def postgres_backed_url(postgres_server):
+    database = postgres_server.create_database()
+    with running(treering.open(database), PLENTY) as url:
+        yield url
+    postgres_server.drop_database(database)
+
+
+@pytest.fixture(scope="module")
 def memory_url():
     with running(treering.open("memory:"), PLENTY) as url:
         yield url
@@ -46,6 +54,14 @@ class TestRemote(EngineSuite):
     @pytest.fixture
     def make_engine(self, sqlite_url):
         return lambda: open_remote(sqlite_url)
+
+
+class TestRemotePostgres(EngineSuite):
+    skips = frozenset({"test_18_a_snapshot_is_a_consistent_store"})
+
+    @pytest.fixture
+    def make_engine(self, postgres_backed_url):
+        return lambda: open_remote(postgres_backed_url)
 
 
 class TestRemoteMemory(EngineSuite):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
+from tests.servers.npm import NODE
 from tests.web import tools
 
 from treering.server import dashboard
@@ -19,6 +22,15 @@ def test_all_scripts_together_are_small(built):
     scripts = list(built.rglob("*.js"))
     assert scripts
     assert sum(tools.gzipped(each) for each in scripts) <= 200_000
+
+
+def test_the_types_hold(npm):
+    assert tools.modules().is_dir()
+    wanted = json.loads((tools.ROOT / "web" / "package.json").read_text(encoding="utf-8"))
+    compiler = npm("typescript", wanted["devDependencies"]["typescript"]) / "typescript" / "bin" / "tsc"
+    command = [str(NODE), str(compiler), "--noEmit", "-p", str(tools.ROOT / "web")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_nothing_comes_from_another_host(built):

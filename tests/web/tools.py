@@ -53,6 +53,17 @@ def axe() -> str:
     return (_installed() / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
 
 
+@cache
+def modules() -> Path:
+    """What the dashboard is made of, for looking at its types."""
+    folder = ROOT / "web" / "node_modules"
+    with _alone(ROOT / "web"):
+        if not (folder / "preact").is_dir():
+            options = ("--no-save", "--omit=dev", "--no-audit", "--no-fund", "--loglevel=error")
+            Node(ROOT / "web").npm("install", *options)
+    return folder
+
+
 def _installed() -> Path:
     folder = BROWSER / "node_modules"
     with _alone(BROWSER):
