@@ -10,14 +10,17 @@ from tests.migrations.databases import Database
 from treering.engines import schema
 from treering.engines.migrations import upgrade
 
-SECOND = '''
+NOW = schema.SCHEMA_VERSION
+NEXT, LAST = (f"{int(NOW) + step:04d}" for step in (1, 2))
+
+NEXT_STEP = f'''
 """Every ref has a colour."""
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "{NEXT}"
+down_revision = "{NOW}"
 
 
 def upgrade():
@@ -26,14 +29,14 @@ def upgrade():
     op.execute("UPDATE ref SET colour = 'green'")
 '''
 
-THIRD = '''
+LAST_STEP = f'''
 """A table of leaves."""
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "{LAST}"
+down_revision = "{NEXT}"
 
 
 def upgrade():
@@ -64,18 +67,18 @@ def second_database(database: Database, request: pytest.FixtureRequest, tmp_path
 
 @pytest.fixture
 def future(tmp_path: Path) -> Path:
-    """A folder with the migrations 0002 and 0003 of a later treering."""
+    """A folder with the two migrations that a later treering has."""
     folder = tmp_path / "future versions 100%"
     folder.mkdir()
-    (folder / "0002_colour.py").write_text(SECOND)
-    (folder / "0003_leaf.py").write_text(THIRD)
+    (folder / f"{NEXT}_colour.py").write_text(NEXT_STEP)
+    (folder / f"{LAST}_leaf.py").write_text(LAST_STEP)
     return folder
 
 
 @pytest.fixture
 def later(future: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This treering is the later one, whose schema is 0003."""
-    monkeypatch.setattr(schema, "SCHEMA_VERSION", "0003")
+    """This treering is the later one, whose schema is two versions on."""
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", LAST)
     monkeypatch.setattr(upgrade, "VERSION_FOLDERS", (*upgrade.VERSION_FOLDERS, future))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.migrations.conftest import NEXT, NOW
 from tests.migrations.databases import REPOSITORY, Database
 from treering.engines import schema
 
@@ -68,11 +69,11 @@ def test_a_change_of_the_tables_becomes_a_migration(checkout: Checkout, database
     database.prepare()
     checkout.add_a_column()
     checkout.alembic("revision", "--autogenerate", "-m", "add colour", url=database.place)
-    added = checkout.versions / "0002_add_colour.py"
+    added = checkout.versions / f"{NEXT}_add_colour.py"
     assert "add_column" in added.read_text()
     assert "drop" not in added.read_text()
-    assert "0001 -> 0002" in checkout.alembic("upgrade", "head", url=database.place)
-    assert database.version() == "0002"
+    assert f"{NOW} -> {NEXT}" in checkout.alembic("upgrade", "head", url=database.place)
+    assert database.version() == NEXT
     assert "colour" in database.columns("collection")
     assert "No new upgrade operations" in checkout.alembic("check", url=database.place)
 
@@ -85,7 +86,7 @@ def test_the_store_can_be_named_on_the_command_line(checkout: Checkout, tmp_path
 
 
 def test_the_default_store_is_migrated_forward_only(checkout: Checkout):
-    assert "-> 0001" in checkout.alembic("upgrade", "head")
+    assert f"-> {NOW}" in checkout.alembic("upgrade", "head")
     refused = checkout.run("-m", "alembic", "downgrade", "base")
     assert refused.returncode != 0
     assert "only goes forward" in refused.stderr

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.migrations.conftest import NEXT
 from tests.migrations.databases import REPOSITORY, Database, open_together
 from treering.core import failpoints
 from treering.engines import schema
@@ -106,7 +107,7 @@ def test_a_kill_while_creating_leaves_an_empty_database(database: Database, fail
     assert database.prepare("whole") == "whole"
 
 
-@pytest.mark.parametrize("version", ["0002", "9999", "ae1027a6acf", ""])
+@pytest.mark.parametrize("version", [NEXT, "9999", "ae1027a6acf", ""])
 def test_a_newer_or_unknown_version_is_refused_by_name(database: Database, version):
     database.prepare()
     database.run(f"UPDATE alembic_version SET version_num = '{version}'")

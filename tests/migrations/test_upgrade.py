@@ -1,6 +1,6 @@
 """A store of an older version is upgraded when it is opened: wholly, once, and only forward.
 
-The later versions are made up (see `future` in conftest): 0002 adds a column, 0003 a table and an index.
+The later versions are made up (see `future` in conftest): one adds a column, the next a table and an index.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.migrations import rows
+from tests.migrations.conftest import LAST, NOW
 from tests.migrations.databases import Database, open_together
 from treering.core import failpoints
 from treering.engines import schema
@@ -22,7 +23,7 @@ MOMENTS = [f"{schema.AFTER_STEP}=kill:1", f"{schema.AFTER_STEP}=kill:2", f"{sche
 
 @pytest.fixture
 def old(database: Database) -> Database:
-    """A store of version 0001 with rows in every table."""
+    """A store of this version with rows in every table."""
     database.prepare("old-store")
     with database.connection() as connection:
         rows.fill(connection, database.dialect)
@@ -39,7 +40,7 @@ def test_a_store_of_the_first_version_still_opens(old: Database):
 @pytest.mark.usefixtures("later")
 def test_opening_an_older_store_upgrades_it(old: Database):
     assert old.prepare() == "old-store"
-    assert old.version() == "0003"
+    assert old.version() == LAST
     assert old.rows("SELECT DISTINCT colour FROM ref") == [("green",)]
     assert "leaf" in old.tables()
     assert rows.holds_all(all_rows(old))
@@ -55,8 +56,8 @@ def test_an_upgraded_store_opens_as_cheaply_as_any(old: Database, monkeypatch):
 @pytest.mark.usefixtures("later")
 def test_an_upgraded_store_is_refused_by_the_older_treering(old: Database, monkeypatch):
     old.prepare()
-    monkeypatch.setattr(schema, "SCHEMA_VERSION", "0001")
-    with pytest.raises(NewerStore, match="schema 0003"):
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", NOW)
+    with pytest.raises(NewerStore, match=f"schema {LAST}"):
         old.prepare()
 
 
@@ -72,7 +73,7 @@ def test_a_failed_upgrade_leaves_the_old_version_working(old: Database, failpoin
         failpoints.disarm()
     is_untouched(old, before)
     old.prepare()
-    assert old.version() == "0003"
+    assert old.version() == LAST
 
 
 @pytest.mark.faults
@@ -80,7 +81,7 @@ def test_a_failed_upgrade_leaves_the_old_version_working(old: Database, failpoin
 def test_a_killed_upgrade_leaves_the_old_version_working(old: Database, future, moment, monkeypatch, request):
     before = all_rows(old)
     monkeypatch.setenv(failpoints.ENVIRONMENT, moment)
-    killed = old.opener("x", "--versions", str(future), "--to", "0003")
+    killed = old.opener("x", "--versions", str(future), "--to", LAST)
     killed.communicate(timeout=110)
     assert killed.returncode == -9
     is_untouched(old, before)
@@ -89,12 +90,12 @@ def test_a_killed_upgrade_leaves_the_old_version_working(old: Database, future, 
 
     request.getfixturevalue("later")
     assert old.prepare() == "old-store"
-    assert old.version() == "0003"
+    assert old.version() == LAST
 
 
 @pytest.mark.usefixtures("later")
 def test_a_migration_that_fails_leaves_the_old_version_working(old: Database, future):
-    third = future / "0003_leaf.py"
+    third = future / f"{LAST}_leaf.py"
     third.write_text(third.read_text() + '    op.execute("INSERT INTO nowhere VALUES (1)")\n')
     before = all_rows(old)
     with pytest.raises(driver_error(old)):
@@ -106,10 +107,10 @@ def test_a_migration_that_fails_leaves_the_old_version_working(old: Database, fu
 def test_openers_of_an_old_store_wait_and_upgrade_it_once(old: Database, future, monkeypatch):
     # Each step takes a while, so that all openers meet in it.
     monkeypatch.setenv(failpoints.ENVIRONMENT, f"{schema.AFTER_STEP}=sleep:100")
-    arguments = ("--wait", "--versions", str(future), "--to", "0003")
+    arguments = ("--wait", "--versions", str(future), "--to", LAST)
     openers = [old.opener(f"id-{n}", *arguments) for n in range(OPENERS)]
     assert set(open_together(openers)) == {"old-store"}
-    assert old.version() == "0003"
+    assert old.version() == LAST
     assert rows.holds_all(all_rows(old))
 
 
@@ -127,9 +128,9 @@ def test_without_alembic_an_upgrade_names_what_to_install(old: Database, missing
         if name.startswith(("treering.engines.migrations", "treering.engines.tables")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtra, match=r"0001.*0003.*treering\[migrate\]"):
+    with pytest.raises(MissingExtra, match=rf"{NOW}.*{LAST}.*treering\[migrate\]"):
         old.prepare()
-    assert old.version() == "0001"
+    assert old.version() == NOW
 
 
 def all_rows(database: Database) -> dict:
@@ -138,7 +139,7 @@ def all_rows(database: Database) -> dict:
 
 
 def is_untouched(database: Database, before: dict) -> None:
-    assert database.version() == "0001"
+    assert database.version() == NOW
     assert "colour" not in database.columns("ref")
     assert "leaf" not in database.tables()
     assert all_rows(database) == before

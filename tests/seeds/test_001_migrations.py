@@ -70,7 +70,10 @@ def test_migrations_fresh_stores_and_the_definition_agree(checkout: Path, two_st
     assert shape_of(migrated) == shape_of(fresh)
 
     alembic(checkout, "revision --autogenerate -m description", store=fresh)
-    created = checkout / "src/treering/engines/migrations/versions/0002_description.py"
+    created = (
+        checkout
+        / f"src/treering/engines/migrations/versions/{int(schema.SCHEMA_VERSION) + 1:04d}_description.py"
+    )
     body = created.read_text().partition("def upgrade() -> None:\n")[2].partition("\n\n\n")[0]
     assert [line.strip() for line in body.splitlines() if not line.strip().startswith("#")] == ["pass"]
 

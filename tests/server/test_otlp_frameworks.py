@@ -31,6 +31,7 @@ from tests.server.running import running
 
 import treering
 from treering.core.query import EventQuery
+from treering.views.recording.given import input_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -66,7 +67,7 @@ def rows(store, kind):
 
 
 def given(store, event):
-    return store.timeline.content(json.loads(event.data)["input"])[0]
+    return store.timeline.content(input_of(event, json.loads(event.data)))[0]
 
 
 def came(store, event):

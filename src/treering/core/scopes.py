@@ -7,6 +7,7 @@ exactly one triple, and everything of one namespace (a user, a project) is one p
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -16,6 +17,7 @@ from treering.errors import InvalidInput
 MOVED: Final = "run.moved"
 """The kind of an event in a thread's scope which says that a run of the thread began in a scope of its own,
 because its thread was not known yet. Forgetting the thread takes that scope along."""
+_THREAD: Final = "thread"
 
 
 class Scope(msgspec.Struct, frozen=True):
@@ -35,6 +37,23 @@ def parse_scope(text: str) -> Scope:
     if len(parts) != 3:  # noqa: PLR2004 - namespace, kind, id
         raise InvalidInput(f"not a scope: {text[:80]!r}; expected <namespace>/<kind>/<id>")
     return Scope(*map(_unquote, parts))
+
+
+@lru_cache(maxsize=4096)
+def thread_scope_of(thread: str) -> str | None:
+    """The scope of a thread that events name so (``<namespace>/<id>``, the namespace escaped)."""
+    namespace, separator, name = thread.partition("/")
+    return f"{namespace}/{_THREAD}/{_quote(name)}" if separator else None
+
+
+def thread_of_scope(scope: str) -> str | None:
+    """What the events of a thread's scope name the thread; ``None`` for a scope of another kind.
+
+    The inverse of `thread_scope_of`.
+    """
+    namespace, _, rest = scope.partition("/")
+    kind, _, name = rest.partition("/")
+    return f"{namespace}/{_unquote(name)}" if kind == _THREAD else None
 
 
 def namespace_prefix(namespace: str) -> str:

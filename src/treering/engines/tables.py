@@ -183,8 +183,8 @@ Index(
     event.c.thread,
     event.c.kind,
     event.c.seq,
-    sqlite_where=event.c.thread.isnot(None),
-    postgresql_where=event.c.thread.isnot(None),
+    sqlite_where=sql("thread > ''"),  # a thread that the row's scope names is found by that
+    postgresql_where=sql("thread > ''"),
 )
 
 object_ = Table(

@@ -66,14 +66,14 @@ def _runs(dialect: Dialect, space: int) -> str:
 
 def _agent_spans(dialect: Dialect, space: int) -> str:
     done = (
-        "SELECT coalesce(e.span, e.id) AS id, e.run AS run_id, coalesce(e.agent, e.name) AS agent_name, "
+        f"SELECT {_SPAN} AS id, e.run AS run_id, coalesce(e.agent, e.name) AS agent_name, "
         "e.ts_us AS start_ts, e.ts_us + coalesce(e.duration_us, 0) AS end_ts, e.status AS status, "
-        f"coalesce({_body('o')}, e.links) AS input_ref, {_body('e')} AS output_ref, e.data AS meta "
+        f"{_INPUT} AS input_ref, {_address('e.body', 'e')} AS output_ref, e.data AS meta "
         f"FROM {_events(dialect)} {_BEGINNING} WHERE {_of(space, SPAN + _AGENT)}"
     )
     still_open = (
         "SELECT e.span, e.run, coalesce(e.agent, e.name), e.ts_us, NULL, 'running', "
-        f"{_body('e')}, NULL, e.data "
+        f"{_address('e.body', 'e')}, NULL, e.data "
         f"FROM {_events(dialect)} WHERE {_of(space, OPEN + _AGENT)} AND {_NOT_ENDED}"
     )
     return f"{done} UNION ALL {still_open}"
@@ -84,7 +84,7 @@ def _messages(dialect: Dialect, space: int) -> str:
     prompt = f"e.input_tokens + {cached}"
     return (
         "SELECT e.id AS id, e.run AS run_id, e.agent AS agent_name, e.role AS role, "
-        f"{_body('e')} AS content_ref, e.model AS model, {prompt} AS prompt_tokens, "
+        f"{_address('e.body', 'e')} AS content_ref, e.model AS model, {prompt} AS prompt_tokens, "
         "e.output_tokens AS completion_tokens, "
         f"{prompt} + e.output_tokens AS total_tokens, e.cost_nanos / 1e9 * r.rate AS cost_eur, "
         f"CASE WHEN e.kind = '{MESSAGE}' THEN e.ts_us ELSE e.ts_us + coalesce(e.duration_us, 0) END AS ts "
@@ -96,12 +96,12 @@ def _messages(dialect: Dialect, space: int) -> str:
 
 def _tool_calls(dialect: Dialect, space: int) -> str:
     done = (
-        "SELECT coalesce(e.span, e.id) AS id, e.run AS run_id, e.agent AS agent_name, e.name AS tool_name, "
-        f"coalesce({_body('o')}, e.links) AS input_ref, e.ts_us AS ts, e.parent AS span_id "
+        f"SELECT {_SPAN} AS id, e.run AS run_id, e.agent AS agent_name, e.name AS tool_name, "
+        f"{_INPUT} AS input_ref, e.ts_us AS ts, e.parent AS span_id "
         f"FROM {_events(dialect)} {_BEGINNING} WHERE {_of(space, SPAN + _TOOL)}"
     )
     still_open = (
-        f"SELECT e.span, e.run, e.agent, e.name, {_body('e')}, e.ts_us, e.parent "
+        f"SELECT e.span, e.run, e.agent, e.name, {_address('e.body', 'e')}, e.ts_us, e.parent "
         f"FROM {_events(dialect)} WHERE {_of(space, OPEN + _TOOL)} AND {_NOT_ENDED}"
     )
     return f"{done} UNION ALL {still_open}"
@@ -109,8 +109,8 @@ def _tool_calls(dialect: Dialect, space: int) -> str:
 
 def _tool_results(dialect: Dialect, space: int) -> str:
     return (
-        "SELECT coalesce(e.span, e.id) || ':result' AS id, e.run AS run_id, "
-        f"coalesce(e.span, e.id) AS tool_call_id, {_body('e')} AS output_ref, e.status AS status, "
+        f"SELECT {_SPAN} || ':result' AS id, e.run AS run_id, "
+        f"{_SPAN} AS tool_call_id, {_address('e.body', 'e')} AS output_ref, e.status AS status, "
         "e.ts_us + coalesce(e.duration_us, 0) AS ts "
         f"FROM {_events(dialect)} WHERE {_of(space, SPAN + _TOOL)}"
     )
@@ -134,9 +134,10 @@ def _blob_refs(dialect: Dialect, space: int) -> str:
         f"o.stored_at_us AS created_at, {keys[0]} "
         f"FROM object o WHERE o.space = {space} AND o.kind IN ({_TEXT_KINDS})"
     )
-    own_body = "'s:' || c.batch || ':' || e.body"
+    own_body, own_link = (f"'s:' || c.batch || ':' || e.{column}" for column in ("body", "links"))
+    own_input = f"CASE WHEN substr(e.links, 2, 1) = ':' THEN e.links ELSE {own_link} END"
     is_own_input = (
-        "substr(e.links, 1, length(c.batch) + 3) = 's:' || c.batch || ':' "
+        f"substr({own_input}, 1, length(c.batch) + 3) = 's:' || c.batch || ':' "
         f"AND e.kind >= '{SPAN}' AND e.kind < '{SPAN[:-1]}/'"
     )
     bodies, inputs = (
@@ -146,20 +147,24 @@ def _blob_refs(dialect: Dialect, space: int) -> str:
         f"AND e.run IS NOT NULL AND {rule}"
         for address, key, rule in (
             (own_body, keys[1], "substr(e.body, 2, 1) <> ':'"),
-            ("e.links", keys[2], is_own_input),
+            (own_input, keys[2], is_own_input),
         )
     )
     return f"{objects} UNION ALL {bodies} UNION ALL {inputs}"
 
 
-def _body(alias: str) -> str:
-    """The address of a row's body; one in the same commit is stored in short form."""
+def _address(column: str, alias: str) -> str:
+    """The address in a column of a row; one in the same commit is stored in short form."""
     return (
-        f"CASE WHEN substr({alias}.body, 2, 1) = ':' THEN {alias}.body ELSE "
-        f"(SELECT 's:' || c.batch || ':' FROM commits c WHERE c.no = {alias}.commit_no) || {alias}.body END"
+        f"CASE WHEN substr({column}, 2, 1) = ':' THEN {column} ELSE "
+        f"(SELECT 's:' || c.batch || ':' FROM commits c WHERE c.no = {alias}.commit_no) || {column} END"
     )
 
 
+_INPUT: Final = f"coalesce({_address('o.body', 'o')}, {_address('e.links', 'e')})"
+"""What a span was given: the body of the row of its beginning, or what the row of its end links to."""
+_SPAN: Final = "coalesce(nullif(e.span, ''), e.id)"
+"""A span that is called like its row is stored as an empty text."""
 _BEGINNING: Final = "LEFT JOIN event o ON o.space = e.space AND o.day = e.day AND o.id = e.id || ':open'"
 _NOT_ENDED: Final = (
     "NOT EXISTS (SELECT 1 FROM event d WHERE d.space = e.space AND d.day = e.day AND d.id = e.span)"

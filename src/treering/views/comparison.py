@@ -20,6 +20,7 @@ from treering.core.terms import text_of
 from treering.errors import InvalidInput
 from treering.views.costs import Cost, Costs
 from treering.views.performance import Percentiles, Performance
+from treering.views.recording.given import input_of
 from treering.views.recording.runs import RunInfo
 from treering.views.recording.spans import MESSAGE, SPAN
 
@@ -251,8 +252,9 @@ def _given(engine: Engine, space: str, record: Record) -> Address | None:
     if event.data is None or not event.kind.startswith(SPAN):
         return None
     data = decode_json(event.data)
-    if "input" in data:
-        return Address(data["input"])
+    told = input_of(event, data)
+    if told is not None:
+        return told
     if not data.get("announced"):
         return None
     query = EventQuery(

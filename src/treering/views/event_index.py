@@ -15,7 +15,7 @@ forgotten in between. **Invariant:** an event behind the position is in a block,
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -28,6 +28,7 @@ from treering.core.scopes import Scope
 from treering.core.stems import words
 from treering.core.terms import text_of
 from treering.errors import Corrupt, MissingObjects, NotFound, RefMoved
+from treering.views.recording.given import input_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -258,8 +259,7 @@ def pieces_of(records: Sequence[Record]) -> list[Piece]:
 def _input_of(event: Event) -> Address | None:
     if event.data is None or b'"input"' not in event.data:
         return None
-    given: Any = decode_json(event.data).get("input")
-    return Address(given) if isinstance(given, str) and given in event.links else None
+    return input_of(event, decode_json(event.data))
 
 
 def _ref(run: str, name: str) -> str:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treering.core.address import Address
 from treering.core.batch import Usage
 from treering.core.encoding import decode, decode_json
 from treering.core.money import from_nanos
 from treering.core.query import EventQuery
 from treering.errors import NotFound
+from treering.views.recording.given import input_of
 from treering.views.recording.spans import OPEN, SPAN
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def record_content(engine: Engine, space: str, run_id: str, record_id: str) -> R
     if record is None:
         raise NotFound(f"run {run_id!r} has no record {record_id!r}; /runs/<id>/spans lists them")
     data = _data(record)
-    given = Address(data["input"]) if "input" in data else None
+    given = input_of(record.event, data)
     if given is None and opened in found:
         given = found[opened].event.body
     came = None if record.event.kind.startswith(OPEN) else record.event.body

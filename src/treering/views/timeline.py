@@ -24,6 +24,7 @@ from treering.errors import InvalidInput
 from treering.views.event_index import EventIndex
 from treering.views.following import Following, LiveEvent, Selection
 from treering.views.recording.chunks import FIRST_TOKEN
+from treering.views.recording.given import input_of
 from treering.views.recording.spans import MESSAGE, OPEN, SPAN
 from treering.views.searching import Found, Wanted, search
 
@@ -218,7 +219,7 @@ def line(record: Record, phase: Phase) -> TimelineEvent:
     name = event.name or event.agent or kind
     body = event.body
     if phase == "start" and form + "." == SPAN:
-        body = Address(data["input"]) if "input" in data else None
+        body = input_of(event, data)
     return TimelineEvent(
         type=type_,
         ts_us=end_us(record) if phase == "end" else event.ts_us,

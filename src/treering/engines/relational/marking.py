@@ -102,9 +102,7 @@ class Mark:
                 for seq, scope, commit_no, body, links in rows:
                     if body is not None or links is not None:
                         origin = Origin("event", seq)
-                        into = page.of("event", scope, seq)
-                        into.add_body(body, commit_no, scope, origin)
-                        into.add_all(links, scope, origin)
+                        page.of("event", scope, seq).add_event(body, links, commit_no, scope, origin)
                 page.visit(reading)
             page.drain(session)
             yield

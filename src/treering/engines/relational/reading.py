@@ -7,6 +7,7 @@ anything open. Content is verified before it is given back.
 from __future__ import annotations
 
 import sys
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -19,10 +20,12 @@ from treering.core.frame import unseal
 from treering.core.lists import locate
 from treering.core.query import check_limit, decode_cursor, encode_cursor
 from treering.core.records import ListInfo, Page
+from treering.core.scopes import thread_scope_of
 from treering.engines.keys import BODY_PART_BITS, body_key, item_key
 from treering.engines.relational.rows import (
     RECORD_SELECT,
     REF_SELECT,
+    SAME,
     frame_of,
     kind_of,
     record_of,
@@ -32,11 +35,11 @@ from treering.engines.relational.session import in_chunks
 from treering.errors import Corrupt, InvalidInput, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from treering.core.lists import Run
     from treering.core.query import EventQuery
-    from treering.core.records import Ref
+    from treering.core.records import Record, Ref
     from treering.engines.relational.items import ItemCache
     from treering.engines.relational.objects import Objects
     from treering.engines.relational.session import Session
@@ -45,6 +48,9 @@ _LIST_COLUMNS: Final = (
     "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.no, l.parent FROM list l "
     "JOIN scope s ON s.no = l.scope LEFT JOIN list p ON p.no = l.parent"
 )
+_IN_SCOPE: Final = "e.scope = (SELECT no FROM scope WHERE space = ? AND name = ?)"
+_BY_SEQ: Final = attrgetter("seq")
+_BY_TIME: Final = attrgetter("event.ts_us", "seq")
 _FIRST_SURROGATE: Final = 0xD800
 _AFTER_SURROGATES: Final = 0xE000
 """Code points in between stand for no character, so no text is compared with one."""
@@ -217,36 +223,55 @@ def _after_prefix(prefix: str) -> str | None:
 def scan(session: Session, space: int, query: EventQuery, after: str | None, limit: int) -> Page:
     """One page of the journal."""
     check_limit(limit)
-    conditions, values = _conditions(space, query)
     direction, compare = ("DESC", "<") if query.newest_first else ("ASC", ">")
+    by_seq = query.order == "seq"
+    conditions, values = _conditions(space, query)
     if after is not None:
         ts_us, seq = decode_cursor(query, after)
-        if query.order == "seq":
-            conditions.append(f"e.seq {compare} ?")
-            values.append(seq)
-        else:
-            conditions.append(f"(e.ts_us, e.seq) {compare} (?, ?)")
-            values += [ts_us, seq]
-    keys = f"e.seq {direction}" if query.order == "seq" else f"e.ts_us {direction}, e.seq {direction}"
-    where = " AND ".join(["e.space = ?", *conditions])
-    rows = session.rows(f"{RECORD_SELECT} WHERE {where} ORDER BY {keys} LIMIT ?", (space, *values, limit))
-    records = tuple(map(record_of, rows))
+        conditions.append(f"e.seq {compare} ?" if by_seq else f"(e.ts_us, e.seq) {compare} (?, ?)")
+        values += [seq] if by_seq else [ts_us, seq]
+    keys = f"e.seq {direction}" if by_seq else f"e.ts_us {direction}, e.seq {direction}"
+    records: list[Record] = []
+    for condition, more in _of_thread(space, query.thread):
+        where = " AND ".join(["e.space = ?", *conditions, *condition])
+        sql = f"{RECORD_SELECT} WHERE {where} ORDER BY {keys} LIMIT ?"
+        records += map(record_of, session.rows(sql, (space, *values, *more, limit)))
+    if query.thread is not None:
+        order = _BY_SEQ if by_seq else _BY_TIME
+        records = sorted(records, key=order, reverse=query.newest_first)[:limit]
     cursor = None
     if len(records) == limit:
         cursor = encode_cursor(query, records[-1].event.ts_us, records[-1].seq)
-    return Page(records=records, cursor=cursor)
+    return Page(records=tuple(records), cursor=cursor)
+
+
+def _of_thread(space: int, thread: str | None) -> Iterator[tuple[list[str], list[Any]]]:
+    """What finds the events of a thread: those that name it, and those whose scope does.
+
+    Two questions, because each has an index of its own.
+    """
+    if thread is None:
+        yield [], []
+        return
+    yield [f"e.thread = ? AND e.thread > '{SAME}'"], [thread]
+    scope = thread_scope_of(thread)
+    if scope is not None:
+        yield [f"e.thread = '{SAME}'", _IN_SCOPE], [space, scope]
 
 
 def _conditions(space: int, query: EventQuery) -> tuple[list[str], list[Any]]:
     conditions: list[str] = []
     values: list[Any] = []
-    for name in ("run", "thread", "span", "agent", "status"):
+    for name in ("run", "agent", "status"):
         value = getattr(query, name)
         if value is not None:
             conditions.append(f"e.{name} = ?")
             values.append(value)
+    if query.span is not None:
+        conditions.append(f"(e.span = ? OR (e.span = '{SAME}' AND e.id = ?))")
+        values += [query.span, query.span]
     if query.scope is not None:
-        conditions.append("e.scope = (SELECT no FROM scope WHERE space = ? AND name = ?)")
+        conditions.append(_IN_SCOPE)
         values += [space, query.scope]
     for name, wanted in (("kind", query.kinds), ("id", query.ids)):
         if wanted:

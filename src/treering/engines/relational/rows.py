@@ -1,8 +1,13 @@
-"""How records lie in rows: the columns of the journal, and links as one text."""
+"""How records lie in rows: the columns of the journal, and links as one text.
+
+What a row says twice is written once. A body or a single link into the row's own commit leaves the commit's
+name out (``0.3``), a span that is called like its row is ``""``, and so is a thread that the scope names
+already. Older rows spell all of it, and both forms read the same.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast
 
 import msgspec
 
@@ -11,6 +16,7 @@ from treering.core.batch import Event, Usage
 from treering.core.clock import day_of
 from treering.core.content import KINDS, Kind
 from treering.core.records import Record, Ref
+from treering.core.scopes import thread_of_scope, thread_scope_of
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -35,6 +41,9 @@ REF_SELECT: Final = (
     "SELECT r.name, s.name, r.version, r.value, r.links, r.seq, r.changed_at_us "
     "FROM ref r JOIN scope s ON s.no = r.scope"
 )
+
+SAME: Final = ""
+"""Of a span: the row's id. Of a thread: the one that the scope is of."""
 
 _NO_USAGE: Final = (None,) * 6
 
@@ -74,20 +83,28 @@ def event_row(
 ) -> tuple[Any, ...]:
     """The row of an event, in the order of `EVENT_COLUMNS`.
 
-    ``own_slots`` is what the addresses of this commit's slots start with: a body in the same commit is
-    kept in short form, because that is where almost every body is.
+    ``own_slots`` is what the addresses of this commit's slots start with.
     """
     usage = event.usage
     body = event.body
     if body is not None and body.startswith(own_slots):
         body = body[len(own_slots) :]
+    links = event.links
+    if len(links) == 1 and links[0].startswith(own_slots):
+        linked = links[0][len(own_slots) :]
+    else:
+        linked = "\n".join(links) if links else None
+    span = event.span
+    thread = event.thread
+    if thread is not None and thread_scope_of(thread) == event.scope:
+        thread = SAME
     return (
         space, seq, day_of(event.ts_us), event.id, commit_no, event.kind, event.ts_us, scope,
-        event.run, event.span, event.parent, event.thread, event.agent, event.name, event.model,
+        event.run, SAME if span == event.id else span, event.parent, thread, event.agent, event.name,
+        event.model,
         event.role, event.status,
         *(_NO_USAGE if usage is None else msgspec.structs.astuple(usage)),
-        event.cost_nanos, event.currency, event.duration_us, event.data, body,
-        "\n".join(event.links) if event.links else None,
+        event.cost_nanos, event.currency, event.duration_us, event.data, body, linked,
     )  # fmt: skip
 
 
@@ -120,9 +137,9 @@ def record_of(row: tuple[Any, ...]) -> Record:
             ts_us=ts_us,
             scope=scope,
             run=run,
-            span=span,
+            span=event_id if span == SAME else span,
             parent=parent,
-            thread=thread,
+            thread=thread_of_scope(scope) if thread == SAME else thread,
             agent=agent,
             name=name,
             model=model,
@@ -134,9 +151,20 @@ def record_of(row: tuple[Any, ...]) -> Record:
             duration_us=duration_us,
             data=data if data is None or type(data) is bytes else frame_of(data, f"event {event_id!r}"),
             body=full_body(batch, body),
-            links=split_links(links),
+            links=_event_links(batch, links),
         ),
     )
+
+
+def _event_links(batch: str, links: Any) -> tuple[Address, ...]:
+    if is_short(links):
+        return (cast("Address", full_body(batch, links)),)
+    return split_links(links)
+
+
+def is_short(address: Any) -> TypeGuard[str]:
+    """Whether an event's body or link leaves out the name of its own commit."""
+    return isinstance(address, str) and address[:1].isdecimal()
 
 
 def full_body(batch: str, body: str | None) -> Address | None:

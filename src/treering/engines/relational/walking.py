@@ -20,7 +20,7 @@ from treering.core.frame import unseal
 from treering.core.tree import links_of
 from treering.engines.keys import ITEM_POSITION_BITS, body_key, item_key
 from treering.engines.relational.reading import body_part
-from treering.engines.relational.rows import frame_of, split_links
+from treering.engines.relational.rows import frame_of, is_short, split_links
 from treering.engines.relational.scratch import Seen, Todo
 from treering.engines.relational.session import in_chunks
 from treering.errors import Corrupt
@@ -92,18 +92,26 @@ class Links:
         for address in split_links(text):
             self.add(address, owner, origin)
 
-    def add_body(self, body: str | None, commit_no: int, owner: int, origin: Origin) -> None:
-        """Take the ``body`` of an event in, which is short where its own commit brought it."""
-        if body is None:
-            return
-        if not body[:1].isdecimal():
-            self.add(body, owner, origin)
+    def add_event(
+        self, body: str | None, links: str | None, commit_no: int, owner: int, origin: Origin
+    ) -> None:
+        """Take what an event points at in; what its own commit brought is there in short form."""
+        if body is not None:
+            self._add_own(body, commit_no, owner, origin)
+        if is_short(links):
+            self._add_own(links, commit_no, owner, origin)
+        else:
+            self.add_all(links, owner, origin)
+
+    def _add_own(self, address: str, commit_no: int, owner: int, origin: Origin) -> None:
+        if not is_short(address):
+            self.add(address, owner, origin)
             return
         try:
-            part, _, index = body.partition(".")
+            part, _, index = address.partition(".")
             self.slots.append((body_key(commit_no, int(part)), int(index), owner, origin))
         except ValueError:
-            self.garbled.append((body, origin))
+            self.garbled.append((address, origin))
 
     def add_entries(self, content: Content, owner: int, origin: Origin) -> None:
         """Take the entries of a tree in; other content links to nothing."""

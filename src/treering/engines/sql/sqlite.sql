@@ -1,4 +1,4 @@
--- A fresh treering store on SQLite, schema 0001. Generated from src/treering/engines/tables.py;
+-- A fresh treering store on SQLite, schema 0002. Generated from src/treering/engines/tables.py;
 -- do not edit: change the tables, write a migration, and run: python scripts/generate.py
 
 CREATE TABLE meta (
@@ -80,7 +80,7 @@ CREATE TABLE event (
 ) WITHOUT ROWID;
 CREATE INDEX event_run ON event (space, run, ts_us, seq) WHERE run IS NOT NULL;
 CREATE INDEX event_scope ON event (scope, kind, seq);
-CREATE INDEX event_thread ON event (space, thread, kind, seq) WHERE thread IS NOT NULL;
+CREATE INDEX event_thread ON event (space, thread, kind, seq) WHERE thread > '';
 
 CREATE TABLE object (
   no INTEGER NOT NULL,
@@ -203,7 +203,7 @@ CREATE TABLE alembic_version (
   version_num VARCHAR(32) NOT NULL,
   CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO alembic_version (version_num) VALUES ('0001');
+INSERT INTO alembic_version (version_num) VALUES ('0002');
 
 INSERT INTO meta (key, value) VALUES ('format', '1');
 

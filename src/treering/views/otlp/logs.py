@@ -23,6 +23,7 @@ from treering.core.scopes import Scope
 from treering.errors import InvalidInput
 from treering.views.otlp.meaning import LLM, TOOL, as_count, content_of, disjoint, thread_of, word
 from treering.views.prices import CURRENCY, fill_in
+from treering.views.recording.given import told_input
 from treering.views.recording.spans import ERROR, MESSAGE, OK, SPAN
 
 if TYPE_CHECKING:
@@ -144,9 +145,8 @@ class _Row:
             told["attributes"] = self.rest
         links: tuple[Any, ...] = ()
         if given is not None:
-            address = self._draft.put(given, scope=scope)
-            told |= {"input": address, "input_size": len(given.data)}
-            links = (address,)
+            told |= told_input(len(given.data))
+            links = (self._draft.put(given, scope=scope),)
         encoded = encode_json(told) if told else None
         if encoded is not None and len(encoded) > MAX_INLINE_BYTES:
             large = {name: told.pop(name) for name in ("attributes", "resource", "scope") if name in told}

@@ -18,6 +18,7 @@ from treering.errors import InvalidInput
 from treering.views.otlp.meaning import LLM, meaning_of, word
 from treering.views.otlp.received import ERROR as FAILED
 from treering.views.prices import CURRENCY, prices
+from treering.views.recording.given import INPUT_SIZE, told_input
 from treering.views.recording.spans import ERROR, OK, OPEN, SPAN
 
 if TYPE_CHECKING:
@@ -117,10 +118,8 @@ def _write(
     if own in trace.announced:
         data["announced"] = True
     if meaning.input is not None:
-        given = draft.put(meaning.input, scope=scope)
-        data["input"] = given
-        data["input_size"] = len(meaning.input.data)
-        links = (given,)
+        data |= told_input(len(meaning.input.data))
+        links = (draft.put(meaning.input, scope=scope),)
     if meaning.provider is not None:
         data["provider"] = meaning.provider
     if meaning.service_tier is not None:
@@ -287,7 +286,7 @@ def _announce(draft: Draft, trace: Trace, span: ReceivedSpan) -> None:
     trace.announced.add(own)
     parent = above + trace.suffix if above.strip("0") else None
     agent = meaning.agent or trace.agent_above(parent) or (None if trace.info is None else trace.info.agent)
-    given = None if meaning.input is None else draft.put(meaning.input, scope=trace.scope)
+    body = None if meaning.input is None else draft.put(meaning.input, scope=trace.scope)
     size = 0 if meaning.input is None else len(meaning.input.data)
     draft.event(
         Event(
@@ -302,8 +301,8 @@ def _announce(draft: Draft, trace: Trace, span: ReceivedSpan) -> None:
             agent=agent,
             name=meaning.name,
             model=meaning.model,
-            data=encode_json({"input_size": size}) if size else None,
-            body=given,
+            data=encode_json({INPUT_SIZE: size}) if size else None,
+            body=body,
         )
     )
 

@@ -20,6 +20,7 @@ from treering.errors import InvalidInput, Unencodable
 from treering.views.prices import fill_in
 from treering.views.recording.chunks import CHUNKS, FIRST_TOKEN, Chunks
 from treering.views.recording.context import here
+from treering.views.recording.given import INPUT_SIZE, told_input
 from treering.views.recording.usage import usage_of
 
 if TYPE_CHECKING:
@@ -311,7 +312,7 @@ class Span(Place):
         body, data = None, dict[str, Any]()
         if self._input is not None:
             body = draft.put(self._input, scope=self._origin.scope)
-            data["input_size"] = len(self._input.data)
+            data[INPUT_SIZE] = len(self._input.data)
         draft.event(self._event(f"{self.id}:open", OPEN, body=body, data=data, links=()))
 
     def write_to(self, draft: Draft) -> None:
@@ -322,9 +323,8 @@ class Span(Place):
         if self._is_announced:
             data["announced"] = True
         elif self._input is not None:
-            given = draft.put(self._input, scope=scope)
-            data |= {"input": given, "input_size": len(self._input.data)}
-            links = (given,)
+            data |= told_input(len(self._input.data))
+            links = (draft.put(self._input, scope=scope),)
         output = self._output
         if self._chunks is not None:
             data[FIRST_TOKEN] = self._chunks.first_us

@@ -1,0 +1,108 @@
+"""A row of the journal says nothing twice, and reads as what was written; so do the rows of before."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+import treering
+from treering.core.address import Address
+from treering.core.batch import Event
+from treering.core.content import Content
+from treering.core.draft import Draft
+from treering.core.query import EventQuery
+from treering.core.scopes import Scope, namespace_prefix, thread_of_scope, thread_scope_of
+
+SCOPE = str(Scope("user/1", "thread", "a/b"))
+THREAD = namespace_prefix("user/1") + "a/b"
+
+
+def written(store, **fields) -> Event:
+    """An event that was committed with two contents, the first as its body."""
+    draft = Draft(store.space)
+    body = draft.put(Content("text", b"out"), scope=SCOPE)
+    draft.put(Content("text", b"in"), scope=SCOPE)
+    fields.setdefault("links", (Address(body.replace("0.0", "0.1")),))
+    event = Event(**{"id": "e", "kind": "span.tool", "ts_us": 5, "scope": SCOPE, "body": body} | fields)
+    draft.event(event)
+    store.engine.commit(draft.batch())
+    return event
+
+
+@pytest.mark.parametrize("thread", ["/t", "user%2F1/a/b", "a/", "x/100%/y"])
+def test_a_thread_and_its_scope_name_each_other(thread):
+    assert thread_of_scope(thread_scope_of(thread)) == thread
+
+
+def test_a_name_that_is_no_thread_has_no_scope():
+    assert thread_scope_of("plain") is None
+    assert thread_of_scope("/run/r") is None
+
+
+def test_what_a_row_says_already_is_left_out_and_comes_back(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        event = written(store, span="e", thread=THREAD, run="r")
+        (record,) = store.engine.scan(store.space, EventQuery()).records
+    stored = stored_row(tmp_path)
+    assert (stored["span"], stored["thread"], stored["body"], stored["links"]) == ("", "", "0.0", "0.1")
+    assert record.event == event
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"span": "other", "thread": "/elsewhere"},
+        {"thread": "plain"},
+        {"links": ()},
+        {"scope": str(Scope("", "run", "r")), "thread": THREAD, "run": "r"},
+    ],
+)
+def test_what_a_row_does_not_say_already_is_spelt_out(tmp_path, fields):
+    with treering.open(tmp_path / "store") as store:
+        event = written(store, **fields)
+        (record,) = store.engine.scan(store.space, EventQuery()).records
+    assert record.event == event
+    stored = stored_row(tmp_path)
+    assert stored["span"] == fields.get("span")
+    assert stored["thread"] == fields.get("thread")
+
+
+def test_several_links_are_spelt_out(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        own = written(store).links[0]
+        (record,) = store.engine.scan(store.space, EventQuery()).records
+        other = written(store, id="f", links=(own, record.event.body))
+        found = {each.event.id: each.event for each in store.engine.scan(store.space, EventQuery()).records}
+    assert found["f"] == other
+
+
+def test_rows_of_before_are_found_and_read_beside_the_new_ones(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        first = written(store, id="a", span="a", thread=THREAD)
+    with sqlite3.connect(tmp_path / "store" / "treering.db") as connection:
+        connection.execute(
+            "UPDATE event SET span = ?, thread = ?, links = ?", (first.span, first.thread, first.links[0])
+        )
+    connection.close()
+    with treering.open(tmp_path / "store") as store:
+        second = written(store, id="b", span="b", thread=THREAD)
+        for query in (EventQuery(thread=THREAD), EventQuery(thread=THREAD, kinds=("span.tool",))):
+            page = store.engine.scan(store.space, query, limit=1)
+            rest = store.engine.scan(store.space, query, after=page.cursor)
+            assert [each.event for each in (*page.records, *rest.records)] == [first, second]
+        newest = EventQuery(thread=THREAD, newest_first=True)
+        assert [each.event for each in store.engine.scan(store.space, newest).records] == [second, first]
+        for event in (first, second):
+            (found,) = store.engine.scan(store.space, EventQuery(span=event.id)).records
+            assert found.event == event
+        assert store.verify().problems == ()
+
+
+def stored_row(folder) -> dict:
+    """The newest row as it lies in the file."""
+    connection = sqlite3.connect(folder / "store" / "treering.db")
+    connection.row_factory = sqlite3.Row
+    found = dict(connection.execute("SELECT * FROM event ORDER BY seq DESC").fetchone())
+    connection.close()
+    return found
