@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.views.graphs import Step
 
-_NEAR: Final = 24
-_TURN: Final = 24
+_NEAR: Final = 64
+_TURN: Final = 64
 _PAGE: Final = 512
 _PLAIN: Final = frozenset({str, int, float, bool, type(None), bytes})
 _CONTAINERS: Final = frozenset({dict, list, tuple})
