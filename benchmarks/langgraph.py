@@ -107,10 +107,12 @@ def _after(scratch: Path, store: treering.Store, theirs: Any) -> list[Measuremen
     found.append(_row("metadata of all 1,000 checkpoints", mine * 1e3, peer * 1e3, "ms", at_most, 0.01))
     thread = store.thread("bench")
     thread.load()
+    file = scratch / "full" / "treering.db"
+    before = file.stat().st_size
     forks = [f"bench-fork-{number}" for number in range(FORKS)]
     took = [seconds_of(lambda name=name: thread.fork(name)) for name in forks]
     store.close()  # moves the log into the file
-    grown = (size_of(scratch / "full") - ours_size) / FORKS
+    grown = (file.stat().st_size - before) / FORKS
     store = treering.open(scratch / "full")
     found.append(
         _noted(
