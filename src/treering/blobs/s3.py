@@ -1,7 +1,7 @@
 """Blobs as objects of a bucket, behind anything that speaks the S3 protocol.
 
 Requests go through obstore's synchronous calls, from whichever thread asks. Small blobs are one request;
-past `PART` bytes they go up in parts, each tried again by itself. A conditional write is always a single
+past `WHOLE` bytes they go up in parts, each tried again by itself. A conditional write is always a single
 request that is never repeated here, because an answer that was lost leaves open whether it was the one
 that succeeded; `treering.blobs.retry` knows how to find out.
 
@@ -50,8 +50,11 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta, PutMode
 
+WHOLE: Final = 32 << 20
+"""Blobs of up to this many bytes are sent in one request: a pack is, and parts would be five."""
+
 PART: Final = 8 << 20
-"""Blobs larger than this many bytes are sent in parts."""
+"""Larger ones are sent in parts of at least this many bytes."""
 
 _MAX_PARTS: Final = 9_000  # S3 allows 10,000
 _PARTS_AT_ONCE: Final = 4
@@ -137,7 +140,7 @@ class S3Blobs:
         key, size = self._key(name), size_of(data)
         if if_absent:
             self.put_if(name, whole_of(data), expect=None)
-        elif size <= PART:
+        elif size <= WHOLE:
             with self._translated(name, writing=True):
                 self._store.put(key, whole_of(data), use_multipart=False)
         else:

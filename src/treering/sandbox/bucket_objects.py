@@ -1,19 +1,17 @@
 """Objects of a bucket that has nothing besides it: packs, and the index that says what lies where.
 
-Objects are gathered into packs and sent in the background, one at a time, each in several parts at once.
-`flush` sends the rest and then writes the index; only then does a checkpoint name them. Dying in between
-leaves packs that no index names: waste, never a lack. Nothing is deleted, so what was once found stays found.
+Objects are gathered into packs and sent in the background, two at a time. `flush` sends the rest and then
+writes the index; only then does a checkpoint name them. Dying in between leaves packs that no index names:
+waste, never a lack. Nothing is deleted, so what was once found stays found.
 **Invariant:** content is given back only when it hashes to its name.
 """
 
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
-from threading import Lock
+from itertools import zip_longest
 from typing import Final
 
 from treering.core.address import Address
@@ -28,14 +26,12 @@ from treering.core.packs import (
     read_frame,
 )
 from treering.core.storage import Blobs
-from treering.errors import Corrupt, InvalidInput, NotFound
+from treering.errors import InvalidInput, NotFound
 from treering.sandbox.bucket_index import BucketIndex, Indexed, indexed, pack_blob
+from treering.sandbox.bucket_reading import PackReader, ranges
 
-_FLYING: Final = 1  # a pack goes up in several parts at once; two packs would only take more memory
-_READING: Final = 8
-_PIECE: Final = 2 << 20
-_KEPT_BYTES: Final = 32 << 20
-_KEPT_FRAME: Final = 512 * 1024
+_AHEAD: Final = 8
+_FLYING: Final = 2
 
 
 class BucketObjects:
@@ -44,10 +40,9 @@ class BucketObjects:
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
         self._index = BucketIndex(blobs)
-        self._frames = _Frames()
+        self._reader = PackReader(blobs)
         self._sealing = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "treering-seal")
         self._sending = ThreadPoolExecutor(_FLYING, "treering-send")
-        self._reading = ThreadPoolExecutor(_READING, "treering-read")
         self._flying: list[Future[Indexed]] = []
         self._sent: list[Indexed] = []
         self._pending: set[str] = set()
@@ -104,22 +99,37 @@ class BucketObjects:
             )
         if self._pending.intersection(names):
             self.flush()
+        wanted = self._runs(names)
+        if len(wanted) > 1:
+            for pack, run in wanted[:_AHEAD]:
+                self._reader.expect(pack, run)
+        found: dict[str, Content] = {}
+        for (pack, run), after in zip_longest(wanted, wanted[_AHEAD:]):
+            if after is not None:
+                self._reader.expect(after[0], after[1])
+            for each, frame in zip(run, self._reader.read(pack, run), strict=True):
+                contents = read_frame(frame, each.entries, pack=pack)
+                found.update(zip([entry.name for entry in each.entries], contents, strict=True))
+        return [found[name] for name in names]
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Begin to fetch these objects, if they are there; nothing is promised."""
+        for pack, run in self._runs(names):
+            self._reader.expect(pack, run)
+
+    def _runs(self, names: Sequence[str]) -> list[tuple[str, list[FrameAt]]]:
+        """What has to be read for these objects, in pieces that are worth a request each."""
         by_pack: dict[str, dict[str, PackEntry]] = {}
         for name in names:
             place = self._index.find(name)
             if place is not None:
                 by_pack.setdefault(place.pack, {})[name] = place.entry
-        packs: list[str] = []
-        runs: list[list[FrameAt]] = []
-        for pack, entries in by_pack.items():
-            for run in chain.from_iterable(map(_pieces, neighbours_of(frames_of(entries.values())))):
-                packs.append(pack)
-                runs.append(run)
-        if len(runs) == 1:
-            found = dict(self._run(packs[0], runs[0]))
-        else:
-            found = dict(chain.from_iterable(self._reading.map(self._run, packs, runs)))
-        return [found[name] for name in names]
+        return [
+            (pack, piece)
+            for pack, entries in by_pack.items()
+            for run in neighbours_of(frames_of(entries.values()))
+            for piece in ranges(run)
+        ]
 
     def reindex(self) -> int:
         """Write down again what packs say of themselves; how many no index had named."""
@@ -127,8 +137,9 @@ class BucketObjects:
 
     def close(self) -> None:
         """Let go of the threads."""
-        for pool in (self._sealing, self._sending, self._reading):
+        for pool in (self._sealing, self._sending):
             pool.shutdown(cancel_futures=True)
+        self._reader.close()
 
     def _send(self) -> None:
         writer, self._writer = self._writer, None
@@ -145,66 +156,6 @@ class BucketObjects:
         """Wait until at most so many packs are on their way."""
         while len(self._flying) > most:
             self._sent.append(self._flying.pop(0).result())
-
-    def _run(self, pack: str, run: list[FrameAt]) -> list[tuple[str, Content]]:
-        """The wanted objects of neighbouring frames, in one request or none."""
-        kept = [self._frames.get((pack, each.offset)) for each in run]
-        frames: list[bytes | memoryview] = [each for each in kept if each is not None]
-        if len(frames) != len(run):
-            start, stop = run[0].offset, run[-1].offset + run[-1].length
-            try:
-                data = memoryview(self._blobs.get(pack_blob(pack), start=start, stop=stop))
-            except NotFound:
-                raise Corrupt(
-                    f"object {run[0].entries[0].name}: its pack {pack} is not in {self._blobs.url}; "
-                    "restore it from a backup or a copy"
-                ) from None
-            frames = [data[each.offset - start : each.offset - start + each.length] for each in run]
-            for each, frame in zip(run, frames, strict=True):
-                self._frames.put((pack, each.offset), frame)
-        return [
-            (entry.name, content)
-            for each, frame in zip(run, frames, strict=True)
-            for entry, content in zip(each.entries, read_frame(frame, each.entries, pack=pack), strict=True)
-        ]
-
-
-class _Frames:
-    """Small frames that were read last: one holds many small objects, which are asked for bit by bit."""
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-        self._bytes = 0
-        self._lock = Lock()
-
-    def get(self, key: tuple[str, int]) -> bytes | None:
-        with self._lock:
-            if (frame := self._held.get(key)) is not None:
-                self._held.move_to_end(key)
-            return frame
-
-    def put(self, key: tuple[str, int], frame: bytes | memoryview) -> None:
-        if len(frame) > _KEPT_FRAME:
-            return
-        with self._lock:
-            if key not in self._held:
-                self._held[key] = bytes(frame)
-                self._bytes += len(frame)
-            while self._bytes > _KEPT_BYTES:
-                _, oldest = self._held.popitem(last=False)
-                self._bytes -= len(oldest)
-
-
-def _pieces(run: list[FrameAt]) -> Iterator[list[FrameAt]]:
-    """A run in pieces that are worth a connection each: several at once are faster than one."""
-    piece: list[FrameAt] = []
-    for frame in run:
-        if piece and frame.offset + frame.length - piece[0].offset > _PIECE:
-            yield piece
-            piece = []
-        piece.append(frame)
-    if piece:
-        yield piece
 
 
 def _name(address: Address) -> str:

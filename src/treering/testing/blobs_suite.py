@@ -89,7 +89,7 @@ class BlobsSuite:
             pytest.skip("this store does not honour conditional writes, and says so")
         return blobs
 
-    @pytest.mark.parametrize("size", [0, 1, 4096, MIB + 1, 10 * MIB])
+    @pytest.mark.parametrize("size", [0, 1, 4096, MIB + 1, 10 * MIB, 34 * MIB])
     def test_what_was_put_is_what_is_got(self, blobs: Blobs, size: int) -> None:
         data = _bytes(size)
         blobs.put("packs/ab/one", data)
@@ -103,7 +103,13 @@ class BlobsSuite:
         blobs.put("one", form(b"some bytes"))
         assert blobs.get("one") == b"some bytes"
 
-    @pytest.mark.parametrize("size", [0, 5, 20 * MIB + 7])
+    @pytest.mark.parametrize("size", [0, 1, MIB // 2, 12 * MIB])
+    def test_pieces_lie_one_behind_the_other(self, blobs: Blobs, size: int) -> None:
+        pieces = (b"head", _bytes(size), b"", _bytes(size)[::-1], *[b"x"] * 1500, _bytes(size))
+        blobs.put("one", pieces)
+        assert blobs.get("one") == b"".join(pieces)
+
+    @pytest.mark.parametrize("size", [0, 5, 20 * MIB + 7, 34 * MIB + 7])
     def test_a_file_can_be_put(self, blobs: Blobs, tmp_path: Path, size: int) -> None:
         file = tmp_path / "source"
         file.write_bytes(_bytes(size))

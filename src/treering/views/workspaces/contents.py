@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from treering.core.address import Address
 from treering.core.content import Content
@@ -22,4 +22,13 @@ class Contents(Protocol):
 
     def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:
         """Verified content, in the order asked for."""
+        ...
+
+
+@runtime_checkable
+class Far(Protocol):
+    """Contents that take a while to come, so it is worth saying early what will be wanted."""
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Begin to fetch these objects, if they are there; nothing is promised."""
         ...

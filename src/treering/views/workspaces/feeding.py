@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from treering.core.content import Content
     from treering.views.workspaces.stored import Snapshot
 
-BATCH_BYTES: Final = 8 * 1024 * 1024
-BATCH_OBJECTS: Final = 1000
+BATCH_BYTES: Final = 4 * 1024 * 1024
+BATCH_OBJECTS: Final = 500
 
 
 class Feed:

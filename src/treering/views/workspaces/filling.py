@@ -1,11 +1,11 @@
-"""Filling files: contents are fetched, checked and written by a few threads, a portion of files at a time.
+"""Filling files: contents are fetched, checked and written, a portion of files at a time.
 
-Fetching, hashing, unfolding and writing all let other threads run, so a portion is fetched while another one
-is written. A portion is a run of files that is worth one read and fits into memory, whichever folders they
-lie in; a file of many pieces is a portion by itself and is written piece by piece. **Invariant:** under its
-own name a file is always whole: it is written beside its place under a name of its own and renamed when it
-is complete and has its mode, or into a folder that has no name yet. Runs of zeros in large files become
-holes again.
+A portion is a run of small files that is worth one read and fits into memory, whichever folders they lie in.
+Small files cost many short calls, and between two threads that make such calls Python's lock goes back and
+forth for more than the calls themselves cost; so one thread, the caller's, writes them all. A large file is
+few long calls: a second thread writes those meanwhile, piece by piece. **Invariant:** under its own name a
+file is always whole: it is written beside its place under a name of its own and renamed when it is complete
+and has its mode, or into a folder that has no name yet. Runs of zeros in large files become holes again.
 """
 
 from __future__ import annotations
@@ -14,30 +14,28 @@ import contextlib
 import fcntl
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from itertools import zip_longest
+from typing import Final, Protocol, Self
 
 from treering.core import failpoints
 from treering.core.chunking import WHOLE_BYTES
+from treering.core.content import Content
 from treering.core.ids import new_id
 from treering.core.tree import FileEntry
 from treering.errors import Corrupt
 from treering.files import translated
 from treering.views.workspaces.exchanging import swap
-from treering.views.workspaces.feeding import batches
+from treering.views.workspaces.feeding import BATCH_BYTES, BATCH_OBJECTS, batches
 from treering.views.workspaces.known import KnownFile, Stamp, stamp_of, untrusted
 from treering.views.workspaces.rules import TEMPORARY
 
-if TYPE_CHECKING:
-    from treering.core.content import Content
+_READY: Final = 4
+"""So many portions are complete before the first of them is written: whoever fetches can do so meanwhile."""
 
-PORTION_BYTES: Final = 4 * 1024 * 1024
-PORTION_FILES: Final = 500
-
-_THREADS: Final = 4
 _WAITING: Final = 16
-"""So many portions wait for a thread at most; whoever adds more waits as well."""
+"""So many large files wait for their thread at most; whoever adds more waits as well."""
 
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _HOLE: Final = 4096
@@ -46,6 +44,18 @@ _WRITTEN: Final = failpoints.declare(
     "restore.file_written", "a restored file is complete under a temporary name"
 )
 _PLACED: Final = failpoints.declare("restore.file_placed", "a restored file has its name, others do not yet")
+
+
+class Source(Protocol):
+    """Where contents come from. Two threads ask."""
+
+    def contents(self, names: Sequence[str]) -> Mapping[str, Content]:
+        """Contents by name, verified."""
+        ...
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Hear what will be asked for soon."""
+        ...
 
 
 class Site(Protocol):
@@ -63,7 +73,7 @@ class Site(Protocol):
 
 
 class Portion:
-    """Some files that are written together."""
+    """Some files that are written together, or one that is large."""
 
     __slots__ = ("files", "future", "size")
 
@@ -72,15 +82,21 @@ class Portion:
         self.size = 0
         self.future: Future[None] | None = None
 
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether settling it does not wait for the other thread."""
+        return self.future is None or self.future.done()
+
 
 class Filler:
-    """Writes the files of one restore. ``contents`` gives verified contents by name, to any thread."""
+    """Writes the files of one restore."""
 
-    def __init__(self, contents: Callable[[list[str]], dict[str, Content]]) -> None:
-        self._contents = contents
-        self._pool = ThreadPoolExecutor(_THREADS, "treering-fill")
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._large = ThreadPoolExecutor(1, "treering-large")
+        self._waiting: deque[Future[None]] = deque()
+        self._ready: deque[Portion] = deque()
         self._open = Portion()
-        self._flying: deque[Future[None]] = deque()
         self._umask = _umask()
         self._temporary = temporary_names()
 
@@ -88,51 +104,59 @@ class Filler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._large.shutdown(wait=True, cancel_futures=True)
 
     def add(self, site: Site, entry: FileEntry) -> Portion:
-        """Have a file written; `settle` with what this gives back waits until it is."""
+        """Have a file written; `settle` with what this gives back sees to it that it is."""
         if len(entry.content) > 1:
-            alone = Portion()
-            alone.files.append((site, entry))
-            self._submit(alone)
-            return alone
+            return self._later(site, entry)
         portion = self._open
         portion.files.append((site, entry))
         portion.size += entry.size
-        if portion.size >= PORTION_BYTES or len(portion.files) >= PORTION_FILES:
-            self._submit(portion)
+        if portion.size >= BATCH_BYTES or len(portion.files) >= BATCH_OBJECTS:
+            self._complete()
+        while len(self._ready) > _READY:
+            self._write(self._ready.popleft())
         return portion
 
     def settle(self, portion: Portion) -> None:
-        """Wait until all files of a portion are written; raises what went wrong."""
-        if portion.future is None:
-            self._submit(portion)
+        """See to it that all files of a portion are written; raises what went wrong."""
         if portion.future is not None:
             portion.future.result()
-
-    def _submit(self, portion: Portion) -> None:
         if portion is self._open:
-            self._open = Portion()
-        portion.future = self._pool.submit(self._write, portion)
-        self._flying.append(portion.future)
-        while len(self._flying) > _WAITING:
-            wait([self._flying.popleft()])
+            self._complete()
+        while portion in self._ready:
+            self._write(self._ready.popleft())
+
+    def wait(self) -> None:
+        """Wait until one more large file is written, or has failed to be."""
+        wait([self._waiting.popleft()])
+
+    def _complete(self) -> None:
+        portion, self._open = self._open, Portion()
+        self._ready.append(portion)
+        self._source.expect(_names(portion))
+
+    def _later(self, site: Site, entry: FileEntry) -> Portion:
+        portion = Portion()
+        portion.future = self._large.submit(self._file, site, entry, self._pieces(entry))
+        self._waiting.append(portion.future)
+        if len(self._waiting) > _WAITING:
+            self.wait()
+        return portion
 
     def _write(self, portion: Portion) -> None:
-        files, portion.files = portion.files, []
-        if len(files) == 1:
-            ((site, entry),) = files
-            self._file(site, entry, self._pieces(entry))
-            return
-        names = [name for _, entry in files for name in entry.content]
-        found = self._contents(names) if names else {}
-        for site, entry in files:
-            self._file(site, entry, (found[name].data for name in entry.content))
+        names = _names(portion)
+        found = self._source.contents(names) if names else dict[str, Content]()
+        for site, entry in portion.files:
+            self._file(site, entry, [found[name].data for name in entry.content])
+        portion.files.clear()
 
     def _pieces(self, entry: FileEntry) -> Iterator[bytes]:
-        for names in batches([entry]):
-            found = self._contents(names)
+        runs = list(batches([entry]))
+        for names, after in zip_longest(runs, runs[1:], fillvalue=()):
+            self._source.expect(after)
+            found = self._source.contents(names)
             for name in names:
                 yield found[name].data
 
@@ -199,6 +223,10 @@ class Filler:
             os.ftruncate(file, size)
         if (entry.mode | 0o200) & ~self._umask != entry.mode:
             os.fchmod(file, entry.mode)
+
+
+def _names(portion: Portion) -> list[str]:
+    return [name for _, entry in portion.files for name in entry.content]
 
 
 def temporary_names() -> Iterator[str]:

@@ -2,9 +2,9 @@
 
 Every step is relative to a descriptor of the folder that it happens in, one name at a time, and no link is
 followed: whatever is swapped in below the target while this runs, nothing is written, changed or removed
-outside of it. Folders are opened, made and named here, in the order of the plan; their files are written
-meanwhile by the threads of `filling`, so a folder is only finished some steps after it was opened. A folder
-that is new is filled under a temporary name and gets its own when its files are in it.
+outside of it. Folders are opened, made and named here, in the order of the plan; `filling` writes the files
+of several of them together, so a folder is only finished some steps after it was opened. A folder that is new
+is filled under a temporary name and gets its own when its files are in it.
 **Invariant:** at any moment each file of the target is as it was, or as the snapshot says.
 """
 
@@ -13,21 +13,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from treering.core.tree import FileEntry, LinkEntry
 from treering.errors import Conflict
-from treering.views.workspaces.filling import Filler, Portion, temporary_names, where
+from treering.views.workspaces.filling import Filler, Portion, Source, temporary_names, where
 from treering.views.workspaces.known import KnownFile, KnownFolder, Stamp, trusted, untrusted
 from treering.views.workspaces.planning import FolderPlan
 from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.scanning import FOLDER_FLAGS
 from treering.views.workspaces.virtual_paths import remove
-
-if TYPE_CHECKING:
-    from treering.core.content import Content
 
 _MAY_WRITE: Final = 0o300
 _AHEAD: Final = 128
@@ -45,6 +41,7 @@ class _Site:
         self.temporary = temporary
         self.is_nameless = temporary is not None
         self.was_opened_up = False
+        self.is_settled = False
         self.known: dict[str, KnownFile] = {} if plan.current is None else plan.current.files
         self.stamps: dict[str, Stamp] = {}
         self.portions: dict[Portion, None] = {}
@@ -52,27 +49,29 @@ class _Site:
         self.after: KnownFolder | None = None
 
 
+_Step = Callable[[_Site], None]
+
+
 class Placer:
     """Carries out one plan below one open folder.
 
-    ``contents`` gives verified contents by name; threads call it. One that ``joins`` puts files into folders
-    that may be there already.
+    One that ``joins`` puts files into folders that may be there already.
     """
 
     def __init__(
         self,
-        contents: Callable[[list[str]], dict[str, Content]],
+        source: Source,
         *,
         now_ns: Callable[[], int],
         joins: bool = False,
         on_progress: Callable[[FileProgress], None] | None = None,
     ) -> None:
-        self._filler = Filler(contents)
+        self._filler = Filler(source)
         self._joins = joins
         self._now_ns = now_ns
         self._on_progress = on_progress
         self._temporary = temporary_names()
-        self._steps: deque[tuple[Callable[[_Site], None], _Site]] = deque()
+        self._steps: list[tuple[_Step, _Site]] = []
         self._open: dict[_Site, None] = {}
         self.written: list[str] = []
         self.removed: list[str] = []
@@ -109,15 +108,26 @@ class Placer:
             self._visit(below)
         self._later(self._close, site)
 
-    def _later(self, step: Callable[[_Site], None], site: _Site) -> None:
+    def _later(self, step: _Step, site: _Site) -> None:
         self._steps.append((step, site))
         self._catch_up(_AHEAD)
 
     def _catch_up(self, ahead: int) -> None:
+        """Do steps until few are left, in their order but for those that wait for a large file."""
         while len(self._steps) > ahead:
-            step, site = self._steps.popleft()
-            with where(site.path or "the target"):
-                step(site)
+            for at, (step, site) in enumerate(self._steps):
+                if self._is_ready(step, site):
+                    del self._steps[at]
+                    with where(site.path or "the target"):
+                        step(site)
+                    break
+            else:
+                self._filler.wait()
+
+    def _is_ready(self, step: _Step, site: _Site) -> bool:
+        if step == self._settle:
+            return all(portion.is_at_hand for portion in site.portions)
+        return site.is_settled and all(below.after is not None for below in site.below)
 
     def _entered(self, plan: FolderPlan, above: _Site) -> _Site:
         """A folder below another one, opened; a new one is made under a temporary name, and locked."""
@@ -152,6 +162,7 @@ class Placer:
             os.rename(site.temporary, plan.name, src_dir_fd=above, dst_dir_fd=above)
             site.temporary = None
             self.written.append(plan.path)
+        site.is_settled = True
 
     def _close(self, site: _Site) -> None:
         """All below a folder is done: what is left are its links and its mode."""

@@ -2,9 +2,8 @@
 
 The target is looked at first, by the rules of the snapshot, and kept as a snapshot of its own, so that a
 restore can be undone. Then everything that will happen is planned; what cannot be done is refused before
-anything is. Content is fetched and written by several threads, and each object is checked against its name on
-the way. A restore that was interrupted is finished by restoring again: files that are there already are not
-written twice.
+anything is. Each object is checked against its name on the way. A restore that was interrupted is finished by
+restoring again: files that are there already are not written twice.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def restore(
     with opened(target) as folder:
         _check_names(plan, folder)
         _check_space(plan, folder)
-        placer = Placer(snapshot.contents, now_ns=time.time_ns, on_progress=on_progress)
+        placer = Placer(snapshot, now_ns=time.time_ns, on_progress=on_progress)
         known = placer.place(plan, folder)
     roots = (snapshot.root,) if before is None else (snapshot.root, before)
     if before is not None or plan.is_exact:
@@ -104,7 +103,7 @@ def download(
     with opened(target) as folder:
         _check_names(plan, folder)
         _check_space(plan, folder)
-        placer = Placer(snapshot.contents, now_ns=time.time_ns, joins=True, on_progress=on_progress)
+        placer = Placer(snapshot, now_ns=time.time_ns, joins=True, on_progress=on_progress)
         placer.place(plan, folder)
     return tuple(path for path in placer.written if not path.endswith("/"))
 

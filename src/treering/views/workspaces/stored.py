@@ -7,7 +7,7 @@ twice, level below level, cost a few bytes and would unfold without end; the cou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from treering.core.address import is_object_name, object_address
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, decode_tree
 from treering.errors import Corrupt, InvalidInput, NotFound
+from treering.views.workspaces.contents import Far
 from treering.views.workspaces.rules import RESERVED, Rules, read_rules
 from treering.views.workspaces.scanning import Limits
 
@@ -128,7 +129,12 @@ class Snapshot:
         if size != entry.size:
             raise Corrupt(f"file {path!r} has {size} bytes, not the {entry.size} that the snapshot says")
 
-    def contents(self, names: list[str]) -> dict[str, Content]:
+    def expect(self, names: Sequence[str]) -> None:
+        """Let a store that is far away begin to fetch what will be asked for soon."""
+        if isinstance(self._engine, Far):
+            self._engine.expect(names)
+
+    def contents(self, names: Sequence[str]) -> dict[str, Content]:
         """Contents by name, verified."""
         unique = list(dict.fromkeys(names))
         found = self._engine.get(self._space, [object_address(each) for each in unique])
