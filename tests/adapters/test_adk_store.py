@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,37 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 class TestOnAStore:
+    def test_a_session_made_while_its_namesake_is_erased_stays(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names: dict[str, Any] = {**ALICE, "session_id": "s"}
+        erase = store.engine.erase
+
+        async def go() -> list[str]:
+            sessions = TreeringSessionService(store)
+            old = await sessions.create_session(**names)
+            await sessions.append_event(old, said("old"))
+
+            def make_anew(space: str, plan: Any) -> Any:
+                monkeypatch.setattr(store.engine, "erase", erase)
+                made = threading.Thread(target=lambda: asyncio.run(again()))
+                made.start()
+                made.join()
+                return erase(space, plan)
+
+            async def again() -> None:
+                other = TreeringSessionService(store)
+                await other.append_event(await other.create_session(**names), said("new"))
+
+            monkeypatch.setattr(store.engine, "erase", make_anew)
+            await sessions.delete_session(**names)
+            found = await TreeringSessionService(store).get_session(**names)
+            assert found is not None
+            return texts(found)
+
+        assert asyncio.run(go()) == ["new"]
+        assert store.verify().ok
+
     def test_it_is_a_thread_with_readable_messages(self, store: Store) -> None:
         async def go() -> Session:
             sessions = TreeringSessionService(store)

@@ -180,6 +180,40 @@ def test_an_erasure_that_was_cut_short_is_finished_by_the_next(engine, tmp_path,
         assert not session.rows("SELECT * FROM meta WHERE key LIKE 'erasing%'")
 
 
+def test_a_new_one_of_its_name_stays_whole_whenever_it_comes(either_engine, manner, monkeypatch):
+    """Its ref comes between any two transactions of the erasure."""
+    engine = either_engine
+    for nth in range(1, 40):
+        scope, name, passed = f"/thread/{nth}", f"head {nth}", 0
+        for number in range(3):
+            draft = Draft(SPACE)
+            body = draft.put(batches.noise(5000), scope=scope)
+            draft.append(f"list {nth}", batches.words("old"), body, scope=scope, at=2 * number)
+            draft.event(batches.event(scope=scope, body=body, links=(list_address(f"list {nth}"),)))
+            engine.commit(draft.batch())
+
+        def make_anew(point, nth=nth, scope=scope, name=name):
+            nonlocal passed
+            passed += point == erasing.AFTER_COMMIT
+            if point == erasing.AFTER_COMMIT and passed == nth:
+                draft = Draft(SPACE, id=f"new {nth}")
+                new = draft.put(batches.words("new"), scope=scope)
+                draft.append(f"new list {nth}", batches.words("new"), scope=scope, at=0)
+                draft.set_ref(name, b"", scope=scope, links=(new, list_address(f"new list {nth}")))
+                engine.commit(draft.batch())
+
+        with monkeypatch.context() as patched, suppress(Conflict):
+            patched.setattr(erasing, "hit", make_anew)
+            engine.erase(SPACE, Erasure(scopes=(scope,), absent=(name,)))
+        if passed < nth:
+            break
+        (ref,) = engine.refs(SPACE, [name]).values()
+        engine.get(SPACE, [each for each in ref.links if not each.startswith("l:")])
+        assert engine.read_list(SPACE, f"new list {nth}", 0, 1) == [batches.words("new")]
+        assert not problems(engine, SPACE)
+    assert nth > (1 if manner == "at once" else 5)
+
+
 def test_what_is_written_to_a_scope_while_it_is_erased_stays_whole(engine, monkeypatch):
     """Rows that come before the last old one is gone go along; later ones are new."""
     monkeypatch.setattr(erasing, "ONE_TRANSACTION", -1)

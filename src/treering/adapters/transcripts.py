@@ -158,9 +158,12 @@ class Transcript:
         self._engine.commit(draft.batch())
 
     def erase(self) -> bool:
-        """Remove all that is stored of the thread; ``False`` when forks share it, and it has to stay."""
+        """Remove all that is stored of a thread that was unlisted.
+
+        ``False`` when it has to stay: forks share it, or there is a new thread of its name.
+        """
         try:
-            self._engine.erase(self._space, Erasure(scopes=(self._scope,)))
+            self._engine.erase(self._space, Erasure(scopes=(self._scope,), absent=(self._ref,)))
         except Conflict:
             return False
         return True

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from treering.core.clock import DAY_US
-from treering.errors import InvalidInput
+from treering.errors import Conflict, InvalidInput
 
 Grain = Literal["run", "thread", "day"]
 """What roll-ups are kept for: every run, every thread, and every day as a whole."""
@@ -72,15 +72,23 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
     A scope takes its events, refs, lists, bodies and texts with it. ``cascade`` also removes the scopes
     whose lists grow out of an erased one; without it such a fork makes the erasure a `Conflict`.
-    ``secure`` also wipes what the storage would otherwise keep of deleted bytes.
+    ``secure`` also wipes what the storage would otherwise keep of deleted bytes. ``absent`` are refs that
+    must not be there when rows go, else it is a `Conflict`: whoever deleted a thing erases it only as long
+    as nobody has made a new one of that name.
     """
 
     scopes: tuple[str, ...] = ()
     event_seqs: tuple[int, ...] = ()
     refs: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     cascade: bool = False
     secure: bool = False
+
+
+def is_there(name: str) -> Conflict:
+    """Why an erasure is refused: a ref that its plan says is ``absent`` is there."""
+    return Conflict(f"cannot erase: there is a {name!r} again; what belongs to it stays")
 
 
 def encode_cursor(query: EventQuery, ts_us: int, seq: int) -> str:

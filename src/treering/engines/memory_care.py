@@ -13,6 +13,7 @@ import msgspec
 
 from treering.core.address import list_address, object_address, slot_address
 from treering.core.clock import SECOND_US
+from treering.core.query import is_there
 from treering.core.reach import content_links, event_links, reach
 from treering.core.records import Checked, Erased, Problem, Swept
 from treering.core.rollup import deltas
@@ -94,6 +95,9 @@ def erase(space: Space, plan: Erasure) -> Erased:
     A list goes only when the plan names it or its scope; one that just lost its last link is left to
     `sweep`, because a writer may be about to link it again.
     """
+    for name in plan.absent:
+        if name in space.refs and not space.refs[name].deleted:
+            raise is_there(name)
     scopes = _all_scopes(space, plan)
     seqs = {
         seq for seq, record in space.records.items() if record.event.scope in scopes or seq in plan.event_seqs

@@ -228,6 +228,18 @@ class ErasureTests(EngineHarness):
             (6, "5"),
         ]
 
+    def test_16_what_has_a_new_one_of_its_name_stays(self, engine: Engine, space: str) -> None:
+        _fill(engine, space, A)
+        before = portrait(engine, space)
+        plan = Erasure(scopes=(A,), absent=("nobody", f"{A}/head"))
+        with pytest.raises(Conflict, match="/thread/a/head"):
+            engine.erase(space, plan)
+        assert portrait(engine, space) == before
+        gone = RefChange(name=f"{A}/head", scope=A, change=Delete())
+        engine.commit(Batch(id=new_id(), space=space, refs=(gone,)))
+        assert engine.erase(space, plan).lists == 1
+        assert not engine.scan_scopes(space, A)
+
     def test_16_erasing_nothing_changes_nothing(self, engine: Engine, space: str) -> None:
         _fill(engine, space, A)
         before = portrait(engine, space)

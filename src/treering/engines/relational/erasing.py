@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from treering.core.address import slot_address
 from treering.core.content import KIND_NUMBERS
 from treering.core.failpoints import declare, hit
+from treering.core.query import is_there
 from treering.core.records import Erased
 from treering.engines.relational import unfinished
 from treering.engines.relational.cutting import Cutting
@@ -104,6 +105,7 @@ class _Erasing:
         self._texts = texts
         self._space = space
         self._secure = plan.secure
+        self._absent = plan.absent
         self._planned = Planned(database, space, plan, more_scopes, doomed)
         self._doomed = Walk(database, objects, space, doomed)
         self._alive = Walk(database, objects, space, alive, with_slots=True, watch=self._watch)
@@ -145,6 +147,7 @@ class _Erasing:
         self._mark.begin()
         self._begun_at = self._mark.commit_no
         with self._database.reading() as session:
+            self._refuse_beside_new(session)
             self._refuse(self._planned.branched_off(session))
         self._planned.gather(self._doomed)
         self._mark.everything()
@@ -180,10 +183,17 @@ class _Erasing:
         if scopes:
             raise _DependedOn(scopes)
 
+    def _refuse_beside_new(self, session: Session) -> None:
+        sql = "SELECT 1 FROM ref WHERE space = ? AND name = ? AND value IS NOT NULL"
+        for name in self._absent:
+            if session.rows(sql, (self._space, name)):
+                raise is_there(name)
+
     def _catch_up(self, session: Session) -> None:
         """Take in what was committed since the survey began."""
         self._mark.catch_up(session)
         if not self._rows_are_cut:
+            self._refuse_beside_new(session)
             self._planned.gather(self._doomed, session=session)
 
     # Deleting
