@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -48,36 +49,64 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-class Source(Protocol):
-    """What an import asks of either of them."""
+class Source(ABC):
+    """What an import asks of either of them. They keep the same columns, but for two names."""
+
+    _mark: str
+    """How a statement says that a value comes here."""
+    _writes: str
+    """The table of writes."""
+    _write_columns: str
 
     def places(self) -> list[tuple[str, str]]:
         """Every thread and namespace within it."""
-        ...
+        return self._rows(
+            "SELECT thread_id, checkpoint_ns FROM checkpoints "
+            f"UNION SELECT thread_id, checkpoint_ns FROM {self._writes}"
+        )
 
     def counts(self) -> tuple[int, int]:
         """How many checkpoints and writes there are."""
-        ...
+        return self._rows(
+            f"SELECT (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM {self._writes})"
+        )[0]
 
     def checkpoints(self, thread: str, within: str) -> list[Row]:
         """The checkpoints of one place, oldest first."""
-        ...
-
-    def content(self, thread: str, within: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A checkpoint as LangGraph knows it, and its metadata."""
-        ...
+        rows = self._rows(
+            "SELECT checkpoint_id, parent_checkpoint_id FROM checkpoints "
+            f"WHERE thread_id = {self._mark} AND checkpoint_ns = {self._mark} ORDER BY checkpoint_id",
+            (thread, within),
+        )
+        return [Row(id=graph_id, parent=parent or None) for graph_id, parent in rows]
 
     def writes(self, thread: str, within: str) -> list[Write]:
         """All writes of one place."""
-        ...
+        rows = self._rows(
+            f"SELECT checkpoint_id, task_id, {self._write_columns} FROM {self._writes} "
+            f"WHERE thread_id = {self._mark} AND checkpoint_ns = {self._mark} "
+            "ORDER BY checkpoint_id, task_id, idx",
+            (thread, within),
+        )
+        return [_write(row) for row in rows]
 
+    @abstractmethod
+    def content(self, thread: str, within: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A checkpoint as LangGraph knows it, and its metadata."""
+
+    @abstractmethod
     def close(self) -> None:
         """Let go of it."""
-        ...
+
+    @abstractmethod
+    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]: ...
 
 
-class _Sqlite:
+class _Sqlite(Source):
     """The file of a `SqliteSaver`, opened for reading only."""
+
+    _mark = "?"
+    _writes = "writes"
 
     def __init__(self, path: Path, values: Values) -> None:
         if not path.is_file():
@@ -92,26 +121,11 @@ class _Sqlite:
                 f"{path} has no tables of a SqliteSaver (checkpoints, writes); name another file"
             )
         columns = {row[1] for row in self._rows("PRAGMA table_info(writes)")}
-        self._path_column = "task_path" if "task_path" in columns else "''"
-
-    def places(self) -> list[tuple[str, str]]:
-        return self._rows(
-            "SELECT thread_id, checkpoint_ns FROM checkpoints "
-            "UNION SELECT thread_id, checkpoint_ns FROM writes"
-        )
-
-    def counts(self) -> tuple[int, int]:
-        return self._rows("SELECT (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM writes)")[0]
-
-    def checkpoints(self, thread: str, within: str) -> list[Row]:
-        rows = self._rows(
-            "SELECT checkpoint_id, parent_checkpoint_id FROM checkpoints "
-            "WHERE thread_id = ? AND checkpoint_ns = ? ORDER BY checkpoint_id",
-            (thread, within),
-        )
-        return [Row(id=graph_id, parent=parent or None) for graph_id, parent in rows]
+        task_path = "task_path" if "task_path" in columns else "''"
+        self._write_columns = f"{task_path}, idx, channel, type, value"
 
     def content(self, thread: str, within: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As it lies there in one piece."""
         form, data, metadata = self._rows(
             "SELECT type, checkpoint, metadata FROM checkpoints "
             "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
@@ -120,15 +134,8 @@ class _Sqlite:
         checkpoint = self._values.serde.loads_typed((form or "msgpack", data))
         return checkpoint, _decoded_metadata(self._values, metadata)
 
-    def writes(self, thread: str, within: str) -> list[Write]:
-        rows = self._rows(
-            f"SELECT checkpoint_id, task_id, {self._path_column}, idx, channel, type, value FROM writes "
-            "WHERE thread_id = ? AND checkpoint_ns = ? ORDER BY checkpoint_id, task_id, idx",
-            (thread, within),
-        )
-        return [_write(row) for row in rows]
-
     def close(self) -> None:
+        """Let go of the file."""
         self._connection.close()
 
     def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
@@ -138,8 +145,12 @@ class _Sqlite:
             raise Unreachable(f"{self._path} cannot be read as a SqliteSaver's database: {error}") from error
 
 
-class _Postgres:
+class _Postgres(Source):
     """The database of a `PostgresSaver`; one transaction that sees it as it was at the start."""
+
+    _mark = "%s"
+    _writes = "checkpoint_writes"
+    _write_columns = "task_path, idx, channel, type, blob"
 
     def __init__(self, url: str, values: Values) -> None:
         try:
@@ -156,26 +167,8 @@ class _Postgres:
         except psycopg.Error as error:
             raise Unreachable(f"{self._shown} cannot be opened: {error}") from error
 
-    def places(self) -> list[tuple[str, str]]:
-        return self._rows(
-            "SELECT thread_id, checkpoint_ns FROM checkpoints "
-            "UNION SELECT thread_id, checkpoint_ns FROM checkpoint_writes"
-        )
-
-    def counts(self) -> tuple[int, int]:
-        return self._rows(
-            "SELECT (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM checkpoint_writes)"
-        )[0]
-
-    def checkpoints(self, thread: str, within: str) -> list[Row]:
-        rows = self._rows(
-            "SELECT checkpoint_id, parent_checkpoint_id FROM checkpoints "
-            "WHERE thread_id = %s AND checkpoint_ns = %s ORDER BY checkpoint_id",
-            (thread, within),
-        )
-        return [Row(id=graph_id, parent=parent or None) for graph_id, parent in rows]
-
     def content(self, thread: str, within: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Put together from the blobs of its channels."""
         key = (thread, within, row.id)
         checkpoint, metadata = self._rows(
             "SELECT checkpoint, metadata FROM checkpoints "
@@ -196,15 +189,8 @@ class _Postgres:
                 values[channel] = self._values.serde.loads_typed((form, bytes(data or b"")))
         return {**checkpoint, "channel_values": values}, dict(metadata or {})
 
-    def writes(self, thread: str, within: str) -> list[Write]:
-        rows = self._rows(
-            "SELECT checkpoint_id, task_id, task_path, idx, channel, type, blob FROM checkpoint_writes "
-            "WHERE thread_id = %s AND checkpoint_ns = %s ORDER BY checkpoint_id, task_id, idx",
-            (thread, within),
-        )
-        return [_write(row) for row in rows]
-
     def close(self) -> None:
+        """Let go of the connection."""
         self._connection.close()
 
     def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
