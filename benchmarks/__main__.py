@@ -18,17 +18,19 @@ if TYPE_CHECKING:
     from benchmarks.report import Section
 
 NOT_BENCHMARKS = {"__main__", "langgraph_work", "memory_peers", "otlp_work", "report", "work"}
+ALONE = {"tiny_files"}
+"""Those that take too long for every day: they run when they are named."""
 
 
 def main() -> int:
     """Run and write the table."""
     names = sorted({module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - NOT_BENCHMARKS)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*names, []], help="which ones (default: all)")
+    parser.add_argument("names", nargs="*", choices=[*names, []], help="which ones (default: all quick ones)")
     parser.add_argument("--no-write", action="store_true", help="print only, leave RESULTS.md as it is")
     arguments = parser.parse_args()
     sections: list[Section] = []
-    for name in arguments.names or names:
+    for name in arguments.names or sorted({*names} - ALONE):
         print(f"== {name}", file=sys.stderr, flush=True)
         scratch = Path(tempfile.mkdtemp(prefix="treering-bench-"))
         try:

@@ -23,6 +23,13 @@ def test_what_is_sealed_unseals(data, compress_from):
     assert unseal(seal(memoryview(data), compress_from=compress_from), "here") == data
 
 
+@given(DATA, st.integers(0, 12_000), st.integers(0, 5000))
+def test_the_beginning_is_enough_for_those_who_want_no_more(data, upto, compress_from):
+    sealed = seal(data, compress_from=compress_from)
+    assert unseal(sealed, "here", upto=upto)[:upto] == data[:upto]
+    assert unseal(memoryview(sealed), "here", upto=upto)[:upto] == data[:upto]
+
+
 @given(DATA, st.data())
 def test_a_flipped_bit_anywhere_is_noticed(data, draw):
     sealed = bytearray(seal(data, compress_from=64))

@@ -235,7 +235,8 @@ def test_neighbours_are_read_together_and_frames_unfolded_once(database, objects
     assert len(reads) == 1
     frames = []
     monkeypatch.setattr(
-        "treering.core.packs.unseal", lambda frame, where: frames.append(where) or unseal(frame, where)
+        "treering.core.packs.unseal",
+        lambda frame, where, **options: frames.append(where) or unseal(frame, where, **options),
     )
     objects.load(database, SPACE, names)
     assert len(frames) == -(-len(LARGE) * 5000 // (128 * 1024))

@@ -83,8 +83,13 @@ def _shrinks(data: bytes | memoryview) -> bool:
     return False
 
 
-def unseal(frame: bytes | memoryview, where: str, *, limit: int = MAX_PAYLOAD) -> bytes:
-    """Take the data out of a frame; ``where`` names the place in the error of a damaged one."""
+def unseal(
+    frame: bytes | memoryview, where: str, *, limit: int = MAX_PAYLOAD, upto: int | None = None
+) -> bytes:
+    """Take the data out of a frame; ``where`` names the place in the error of a damaged one.
+
+    ``upto`` is for those who want only so many of the first bytes: more may not be unfolded.
+    """
     if len(frame) < HEADER_SIZE:
         raise Corrupt(f"{where}: frame is cut short ({len(frame)} bytes); restore it from a backup or a copy")
     head = bytes(frame[:4])
@@ -99,16 +104,18 @@ def unseal(frame: bytes | memoryview, where: str, *, limit: int = MAX_PAYLOAD) -
             f"{where}: frame has version {version}, codec {codec}, key {key_id}, "
             "which this treering cannot read; upgrade it"
         )
-    return _inflate(payload, where, limit)
+    return _inflate(payload, where, limit, upto)
 
 
-def _inflate(payload: bytes | memoryview, where: str, limit: int) -> bytes:
+def _inflate(payload: bytes | memoryview, where: str, limit: int, upto: int | None) -> bytes:
     # Not zstd.decompress: it goes on into frames behind the first, whose sizes nobody has looked at.
     decompressor = zstd.ZstdDecompressor()
     try:
         size: int | None = cast("Any", zstd.get_frame_info(payload)).decompressed_size
         if size is not None and size > limit:
             raise Corrupt(f"{where}: frame would unfold to {size} bytes, more than the {limit} allowed")
+        if size is not None and upto is not None and upto < size:
+            return decompressor.decompress(payload, upto)
         data = decompressor.decompress(payload, (limit if size is None else size) + 1)
     except zstd.ZstdError as error:
         raise Corrupt(f"{where}: compressed data is damaged ({error}); restore it from a backup") from error

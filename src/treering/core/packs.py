@@ -293,9 +293,9 @@ def read_entry(frame: bytes, entry: PackEntry, *, pack: str) -> Content:
 
 
 def read_frame(frame: bytes | memoryview, entries: Sequence[PackEntry], *, pack: str) -> list[Content]:
-    """Objects of one frame, which is unfolded once; each is verified against its name."""
+    """Objects of one frame, which is unfolded once and as far as needed; each is verified by its name."""
     where = f"object {entries[0].name} in pack {pack}" if entries else f"pack {pack}"
-    raw = unseal(frame, where)
+    raw = unseal(frame, where, upto=max((each.inner_offset + each.size for each in entries), default=0))
     found: list[Content] = []
     for name, kind, size, _, _, start in entries:
         data = raw[start : start + size]  # all of it is not copied

@@ -33,7 +33,7 @@ _MAX_SIZE: Final = (1 << 63) - 1
 _FORBIDDEN_NAMES: Final = frozenset({b"", b".", b".."})
 
 
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A file: ``content`` names the objects whose bytes, joined, are its ``size`` bytes."""
 
     name: str
@@ -42,7 +42,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     content: tuple[str, ...]
 
 
-class FolderEntry(msgspec.Struct, frozen=True, kw_only=True):
+class FolderEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A folder: ``tree`` names the object that holds its entries."""
 
     name: str
@@ -50,7 +50,7 @@ class FolderEntry(msgspec.Struct, frozen=True, kw_only=True):
     tree: str
 
 
-class LinkEntry(msgspec.Struct, frozen=True, kw_only=True):
+class LinkEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A symbolic link, as it is written; nobody has looked whether the target exists or is inside."""
 
     name: str
@@ -84,7 +84,7 @@ def encode_tree(tree: Tree) -> Content:
 
 def decode_tree(content: Content) -> Tree:
     """The folder that was encoded; `Corrupt`, naming the entry, for all that `encode_tree` never writes."""
-    return Tree(entries=tuple(map(_from_stored, _read(content))))
+    return Tree(entries=tuple([_from_stored(entry) for entry in _read(content)]))
 
 
 def links_of(content: Content) -> tuple[str, ...]:
@@ -220,7 +220,9 @@ def _to_stored(entry: TreeEntry) -> _Stored:
 def _from_stored(entry: _Stored) -> TreeEntry:
     name = entry.name.decode("utf-8", "surrogateescape")
     if isinstance(entry, _StoredFile):
-        return FileEntry(name=name, mode=entry.mode, size=entry.size, content=_split(entry.objects))
+        objects = entry.objects
+        content = (objects.hex(),) if len(objects) == _HASH_BYTES else _split(objects)  # nearly all have one
+        return FileEntry(name=name, mode=entry.mode, size=entry.size, content=content)
     if isinstance(entry, _StoredFolder):
         return FolderEntry(name=name, mode=entry.mode, tree=entry.tree.hex())
     return LinkEntry(name=name, target=entry.target.decode("utf-8", "surrogateescape"))
@@ -252,8 +254,6 @@ def _hash_bytes(object_name: str, entry_name: bytes) -> bytes:
 
 
 def _split(objects: bytes) -> tuple[str, ...]:
-    if len(objects) == _HASH_BYTES:  # nearly every file
-        return (objects.hex(),)
     return tuple([objects[at : at + _HASH_BYTES].hex() for at in range(0, len(objects), _HASH_BYTES)])
 
 

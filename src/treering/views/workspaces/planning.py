@@ -8,13 +8,15 @@ in the way of files, too many entries, too deep. Folders that are equal are not 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Final, Literal
 
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree
 from treering.errors import Conflict, Corrupt
 from treering.views.workspaces.known import KnownFolder
 from treering.views.workspaces.rules import Rules
 from treering.views.workspaces.stored import Snapshot
+
+_AT_ONCE: Final = 256
 
 LinkPolicy = Literal["preserve", "inside", "drop"]
 """Links as they are, only those that cannot lead out of the target, or none."""
@@ -100,10 +102,24 @@ class Planner:
     def plan(self, current: KnownFolder) -> FolderPlan:
         """What it takes to make the folder that is ``current`` into the snapshot."""
         root = FolderPlan("", "", current.mode, self._snapshot.root, current)
-        self._fill(root, self._snapshot.top, depth=0)
+        plans: list[FolderPlan] = []
+        level, depth = [root], 0
+        while level:  # level by level, so that many folders are read together
+            plans += level
+            below: list[FolderPlan] = []
+            for at in range(0, len(level), _AT_ONCE):
+                some = level[at : at + _AT_ONCE]
+                trees = self._snapshot.folders(each.tree for each in some if each is not root)
+                for plan in some:
+                    tree = self._snapshot.top if plan is root else trees[plan.tree]
+                    below += self._fill(plan, tree, depth)
+            level, depth = below, depth + 1
+        for plan in reversed(plans):
+            plan.is_exact = plan.is_exact and all(inner.is_exact for inner in plan.folders)
         return root
 
-    def _fill(self, plan: FolderPlan, tree: Tree, *, depth: int) -> None:
+    def _fill(self, plan: FolderPlan, tree: Tree, depth: int) -> list[FolderPlan]:
+        """Plan one folder; those below it that have to be looked into."""
         limits = self._snapshot.limits
         if depth > limits.depth:
             raise Corrupt(f"entry {plan.path[:80]!r}... is deeper than {limits.depth}; nothing was written")
@@ -113,26 +129,25 @@ class Planner:
                 f"snapshot {self._snapshot.root} has more than {limits.entries:,} entries "
                 f"(seen up to {plan.path!r}); nothing was written"
             )
-        below: list[FolderPlan] = []
-        known = {} if plan.current is None else plan.current.files
+        known_files = {} if plan.current is None else plan.current.files
         for entry in tree.entries:
-            path = plan.path + entry.name
             if isinstance(entry, FileEntry):
-                if entry.name not in known:  # what is known was let through by the same rules
-                    self._check(path, is_folder=False)
-                self._file(plan, entry, path)
+                known = known_files.get(entry.name)
+                if known is None:
+                    self._file(plan, entry, plan.path + entry.name)
+                elif known.content != entry.content or known.size != entry.size:
+                    plan.files.append(entry)
+                elif known.stamp[4] & 0o7777 != entry.mode:
+                    plan.chmods.append(entry)
                 continue
+            path = plan.path + entry.name
             self._check(path, is_folder=isinstance(entry, FolderEntry))
             if isinstance(entry, LinkEntry):
                 self._link(plan, entry, path, depth)
             elif (inner := self._folder(plan, entry, path)) is not None:
-                below.append(inner)
+                plan.folders.append(inner)
         self._extras(plan, tree)
-        trees = self._snapshot.folders(each.tree for each in below)
-        for inner in below:
-            self._fill(inner, trees[inner.tree], depth=depth + 1)
-            plan.is_exact = plan.is_exact and inner.is_exact
-        plan.folders = below
+        return plan.folders
 
     def _check(self, path: str, *, is_folder: bool) -> None:
         if reason := self._rules.reason(path, is_folder=is_folder):
@@ -144,16 +159,10 @@ class Planner:
             raise Conflict(f"{path!r} is in the way and in no snapshot; move it first. Nothing was written")
 
     def _file(self, plan: FolderPlan, entry: FileEntry, path: str) -> None:
-        current = plan.current
-        if current is None:
-            plan.files.append(entry)
-            return
+        """A file that is not there; what is there was let through by the same rules."""
+        self._check(path, is_folder=False)
         self._clear(plan, entry.name, path)
-        known = current.files.get(entry.name)
-        if known is None or known.content != entry.content or known.size != entry.size:
-            plan.files.append(entry)
-        elif known.stamp[4] & 0o7777 != entry.mode:
-            plan.chmods.append(entry)
+        plan.files.append(entry)
 
     def _link(self, plan: FolderPlan, entry: LinkEntry, path: str, depth: int) -> None:
         if self._links == "drop" or (self._links == "inside" and not stays_inside(entry.target, depth)):
