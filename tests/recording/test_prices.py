@@ -244,3 +244,11 @@ with treering.open("memory:") as store:
 
 def test_without_the_extra_everything_is_unpriced():
     subprocess.run([sys.executable, "-c", WITHOUT], check=True)
+
+
+def test_a_card_that_is_remembered_is_that_of_its_minute():
+    table = PriceTable()
+    edge = us(2026, 3, 2, 16, 30)  # DeepSeek's cheaper hours begin
+    asked = [table.card("deepseek-chat", ts_us) for ts_us in (edge, edge - 1, edge + 59_999_999, edge - 1)]
+    assert asked[0] == asked[2] != asked[1] == asked[3]
+    assert asked[:2] == [PriceTable().card("deepseek-chat", ts_us) for ts_us in (edge, edge - 1)]

@@ -47,7 +47,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens by disjoint class; ``reasoning`` is the share of ``output`` spent on it."""
 
     input: int = 0
@@ -63,7 +63,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return self.input + self.cache_read + self.cache_write + self.cache_write_1h + self.output
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A row for the journal.
 
     ``id`` is unique within its space and the UTC day of ``ts_us``; an event whose id is there already is

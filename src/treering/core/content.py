@@ -23,7 +23,7 @@ KIND_NUMBERS: Final[dict[str, int]] = {kind: number for number, kind in enumerat
 _HASH_PREFIXES: Final[dict[str, bytes]] = {kind: kind.encode() + b"\0" for kind in KINDS if kind != "bytes"}
 
 
-class Content(msgspec.Struct, frozen=True):
+class Content(msgspec.Struct, frozen=True, gc=False):
     """Bytes and their kind."""
 
     kind: Kind

@@ -11,6 +11,7 @@ from treering.errors import Unreachable
 from treering.server.app import Encoded, create_app
 from treering.server.background import Background
 from treering.server.gate import Gate
+from treering.server.housekeeping import settle_in
 from treering.server.settings import Settings
 from treering.store import Store
 
@@ -38,6 +39,7 @@ def serve(store: Store, settings: Settings, *, on_ready: Callable[[str], None] |
         server_header=False,
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
     )
+    settle_in()
     with Background(store, search=settings.search):
         Server(config, app).run(sockets=[listening])
 

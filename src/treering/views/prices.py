@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.core.clock import to_datetime
+from treering.core.clock import SECOND_US, to_datetime
 from treering.core.encoding import decode_json, encode_json
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ _FEMTOS_PER_NANO: Final = 1_000_000
 _FEMTOS_PER_MTOK: Final = 1_000_000_000
 """Femto-units a token for one unit a million tokens."""
 _FEMTOS_PER_KCOUNT: Final = 1_000_000_000_000
+_MINUTE_US: Final = 60 * SECOND_US
+_MODELS: Final = 1000
+"""How many models' latest cards are remembered."""
 _CONTEXT: Final = ("service_tier", "processing")
 """What of an event's metadata chooses between prices: OpenAI's service tiers, batch processing."""
 
@@ -101,11 +104,29 @@ class PriceTable:
         self._found: dict[tuple[str, str | None], Any] = {}
         self._cards: dict[tuple[str, int], tuple[Any, RateCard | None]] = {}
         self._source: Any = None
+        self._latest: dict[tuple[str, str | None], tuple[int, RateCard | None]] = {}
 
     def card(
         self, model: str, ts_us: int, *, provider: str | None = None, context: Mapping[str, str] | None = None
     ) -> RateCard | None:
-        """A model's rate card at a moment; ``None`` when there is no price for it."""
+        """A model's rate card at a moment; ``None`` when there is no price for it.
+
+        Prices change with the minute, at the earliest.
+        """
+        if context:
+            return self._card(model, ts_us, provider, context)
+        minute = ts_us // _MINUTE_US
+        latest = self._latest.get((model, provider))
+        if latest is None or latest[0] != minute:
+            if len(self._latest) >= _MODELS:
+                self._latest.clear()
+            latest = minute, self._card(model, ts_us, provider, None)
+            self._latest[model, provider] = latest
+        return latest[1]
+
+    def _card(
+        self, model: str, ts_us: int, provider: str | None, context: Mapping[str, str] | None
+    ) -> RateCard | None:
         found = self._find(model, provider)
         if found is None:
             return None

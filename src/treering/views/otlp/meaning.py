@@ -110,7 +110,7 @@ _INSTRUCTIONS: Final = "gen_ai.system_instructions"
 _PREFIXES: Final = ("invoke_agent ", "execute_tool ", "invoke_workflow ")
 
 
-class Meaning(msgspec.Struct):
+class Meaning(msgspec.Struct, gc=False):
     """A span as treering sees it; ``rest`` are the attributes that nothing else here tells."""
 
     kind: str

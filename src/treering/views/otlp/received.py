@@ -31,7 +31,7 @@ class Source(msgspec.Struct, frozen=True):
         return name if isinstance(name, str) and name and not name.startswith("unknown_service") else None
 
 
-class ReceivedSpan(msgspec.Struct):
+class ReceivedSpan(msgspec.Struct, gc=False):
     """A span; its ids are lowercase hex, its times microseconds."""
 
     trace: str
@@ -56,7 +56,7 @@ class ReceivedSpan(msgspec.Struct):
         return self.parent is None or self.flags & (_HAS_REMOTE | _IS_REMOTE) == _HAS_REMOTE | _IS_REMOTE
 
 
-class ReceivedLog(msgspec.Struct):
+class ReceivedLog(msgspec.Struct, gc=False):
     """A log record; one that names no event has the name ``""``."""
 
     trace: str | None
