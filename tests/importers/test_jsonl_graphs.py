@@ -42,10 +42,10 @@ def graph(saver):
     return outer.compile(checkpointer=saver)
 
 
-@pytest.fixture
-def source():
-    with treering.open("memory:") as store:
-        graph(TreeringSaver(store)).invoke({"messages": [("user", "hi")], "found": []}, CONFIG)
+@pytest.fixture(params=["durable", "with_checkpoint"])
+def source(request):
+    with treering.open("memory:") as store, TreeringSaver(store, writes=request.param) as saver:
+        graph(saver).invoke({"messages": [("user", "hi")], "found": []}, CONFIG)
         yield store
 
 
@@ -97,5 +97,6 @@ def test_finished_histories_come_along_and_so_does_time_travel(source, target):
     theirs, ours = (list(each.get_state_history(CONFIG)) for each in (there, here))
     assert [each.values for each in ours] == [each.values for each in theirs]
     assert [each.config for each in ours] == [each.config for each in theirs]
+    assert [each.tasks for each in ours] == [each.tasks for each in theirs]
     again = next(each for each in ours if each.next == ("end",))
     assert here.invoke(None, again.config)["messages"][-1].content == "done with 1"

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.core.address import Address, ListAt, ObjectAt, SlotAt, parse_address
+from treering.core.address import Address
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json
 from treering.core.query import EventQuery
+from treering.importers.gathering import gathered
 from treering.importers.histories import COLUMNS, REWIND, further_heads
 from treering.importers.lines import (
     NOTHING,
@@ -154,17 +155,15 @@ class _Export:
             self._write(write_line(line))
 
     def _event_line(self, record: Record, thread: ThreadInfo) -> EventLine | None:
-        event = record.event
-        addresses = list(dict.fromkeys([*event.links] if event.body is None else [*event.links, event.body]))
-        places = {address: parse_address(address) for address in addresses}
-        if any(
-            isinstance(place, ListAt) or (isinstance(place, SlotAt) and place.batch != record.batch)
-            for place in places.values()
-        ):
+        found = gathered(self._engine, self._space, record)
+        if found is None:
             return None
-        found = self._engine.get(self._space, addresses) if addresses else []
-        contents = {address: content_line(content) for address, content in zip(addresses, found, strict=True)}
-        whole = {address: line for address, line in contents.items() if line is not None}
+        event, contents = found
+        whole = {
+            address: line
+            for address, content in contents.items()
+            if (line := content_line(content)) is not None
+        }
         if len(whole) < len(contents):
             return None
         return EventLine(
@@ -178,8 +177,8 @@ class _Export:
             body=event.body,
             links=list(event.links),
             by_index=event.kind == WRITES,
-            slots={address: line for address, line in whole.items() if isinstance(places[address], SlotAt)},
-            objects=[line for address, line in whole.items() if isinstance(places[address], ObjectAt)],
+            slots={address: line for address, line in whole.items() if address.startswith("s:")},
+            objects=[line for address, line in whole.items() if address.startswith("o:")],
         )
 
     def _further_heads(self, thread: ThreadInfo) -> None:
