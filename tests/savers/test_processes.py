@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
+import treering
 from tests.savers.places import kinds, say
 from treering.keyvalue import RedisStore
 from treering.savers import FileSaver, KeyValueStoreSaver, PostgresSaver, SqliteSaver
@@ -17,6 +18,7 @@ COUNT = 15
 
 WRITER = f"""
 import sys
+import treering
 from treering.keyvalue import RedisStore
 from treering.savers import FileSaver, KeyValueStoreSaver, PostgresSaver, SqliteSaver
 kind, where, thread, name = sys.argv[1:]
@@ -25,6 +27,7 @@ saver = {{
     "sqlite": lambda: SqliteSaver(where, durability="fast"),
     "postgres": lambda: PostgresSaver(where),
     "redis": lambda: KeyValueStoreSaver(RedisStore(where)),
+    "redis, the last 5": lambda: KeyValueStoreSaver(RedisStore(where), keep=treering.Keep(last=5)),
 }}[kind]()
 print("ready", flush=True)
 sys.stdin.readline()
@@ -72,6 +75,17 @@ def test_two_processes_save_to_one_thread(kind, request, tmp_path):
         for name in "01":
             own = [each.messages[0]["number"] for each in history if each.messages[0]["by"] == name]
             assert own == sorted(own, reverse=True)
+
+
+def test_three_processes_save_to_one_thread_and_prune_it(redis_url):
+    write_at_once("redis, the last 5", redis_url, ["t", "t", "t"])
+    saver = KeyValueStoreSaver(RedisStore(redis_url), keep=treering.Keep(last=5))
+    saver.save(thread_id="t", messages=[{"by": "me", "number": 0}])
+    history = list(saver.list("t"))
+    assert [each.step for each in history] == [3 * COUNT - number for number in range(5)]
+    assert all(each.messages and each.state is not None for each in history)
+    saver.delete("t")
+    assert RedisStore(redis_url).list() == []
 
 
 def test_two_processes_share_a_redis_with_a_thread_each(redis_url):
