@@ -20,7 +20,7 @@ import treering
 from tests.adapters.langgraph_scripts import config
 from treering.adapters.langgraph import TreeringSaver
 from treering.adapters.langgraph_shadows import REMOVE_ALL
-from treering.adapters.langgraph_values import DeltaSnapshot, Packed
+from treering.adapters.langgraph_values import DeltaSnapshot, Packed, Values
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, Corrupt, StoreFull
 
@@ -452,3 +452,29 @@ def test_lists_of_plain_data_grow_and_change(store):
     assert states[2][3]["n"] == 3
     assert states[2][-1] == {"n": True}
     assert len(states[3]) == 60
+
+
+def test_a_long_list_of_plain_data_is_not_encoded_at_every_step(store, monkeypatch):
+    saver = TreeringSaver(store)
+    items = [{"n": number, "text": "t" * 100} for number in range(500)]
+    where = put(saver, {"log": items})
+    encode, encoded = Values.encode, []
+
+    def counted(self, value):
+        encoded.append(value)
+        return encode(self, value)
+
+    monkeypatch.setattr(Values, "encode", counted)
+    for number in range(10):
+        items = [*items, {"n": number}]
+        where = put(saver, {"log": items}, parent=where)
+    assert encoded == items[-10:]
+    items[-1]["n"] = "changed near the end"
+    where = put(saver, {"log": items}, parent=where)
+    items = [*items[:100], {"n": "another"}, *items[101:]]
+    put(saver, {"log": items}, parent=where)
+    states = [each.checkpoint["channel_values"]["log"] for each in TreeringSaver(store).list(config())]
+    assert states[0] == items
+    assert states[1][-1] == {"n": "changed near the end"}
+    assert states[2][-1] == {"n": 9}
+    assert [len(each) for each in states] == [510, 510, *range(510, 499, -1)]

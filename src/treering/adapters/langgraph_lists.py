@@ -2,11 +2,11 @@
 
 LangGraph hands over the whole list at every step. What was saved last is remembered here, item by item:
 the object itself and a likeness of it. An item that is the same object and still equal to its likeness was
-saved before. All messages are compared as objects, which costs next to nothing; with their likenesses the
-last `_NEAR` at every step and the rest in turns, `_TURN` at a step, so that a step costs the same however
-long the conversation is. A message that was replaced is therefore always noticed at once; one that was
-changed in place (which LangGraph asks nodes not to do) at once in a list of up to `_NEAR` + `_TURN`, and in
-a longer one when its turn comes.
+saved before. All of them are compared as objects, which costs next to nothing; with their likenesses the last
+`_NEAR` at every step and the rest in turns, `_TURN` at a step, so that a step costs the same however long
+the conversation is. An item that was replaced is therefore always noticed at once; one that was changed in
+place (which LangGraph asks nodes not to do) at once in a list of up to `_NEAR` + `_TURN`, and in a longer one
+when its turn comes.
 
 Everything behind the first item that differs is written: behind the list's tail, or as a child list that
 shares what is common. A message that was stored as a task's write is not stored again: it is in its place
@@ -81,7 +81,7 @@ class _Opaque(msgspec.Struct, frozen=True):
     data: bytes
 
 
-def is_list(values: Values, value: Any, before: Known | None, content: Content | None) -> bool:
+def is_list(values: Values, value: Any, before: Known | None) -> bool:
     """Whether a channel's value is kept as a list: messages, a large list, or one that goes on growing."""
     if kind_of(value) is not list or not value:
         return False
@@ -89,7 +89,7 @@ def is_list(values: Values, value: Any, before: Known | None, content: Content |
         return True
     if before is not None and not before.is_messages and len(value) >= before.stretch.length:
         return _common(values, before, value) > 0
-    return content is not None and len(content.data) >= INLINE_LIMIT
+    return len(values.encode(value).data) >= INLINE_LIMIT
 
 
 def are_messages(items: list[Any], start: int = 0) -> bool:
@@ -186,43 +186,38 @@ def read_list(engine: Engine, space: str, values: Values, step: Step, channel: s
 def _common(values: Values, before: Known, items: list[Any]) -> int:
     """How many items both begin with."""
     count = min(before.stretch.length, len(items))
-    if before.is_messages:
-        return count if _are_same(before, items, count) else _common_messages(before, items, count)
     mine = items if count == len(items) else items[:count]
-    if _prints(mine) == _prints(before.likenesses[:count]):
-        return count
-    for index, item in enumerate(mine):
-        if not _is_same(values, item, before.likenesses[index]):
-            return index
-    return count
-
-
-def _are_same(before: Known, items: list[Any], count: int) -> bool:
-    """Whether the first messages are those that were saved, as far as it is looked into at one step."""
-    if not all(map(is_, items if count == len(items) else items[:count], before.held)):
-        return False
     near = max(0, count - _NEAR)
     turn = before.looked if before.looked < near else 0
-    return _are_like(before, items, near, count) and _are_like(before, items, turn, min(turn + _TURN, near))
-
-
-def _are_like(before: Known, items: list[Any], start: int, stop: int) -> bool:
-    mine = items[start:stop]
-    known = before.likenesses[start:stop]
-    return not any(map(_extra_of, mine)) and [message.__dict__ for message in mine] == known
-
-
-def _common_messages(before: Known, items: list[Any], count: int) -> int:
-    same = 0
-    while same < count and (
-        type(items[same]) is type(before.held[same]) and is_like(items[same], before.likenesses[same])
+    if (
+        all(map(is_, mine, before.held))
+        and _are_like(values, before, items, near, count)
+        and _are_like(values, before, items, turn, min(turn + _TURN, near))
     ):
+        return count
+    same = 0
+    if not before.is_messages and _prints(mine) == _prints(before.likenesses[:count]):
+        same = count
+    while same < count and _is_like(values, before, items[same], same):
         same += 1
     before.held[:same] = items[:same]  # as good as those that were there, and the ones that come next time
     return same
 
 
-def _is_same(values: Values, item: Any, known: Any) -> bool:
+def _are_like(values: Values, before: Known, items: list[Any], start: int, stop: int) -> bool:
+    """Whether these items are what was saved of them."""
+    mine, known = items[start:stop], before.likenesses[start:stop]
+    if before.is_messages:
+        return not any(map(_extra_of, mine)) and [message.__dict__ for message in mine] == known
+    return _prints(mine) == _prints(known) or all(
+        _is_like(values, before, item, index) for index, item in enumerate(mine, start)
+    )
+
+
+def _is_like(values: Values, before: Known, item: Any, index: int) -> bool:
+    known = before.likenesses[index]
+    if before.is_messages:
+        return type(item) is type(before.held[index]) and is_like(item, known)
     if type(known) is _Opaque:
         return values.encode(item).data == known.data
     return values.encode(item) == values.encode(known)

@@ -31,7 +31,7 @@ from treering.adapters.langgraph_rows import (
     plain_metadata,
 )
 from treering.adapters.langgraph_shadows import SHADOWS, shadowed, with_writes
-from treering.adapters.langgraph_values import DeltaSnapshot, is_list_of_values
+from treering.adapters.langgraph_values import DeltaSnapshot
 from treering.core.batch import ABSENT
 from treering.core.draft import Draft
 from treering.core.query import Erasure
@@ -198,8 +198,7 @@ class Scribe:
             if channel.startswith(_OWN_CHANNELS) and is_small(value):
                 inline[channel] = value
                 continue
-            content = values.encode(value) if is_list_of_values(value) else None
-            if is_list(values, value, known.get(channel), content):
+            if is_list(values, value, known.get(channel)):
                 grown = write_list(
                     draft,
                     self._engine,

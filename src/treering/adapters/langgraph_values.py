@@ -140,14 +140,9 @@ def closed_serde(*allowed: type | tuple[str, str]) -> JsonPlusSerializer:
     return JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=allowed or None)
 
 
-def is_list_of_values(value: Any) -> TypeGuard[list[Any]]:
-    """Whether something is a list that does not begin with a message."""
-    return kind_of(value) is list and (not value or kind_of(value[0]) not in MESSAGE_CLASSES)
-
-
 def is_list_of_messages(value: Any) -> TypeGuard[list[BaseMessage]]:
     """Whether something is a list of messages that are stored as such, and not empty."""
     return kind_of(value) is list and bool(value) and set(map(kind_of, value)) <= MESSAGE_CLASSES
 
 
-__all__ = ["DeltaSnapshot", "Packed", "Values", "closed_serde", "is_list_of_messages", "is_list_of_values"]
+__all__ = ["DeltaSnapshot", "Packed", "Values", "closed_serde", "is_list_of_messages"]
