@@ -9,6 +9,7 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langgraph.checkpoint.base import empty_checkpoint
 
 
 class Scripted(BaseChatModel):
@@ -41,3 +42,13 @@ class Scripted(BaseChatModel):
 
 def config(thread: str = "alice", **more: Any) -> dict[str, Any]:
     return {"configurable": {"thread_id": thread, **more}}
+
+
+def put(saver, values, *, parent=None, metadata=None, thread: str = "alice") -> dict[str, Any]:
+    """Save a checkpoint with these values."""
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"] = values
+    versions = dict.fromkeys(values, checkpoint["id"])
+    checkpoint["channel_versions"] = versions
+    where = parent or config(thread, checkpoint_ns="")
+    return saver.put(where, checkpoint, metadata or {"source": "loop", "step": 0}, versions)
