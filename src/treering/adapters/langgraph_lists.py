@@ -92,11 +92,6 @@ def is_list(values: Values, value: Any, before: Known | None) -> bool:
     return len(values.encode(value).data) >= INLINE_LIMIT
 
 
-def are_messages(items: list[Any], start: int = 0) -> bool:
-    """Whether all items from ``start`` on are stored as messages."""
-    return set(map(type, items[start:] if start else items)) <= MESSAGE_CLASSES
-
-
 def write_list(
     draft: Draft,
     engine: Engine,
@@ -112,23 +107,25 @@ def write_list(
 
     ``is_tail`` says that the list of ``before`` may be appended to; else what is new goes to a child list.
     """
-    items = list(items)
     same = 0 if before is None else _common(values, before, items)
-    is_messages = (same == 0 or (before is not None and before.is_messages)) and are_messages(items, same)
+    tail = items[same:]
+    is_messages = MESSAGE_CLASSES.issuperset(map(kind_of, tail)) and (
+        same == 0 or (before is not None and before.is_messages)
+    )
     if before is not None and before.is_messages != is_messages:
-        before, same = None, 0
+        before, same, tail = None, 0, list(items)
     is_longer = before is not None and 0 < same == before.stretch.length and is_tail
     list_id = before.stretch.list if before is not None and is_longer else new_id()
     contents: list[Content | Address] = []
     likenesses: list[Any] = []
     there = same
-    for position, item in enumerate(items[same:], same):
+    for position, item in enumerate(tail, same):
         if is_messages:
             pending = recent.find(item, scope)
             if pending is not None:
                 known: Any = pending.known
                 contents.append(settle(draft, pending, list_id, position))
-                there += pending.spot == (list_id, there)
+                there += there == position and pending.spot == (list_id, position)
             else:
                 known = likeness(item)
                 contents.append(values.encode_message(item, known))
@@ -140,20 +137,21 @@ def write_list(
         likenesses.append(known)
     if before is None or same == 0:
         draft.append(list_id, *contents, scope=scope, at=0)
-        return Known(Stretch(list_id, len(items)), items, likenesses, is_messages)
+        return Known(Stretch(list_id, len(tail)), tail, likenesses, is_messages)
     if is_longer:
-        if there < len(items):
+        stretch = Stretch(list_id, same + len(tail))
+        if there < stretch.length:
             draft.append(list_id, *contents[there - same :], scope=scope, at=there)
-        stretch = Stretch(list_id, len(items))
     else:
         stretch = _branched(draft, engine, before.stretch, same, contents, list_id, scope)
     is_apart = before.is_apart or not is_longer
     looked = (before.looked + _TURN) % max(same, 1)
     if len(before.held) == same:
-        before.held.extend(items[same:])
+        before.held.extend(tail)
         before.likenesses.extend(likenesses)
         return Known(stretch, before.held, before.likenesses, is_messages, is_apart, looked)
-    return Known(stretch, items, before.likenesses[:same] + likenesses, is_messages, is_apart, looked)
+    held, likenesses = before.held[:same] + tail, before.likenesses[:same] + likenesses
+    return Known(stretch, held, likenesses, is_messages, is_apart, looked)
 
 
 def read_list(engine: Engine, space: str, values: Values, step: Step, channel: str) -> Known:
@@ -186,17 +184,17 @@ def read_list(engine: Engine, space: str, values: Values, step: Step, channel: s
 def _common(values: Values, before: Known, items: list[Any]) -> int:
     """How many items both begin with."""
     count = min(before.stretch.length, len(items))
-    mine = items if count == len(items) else items[:count]
+    held = before.held if count == len(before.held) else before.held[:count]
     near = max(0, count - _NEAR)
     turn = before.looked if before.looked < near else 0
     if (
-        all(map(is_, mine, before.held))
+        all(map(is_, held, items))
         and _are_like(values, before, items, near, count)
         and _are_like(values, before, items, turn, min(turn + _TURN, near))
     ):
         return count
     same = 0
-    if not before.is_messages and _prints(mine) == _prints(before.likenesses[:count]):
+    if not before.is_messages and _prints(items[:count]) == _prints(before.likenesses[:count]):
         same = count
     while same < count and _is_like(values, before, items[same], same):
         same += 1
