@@ -17,8 +17,8 @@ from benchmarks.report import write_results
 if TYPE_CHECKING:
     from benchmarks.report import Section
 
-NOT_BENCHMARKS = {"__main__", "langgraph_work", "memory_peers", "otlp_work", "report", "work"}
-ALONE = {"tiny_files"}
+NOT_BENCHMARKS = {"__main__", "langgraph_work", "memory_peers", "otlp_peers", "otlp_work", "report", "work"}
+ALONE = {"spans_million", "tiny_files"}
 """Those that take too long for every day: they run when they are named."""
 
 

@@ -129,8 +129,8 @@ def test_messages_beside_a_span_lie_in_its_run(store):
     )
     messages = [event for event in rows(store, TRACE) if event.kind == "message"]
     assert [(event.role, event.span) for event in messages] == [
-        ("user", f"{7:016x}.{TRACE[-8:]}"),
-        ("assistant", f"{7:016x}.{TRACE[-8:]}"),
+        ("user", f"{TRACE[-8:]}.{7:016x}"),
+        ("assistant", f"{TRACE[-8:]}.{7:016x}"),
     ]
     assert store.timeline.content(messages[0].body) == ["Hi"]
 

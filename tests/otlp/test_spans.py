@@ -8,7 +8,10 @@ import random
 import pytest
 from tests.otlp.exports import START_NS, TRACE, span, traces
 
+from treering.core.batch import Event
 from treering.core.query import EventQuery
+from treering.core.records import Record
+from treering.views.otlp.traces import Trace
 from treering.views.recording.given import input_of
 
 ROOT = span("invoke_agent planner", id=1, ms=900, attributes={"gen_ai.operation.name": "invoke_agent",
@@ -389,3 +392,11 @@ def test_whoever_stops_waiting_does_not_stop_the_writing(store):
     assert send(store, span("next", id=2, parent=1)).accepted == 1
     assert waiting.result().accepted == 1
     assert [event.name for event in rows(store)] == ["planner", "next"]
+
+
+def test_a_trace_that_began_under_other_names_goes_on_under_them():
+    trace, old = Trace("ab" * 16), Trace("cd" * 16)
+    event = Event(id="x", kind="span.step", ts_us=1, scope="/run/r", span=f"{1:016x}.{'cd' * 4}")
+    old.recall(Record(seq=1, batch="b", committed_at_us=1, event=event))
+    assert trace.name_of(f"{2:016x}") == f"{'ab' * 4}.{2:016x}"
+    assert old.name_of(f"{2:016x}") == f"{2:016x}.{'cd' * 4}"

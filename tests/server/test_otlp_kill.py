@@ -33,7 +33,7 @@ def stored(store):
     while True:
         page = store.engine.scan(store.space, EventQuery(), after=after, limit=1000)
         found += [
-            (record.event.run, record.event.span.partition(".")[0])
+            (record.event.run, record.event.span.partition(".")[2])
             for record in page.records
             if record.event.kind.startswith("span.")
         ]

@@ -22,6 +22,7 @@ from treering.core.money import to_nanos
 from treering.core.scopes import Scope
 from treering.errors import InvalidInput
 from treering.views.otlp.meaning import LLM, TOOL, as_count, content_of, disjoint, thread_of, word
+from treering.views.otlp.traces import Trace
 from treering.views.prices import CURRENCY, fill_in
 from treering.views.recording.given import told_input
 from treering.views.recording.spans import ERROR, MESSAGE, OK, SPAN
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from treering.core.content import Content
     from treering.core.draft import Draft
     from treering.views.otlp.received import ReceivedLog
-    from treering.views.otlp.traces import Trace
 
 LOG: Final = "log"
 
@@ -178,8 +178,12 @@ class _Row:
         self._draft.event(fill_in(event))
 
     def _above(self) -> str | None:
-        log = self.log
-        return None if log.span is None or log.trace is None else f"{log.span}.{log.trace[-8:]}"
+        log, trace = self.log, self._trace
+        if log.span is None or log.trace is None:
+            return None
+        if trace is None or trace.id != log.trace:
+            trace = Trace(log.trace)
+        return trace.name_of(log.span)
 
     def _agent(self) -> str | None:
         trace = self._trace

@@ -56,14 +56,14 @@ def write_spans(draft: Draft, trace: Trace, spans: Iterable[ReceivedSpan]) -> No
     """Write the spans of one trace that have not arrived before."""
     fresh: list[_Fresh] = []
     pending: list[ReceivedSpan] = []
-    suffix = trace.suffix
+    name_of = trace.name_of
     for span in spans:
-        own = span.id + suffix
+        own = name_of(span.id)
         if span.attributes.get("logfire.span_type") == _PENDING:
             pending.append(span)
         elif own not in trace.parents:
             meaning = meaning_of(span)
-            trace.parents[own] = None if span.parent is None else span.parent + suffix
+            trace.parents[own] = None if span.parent is None else name_of(span.parent)
             trace.agents[own] = meaning.agent
             fresh.append((own, span, meaning))
     if fresh:
@@ -277,14 +277,14 @@ def _announce(draft: Draft, trace: Trace, span: ReceivedSpan) -> None:
     """A span that has begun and is not over: Logfire sends one for those who look on."""
     if span.parent is None:
         return
-    own = span.parent + trace.suffix
+    own = trace.name_of(span.parent)
     if own in trace.parents or own in trace.announced:
         return
     above = str(span.attributes.get("logfire.pending_parent_id") or "")
     meaning = meaning_of(span)
     trace.begin(span.start_us, thread=meaning.thread, agent=word(span.source.service))
     trace.announced.add(own)
-    parent = above + trace.suffix if above.strip("0") else None
+    parent = trace.name_of(above) if above.strip("0") else None
     agent = meaning.agent or trace.agent_above(parent) or (None if trace.info is None else trace.info.agent)
     body = None if meaning.input is None else draft.put(meaning.input, scope=trace.scope)
     size = 0 if meaning.input is None else len(meaning.input.data)

@@ -68,13 +68,20 @@ class Trace:
         """Spans below which tokens were counted already: what they say of tokens is the same again."""
         self.resources: list[dict[str, Any]] = []
         self.scopes: list[str] = []
-        self.suffix = "." + id[-8:]
-        """What the ids of its spans end with in the journal: span ids are only unique within their trace."""
+        self._head = id[-8:] + "."
+        self._tail: str | None = None
         self._is_moved = False
         self._scope: str | None = None
         self._key: str | None = None
         self._source: Source | None = None
         self._place: dict[str, Any] = {}
+
+    def name_of(self, span: str) -> str:
+        """What a span is called in the journal: its own id is only unique within its trace.
+
+        The trace comes first, so that the spans of a trace lie together in the index of ids.
+        """
+        return self._head + span if self._tail is None else span + self._tail
 
     def begin(self, ts_us: int, *, thread: str | None, agent: str | None) -> None:
         """Something of it happened at this time."""
@@ -242,6 +249,8 @@ class Trace:
         span = event.span
         if span is None:
             return
+        if self._tail is None and span.endswith(f".{self.id[-8:]}"):
+            self._tail = f".{self.id[-8:]}"  # it began before spans were called as they are now
         if event.kind.startswith(OPEN):
             self.announced.add(span)
         elif event.kind.startswith(SPAN):
