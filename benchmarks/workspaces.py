@@ -264,11 +264,13 @@ def _bytes(sizes: dict[str, int]) -> Measurement | None:
     )
 
 
+# Not ru_maxrss: that of a child begins with what its parent had when it was started.
 _FIRST = """
-import resource, sys, treering
+import sys, treering
 with treering.open(sys.argv[1]) as store:
     store.workspace.snapshot(sys.argv[2])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+with open("/proc/self/status") as status:
+    print(next(line.split()[1] for line in status if line.startswith("VmHWM:")))
 """
 
 

@@ -186,6 +186,15 @@ def test_sizes_that_lie(store: Store, target: Path) -> None:
         assert [each.path for each in store.workspace.check(root).problems] == ["file"]
 
 
+def test_sizes_that_add_up_and_lie_all_the_same(store: Store) -> None:
+    one, two = store_file(store, "a", b"x" * 100), store_file(store, "b", b"y" * 101)
+    large = FileEntry(name="c", mode=0o644, size=202, content=(*one.content, *two.content))
+    root = store_tree(
+        store, msgspec.structs.replace(one, size=101), msgspec.structs.replace(two, size=100), large
+    )
+    assert [each.path for each in store.workspace.check(root).problems] == ["a", "b", "c"]
+
+
 def test_content_that_is_not_there(store: Store, target: Path) -> None:
     missing = FileEntry(name="gone", mode=0o644, size=3, content=(object_name("bytes", b"???"),))
     root = store_tree(store, missing)

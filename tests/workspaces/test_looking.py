@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.workspaces.pictures import picture
 from treering.errors import Conflict, InvalidInput, NotFound
 from treering.store import Store
+from treering.views.workspaces.progress import FileProgress
 
 
 def test_ls_lists_a_folder_a_file_and_everything(store: Store, folder: Path) -> None:
@@ -130,3 +132,13 @@ def test_check_reads_everything(store: Store, folder: Path) -> None:
     checked = store.workspace.check(snapshot)
     assert checked.ok
     assert (checked.files, checked.size_bytes) == (5, 9 + 15 + 10_240 + 18)
+
+
+def test_check_reads_large_files_and_tells_how_far_it_is(store: Store, folder: Path) -> None:
+    (folder / "a.bin").write_bytes(random.Random(3).randbytes(3_000_000))
+    snapshot = store.workspace.snapshot(folder)
+    told: list[FileProgress] = []
+    checked = store.workspace.check(snapshot, on_progress=told.append)
+    assert checked.ok
+    assert [each.files for each in told] == list(range(1, 7))
+    assert told[-1].bytes == checked.size_bytes == 9 + 15 + 10_240 + 18 + 3_000_000

@@ -6,12 +6,13 @@ A restore would find the same out, file by file; this says it beforehand, and sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from treering.core.tree import FileEntry, FolderEntry
 from treering.errors import Corrupt, NotFound, TreeringError
-from treering.views.workspaces.feeding import BATCH_OBJECTS, Feed
+from treering.views.workspaces.batches import batches
 from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.stored import Snapshot
 
@@ -38,19 +39,21 @@ class SnapshotCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(snapshot: Snapshot, *, on_progress: Callable[[FileProgress], None] | None = None) -> SnapshotCheck:
-    """Read everything that a snapshot names."""
+    """Read everything that a snapshot names; a second thread reads the large files, as in a restore."""
     problems: list[SnapshotProblem] = []
     files = list(_files(snapshot, problems))
+    found: dict[str, SnapshotProblem] = {}
     size = 0
-    for at, (path, entry, found) in enumerate(_read(snapshot, files)):
-        if isinstance(found, TreeringError):
-            problems.append(SnapshotProblem(path, str(found)))
-        elif found != entry.size:
-            problems.append(SnapshotProblem(path, f"it has {found} bytes, not {entry.size}"))
+    for done, (path, entry, read) in enumerate(_read(snapshot, files), 1):
+        if isinstance(read, TreeringError):
+            found[path] = SnapshotProblem(path, str(read))
+        elif read != entry.size:
+            found[path] = SnapshotProblem(path, f"it has {read} bytes, not {entry.size}")
         else:
-            size += found
+            size += read
         if on_progress is not None:
-            on_progress(FileProgress(at + 1, size))
+            on_progress(FileProgress(done, size))
+    problems += [found[path] for path, _ in files if path in found]
     return SnapshotCheck(id=snapshot.root, files=len(files), size_bytes=size, problems=tuple(problems))
 
 
@@ -69,25 +72,40 @@ def _files(snapshot: Snapshot, problems: list[SnapshotProblem]) -> Iterator[tupl
 def _read(
     snapshot: Snapshot, files: list[tuple[str, FileEntry]]
 ) -> Iterator[tuple[str, FileEntry, int | TreeringError]]:
-    """Each file with the bytes that it has or the error that it raises."""
-    at = 0
-    while at < len(files):
-        try:
-            with Feed(snapshot, (entry for _, entry in files[at:])) as feed:
-                for path, entry in files[at:]:
-                    found = sum(map(len, feed.take(entry)))
-                    at += 1
-                    yield path, entry, found
-        except (Corrupt, NotFound):
-            # Something in this batch is damaged; find out what, file by file, then go on behind it.
-            stop = at + BATCH_OBJECTS
-            for path, entry in files[at:stop]:
-                at += 1
-                yield path, entry, _alone(snapshot, path, entry)
-
-
-def _alone(snapshot: Snapshot, path: str, entry: FileEntry) -> int | TreeringError:
+    """Each file with the bytes that it has or the error that it raises; the large ones come last."""
+    large = [each for each in files if len(each[1].content) > 1]
+    pool = ThreadPoolExecutor(1, "treering-large")
     try:
-        return sum(map(len, snapshot.read(entry, path)))
+        reads = [pool.submit(_size, snapshot, entry) for _, entry in large]
+        yield from ((path, entry, 0) for path, entry in files if not entry.content)
+        yield from _read_small(snapshot, [each for each in files if len(each[1].content) == 1])
+        for (path, entry), read in zip(large, reads, strict=True):
+            yield path, entry, read.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_small(
+    snapshot: Snapshot, files: list[tuple[str, FileEntry]]
+) -> Iterator[tuple[str, FileEntry, int | TreeringError]]:
+    """The same for files of one object each."""
+    waiting = iter(files)
+    for names in batches(entry for _, entry in files):
+        try:
+            found = snapshot.contents(names)
+        except (Corrupt, NotFound):  # something in this batch is damaged: find out what, file by file
+            found = None
+        for name, (path, entry) in zip(names, waiting, strict=False):  # as many files as there are names
+            yield path, entry, _size(snapshot, entry) if found is None else len(found[name].data)
+
+
+def _size(snapshot: Snapshot, entry: FileEntry) -> int | TreeringError:
+    """How many bytes a file has, all read and rehashed, or what is wrong with one of them."""
+    size = 0
+    try:
+        for names in batches([entry]):
+            found = snapshot.contents(names)
+            size += sum(len(found[name].data) for name in names)
     except (Corrupt, NotFound) as error:
         return error
+    return size

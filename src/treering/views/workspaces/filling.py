@@ -26,8 +26,8 @@ from treering.core.ids import new_id
 from treering.core.tree import FileEntry
 from treering.errors import Corrupt
 from treering.files import translated
+from treering.views.workspaces.batches import BATCH_BYTES, BATCH_OBJECTS, batches
 from treering.views.workspaces.exchanging import swap
-from treering.views.workspaces.feeding import BATCH_BYTES, BATCH_OBJECTS, batches
 from treering.views.workspaces.known import KnownFile, Stamp, stamp_of, untrusted
 from treering.views.workspaces.rules import TEMPORARY
 

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from treering.core.frame import MAX_PAYLOAD, seal, unseal
+from treering.core.frame import MAX_PAYLOAD, sealed, unseal
 from treering.core.ids import new_id
 from treering.errors import Corrupt
 
@@ -100,7 +100,8 @@ class Shelf:
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             try:
-                draft.write_bytes(seal(_encode(known), compress_from=MAX_PAYLOAD))
+                with draft.open("wb") as written:
+                    written.writelines(sealed(_encode(known), compress_from=MAX_PAYLOAD))
                 draft.rename(file)
             finally:
                 draft.unlink(missing_ok=True)
