@@ -3,7 +3,7 @@
 50,000 spans (25 a run, about 1,350 bytes each) in requests of 500 are posted over 8 connections; a request
 counts when it is acknowledged, which is after the commit and its fsync. Then the server is killed and
 everything that was acknowledged is counted in the store. The peers, MLflow 3.17 and Phoenix 20.26, take spans
-of the same kind over one connection (`otlp_peers`); their other figures are quoted from an earlier run.
+of the same kind over as many connections (`otlp_peers`); their other figures are quoted from an earlier run.
 """
 
 from __future__ import annotations

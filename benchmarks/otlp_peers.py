@@ -15,7 +15,9 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 MLFLOW = "3.17.2"
 PHOENIX = "20.26.0"
+CONNECTIONS = 8
 PATIENCE_SECONDS = 180
 
 
@@ -43,7 +46,7 @@ def mlflow(scratch: Path, *, spans: int = 5_000) -> Peer | str:
     folder = scratch / "mlflow-data"
     folder.mkdir()
     database, port = folder / "mlflow.db", _free_port()
-    command = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command = ["server", "--host", "127.0.0.1", "--port", str(port)]
     command += [
         "--backend-store-uri",
         f"sqlite:///{database}",
@@ -123,18 +126,33 @@ def _measured(
 
 
 def _send(port: int, work: Sequence[bytes], headers: dict[str, str]) -> None:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)) as connection:
-        for body in work:
+    left = iter(work)
+    lock = threading.Lock()
+
+    def post() -> None:
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)) as connection:
             while True:
-                told = {"content-type": "application/x-protobuf"} | headers
-                connection.request("POST", "/v1/traces", body, told)
-                answer = connection.getresponse()
-                said = answer.read()
-                if answer.status == 200:
-                    break
-                if answer.status not in (429, 503):
-                    raise RuntimeError(f"it answered {answer.status} {said[:200]!r}")
-                time.sleep(0.2)
+                with lock:
+                    body = next(left, None)
+                if body is None:
+                    return
+                _post(connection, body, headers)
+
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        for each in [pool.submit(post) for _ in range(CONNECTIONS)]:
+            each.result()
+
+
+def _post(connection: http.client.HTTPConnection, body: bytes, headers: dict[str, str]) -> None:
+    while True:
+        connection.request("POST", "/v1/traces", body, {"content-type": "application/x-protobuf"} | headers)
+        answer = connection.getresponse()
+        said = answer.read()
+        if answer.status == 200:
+            return
+        if answer.status not in (429, 503):
+            raise RuntimeError(f"it answered {answer.status} {said[:200]!r}")
+        time.sleep(0.2)
 
 
 def _wait_until_healthy(port: int, path: str) -> None:

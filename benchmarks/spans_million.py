@@ -1,8 +1,8 @@
 """One million spans through a server: does it take them at the end as fast as at the beginning?
 
 The spans are those of the trace benchmark, sent again and again under other ids and later times, so that the
-indexes grow as they would with a million spans of their own. Compared are the first 50,000 with the last, and
-then what is read over HTTP: one run's timeline, and the agents by their cost.
+indexes grow as they would with a million spans of their own. Compared are the first rounds with the last,
+and then what is read over HTTP: one run's timeline, and the agents by their cost.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ROUND = 50_000
 ROUNDS = int(os.environ.get("TREERING_BENCH_ROUNDS", "20"))
 ROUND_NS = 3_600_000_000_000
+TURNS = 3
+"""Of the first rounds and of the last, the best of so many is compared: noise only adds."""
 QUESTIONS = 40
 
 
@@ -48,16 +50,16 @@ def run(scratch: Path) -> Section:
         agents_ms = _agents(server)
     finally:
         server.kill()
-    first, last = ROUND / seconds[0], ROUND / seconds[-1]
+    first, last = (ROUND / min(some) for some in (seconds[:TURNS], seconds[-TURNS:]))
     disk = size_of(scratch / "store") / (ROUND * ROUNDS)
     return Section(
         title="A million spans",
         about=f"{ROUND * ROUNDS:,} spans over HTTP into one SQLite store (`full`), in rounds of {ROUND:,}; "
-        "the first round is compared with the last. Peers' figures are quoted, at 50,000 spans.",
+        f"the best of the first {TURNS} is compared with the best of the last. Peers' figures are quoted, at 50,000 spans.",
         measurements=[
-            least("spans/s in the last round, against the first", f"{last:,.0f}", f"{first:,.0f}",
+            least("spans/s in the last rounds, against the first", f"{last:,.0f}", f"{first:,.0f}",
                   last / first, 0.8,
-                  note=f"CPU a span: {cpu_us[0]:.0f} us in the first, {cpu_us[-1]:.0f} us in the last; "
+                  note=f"CPU a span: {min(cpu_us[:TURNS]):.0f} us at first, {min(cpu_us[-TURNS:]):.0f} us at last; "
                   f"{disk:,.0f} B a span on disk; {rss:.0f} MB in the server"),
             most("one run's timeline over HTTP, p50, against 5 ms", f"{timeline_ms:.1f} ms", "5 ms",
                  timeline_ms / 5, 1, note="Phoenix 16 ms and more, MLflow 22 ms"),
