@@ -20,8 +20,9 @@ from treering.errors import Corrupt, NotFound
 from treering.sandbox.bucket_index import pack_blob
 
 _AT_ONCE: Final = 8
-_RANGE: Final = 2 << 20
-_COMING: Final = 24
+_RANGE: Final = 6 << 20
+"""One request reads about this much: servers that keep objects in pieces of 4 MiB are slow at less."""
+_COMING: Final = 16
 """So many ranges that were announced are held; an older one is fetched again if it is asked for after all."""
 _KEPT_BYTES: Final = 32 << 20
 _KEPT_FRAME: Final = 512 * 1024

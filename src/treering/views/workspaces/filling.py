@@ -16,7 +16,6 @@ import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import zip_longest
 from typing import Final, Protocol, Self
 
 from treering.core import failpoints
@@ -32,7 +31,8 @@ from treering.views.workspaces.known import KnownFile, Stamp, stamp_of, untruste
 from treering.views.workspaces.rules import TEMPORARY
 
 _READY: Final = 4
-"""So many portions are complete before the first of them is written: whoever fetches can do so meanwhile."""
+"""So many portions of small files, and pieces of large ones, are announced before the first is written:
+whoever fetches can do so meanwhile."""
 
 _WAITING: Final = 16
 """So many large files wait for their thread at most; whoever adds more waits as well."""
@@ -95,6 +95,7 @@ class Filler:
         self._source = source
         self._large = ThreadPoolExecutor(1, "treering-large")
         self._waiting: deque[Future[None]] = deque()
+        self._coming: deque[list[str]] = deque()
         self._ready: deque[Portion] = deque()
         self._open = Portion()
         self._umask = _umask()
@@ -139,6 +140,7 @@ class Filler:
 
     def _later(self, site: Site, entry: FileEntry) -> Portion:
         portion = Portion()
+        self._coming += batches([entry])
         portion.future = self._large.submit(self._file, site, entry, self._pieces(entry))
         self._waiting.append(portion.future)
         if len(self._waiting) > _WAITING:
@@ -153,9 +155,11 @@ class Filler:
         portion.files.clear()
 
     def _pieces(self, entry: FileEntry) -> Iterator[bytes]:
-        runs = list(batches([entry]))
-        for names, after in zip_longest(runs, runs[1:], fillvalue=()):
-            self._source.expect(after)
+        for names in batches([entry]):
+            if self._coming:
+                self._coming.popleft()
+            for ahead in tuple(self._coming)[:_READY]:
+                self._source.expect(ahead)
             found = self._source.contents(names)
             for name in names:
                 yield found[name].data
