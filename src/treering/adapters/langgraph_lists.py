@@ -2,11 +2,8 @@
 
 LangGraph hands over the whole list at every step. What was saved last is remembered here, item by item:
 the object itself and a likeness of it. An item that is the same object and still equal to its likeness was
-saved before. All of them are compared as objects, which costs next to nothing; with their likenesses the last
-`_NEAR` at every step and the rest in turns, `_TURN` at a step, so that a step costs the same however long
-the conversation is. An item that was replaced is therefore always noticed at once; one that was changed in
-place (which LangGraph asks nodes not to do) at once in a list of up to `_NEAR` + `_TURN`, and in a longer one
-when its turn comes.
+saved before; comparing all of them is one comparison of two lists, which Python does in C. So an item that
+was replaced, and one that was changed in place, are noticed at once, wherever they stand.
 
 Everything behind the first item that differs is written: behind the list's tail, or as a child list that
 shares what is common. A message that was stored as a task's write is not stored again: it is in its place
@@ -39,12 +36,11 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.views.graphs import Step
 
-_NEAR: Final = 64
-_TURN: Final = 64
 _PAGE: Final = 512
 _PLAIN: Final = frozenset({str, int, float, bool, type(None), bytes})
 _CONTAINERS: Final = frozenset({dict, list, tuple})
 _extra_of: Final = attrgetter("__pydantic_extra__")
+_fields_of: Final = attrgetter("__dict__")
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -59,8 +55,6 @@ class Known(msgspec.Struct, frozen=True):
     is_messages: bool
     is_apart: bool = False
     """It was branched off at least once: what tasks write is not simply what comes next in it."""
-    looked: int = 0
-    """Up to where items were last compared with their likenesses."""
 
     @property
     def items(self) -> list[Any]:
@@ -145,13 +139,12 @@ def write_list(
     else:
         stretch = _branched(draft, engine, before.stretch, same, contents, list_id, scope)
     is_apart = before.is_apart or not is_longer
-    looked = (before.looked + _TURN) % max(same, 1)
     if len(before.held) == same:
         before.held.extend(tail)
         before.likenesses.extend(likenesses)
-        return Known(stretch, before.held, before.likenesses, is_messages, is_apart, looked)
+        return Known(stretch, before.held, before.likenesses, is_messages, is_apart)
     held, likenesses = before.held[:same] + tail, before.likenesses[:same] + likenesses
-    return Known(stretch, held, likenesses, is_messages, is_apart, looked)
+    return Known(stretch, held, likenesses, is_messages, is_apart)
 
 
 def read_list(engine: Engine, space: str, values: Values, step: Step, channel: str) -> Known:
@@ -184,31 +177,27 @@ def read_list(engine: Engine, space: str, values: Values, step: Step, channel: s
 def _common(values: Values, before: Known, items: list[Any]) -> int:
     """How many items both begin with."""
     count = min(before.stretch.length, len(items))
-    held = before.held if count == len(before.held) else before.held[:count]
-    near = max(0, count - _NEAR)
-    turn = before.looked if before.looked < near else 0
-    if (
-        all(map(is_, held, items))
-        and _are_like(values, before, items, near, count)
-        and _are_like(values, before, items, turn, min(turn + _TURN, near))
-    ):
+    mine = items if count == len(items) else items[:count]
+    if _are_like(before, mine):
         return count
     same = 0
-    if not before.is_messages and _prints(items[:count]) == _prints(before.likenesses[:count]):
-        same = count
     while same < count and _is_like(values, before, items[same], same):
         same += 1
     before.held[:same] = items[:same]  # as good as those that were there, and the ones that come next time
     return same
 
 
-def _are_like(values: Values, before: Known, items: list[Any], start: int, stop: int) -> bool:
-    """Whether these items are what was saved of them."""
-    mine, known = items[start:stop], before.likenesses[start:stop]
-    if before.is_messages:
-        return not any(map(_extra_of, mine)) and [message.__dict__ for message in mine] == known
-    return _prints(mine) == _prints(known) or all(
-        _is_like(values, before, item, index) for index, item in enumerate(mine, start)
+def _are_like(before: Known, mine: list[Any]) -> bool:
+    """Whether these are the first items that were saved, unchanged; it may miss some that are only equal."""
+    known = before.likenesses
+    if len(known) != len(mine):
+        known = known[: len(mine)]
+    if not before.is_messages:
+        return _prints(mine) == _prints(known)
+    return (
+        all(map(is_, mine, before.held))
+        and list(map(_fields_of, mine)) == known
+        and not any(map(_extra_of, mine))
     )
 
 
