@@ -55,12 +55,14 @@ def run(scratch: Path) -> Section:
     return Section(
         title="A million spans",
         about=f"{ROUND * ROUNDS:,} spans over HTTP into one SQLite store (`full`), in rounds of {ROUND:,}; "
-        f"the best of the first {TURNS} is compared with the best of the last. Peers' figures are quoted, at 50,000 spans.",
+        f"the best of the first {TURNS} is compared with the best of the last. Peers' figures are quoted, at "
+        "50,000 spans.",
         measurements=[
             least("spans/s in the last rounds, against the first", f"{last:,.0f}", f"{first:,.0f}",
                   last / first, 0.8,
-                  note=f"CPU a span: {min(cpu_us[:TURNS]):.0f} us at first, {min(cpu_us[-TURNS:]):.0f} us at last; "
-                  f"{disk:,.0f} B a span on disk; {rss:.0f} MB in the server"),
+                  note=f"CPU a span: {min(cpu_us[:TURNS]):.0f} us at first, "
+                  f"{min(cpu_us[-TURNS:]):.0f} us at last; {disk:,.0f} B a span on disk; "
+                  f"{rss:.0f} MB in the server"),
             most("one run's timeline over HTTP, p50, against 5 ms", f"{timeline_ms:.1f} ms", "5 ms",
                  timeline_ms / 5, 1, note="Phoenix 16 ms and more, MLflow 22 ms"),
             most("agents by cost over HTTP, p50, against 5 ms", f"{agents_ms:.1f} ms", "5 ms",

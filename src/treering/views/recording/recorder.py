@@ -80,6 +80,7 @@ class Recorder:
         self.id: str = new_id()
         self._notes: deque[Note] = deque()
         self._bell = threading.Event()
+        self._has_rung = False  # as the bell says, for those who have no time to ask it
         self._room = threading.Condition()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -98,7 +99,8 @@ class Recorder:
         notes.append(note)
         if self._thread is None:
             self._begin()
-        if not self._bell.is_set():
+        if not self._has_rung:
+            self._has_rung = True
             self._bell.set()
 
     def flush(self) -> None:
@@ -153,6 +155,7 @@ class Recorder:
             if rang and not self._hurry and not self._is_closed:
                 time.sleep(LINGER_SECONDS)
             self._bell.clear()
+            self._has_rung = False  # before looking at the notes: who sees it set has put a note there
             self._hurry = False
             self._keep_lease()
             while self._notes:
