@@ -72,6 +72,10 @@ class Site(Protocol):
     """Of the files that were written, by name."""
 
 
+class _Stopped(Exception):
+    """Nobody waits for this file any more."""
+
+
 class Portion:
     """Some files that are written together, or one that is large."""
 
@@ -98,6 +102,7 @@ class Filler:
         self._coming: deque[list[str]] = deque()
         self._ready: deque[Portion] = deque()
         self._open = Portion()
+        self._is_stopped = False
         self._umask = _umask()
         self._temporary = temporary_names()
 
@@ -105,7 +110,12 @@ class Filler:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
         self._large.shutdown(wait=True, cancel_futures=True)
+
+    def stop(self) -> None:
+        """Give up the large file that is being written, if there is one."""
+        self._is_stopped = True
 
     def add(self, site: Site, entry: FileEntry) -> Portion:
         """Have a file written; `settle` with what this gives back sees to it that it is."""
@@ -156,6 +166,8 @@ class Filler:
 
     def _pieces(self, entry: FileEntry) -> Iterator[bytes]:
         for names in batches([entry]):
+            if self._is_stopped:
+                raise _Stopped
             if self._coming:
                 self._coming.popleft()
             for ahead in tuple(self._coming)[:_READY]:
