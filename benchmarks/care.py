@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from benchmarks.report import Measurement, Section, at_most
 from benchmarks.work import open_store
@@ -14,9 +14,6 @@ from treering.core.address import list_address
 from treering.core.batch import Event
 from treering.core.content import Content
 from treering.core.draft import Draft
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = int(os.environ.get("TREERING_BENCH_OBJECTS", "100000"))
 """Contents in the small store; the large one has ten times as many (a million)."""
@@ -96,7 +93,6 @@ def _fill(folder: Path, count: int) -> None:
 
 
 def _look_after(folder: Path) -> None:
-    import resource
     import time
 
     from treering.core.records import Problem
@@ -110,11 +106,11 @@ def _look_after(folder: Path) -> None:
     engine.close()
     if problems:
         raise SystemExit(f"the benchmark's own store is damaged: {problems[:3]}")
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Not ru_maxrss: that of a child begins with what its parent had when it was started.
+    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    peak_mb = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024
     print(json.dumps({"verify": verified - start, "gc": swept - verified, "peak_mb": peak_mb}))
 
 
 if __name__ == "__main__":
-    from pathlib import Path
-
     _look_after(Path(sys.argv[1]))
