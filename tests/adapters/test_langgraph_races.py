@@ -162,6 +162,28 @@ def test_a_change_is_noticed_at_once_wherever_it_is_in_a_long_list(tmp_path):
         assert stored() == [*messages, HumanMessage("more", id="more")]
 
 
+def test_a_change_inside_a_message_of_long_ago_is_noticed_in_its_turn(tmp_path):
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        saver = TreeringSaver(store)
+        messages = [HumanMessage(f"{number}", id=f"{number}") for number in range(400)]
+        _step(saver, messages)
+        messages[9].additional_kwargs["seen"] = True
+        for number in range(6):
+            messages.append(HumanMessage("more", id=f"more {number}"))
+            _step(saver, messages)
+        assert TreeringSaver(store).get(config())["channel_values"]["messages"] == messages
+
+
+def test_a_change_inside_a_long_list_of_plain_data_is_noticed_at_once(tmp_path):
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        saver = TreeringSaver(store)
+        tasks = [{"title": "x" * 60, "steps": [{"done": False}]} for _ in range(400)]
+        _step(saver, tasks)
+        tasks[3]["steps"][0]["done"] = True
+        _step(saver, tasks)
+        assert TreeringSaver(store).get(config())["channel_values"]["messages"] == tasks
+
+
 def test_equal_objects_take_the_place_of_those_that_were_saved(tmp_path):
     with treering.open(tmp_path / "store", durability="fast") as store:
         saver = TreeringSaver(store)

@@ -2,8 +2,12 @@
 
 LangGraph hands over the whole list at every step. What was saved last is remembered here, item by item:
 the object itself and a likeness of it. An item that is the same object and still equal to its likeness was
-saved before; comparing all of them is one comparison of two lists, which Python does in C. So an item that
-was replaced, and one that was changed in place, are noticed at once, wherever they stand.
+saved before. Lists of plain data are compared whole. Of messages, all are compared as objects, and the
+objects that are their contents; what lies deeper is compared in the last `_NEAR` at every step and in the
+rest in turns, `_TURN` at a step, because looking into a thousand messages costs as much as all the rest of
+a step. So a message that was replaced, or given another content, is noticed at once wherever it stands; one
+that was changed inside (which LangGraph asks nodes not to do) at once in a list of up to `_NEAR` + `_TURN`,
+and in a longer one when its turn comes.
 
 Everything behind the first item that differs is written: behind the list's tail, or as a child list that
 shares what is common. A message that was stored as a task's write is not stored again: it is in its place
@@ -36,11 +40,13 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.views.graphs import Step
 
+_NEAR: Final = 64
+_TURN: Final = 64
 _PAGE: Final = 512
 _PLAIN: Final = frozenset({str, int, float, bool, type(None), bytes})
 _CONTAINERS: Final = frozenset({dict, list, tuple})
 _extra_of: Final = attrgetter("__pydantic_extra__")
-_fields_of: Final = attrgetter("__dict__")
+_content_of: Final = attrgetter("content")
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -51,10 +57,14 @@ class Known(msgspec.Struct, frozen=True):
 
     stretch: Stretch
     held: list[Any]
+    contents: list[Any]
+    """The objects that were the contents of its messages; none for plain data."""
     likenesses: list[Any]
     is_messages: bool
     is_apart: bool = False
     """It was branched off at least once: what tasks write is not simply what comes next in it."""
+    looked: int = 0
+    """Up to where messages were last compared with their likenesses."""
 
     @property
     def items(self) -> list[Any]:
@@ -65,8 +75,14 @@ class Known(msgspec.Struct, frozen=True):
         """The same list when it was shorter."""
         if count == self.stretch.length:
             return self
-        stretch = Stretch(self.stretch.list, count)
-        return Known(stretch, self.held[:count], self.likenesses[:count], self.is_messages, self.is_apart)
+        return Known(
+            Stretch(self.stretch.list, count),
+            self.held[:count],
+            self.contents[:count],
+            self.likenesses[:count],
+            self.is_messages,
+            self.is_apart,
+        )
 
 
 class _Opaque(msgspec.Struct, frozen=True):
@@ -131,7 +147,8 @@ def write_list(
         likenesses.append(known)
     if before is None or same == 0:
         draft.append(list_id, *contents, scope=scope, at=0)
-        return Known(Stretch(list_id, len(tail)), tail, likenesses, is_messages)
+        stretch = Stretch(list_id, len(tail))
+        return Known(stretch, tail, _contents(tail, is_messages=is_messages), likenesses, is_messages)
     if is_longer:
         stretch = Stretch(list_id, same + len(tail))
         if there < stretch.length:
@@ -139,12 +156,13 @@ def write_list(
     else:
         stretch = _branched(draft, engine, before.stretch, same, contents, list_id, scope)
     is_apart = before.is_apart or not is_longer
-    if len(before.held) == same:
-        before.held.extend(tail)
-        before.likenesses.extend(likenesses)
-        return Known(stretch, before.held, before.likenesses, is_messages, is_apart)
-    held, likenesses = before.held[:same] + tail, before.likenesses[:same] + likenesses
-    return Known(stretch, held, likenesses, is_messages, is_apart)
+    looked = (before.looked + _TURN) % max(same, 1)
+    shared = (before.held, before.contents, before.likenesses)
+    if len(before.held) != same:
+        shared = (before.held[:same], before.contents[:same], before.likenesses[:same])
+    for mine, more in zip(shared, (tail, _contents(tail, is_messages=is_messages), likenesses), strict=True):
+        mine.extend(more)
+    return Known(stretch, *shared, is_messages, is_apart, looked)
 
 
 def read_list(engine: Engine, space: str, values: Values, step: Step, channel: str) -> Known:
@@ -171,33 +189,45 @@ def read_list(engine: Engine, space: str, values: Values, step: Step, channel: s
             items += map(values.decode, contents)
     if not is_messages:
         likenesses = [_frozen_or_opaque(values, item) for item in items]
-    return Known(stretch, items, likenesses, is_messages, channel in step.graph.get(APART_LISTS, ()))
+    is_apart = channel in step.graph.get(APART_LISTS, ())
+    held_contents = _contents(items, is_messages=is_messages)
+    return Known(stretch, items, held_contents, likenesses, is_messages, is_apart)
+
+
+def _contents(items: list[Any], *, is_messages: bool) -> list[Any]:
+    return list(map(_content_of, items)) if is_messages else []
 
 
 def _common(values: Values, before: Known, items: list[Any]) -> int:
     """How many items both begin with."""
     count = min(before.stretch.length, len(items))
     mine = items if count == len(items) else items[:count]
-    if _are_like(before, mine):
+    if _are_same_messages(before, mine) if before.is_messages else _is_same_data(before, mine):
         return count
     same = 0
     while same < count and _is_like(values, before, items[same], same):
         same += 1
-    before.held[:same] = items[:same]  # as good as those that were there, and the ones that come next time
+    # As good as those that were there, and the ones that come next time.
+    before.held[:same] = items[:same]
+    before.contents[:same] = _contents(items[:same], is_messages=before.is_messages)
     return same
 
 
-def _are_like(before: Known, mine: list[Any]) -> bool:
-    """Whether these are the first items that were saved, unchanged; it may miss some that are only equal."""
+def _is_same_data(before: Known, mine: list[Any]) -> bool:
     known = before.likenesses
-    if len(known) != len(mine):
-        known = known[: len(mine)]
-    if not before.is_messages:
-        return _prints(mine) == _prints(known)
-    return (
-        all(map(is_, mine, before.held))
-        and list(map(_fields_of, mine)) == known
-        and not any(map(_extra_of, mine))
+    return _prints(mine) == _prints(known if len(known) == len(mine) else known[: len(mine)])
+
+
+def _are_same_messages(before: Known, mine: list[Any]) -> bool:
+    """Whether these are the first messages that were saved, as far as it is looked into at one step."""
+    if not all(map(is_, mine, before.held)) or not all(map(is_, map(_content_of, mine), before.contents)):
+        return False
+    near = max(0, len(mine) - _NEAR)
+    turn = before.looked if before.looked < near else 0
+    return all(
+        not any(map(_extra_of, mine[start:stop]))
+        and [message.__dict__ for message in mine[start:stop]] == before.likenesses[start:stop]
+        for start, stop in ((near, len(mine)), (turn, min(turn + _TURN, near)))
     )
 
 
