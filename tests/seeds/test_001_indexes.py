@@ -10,7 +10,7 @@ from sqlmodel import select
 
 import treering
 from treering import services
-from treering.engines.sqlite.database import SqliteSession
+from treering.engines.sqlite.session import SqliteSession
 from treering.models import AgentSpan, BlobRef, Message, Run, ToolCall, ToolResult, open_session
 
 TABLES = "event|ref|rollup|commits|body|object|item|list|scope|e|o|c"
