@@ -221,6 +221,34 @@ def test_an_exception_is_told_as_the_recorder_tells_it(store):
     assert store.runs.get(TRACE).status == "error"
 
 
+def _began(name, at_ms):
+    return {"name": name, "timeUnixNano": str(START_NS + at_ms * 1_000_000)}
+
+
+@pytest.mark.parametrize(
+    "attributes, events, first_us",
+    [
+        ({"gen_ai.response.time_to_first_chunk": 0.25}, [], 250_000),
+        ({"gen_ai.response.time_to_first_token": 0.3}, [], 300_000),
+        ({}, [_began("First Token Stream Event", 105)], 100_000),
+        (
+            {},
+            [_began("llm.content.completion.chunk", 205), _began("llm.content.completion.chunk", 55)],
+            50_000,
+        ),
+        ({}, [_began("something else", 105)], None),
+        ({"gen_ai.response.time_to_first_chunk": "soon"}, [], None),
+        ({"gen_ai.response.time_to_first_chunk": 99.0}, [_began("First Token Stream Event", 9999)], None),
+    ],
+)
+def test_when_a_stream_began_is_known_in_every_convention(store, attributes, events, first_us):
+    send(store, span("chat", id=2, at_ms=5, ms=400, attributes={**GENAI, **attributes}, events=events))
+    (call,) = rows(store, "span.llm")
+    assert told(call).get("first_token_us") == first_us
+    (row,) = store.performance.report(by="model").rows
+    assert (row.first_token and row.first_token.p50_us) == first_us
+
+
 def test_tokens_that_two_instrumentations_tell_are_counted_once(store):
     outer = span("ChatOpenAI", id=2, parent=1, at_ms=5, ms=50, attributes=OPENINFERENCE)
     inner = span("chat gpt-5", id=3, parent=2, at_ms=6, ms=40, attributes=GENAI)

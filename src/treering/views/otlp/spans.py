@@ -18,6 +18,7 @@ from treering.errors import InvalidInput
 from treering.views.otlp.meaning import LLM, meaning_of, word
 from treering.views.otlp.received import ERROR as FAILED
 from treering.views.prices import CURRENCY, prices
+from treering.views.recording.chunks import FIRST_TOKEN
 from treering.views.recording.given import INPUT_SIZE, told_input
 from treering.views.recording.spans import ERROR, OK, OPEN, SPAN
 
@@ -47,6 +48,10 @@ _PROVIDERS: Final = {
 }  # fmt: skip
 """Providers as the conventions call them, and as the price table does."""
 _PLAIN: Final = frozenset({str, int, bool})
+_FIRST_TOKEN_SECONDS: Final = ("gen_ai.response.time_to_first_chunk", "gen_ai.response.time_to_first_token")
+"""How long a stream took to begin, as attributes tell it."""
+_FIRST_TOKEN_EVENTS: Final = frozenset({"First Token Stream Event", "llm.content.completion.chunk"})
+"""What OpenInference and OpenLLMetry call the moment in which it began."""
 
 _Fresh: TypeAlias = "tuple[str, ReceivedSpan, Meaning]"
 """A span with its id in the journal and what it means."""
@@ -126,6 +131,8 @@ def _write(
         data["service_tier"] = meaning.service_tier
     if span.status == FAILED or span.events:
         _tell_error(data, span)
+    if meaning.kind == LLM and (first_us := _first_token_us(span)) is not None:
+        data[FIRST_TOKEN] = first_us
     more = _rest(trace, data, span, meaning, counts=counts)
     usage = meaning.usage if counts else None
     cost_nanos, currency = _cost(data, meaning) if counts else (None, None)
@@ -208,6 +215,17 @@ def _rest(
     if span.links:
         told["links"] = span.links
     return told | span.more
+
+
+def _first_token_us(span: ReceivedSpan) -> int | None:
+    """When the first piece of a streamed answer came, after the start of its span."""
+    for name in _FIRST_TOKEN_SECONDS:
+        seconds = span.attributes.get(name)
+        if isinstance(seconds, (int, float)) and 0 <= seconds * 1e6 <= span.end_us - span.start_us:
+            return round(seconds * 1e6)
+    began = [event["ts_us"] for event in span.events if event["name"] in _FIRST_TOKEN_EVENTS]
+    first_us = min(began, default=-1) - span.start_us
+    return first_us if began and 0 <= first_us <= span.end_us - span.start_us else None
 
 
 def _tell_error(data: dict[str, Any], span: ReceivedSpan) -> None:
