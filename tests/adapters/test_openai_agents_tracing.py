@@ -17,6 +17,7 @@ import treering
 from treering.adapters.openai_agents_tracing import TreeringTracingProcessor
 from treering.core.batch import Usage
 from treering.core.query import EventQuery
+from treering.views.recording.given import input_of
 
 MODEL = "gpt-5"
 USAGE = Usage(input=200, cache_read=800, output=30, reasoning=10)
@@ -175,7 +176,8 @@ def test_spans_keep_ids_nesting_inputs_and_outputs(store):
     while above.kind != "span.agent":
         above = by_id[above.parent]
     assert above.name == "adder" == tool.agent
-    assert store.timeline.content(tool.body, json.loads(tool.data)["input"]) == [42, {"a": 40, "b": 2}]
+    given = input_of(tool, json.loads(tool.data))
+    assert store.timeline.content(tool.body, given) == [42, {"a": 40, "b": 2}]
     (asked,) = [event for event in store.timeline.of_run(trace).events if event.label == "user message"]
     assert store.timeline.content(asked.body) == ["40 and 2?"]
     models = {event.model for event in found if event.kind == "span.llm"}

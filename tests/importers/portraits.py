@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from treering.core.query import EventQuery
+from treering.views.recording.given import input_of
 
 
 def portrait(store, thread):
@@ -13,7 +14,9 @@ def portrait(store, thread):
         event = record.event
         data = json.loads(event.data) if event.data else {}
         body = [] if event.body is None else store.timeline.content(event.body)
-        given = store.timeline.content(data.pop("input")) if "input" in data else []
+        source = input_of(event, data)
+        given = [] if source is None else store.timeline.content(source)
+        data.pop("input", None)
         columns = (event.id, event.kind, event.ts_us, event.run, event.parent, event.agent, event.name)
         rest = (event.model, event.role, event.status, event.usage, event.cost_nanos, event.duration_us)
         if event.kind != "checkpoint":
