@@ -56,7 +56,10 @@ class TestRemote(EngineSuite):
         return lambda: open_remote(sqlite_url)
 
 
+@pytest.mark.soak
 class TestRemotePostgres(EngineSuite):
+    """The same calls as above with another engine behind the server: a minute that `make soak` takes."""
+
     skips = frozenset({"test_18_a_snapshot_is_a_consistent_store"})
 
     @pytest.fixture
