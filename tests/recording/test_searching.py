@@ -104,6 +104,30 @@ def test_filters_by_run_agent_kind_and_time(store):
     assert len(search("refund", limit=3).hits) == 3
 
 
+def test_a_filter_fetches_only_what_passes_it(store, monkeypatch):
+    runs = [recorded(store, agent=f"agent-{n % 3}", subject=f"parcel {n}") for n in range(9)]
+    EventIndex(store.engine, store.space).catch_up(everything=True)
+    everything = store.timeline.search("parcels", limit=100).hits
+    moment = min(hit.ts_us for hit in everything if hit.run == runs[4].id) + 1  # in the middle of a block
+    fetched = []
+    scan = store.engine.scan
+    monkeypatch.setattr(
+        store.engine, "scan", lambda *a, **k: fetched.append(len((page := scan(*a, **k)).records)) or page
+    )
+    for narrow, passes in [
+        ({"agent": "agent-1"}, lambda hit: hit.agent == "agent-1"),
+        ({"kind": "tool"}, lambda hit: hit.kind == "tool"),
+        ({"since_us": moment}, lambda hit: hit.ts_us >= moment),
+        ({"until_us": moment}, lambda hit: hit.ts_us < moment),
+        ({"until_us": 0}, lambda _hit: False),
+    ]:
+        fetched.clear()
+        expected = [hit for hit in everything if passes(hit)]
+        assert list(store.timeline.search("parcels", limit=100, **narrow).hits) == expected
+        events = {hit.event for hit in expected}
+        assert sum(fetched) <= 2 * len(events)  # a span that is found has a row of its beginning
+
+
 @pytest.mark.usefixtures("small_pages")
 def test_what_is_indexed_and_what_is_not_yet_is_found_alike(store):
     runs = [recorded(store, subject=f"parcel number{n}") for n in range(6)]

@@ -125,11 +125,11 @@ class EventIndex:
         refs = self._engine.refs(self._space, [_ref(run, name) for run, name in names])
         return [_block(refs[key]) for run, name in names if (key := _ref(run, name)) in refs]
 
-    def records(self, block: Block) -> Iterator[Record]:
-        """The events of a block."""
+    def records(self, block: Block, part: EventQuery | None = None) -> Iterator[Record]:
+        """The events of a block, or those of a part of its range."""
         after = None
         while True:
-            page = self._engine.scan(self._space, block.query, after=after, limit=PAGE)
+            page = self._engine.scan(self._space, part or block.query, after=after, limit=PAGE)
             yield from (each for each in page.records if block.first_seq <= each.seq <= block.last_seq)
             if page.cursor is None:
                 return
