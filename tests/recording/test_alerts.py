@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import socket
 import threading
 from contextlib import suppress
 from hashlib import sha256
@@ -233,6 +234,38 @@ def test_a_receiver_that_is_away_is_an_error_and_no_loss(store, receiver):
     assert store.alerts.deliver("ops").sent == 1
 
 
+def test_an_answer_that_is_no_http_is_an_error_and_no_loss(store, receiver):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def babble():
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"what?\r\n\r\n")
+
+        thread = threading.Thread(target=babble)
+        thread.start()
+        store.alerts.set_webhook("ops", f"http://127.0.0.1:{listening.getsockname()[1]}/hook")
+        store.alerts.set_rule("failed", "failed")
+        failed(store)
+        store.alerts.examine()
+        assert "BadStatusLine" in store.alerts.deliver("ops").error
+        thread.join()
+    store.alerts.set_webhook("ops", receiver.url)
+    assert store.alerts.deliver("ops").sent == 1
+
+
+def test_a_rule_after_a_time_without_rules_is_not_for_what_ended_meanwhile(store):
+    store.alerts.set_rule("failed", "failed")
+    assert store.alerts.remove_rule("failed")
+    failed(store, why="nobody looked")
+    store.alerts.set_rule("failed", "failed")
+    assert store.alerts.examine() == []
+    failed(store, why="now")
+    (alert,) = store.alerts.examine()
+    assert alert.message.endswith("now")
+
+
 def test_an_alert_whose_sender_died_is_sent_again_under_its_id(store, receiver, monkeypatch):
     store.alerts.set_webhook("ops", receiver.url)
     store.alerts.set_rule("failed", "failed")
@@ -320,6 +353,14 @@ def test_webhooks_are_listed_and_removed(store):
     assert store.alerts.webhooks() == ()
     with pytest.raises(NotFound, match="no webhook 'ops'"):
         store.alerts.deliver("ops")
-    for url in ("file:///etc/passwd", "https://", "https://user:word@example.org/"):
+    for url in (
+        "file:///etc/passwd",
+        "https://",
+        "https://user:word@example.org/",
+        "https://[::1/",
+        "https://example.org:port/",
+        "https://example.org/a b",
+        "https://example.org/a\nx-evil: 1",
+    ):
         with pytest.raises(InvalidInput):
             store.alerts.set_webhook("ops", url)

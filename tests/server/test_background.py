@@ -8,10 +8,13 @@ from contextlib import suppress
 import pytest
 
 import treering
+from treering.care.spaces import user_spaces
+from treering.errors import Corrupt
 from treering.server import background
 from treering.server.background import Background
 from treering.views import event_index
 from treering.views.event_index import EventIndex
+from treering.views.runs import Runs
 
 
 def eventually(check):
@@ -58,6 +61,27 @@ def test_without_search_nothing_is_indexed(store, monkeypatch):
     with Background(store, search=False, seconds=0.01):
         assert eventually(lambda: len(store.alerts.page().alerts) == 1)
     assert EventIndex(store.engine, store.space).through == 0
+
+
+@pytest.mark.parametrize("failure", [Corrupt("a damaged row"), AssertionError("a bug of ours")])
+def test_a_project_that_fails_keeps_no_other_one_waiting(store, monkeypatch, failure, caplog):
+    other = store.in_namespace("other")
+    for each in (store, other):
+        each.alerts.set_rule("failed", "failed")
+        recorded(each)
+    first = next(iter(user_spaces(store.engine)))
+    mark_crashed = Runs.mark_crashed
+
+    def damaged(runs, **options):
+        if runs._space == first:
+            raise failure
+        return mark_crashed(runs, **options)
+
+    monkeypatch.setattr(Runs, "mark_crashed", damaged)
+    with Background(store, search=False, seconds=0.01):
+        healthy = other if first == store.space else store
+        assert eventually(lambda: len(healthy.alerts.page().alerts) == 1)
+    assert str(failure) in caplog.text
 
 
 def dies(store, run):

@@ -1,7 +1,8 @@
 """What a server does by itself: fill the search index, judge runs, send alerts, mark runs that died.
 
 One thread goes over the projects, again and again, and looks only at those that something was written to.
-Several servers of one store may do this at once; each piece of work knows how far another one came.
+Several servers of one store may do this at once; each piece of work knows how far another one came. What
+goes wrong in one project keeps neither the others nor the thread from going on.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ ROUND_SECONDS: Final = 2.0
 CRASHED_SECONDS: Final = 60.0
 LATEST_SECONDS: Final = 60.0
 """How long the search index waits for a moment in which nothing is written."""
+REST_SECONDS: Final = 60.0
+"""How long a project rests in which something failed that will not be better in a moment."""
 RUNS_A_ROUND: Final = 1000
 """How many runs of a project are asked after at once: the newest, and as many of all, one after the other."""
 
@@ -55,14 +58,16 @@ class Background:
     def _work(self) -> None:
         while not self._end.wait(self._seconds):
             try:
-                for space in user_spaces(self._store.engine):
-                    if self._end.is_set():
-                        return
-                    if space not in self._projects:
-                        self._projects[space] = _Project(self._store.in_namespace(space))
-                    self._projects[space].look(search=self._search)
+                spaces = list(user_spaces(self._store.engine))
             except TreeringError as error:
                 log.warning("work in the background has to wait: %s", error)
+                continue
+            for space in spaces:
+                if self._end.is_set():
+                    return
+                if space not in self._projects:
+                    self._projects[space] = _Project(self._store.in_namespace(space))
+                self._projects[space].go_on(search=self._search)
 
 
 class _Project:
@@ -76,9 +81,23 @@ class _Project:
         self._indexed: int = -1
         self._index_by = time.monotonic() + LATEST_SECONDS
         self._crashed_at = 0.0
+        self._rests_until = 0.0
 
-    def look(self, *, search: bool) -> None:
-        """Do what there is to do."""
+    def go_on(self, *, search: bool) -> None:
+        """Do what there is to do, unless the project rests; never raises."""
+        if time.monotonic() < self._rests_until:
+            return
+        try:
+            self._look(search=search)
+        except TreeringError as error:
+            log.warning("work in the background of %r has to wait: %s", self._store.space, error)
+            if not error.retryable:
+                self._rests_until = time.monotonic() + REST_SECONDS
+        except Exception:  # a bug of ours must not end the work for everyone
+            log.exception("work in the background of %r failed", self._store.space)
+            self._rests_until = time.monotonic() + REST_SECONDS
+
+    def _look(self, *, search: bool) -> None:
         seq = self._store.engine.wait(self._store.space, 0, seconds=0)
         now = time.monotonic()
         if now >= self._crashed_at:

@@ -178,8 +178,8 @@ class Alerts:
         return [run_info(refs[name]) for name in names if name in refs]
 
     def _begin(self, draft: Draft) -> None:
-        """The first rule is for runs that end from now on."""
-        if self._examined()[1] == ABSENT:
+        """The first rule, also the first after a time without any, is for runs that end from now on."""
+        if self._examined()[1] == ABSENT or not self.rules():
             draft.set_ref(EXAMINED, encode_json({"seq": self._last_seq()}), scope=SCOPE)
 
     def _examined(self) -> tuple[int, Expect]:

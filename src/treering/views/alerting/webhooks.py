@@ -13,9 +13,11 @@ from __future__ import annotations
 import base64
 import hmac
 import os
+import re
 import urllib.error
 import urllib.request
 from hashlib import sha256
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -44,6 +46,7 @@ GIVE_UP_US: Final = 3 * DAY_US
 """An alert that nobody took for so long is left out, and the log says so."""
 
 _AT_ONCE: Final = 50
+_UNSENDABLE: Final = re.compile(r"[\s\x00-\x1f\x7f]")
 _SUCCESS: Final = range(200, 300)
 
 
@@ -68,9 +71,14 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_webhook(webhook: Webhook) -> Webhook:
     """A webhook that can be stored."""
-    parts = urlsplit(webhook.url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidInput(f"{webhook.url!r} is no URL to send alerts to; use https://host/path")
+    problem = InvalidInput(f"{webhook.url!r} is no URL to send alerts to; use https://host/path")
+    try:
+        parts = urlsplit(webhook.url)
+        is_whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an address or a port that is none
+        raise problem from None
+    if not is_whole or parts.scheme not in ("http", "https") or _UNSENDABLE.search(webhook.url):
+        raise problem
     if parts.username or parts.password:
         raise InvalidInput("a webhook's URL holds a password; leave it out, requests are signed instead")
     return webhook
@@ -149,7 +157,7 @@ def _send(webhook: Webhook, alert: Alert, clock: Clock) -> str | None:
     except urllib.error.HTTPError as error:
         status = error.code
         error.close()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:  # away, or no HTTP
         return f"{type(error).__name__}: {error}"
     return None if status in _SUCCESS else f"the receiver answered {status}"
 
