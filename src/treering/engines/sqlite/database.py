@@ -63,7 +63,7 @@ class SqliteDatabase:
     def _start(self) -> None:
         self._write_lock = threading.RLock()
         self.turns = Turns(self.path.with_name(self.path.name + "-turns"))
-        self._writer: sqlite3.Connection | None = None
+        self._writer: SqliteSession | None = None
         self._readers: list[sqlite3.Connection] = []
         self._watcher: sqlite3.Connection | None = None
         self._watching = threading.Lock()
@@ -119,11 +119,16 @@ class SqliteDatabase:
 
     def writer(self) -> sqlite3.Connection:
         """The one connection that writes; whoever uses it holds the write lock."""
+        return self.write_session().connection
+
+    def write_session(self) -> SqliteSession:
+        """The session of that connection, for one transaction after the other."""
         if self._writer is None:
             self._check_open()
-            self._writer = self._connect()
-            self._writer.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
-            self._writer.execute("PRAGMA secure_delete = ON")
+            connection = self._connect()
+            connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
+            connection.execute("PRAGMA secure_delete = ON")
+            self._writer = SqliteSession(connection)
         return self._writer
 
     def take_reader(self) -> sqlite3.Connection:
@@ -142,10 +147,6 @@ class SqliteDatabase:
             connection.close()
         else:
             self._readers.append(connection)
-
-    def begin_writing(self, connection: sqlite3.Connection) -> None:
-        """Take the write lock of the database, patiently but not for ever."""
-        _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
 
     def begin_reading(self, connection: sqlite3.Connection) -> None:
         """Begin a read transaction; only recovery after a crash can make it wait."""
@@ -191,7 +192,7 @@ class SqliteDatabase:
         finally:
             self.give_back(connection)
 
-    def explain(self, error: BaseException | None) -> None:
+    def explain(self, error: BaseException) -> None:
         """Raise what an error in a transaction means: a driver's is translated, any other is left alone.
 
         In a damaged database anything may stand in a row, and what stumbles over it does not know why. So
@@ -224,7 +225,7 @@ class SqliteDatabase:
             while self._readers:
                 self._readers.pop().close()
             if self._writer is not None:
-                self._writer.close()
+                self._writer.connection.close()
             with self._watching:
                 if self._watcher is not None:
                     self._watcher.close()
@@ -242,9 +243,10 @@ class SqliteDatabase:
     def abandon(self) -> None:
         """In a forked child: forget the parent's connections without touching them."""
         _abandoned.extend(self._readers)
-        _abandoned.extend(
-            connection for connection in (self._writer, self._watcher) if connection is not None
-        )
+        if self._writer is not None:
+            _abandoned.append(self._writer.connection)
+        if self._watcher is not None:
+            _abandoned.append(self._watcher)
         self.turns.abandon()
         closed = self._closed
         self._start()
@@ -300,11 +302,12 @@ class _Reading:
             self._connection.close()
             raise translated(failure, str(self._database.path)) from failure
         self._database.give_back(self._connection)
-        self._database.explain(error)
+        if error is not None:
+            self._database.explain(error)
 
 
 class _Writing:
-    __slots__ = ("_connection", "_database")
+    __slots__ = ("_database", "_session")
 
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
@@ -313,16 +316,16 @@ class _Writing:
         database = self._database
         database.hold()
         try:
-            self._connection = database.writer()
+            self._session = session = database.write_session()
             database.turns.enter(BUSY_SECONDS)
-            database.begin_writing(self._connection)
+            _patiently(session.begin)
         except BaseException as error:
             database.turns.leave()
             database.let_go()
             if isinstance(error, FAILURES):
                 raise translated(error, str(database.path)) from error
             raise
-        return SqliteSession(self._connection)
+        return session
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -330,7 +333,7 @@ class _Writing:
         database = self._database
         try:
             if kind is None:
-                self._connection.execute("COMMIT")
+                self._session.commit()
             else:
                 self._roll_back()
         except FAILURES as failure:
@@ -339,11 +342,12 @@ class _Writing:
         finally:
             database.turns.leave()
             database.let_go()
-        database.explain(error)
+        if error is not None:
+            database.explain(error)
 
     def _roll_back(self) -> None:
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+        if self._session.connection.in_transaction:
+            self._session.connection.execute("ROLLBACK")
 
 
 _open_databases: Final[weakref.WeakSet[SqliteDatabase]] = weakref.WeakSet()

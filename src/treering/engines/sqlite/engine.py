@@ -49,7 +49,7 @@ class SqliteEngine(RelationalEngine):
 
     def __init__(self, database: SqliteDatabase, blobs: Blobs) -> None:
         objects = Objects(blobs)
-        super().__init__(database, objects, SqliteTextIndex(objects), remembers_states=True)
+        super().__init__(database, objects, SqliteTextIndex(objects), counters_first=True)
         self._sqlite = database
         self._blobs = blobs
         self._follower = Follower(database)

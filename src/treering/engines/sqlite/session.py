@@ -20,48 +20,65 @@ _LOCK: Final = (
 
 
 class SqliteSession:
-    """An open transaction on a connection."""
+    """An open transaction on a connection.
 
-    __slots__ = ("_connection", "_largest_commit")
+    Whatever is over when its call returns goes through one cursor: making one costs as much as a statement.
+    """
+
+    __slots__ = ("_execute", "_execute_many", "_largest_commit", "connection")
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+        cursor = connection.cursor()
+        self.connection = connection
+        self._execute = cursor.execute
+        self._execute_many = cursor.executemany
         self._largest_commit: int | None = None
+
+    def begin(self) -> None:
+        """Begin a write transaction; what the one before has learnt does not count any more."""
+        self._largest_commit = None
+        self._execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """End the transaction, and make it durable."""
+        self._execute("COMMIT")
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """All rows of a query."""
-        return self._connection.execute(sql, parameters).fetchall()
+        return self._execute(sql, parameters).fetchall()
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement; how many rows it changed."""
-        return self._connection.execute(sql, parameters).rowcount
+        return self._execute(sql, parameters).rowcount
 
     def many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """Run a statement once for each row; how many rows were changed in all."""
         if len(rows) == 1:
-            return self._connection.execute(sql, rows[0]).rowcount
-        return self._connection.executemany(sql, rows).rowcount
+            return self._execute(sql, rows[0]).rowcount
+        return self._execute_many(sql, rows).rowcount
 
     def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
         """The rows of a query, read as they are looked at."""
-        return self._connection.execute(sql, parameters)
+        return self.connection.execute(sql, parameters)
 
     def tell(self, sql: str, parameters: Sequence[Any] = ()) -> None:
         """Run a statement."""
-        self._connection.execute(sql, parameters)
+        self._execute(sql, parameters)
 
     def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run a statement once for each row."""
         if len(rows) == 1:
-            self._connection.execute(sql, rows[0])
+            self._execute(sql, rows[0])
         else:
-            self._connection.executemany(sql, rows)
+            self._execute_many(sql, rows)
 
     def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:
         """The counters of a space; a write transaction has locked everything already."""
         first = batches[0] if batches else None
-        row = self._connection.execute(_LOCK, (space, first)).fetchone()
-        seq, committed_at_us, removals, self._largest_commit, is_there = row
+        ((seq, committed_at_us, removals, largest, is_there),) = self._execute(
+            _LOCK, (space, first)
+        ).fetchall()
+        self._largest_commit = largest
         is_repeated = is_there or len(batches) > 1
         receipts = ask_in_chunks(self, RECEIPTS, (space,), batches) if is_repeated else ()
         return [(seq, committed_at_us, removals)], receipts
@@ -70,11 +87,8 @@ class SqliteSession:
         """Fresh numbers: behind the largest in use, and behind all that were ever given out."""
         if table == "commits" and self._largest_commit is not None:
             return list(range(self._largest_commit + 1, self._largest_commit + 1 + count))
-        sql = f"SELECT max(no) FROM {table}"
-        ((largest,),) = self._connection.execute(sql)
+        ((largest,),) = self._execute(f"SELECT max(no) FROM {table}").fetchall()
         if table != "commits":  # rows of commits are never deleted
-            for (given,) in self._connection.execute(
-                "SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)
-            ):
-                largest = max(largest or 0, given)
+            given = self._execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchall()
+            largest = max([largest or 0, *(seq for (seq,) in given)])
         return list(range((largest or 0) + 1, (largest or 0) + 1 + count))

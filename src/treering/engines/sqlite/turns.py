@@ -38,14 +38,17 @@ class Turns:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
+        self._is_held = False
+        """Whether the lock on that file is ours; one that was waited for is that of `_turn`."""
         self._usher: SimpleQueue[_Request] | None = None
         self._turn: _Turn | None = None
 
     def enter(self, seconds: float) -> None:
         """Wait for our turn; raises `Busy` when it does not come in time."""
-        if self._turn is not None and self._turn.resume():
-            return
-        self._turn = None
+        if self._turn is not None:
+            if self._turn.resume():
+                return
+            self._turn = None
         if self._file is None:
             try:
                 self._file = self._open()
@@ -53,13 +56,17 @@ class Turns:
                 return
         try:
             flock(self._file, LOCK_EX | LOCK_NB)
-            self._turn = _Turn(self._file)
         except BlockingIOError:
             self._turn = self._ushered(seconds)
+        else:
+            self._is_held = True
 
     def leave(self) -> None:
         """Let the next one in, now or when our turn is over."""
-        if self._turn is not None and not self._turn.pause():
+        if self._is_held and self._file is not None:
+            self._is_held = False
+            flock(self._file, LOCK_UN)
+        elif self._turn is not None and not self._turn.pause():
             self._turn = None
 
     def close(self) -> None:
@@ -76,6 +83,7 @@ class Turns:
 
     def _close_file(self) -> None:
         self._turn = None
+        self._is_held = False
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -96,12 +104,11 @@ class Turns:
 
 
 class _Turn:
-    """The lock while it is ours. One that was waited for has a file of its own, and some time."""
+    """A lock that was waited for: on a file of its own, and ours for some time."""
 
-    def __init__(self, file: int, *, seconds: float = 0.0) -> None:
+    def __init__(self, file: int, *, seconds: float) -> None:
         self._file = file
-        self._is_own = seconds > 0
-        self._until = time.monotonic() + seconds if self._is_own else 0.0
+        self._until = time.monotonic() + seconds
         self._settling = threading.Lock()
         self._used_at: float | None = None
         """When it was last used; ``None`` while it is."""
@@ -109,7 +116,7 @@ class _Turn:
 
     def pause(self) -> bool:
         """Stop writing; ``False`` when the turn is over with that."""
-        now = time.monotonic() if self._is_own else self._until
+        now = time.monotonic()
         if now >= self._until:
             self.end()
             return False
@@ -136,7 +143,7 @@ class _Turn:
 
     def abandon(self) -> None:
         """In a forked child: close the file and unlock nothing. (Whoever held our lock is not here.)"""
-        if self._is_own and not self.is_over:
+        if not self.is_over:
             os.close(self._file)
         self.is_over = True
 
@@ -144,8 +151,7 @@ class _Turn:
         if not self.is_over:
             self.is_over = True
             flock(self._file, LOCK_UN)
-            if self._is_own:
-                os.close(self._file)
+            os.close(self._file)
 
 
 class _Request:
