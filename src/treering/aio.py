@@ -730,6 +730,10 @@ class AsyncMoment:
         """The moment that does the work."""
         return self._moment
 
+    async def is_of(self, engine: Engine, space: str) -> bool:
+        """Async twin of `Moment.is_of`."""
+        return await self._bridge.call(self._moment.is_of, engine, space)
+
     @property
     def id(self) -> str:
         """Async twin of `Moment.id`."""

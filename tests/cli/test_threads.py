@@ -315,6 +315,18 @@ class TestDiff:
         assert told["common"] == 2
         assert told["changed"][0]["after"]["content"] == "I am sending it again."
 
+    def test_other_lists(self, treering_, folder):
+        with treering.open(folder) as store:
+            thread = store.thread("lists")
+            thread.checkpoint(lists={"sources": ["a.md"]})
+            thread.checkpoint(lists={"sources": ["b.md", "c.md"]})
+        assert treering_("diff", "lists@0", "lists@1").out.splitlines()[1:] == [
+            '~ list sources /0 = "b.md"',
+            '+ list sources /- = "c.md"',
+        ]
+        told = treering_("diff", "lists@0", "lists@1", "--json").json
+        assert told["lists"]["sources"][1] == {"op": "add", "path": "/-", "value": "c.md"}
+
     def test_nothing_differs(self, treering_):
         assert treering_("diff", "support/alice", "support/alice").out.splitlines()[1] == "nothing differs"
 

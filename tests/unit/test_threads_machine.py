@@ -78,6 +78,13 @@ class Machine(RuleBasedStateMachine):
         self.model.moments[moment.id] = Known(name, before, step, messages, state)
         self.model.heads[name] = moment.id
 
+    def copied(self, target, moment):
+        known = self.model.moments[target]
+        assert moment.step == known.step
+        self.model.moments[moment.id] = Known(
+            moment.thread_id, target, known.step, known.messages, known.state, is_tagged=known.is_tagged
+        )
+
     def now(self, name):
         head = self.model.heads.get(name)
         return (
@@ -109,8 +116,12 @@ class Machine(RuleBasedStateMachine):
     def rewind(self, data):
         name = data.draw(st.sampled_from(sorted(self.model.heads)))
         target = data.draw(st.sampled_from(self.model.line(name)))
-        self.objects[name].rewind(target)
-        self.model.heads[name] = target
+        moment = self.objects[name].rewind(target)
+        if self.model.moments[target].thread == name:
+            assert moment.id == target
+        else:
+            self.copied(target, moment)
+        self.model.heads[name] = moment.id
 
     @precondition(lambda self: self.model.heads)
     @rule(data=st.data())
@@ -129,11 +140,8 @@ class Machine(RuleBasedStateMachine):
         new = next(each for each in NAMES if each not in self.model.heads)
         target = data.draw(st.sampled_from(self.model.line(name)))
         fork = self.store.thread(name).at(target).fork(new)
-        known = self.model.moments[target]
         moment = fork.head
-        self.model.moments[moment.id] = Known(
-            new, target, known.step, known.messages, known.state, is_tagged=known.is_tagged
-        )
+        self.copied(target, moment)
         self.model.heads[new] = moment.id
         self.objects[new] = fork
 

@@ -11,7 +11,7 @@ from treering.cli.telling import as_json as json_text
 from treering.cli.telling import message_count, speaker, words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from treering.views.differences import Difference
     from treering.views.moments import Moment
@@ -61,13 +61,20 @@ def difference_lines(told: Difference) -> Iterator[str]:
         yield from _coloured("green", _said("+", each.index, each.after))
     for index, message in told.added:
         yield from _coloured("green", _said("+", index, message))
-    for change in told.state:
+    yield from _patched("state", told.state)
+    for name, patch in told.lists.items():
+        yield from _patched(f"list {name}", patch)
+    if told.is_empty:
+        yield "nothing differs"
+
+
+def _patched(what: str, patch: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for change in patch:
         is_removal = change["op"] == "remove"
         value = "" if is_removal else f" = {json_text(change['value'])}"
         sign = {"add": "+", "remove": "-", "replace": "~"}[change["op"]]
-        yield typer.style(clean(f"{sign} state {change['path']}{value}"), fg="red" if is_removal else "green")
-    if told.is_empty:
-        yield "nothing differs"
+        colour = "red" if is_removal else "green"
+        yield typer.style(clean(f"{sign} {what} {change['path']}{value}"), fg=colour)
 
 
 def _said(sign: str, index: int, message: Any) -> Iterator[str]:

@@ -168,9 +168,9 @@ def diff(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two moments (messages, state, files) or snapshots.
+    """Compare two moments (messages, state, lists, files) or snapshots.
 
-    With --json the state is a JSON patch (RFC 6902).
+    With --json the state and each list are a JSON patch (RFC 6902).
     """
     from treering.cli.workspaces import file_lines, snapshot_by_id
     from treering.views.differences import difference
@@ -195,6 +195,7 @@ def diff(
             for each in told.changed
         ],
         "state": raw(told.state),
+        "lists": {name: raw(patch) for name, patch in told.lists.items()},
         "files": told.files,
     }
     show(what, [*difference_lines(told), *file_lines(told.files)], as_json=as_json)

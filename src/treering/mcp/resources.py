@@ -152,6 +152,7 @@ def _difference(told: Difference) -> dict[str, Any]:
             {"index": each.index, "before": each.before, "after": each.after} for each in told.changed
         ],
         "state": told.state,
+        "lists": told.lists,
         "files": [msgspec.to_builtins(each) for each in told.files],
     }
 

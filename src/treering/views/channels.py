@@ -110,7 +110,7 @@ def append(
     stretch, prints = channel.stretch, channel.prints
     if prints is not None and stretch is not None:
         del prints[stretch.length :]  # left by a save that did not come through
-        prints.extend(map(fingerprint, items))
+        prints.extend(_prints(items))
     if stretch is None or tail_is_ours:
         return Channel(extend(draft, stretch, items, scope=scope), prints)
     return Channel(branch(draft, engine, stretch, stretch.length, items, scope=scope), prints)
@@ -128,7 +128,7 @@ def replace(
     """Make a channel hold exactly ``items``, writing only what is new."""
     if isinstance(items, First):
         return _shorter(channel, items.count)
-    prints = [fingerprint(item) for item in items]
+    prints = _prints(items)
     if channel is None or channel.stretch is None:
         return Channel(extend(draft, None, items, scope=scope), prints)
     stretch = channel.stretch
@@ -156,6 +156,14 @@ def read(engine: Engine, space: str, stretch: Stretch, *, last: int | None = Non
             raise _severed(stretch, f"{stop - first - len(contents)} of its items are not stored")
         items += map(decode, contents)
     return items
+
+
+def _prints(items: Sequence[Any]) -> list[int]:
+    try:
+        return [*map(fingerprint, items)]
+    except RecursionError:
+        _contents(items)  # says what nests too deep to be stored
+        raise
 
 
 def _contents(items: Sequence[Any]) -> list[Content]:

@@ -76,7 +76,10 @@ def clean(
 
 
 def delete(engine: Engine, space: str, head: Head, *, cascade: bool, clock: Clock) -> None:
-    """Remove everything of the thread behind a head."""
+    """Remove everything of the thread behind a head; nothing there is nothing done."""
+    is_there = head.ref in engine.refs(space, [head.ref])
+    if not is_there and not engine.scan(space, EventQuery(scope=head.scope), limit=1).records:
+        return
     engine.erase(space, Erasure(scopes=(head.scope,), cascade=cascade))
     head.forget()
     _say(engine, space, DELETED, None, clock)

@@ -2,7 +2,7 @@
 
 Messages are compared by what they have in common at both ends: a conversation grows at its end, and an
 edit changes the middle. State is compared value by value and written as a JSON patch (RFC 6902), so that
-applying it to the first state gives the second.
+applying it to the first state gives the second; so is each of the other list channels.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     changed: list[MessageChange]
     state: list[dict[str, Any]]
     files: list[FileChange] = []
+    lists: dict[str, list[dict[str, Any]]] = {}
+    """For each of the other list channels that differs, its JSON patch."""
 
     @property
     def is_empty(self) -> bool:
         """Nothing differs."""
-        return not (self.added or self.removed or self.changed or self.state or self.files)
+        told = (self.added, self.removed, self.changed, self.state, self.files, self.lists)
+        return not any(told)
 
 
 def difference(before: Moment, after: Moment, *, files: Sequence[FileChange] = ()) -> Difference:
@@ -68,6 +71,7 @@ def difference(before: Moment, after: Moment, *, files: Sequence[FileChange] = (
         ],
         state=list(json_patch(before.state, after.state)),
         files=list(files),
+        lists=_lists(before, after),
     )
 
 
@@ -79,6 +83,13 @@ def json_patch(before: Any, after: Any, path: str = "") -> Iterator[dict[str, An
         yield from _patch_lists(cast("list[Any]", before), cast("list[Any]", after), path)
     elif fingerprint(before) != fingerprint(after):
         yield {"op": "replace", "path": path, "value": after}
+
+
+def _lists(before: Moment, after: Moment) -> dict[str, list[dict[str, Any]]]:
+    old, new = before.checkpoint.lists, after.checkpoint.lists
+    names = [name for name in {**old, **new} if name != MESSAGES and old.get(name) != new.get(name)]
+    patches = {name: list(_patch_lists(before.items(name), after.items(name), "")) for name in names}
+    return {name: patch for name, patch in patches.items() if patch}
 
 
 def _patch_objects(before: dict[str, Any], after: dict[str, Any], path: str) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,8 @@ threads it is used.
 
 from __future__ import annotations
 
+from datetime import datetime
+from itertools import takewhile
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +31,6 @@ from treering.views.values import write_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from datetime import datetime
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
@@ -121,13 +122,15 @@ class Head:
         """A checkpoint by its id, or on the line to the head by its step or as of a time; else `NotFound`."""
         if isinstance(which, str):
             return self.journal.by_id(which)
-        if isinstance(which, int):
+        if isinstance(which, int) and not isinstance(which, bool):
             found = next((each for each in self.line() if each.step == which), None)
             what = f"step {which}"
-        else:
+        elif isinstance(which, datetime):
             until_us = from_datetime(which)
             found = next((each for each in self.line() if each.created_at_us <= until_us), None)
             what = f"moment at or before {which.isoformat()}"
+        else:
+            raise InvalidInput(f"{which!r} is no moment; give its id, its step or a datetime")
         if found is None:
             raise NotFound(f"thread {self._thread_id!r} has no {what}; history() shows what there is")
         return found
@@ -166,10 +169,19 @@ class Head:
                     continue
             return self._try_to_save(saving, wanted, appended, step, adopted, taken, tail_is_ours=False)
 
-    def rewind(self, target: Checkpoint) -> None:
-        """Move the head to a checkpoint that is there already, and say so in the journal."""
+    def rewind(self, target: Checkpoint) -> Checkpoint:
+        """Move the head to a checkpoint of its past, and say so in the journal; gives back the head.
+
+        One of another thread (this one is a fork of it) is copied, as `begin_as` does: the head is always a
+        checkpoint of its own thread, so the other one can be removed.
+        """
         with self._lock:
             before = self.see_once()
+            if target.thread != self._thread_id and not self._leads_here(target):
+                raise InvalidInput(
+                    f"checkpoint {target.id!r} is of thread {target.thread!r}, not of the past of "
+                    f"{self._thread_id!r}; fork it instead"
+                )
             draft = Draft(self._space)
             told = {"from": before.id if before else None, "to": target.id, "step": target.step}
             draft.event(
@@ -181,24 +193,17 @@ class Head:
                     data=encode_json(told),
                 )
             )
+            if target.thread != self._thread_id:
+                target = self._copied(draft, target)
             self._move(draft, target)
             self._channels = {}
+            return target
 
     def begin_as(self, origin: Checkpoint) -> Checkpoint:
         """Begin a thread that is not there yet as a copy of a checkpoint, which becomes its parent."""
         with self._lock:
             draft = Draft(self._space)
-            checkpoint_id, now_us = new_checkpoint_id(self._clock)
-            checkpoint = msgspec.structs.replace(
-                origin,
-                id=checkpoint_id,
-                thread=self._thread_id,
-                namespace=self._namespace,
-                parent=origin.id,
-                created_at_us=now_us,
-                metadata={**origin.metadata, "forked_from": origin.id},
-            )
-            write_checkpoint(draft, checkpoint, scope=self.scope)
+            checkpoint = self._copied(draft, origin)
             try:
                 self._move(draft, checkpoint)
             except ThreadMoved:
@@ -207,6 +212,26 @@ class Head:
                 ) from None
             self._is_known = True
             return checkpoint
+
+    def _copied(self, draft: Draft, origin: Checkpoint) -> Checkpoint:
+        """A checkpoint of this thread that says what one of another thread does, which is its parent."""
+        checkpoint_id, now_us = new_checkpoint_id(self._clock)
+        checkpoint = msgspec.structs.replace(
+            origin,
+            id=checkpoint_id,
+            thread=self._thread_id,
+            namespace=self._namespace,
+            parent=origin.id,
+            created_at_us=now_us,
+            metadata={**origin.metadata, "forked_from": origin.id},
+        )
+        write_checkpoint(draft, checkpoint, scope=self.scope)
+        return checkpoint
+
+    def _leads_here(self, target: Checkpoint) -> bool:
+        # A parent is older than its child, and ids sort by time.
+        newer = takewhile(lambda each: each.id >= target.id, self.journal.line(self.checkpoint))
+        return any(each.id == target.id for each in newer)
 
     def _try_to_save(
         self,

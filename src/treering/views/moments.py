@@ -54,6 +54,10 @@ class Moment:
     def __hash__(self) -> int:
         return hash(self.checkpoint.id)
 
+    def is_of(self, engine: Engine, space: str) -> bool:
+        """Whether it was read through this engine, in this space."""
+        return self._engine is engine and self._space == space
+
     @property
     def id(self) -> str:
         """The checkpoint's id: ``ckpt_`` and a time-ordered id."""

@@ -14,6 +14,7 @@ from treering.core.ids import check_id, new_id
 from treering.errors import InvalidInput, NotFound
 from treering.views import interrupts
 from treering.views.actions import Actions, do_actions, read_actions
+from treering.views.asking import asked, check_choice
 from treering.views.budgets import Budgets, Counters
 from treering.views.channels import First
 from treering.views.chat_ids import ChatId, TaskId, parse_thread_id
@@ -21,7 +22,7 @@ from treering.views.checkpoints import MESSAGES, Checkpoint
 from treering.views.cleaning import Cleaned, clean, delete
 from treering.views.differences import Difference, difference
 from treering.views.heads import Head, ThreadMoved
-from treering.views.hooks import Saved, Saving
+from treering.views.hooks import Saved
 from treering.views.interrupts import Decision
 from treering.views.moments import Moment
 from treering.views.state_objects import portray, put_back
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
-    from treering.views.hooks import Hooks
+    from treering.views.hooks import Hooks, Saving
     from treering.views.workspaces.snapshots import Taken
 
 
@@ -109,18 +110,20 @@ class Thread:
 
         ``messages`` and ``lists`` are the whole lists (only what is new in them is written), ``state`` the
         whole state, ``workspace`` a folder whose files are kept with it in the same commit (``exclude`` and
-        ``include`` as for `Workspace.snapshot`); what is left out stays as it was. Gives back the saved
-        moment, or ``None`` when a hook vetoed it.
+        ``include`` as for `Workspace.snapshot`); what is left out stays as it was, but the agent waits for a
+        decision only as long as ``pending_interrupt`` is given. Gives back the saved moment, or ``None`` when
+        a hook vetoed it.
         """
+        check_choice(on_conflict, ("raise", "fork"))
         saving = self._asked(
-            messages=None if messages is None else list(messages),
-            lists={name: list(items) for name, items in (lists or {}).items()},
-            state=None if state is None else dict(state),
+            messages=messages,
+            lists=lists,
+            state=state,
             pending_interrupt=pending_interrupt,
-            metadata=dict(metadata or {}),
+            metadata=metadata,
             note=note,
-            tags=tuple(tags),
-            workspace=None if workspace is None else str(workspace),
+            tags=tags,
+            workspace=workspace,
         )
         if saving is None:
             return None
@@ -149,13 +152,9 @@ class Thread:
 
         ``on_conflict="retry"`` puts them behind whatever another writer saved in between.
         """
+        check_choice(on_conflict, ("raise", "fork", "retry"))
         saving = self._asked(
-            messages=list(messages),
-            appends=True,
-            state=None if state is None else dict(state),
-            metadata=dict(metadata or {}),
-            note=note,
-            tags=tuple(tags),
+            messages=messages, appends=True, state=state, metadata=metadata, note=note, tags=tags
         )
         if saving is None:
             return None
@@ -271,7 +270,9 @@ class Thread:
     def at(self, which: str | int | datetime | Moment) -> Moment:
         """A moment by its id, by its step or as of a time (both along the line that leads to the head)."""
         if isinstance(which, Moment):
-            return which
+            if which.is_of(self._engine, self._space):
+                return which
+            which = which.id
         return self._moment(self._head.find(which))
 
     def history(
@@ -289,6 +290,8 @@ class Thread:
         ``metadata`` (equal values) choose before ``last`` counts. ``everything`` gives all of this thread's
         own moments instead, those left behind by a rewind too.
         """
+        if last is not None and last < 0:
+            raise InvalidInput(f"last is {last}; give the number of moments, 0 or more")
         cursor = after.id if isinstance(after, Moment) else after
         if everything:
             source = self._head.journal.all_of(self._head.scope, behind=cursor)
@@ -301,11 +304,13 @@ class Thread:
 
     # Going back, and elsewhere
     def rewind(self, to: str | int | datetime | Moment) -> Moment:
-        """Move the head back to an earlier moment. What was after it stays in the journal."""
+        """Move the head back to an earlier moment, and give it back. What was after it stays in the journal.
+
+        A moment from before this thread was forked is taken over as one of its own, like by `fork`.
+        """
         self._head.see_once()
-        target = self.at(to).checkpoint
-        self._head.rewind(target)
-        return self._moment(target)
+        target = self._head.find(to.id if isinstance(to, Moment) else to)
+        return self._moment(self._head.rewind(target))
 
     def fork(
         self, new_id: str, *, at: str | int | datetime | Moment | None = None, namespace: str | None = None
@@ -358,8 +363,7 @@ class Thread:
 
     def _asked(self, **fields: Any) -> Saving | None:
         """What will be saved, after the hooks had their say."""
-        saving = Saving(thread_id=self._id, namespace=self._namespace, **fields)
-        return self._hooks.before_save(saving)
+        return self._hooks.before_save(asked(self._id, self._namespace, **fields))
 
     def _save(
         self,

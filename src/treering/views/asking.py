@@ -1,0 +1,73 @@
+"""What a caller asks to save, checked before a hook or the store sees any of it.
+
+A str is a sequence to Python, and so is a dict: without a look at them, ``messages="Hi"`` would be two
+messages, and ``tags="draft"`` five tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from treering.errors import InvalidInput
+from treering.views.hooks import Saving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def asked(
+    thread_id: str,
+    namespace: str,
+    *,
+    messages: Sequence[Any] | None = None,
+    appends: bool = False,
+    lists: Mapping[str, Sequence[Any]] | None = None,
+    state: Mapping[str, Any] | None = None,
+    pending_interrupt: Any = None,
+    metadata: Mapping[str, Any] | None = None,
+    note: str | None = None,
+    tags: Sequence[str] = (),
+    workspace: str | Path | None = None,
+) -> Saving:
+    """What will be saved, in lists and dicts of its own; `InvalidInput` for what is neither."""
+    if note is not None and not isinstance(cast("object", note), str):
+        raise InvalidInput(f"note is {_kind(note)}; give text")
+    return Saving(
+        thread_id=thread_id,
+        namespace=namespace,
+        messages=None if messages is None else _listed("messages", messages),
+        appends=appends,
+        lists={name: _listed(f"list {name!r}", items) for name, items in lists.items()} if lists else {},
+        state=None if state is None else _named("state", state),
+        pending_interrupt=pending_interrupt,
+        metadata=_named("metadata", metadata) if metadata else {},
+        note=note,
+        tags=tuple(_listed("tags", tags)) if tags else (),
+        workspace=None if workspace is None else str(workspace),
+    )
+
+
+def check_choice(given: str, choices: tuple[str, ...]) -> None:
+    """Raise `InvalidInput` for an ``on_conflict`` that is none of the choices."""
+    if given not in choices:
+        raise InvalidInput(f"on_conflict is {given!r}; use one of {', '.join(choices)}")
+
+
+def _listed(what: str, items: Any) -> list[Any]:
+    if isinstance(items, str | bytes | Mapping):
+        raise InvalidInput(f"{what} is {_kind(items)}; give a list")
+    try:
+        return list(items)
+    except TypeError:
+        raise InvalidInput(f"{what} is {_kind(items)}; give a list") from None
+
+
+def _named(what: str, values: Any) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise InvalidInput(f"{what} is {_kind(values)}; give a dict")
+    return dict(cast("Mapping[str, Any]", values))
+
+
+def _kind(value: Any) -> str:
+    return f"of type {type(value).__name__}"

@@ -1,0 +1,119 @@
+"""Threads: what is refused before it does harm, and forks that outlive what they came from."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+from tests.unit.told_threads import say, steps, told
+
+import treering
+from treering.errors import InvalidInput, NotFound, Unencodable
+
+
+def test_a_fork_that_went_back_into_its_past_outlives_its_origin(store):
+    origin = store.thread("origin")
+    for count in range(4):
+        origin.checkpoint(state={"count": count})
+    fork = origin.fork("fork", at=2)
+    fork.checkpoint(state={"count": "other"})
+    back = fork.rewind(1)
+    assert (back.thread_id, back.parent_id, back.step) == ("fork", origin.at(1).id, 1)
+    origin.delete()
+    assert store.thread("fork").load().state == {"count": 1}
+    assert steps(store.thread("fork").history()) == [1]
+    assert fork.append(say("on")).step == 2
+
+
+def test_a_thread_is_not_rewound_to_what_is_not_its_past(store):
+    thread, other = told(store), store.thread("other")
+    fork = thread.fork("fork", at=1)
+    theirs = other.append(say("theirs"))
+    for moment in (theirs, thread.head):
+        with pytest.raises(InvalidInput, match="fork it instead"):
+            fork.rewind(moment)
+    with pytest.raises(NotFound):
+        store.thread("t", namespace="bob").rewind(theirs)
+    with treering.open("memory:") as elsewhere:
+        foreign = told(elsewhere).head
+        for wrong in (fork.rewind, fork.at, lambda moment: fork.fork("new", at=moment)):
+            with pytest.raises(NotFound):
+                wrong(foreign)
+    assert fork.load().step == 1
+    assert store.thread("new").load() is None
+
+
+def test_nothing_is_deleted_of_a_thread_that_was_never_saved(store):
+    store.thread("nobody").delete()
+    told(store)
+    before = store.stats()
+    store.thread("nobody").delete()
+    assert store.stats() == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"messages": "Hi"},
+        {"messages": {"role": "user"}},
+        {"messages": 3},
+        {"lists": {"sources": "a.md"}},
+        {"state": ["todos"]},
+        {"metadata": "draft"},
+        {"tags": "draft"},
+        {"note": 3},
+        {"on_conflict": "retry"},
+        {"on_conflict": "ignore"},
+    ],
+)
+def test_what_cannot_be_meant_is_refused(store, wrong):
+    thread = told(store)
+    before = thread.head
+    with pytest.raises(InvalidInput):
+        thread.checkpoint(**wrong)
+    assert thread.head == before
+
+
+def test_a_misspelt_way_out_of_a_conflict_does_not_overwrite(store):
+    first, second = told(store), store.thread("t")
+    second.load()
+    first.append(say("first"))
+    with pytest.raises(InvalidInput, match="on_conflict"):
+        second.append(say("second"), on_conflict="Retry")
+
+
+def test_only_an_id_a_step_or_a_datetime_names_a_moment(store):
+    thread = told(store)
+    for wrong in (None, True, 1.0, date(2026, 1, 1)):
+        with pytest.raises(InvalidInput):
+            thread.at(wrong)
+    with pytest.raises(InvalidInput):
+        list(thread.history(last=-1))
+
+
+def test_what_nests_too_deep_is_refused_by_name(store):
+    deep: list = []
+    for _ in range(3000):
+        deep = [deep]
+    endless: list = []
+    endless.append(endless)
+    for wrong in (deep, endless):
+        for save in (store.thread("t").checkpoint, store.thread("t").append):
+            with pytest.raises(Unencodable, match="deeper"):
+                save([wrong])
+        with pytest.raises(Unencodable, match="deeper"):
+            store.thread("t").checkpoint(state={"deep": wrong})
+
+
+def test_diff_tells_of_other_lists_too(store):
+    thread = store.thread("t")
+    lists = {"sources": ["a.md"], "log": [1]}
+    before = thread.checkpoint(state={}, lists=lists)
+    after = thread.checkpoint(lists={"sources": ["a.md", "b.md"], "log": [1], "new": [{"n": 1}]})
+    found = thread.diff(before, after)
+    assert found.lists == {
+        "sources": [{"op": "add", "path": "/-", "value": "b.md"}],
+        "new": [{"op": "add", "path": "/-", "value": {"n": 1}}],
+    }
+    assert not found.is_empty
+    assert thread.diff(after, thread.append("more", on_conflict="raise")).lists == {}
