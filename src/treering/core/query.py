@@ -27,6 +27,10 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     ``order="seq"`` is commit order (transcripts, followers); ``order="time"`` is (ts, seq), what a
     timeline shows. Filters that are left empty do not filter; those given must all hold.
+
+    ``brief`` is for who reads many rows and wants of each only ``seq`` and the event's ``id``, ``kind``,
+    ``ts_us``, ``scope`` and ``data`` (or ``body``, where there is no ``data``): an engine may leave all the
+    rest of a record empty.
     """
 
     kinds: tuple[str, ...] = ()
@@ -41,6 +45,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
     until_us: int | None = None
     order: Literal["seq", "time"] = "seq"
     newest_first: bool = False
+    brief: bool = False
 
 
 class SumQuery(msgspec.Struct, frozen=True, kw_only=True):

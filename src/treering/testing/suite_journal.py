@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from treering.core.batch import Batch, Event, Usage
@@ -214,6 +215,26 @@ class JournalTests(EngineHarness):
                     expected.sort(key=lambda event: event.ts_us)
                 assert found == (expected[::-1] if newest_first else expected), name
 
+    @pytest.mark.parametrize("order", ORDERS, ids=["seq", "newest seq", "time", "newest time"])
+    def test_17_a_brief_page_has_the_same_events_and_their_data(
+        self, engine: Engine, space: str, order: EventQuery
+    ) -> None:
+        _some_events(engine, space)
+        scope = "/run/brief"
+        draft = Draft(space)
+        apart = draft.put(batches.words("apart"), scope=scope)
+        for number in range(7):
+            draft.event(batches.event(id=f"b{number}", scope=scope, data=b'{"n":%d}' % number))
+        draft.event(batches.event(id="apart", scope=scope, body=apart, data=None))
+        engine.commit(draft.batch())
+        for where in (scope, "/run/1", None):
+            query = msgspec.structs.replace(order, scope=where)
+            whole = all_records(engine, space, query)
+            brief = all_records(engine, space, msgspec.structs.replace(query, brief=True), limit=3)
+            assert [_in_brief(record) for record in brief] == [_in_brief(record) for record in whole]
+        found = all_records(engine, space, EventQuery(scope=scope, brief=True))
+        assert [record.event.body for record in found if record.event.data is None] == [apart]
+
     def test_17_a_time_range_has_its_start_and_not_its_end(self, engine: Engine, space: str) -> None:
         engine.commit(batches.events(space, *[batches.event(id=f"{ts}", ts_us=ts) for ts in (1, 2, 3)]))
         found = engine.scan(space, EventQuery(since_us=1, until_us=3)).records
@@ -238,6 +259,11 @@ class JournalTests(EngineHarness):
     def test_17_a_page_has_a_sensible_size(self, engine: Engine, space: str, limit: int) -> None:
         with pytest.raises(InvalidInput, match="limit"):
             engine.scan(space, EventQuery(), limit=limit)
+
+
+def _in_brief(record: Record) -> object:
+    event = record.event
+    return record.seq, event.id, event.kind, event.ts_us, event.scope, event.data
 
 
 def _some_events(engine: Engine, space: str) -> list[Event]:

@@ -210,7 +210,7 @@ class Graphs:
         ``unpacked`` is called for metadata in which something may be packed.
         """
         found: list[tuple[str, dict[str, Any]]] = []
-        query, after = EventQuery(kinds=(KIND,), scope=place.scope, newest_first=True), None
+        query, after = EventQuery(kinds=(KIND,), scope=place.scope, newest_first=True, brief=True), None
         while True:
             page = self._engine.scan(self._space, query, after=after, limit=_MANY)
             for record in page.records:
@@ -318,7 +318,7 @@ class Graphs:
         return children[-1].seq if children else 0
 
     def _own(self, place: Place, until_us: int | None) -> Iterator[Step]:
-        query = EventQuery(kinds=(KIND,), scope=place.scope, until_us=until_us, newest_first=True)
+        query = EventQuery(kinds=(KIND,), scope=place.scope, until_us=until_us, newest_first=True, brief=True)
         return self._in_order(query)
 
     def _in_order(self, query: EventQuery) -> Iterator[Step]:

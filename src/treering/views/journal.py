@@ -78,7 +78,8 @@ class Journal:
     def all_of(self, scope: str, *, behind: str | None = None) -> Iterator[Checkpoint]:
         """Every checkpoint of a thread, newest first; those older than ``behind``, if that is given."""
         after = None if behind is None else str(self._found(behind)[1].seq)
-        for record in self._records(EventQuery(kinds=(KIND,), scope=scope, newest_first=True), after):
+        query = EventQuery(kinds=(KIND,), scope=scope, newest_first=True, brief=True)
+        for record in self._records(query, after):
             yield read_checkpoint(self._engine, self._space, record)
 
     def line(self, head: Checkpoint | None) -> Iterator[Checkpoint]:
@@ -192,7 +193,7 @@ class Journal:
 def _within(checkpoint: Checkpoint, kind: str) -> EventQuery:
     """Events of one kind in the thread of a checkpoint, newest first: one range of the scope's index."""
     scope = thread_scope(checkpoint.thread, checkpoint.namespace)
-    return EventQuery(kinds=(kind,), scope=scope, newest_first=True)
+    return EventQuery(kinds=(kind,), scope=scope, newest_first=True, brief=True)
 
 
 def _seq(record: Record) -> int:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from treering.core.address import Address, ListAt, ObjectAt, SlotAt, parse_address
+from treering.core.batch import Event
 from treering.core.body import unpack_body
 from treering.core.clock import day_of
 from treering.core.content import Content
 from treering.core.frame import unseal
 from treering.core.lists import locate
 from treering.core.query import check_limit, decode_cursor, encode_cursor
-from treering.core.records import ListInfo, Page
+from treering.core.records import ListInfo, Page, Record
 from treering.core.scopes import thread_scope_of
 from treering.engines.keys import BODY_PART_BITS, body_key, item_key
 from treering.engines.relational.rows import (
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from treering.core.lists import Run
     from treering.core.query import EventQuery
-    from treering.core.records import Record, Ref
+    from treering.core.records import Ref
     from treering.engines.relational.items import ItemCache
     from treering.engines.relational.objects import Objects
     from treering.engines.relational.session import Session
@@ -48,6 +49,7 @@ _LIST_COLUMNS: Final = (
     "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.no, l.parent FROM list l "
     "JOIN scope s ON s.no = l.scope LEFT JOIN list p ON p.no = l.parent"
 )
+_BRIEF_SELECT: Final = "SELECT e.seq, e.id, e.kind, e.ts_us, e.data FROM event e"
 _IN_SCOPE: Final = "e.scope = (SELECT no FROM scope WHERE space = ? AND name = ?)"
 _BY_SEQ: Final = attrgetter("seq")
 _BY_TIME: Final = attrgetter("event.ts_us", "seq")
@@ -233,9 +235,10 @@ def scan(session: Session, space: int, query: EventQuery, after: str | None, lim
     keys = f"e.seq {direction}" if by_seq else f"e.ts_us {direction}, e.seq {direction}"
     records: list[Record] = []
     for condition, more in _of_thread(space, query.thread):
-        where = " AND ".join(["e.space = ?", *conditions, *condition])
-        sql = f"{RECORD_SELECT} WHERE {where} ORDER BY {keys} LIMIT ?"
-        records += map(record_of, session.rows(sql, (space, *values, *more, limit)))
+        rest = f" WHERE {' AND '.join(['e.space = ?', *conditions, *condition])} ORDER BY {keys} LIMIT ?"
+        given = (space, *values, *more, limit)
+        found = _brief_records(session, query.scope, rest, given) if query.brief and query.scope else None
+        records += map(record_of, session.rows(RECORD_SELECT + rest, given)) if found is None else found
     if query.thread is not None:
         order = _BY_SEQ if by_seq else _BY_TIME
         records = sorted(records, key=order, reverse=query.newest_first)[:limit]
@@ -243,6 +246,17 @@ def scan(session: Session, space: int, query: EventQuery, after: str | None, lim
     if len(records) == limit:
         cursor = encode_cursor(query, records[-1].event.ts_us, records[-1].seq)
     return Page(records=tuple(records), cursor=cursor)
+
+
+def _brief_records(session: Session, scope: str, rest: str, given: Sequence[Any]) -> list[Record] | None:
+    """Records of one scope by what their rows say alone; ``None`` if one of them has its data elsewhere."""
+    records: list[Record] = []
+    for seq, event_id, kind, ts_us, data in session.rows(_BRIEF_SELECT + rest, given):
+        if type(data) is not bytes:
+            return None
+        event = Event(id=event_id, kind=kind, ts_us=ts_us, scope=scope, data=data)
+        records.append(Record(seq=seq, batch="", committed_at_us=0, event=event))
+    return records
 
 
 def _of_thread(space: int, thread: str | None) -> Iterator[tuple[list[str], list[Any]]]:
