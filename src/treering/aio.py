@@ -730,10 +730,6 @@ class AsyncMoment:
         """The moment that does the work."""
         return self._moment
 
-    async def is_of(self, engine: Engine, space: str) -> bool:
-        """Async twin of `Moment.is_of`."""
-        return await self._bridge.call(self._moment.is_of, engine, space)
-
     @property
     def id(self) -> str:
         """Async twin of `Moment.id`."""
@@ -934,11 +930,59 @@ class AsyncTimeline:
         return self._timeline
 
     async def of_run(
-        self, run_id: str, *, first: int = 1000, cursor: str | None = None, everything: bool = False
+        self,
+        run_id: str,
+        *,
+        first: int = 1000,
+        cursor: str | None = None,
+        everything: bool = False,
+        span: str | None = None,
+        agent: str | None = None,
+        kind: str | None = None,
+        status: str | None = None,
+        text: str | None = None,
     ) -> TimelinePage:
         """Async twin of `Timeline.of_run`."""
         return await self._bridge.call(
-            self._timeline.of_run, run_id, first=first, cursor=cursor, everything=everything
+            self._timeline.of_run,
+            run_id,
+            first=first,
+            cursor=cursor,
+            everything=everything,
+            span=span,
+            agent=agent,
+            kind=kind,
+            status=status,
+            text=text,
+        )
+
+    async def of_thread(
+        self,
+        thread_id: str,
+        *,
+        namespace: str = "",
+        first: int = 1000,
+        cursor: str | None = None,
+        everything: bool = False,
+        span: str | None = None,
+        agent: str | None = None,
+        kind: str | None = None,
+        status: str | None = None,
+        text: str | None = None,
+    ) -> TimelinePage:
+        """Async twin of `Timeline.of_thread`."""
+        return await self._bridge.call(
+            self._timeline.of_thread,
+            thread_id,
+            namespace=namespace,
+            first=first,
+            cursor=cursor,
+            everything=everything,
+            span=span,
+            agent=agent,
+            kind=kind,
+            status=status,
+            text=text,
         )
 
     async def each_of_run(self, run_id: str, *, everything: bool = False) -> AsyncIterator[TimelineEvent]:

@@ -54,10 +54,6 @@ class Moment:
     def __hash__(self) -> int:
         return hash(self.checkpoint.id)
 
-    def is_of(self, engine: Engine, space: str) -> bool:
-        """Whether it was read through this engine, in this space."""
-        return self._engine is engine and self._space == space
-
     @property
     def id(self) -> str:
         """The checkpoint's id: ``ckpt_`` and a time-ordered id."""
@@ -211,3 +207,8 @@ class Moment:
             if self._engine.scan(self._space, by_id(self.id), limit=1).records:
                 raise Corrupt(f"checkpoint {self.id!r} cannot be read: {error}") from error
             raise NotFound(f"checkpoint {self.id!r} was removed since it was looked up") from error
+
+
+def is_of(moment: Moment, engine: Engine, space: str) -> bool:
+    """Whether a moment was read through this engine, in this space."""
+    return moment._engine is engine and moment._space == space  # noqa: SLF001 - of this file

@@ -24,7 +24,7 @@ from treering.views.differences import Difference, difference
 from treering.views.heads import Head, ThreadMoved
 from treering.views.hooks import Saved
 from treering.views.interrupts import Decision
-from treering.views.moments import Moment
+from treering.views.moments import Moment, is_of
 from treering.views.state_objects import portray, put_back
 from treering.views.workspaces.workspace import Workspace
 
@@ -270,7 +270,7 @@ class Thread:
     def at(self, which: str | int | datetime | Moment) -> Moment:
         """A moment by its id, by its step or as of a time (both along the line that leads to the head)."""
         if isinstance(which, Moment):
-            if which.is_of(self._engine, self._space):
+            if is_of(which, self._engine, self._space):
                 return which
             which = which.id
         return self._moment(self._head.find(which))
