@@ -211,4 +211,5 @@ class Moment:
 
 def is_of(moment: Moment, engine: Engine, space: str) -> bool:
     """Whether a moment was read through this engine, in this space."""
-    return moment._engine is engine and moment._space == space  # noqa: SLF001 - of this file
+    own = moment._engine, moment._space  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - of this file
+    return own[0] is engine and own[1] == space
