@@ -37,7 +37,8 @@ def test_ids_of_one_source_always_grow_whatever_the_clock_does(times_us, random)
 def test_an_id_tells_when_it_was_made_to_the_millisecond(times_us):
     source = IdSource(JumpyClock(sorted(times_us)))
     for time_us in sorted(times_us):
-        assert time_of(source.next()) == time_us // 1000 * 1000
+        made, made_us = source.next_with_time()
+        assert time_of(made) == made_us == time_us // 1000 * 1000
 
 
 def test_an_id_is_26_characters_of_lowercase_crockford_base32():

@@ -55,6 +55,10 @@ class IdSource:
 
     def next(self) -> str:
         """A new id, greater than every id that this source gave before."""
+        return self.next_with_time()[0]
+
+    def next_with_time(self) -> tuple[str, int]:
+        """The same, and its time as `time_of` tells it."""
         with self._lock:
             now_ms = self._now_us() // 1000
             if now_ms > self._ms:
@@ -64,7 +68,7 @@ class IdSource:
             else:
                 self._low += 1
             low = self._low
-            return self._head + _PAIRS[low >> 10] + _PAIRS[low & 1023]
+            return self._head + _PAIRS[low >> 10] + _PAIRS[low & 1023], self._ms * 1000
 
     def _draw(self, *, ms: int) -> None:
         self._ms = ms
@@ -92,7 +96,12 @@ class IdSource:
 
 def new_id() -> str:
     """A new id from the source that the whole process shares."""
-    return _shared.next()
+    return _shared.next_with_time()[0]
+
+
+def new_id_with_time() -> tuple[str, int]:
+    """The same, and its time as `time_of` tells it."""
+    return _shared.next_with_time()
 
 
 def time_of(made_id: str) -> int:

@@ -17,7 +17,7 @@ from treering.core.batch import Event
 from treering.core.clock import DAY_US, day_of, to_iso
 from treering.core.content import Content
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import new_id, time_of
+from treering.core.ids import new_id_with_time, time_of
 from treering.core.query import EventQuery
 from treering.errors import Corrupt, InvalidInput
 from treering.views.recording.context import here
@@ -95,9 +95,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 def new_checkpoint_id(clock: Clock) -> tuple[str, int]:
     """A fresh id and its time in microseconds; ids sort by time, and both fall on the same UTC day."""
-    made = new_id()
-    first_us = time_of(made)
-    return PREFIX + made, min(max(clock.now_us(), first_us), first_us + 999)
+    made, first_us = new_id_with_time()
+    now_us = clock.now_us()
+    if not first_us <= now_us < first_us + 1000:
+        now_us = min(max(now_us, first_us), first_us + 999)
+    return PREFIX + made, now_us
 
 
 def created_at_us(checkpoint_id: str) -> int:

@@ -24,7 +24,7 @@ from treering.core.ids import MAX_ID_CHARS
 from treering.errors import Conflict, Corrupt, InvalidInput, ListMoved, NotFound, RefMoved
 from treering.views import channels
 from treering.views.channels import Channel, First
-from treering.views.checkpoints import MESSAGES, Checkpoint, new_checkpoint_id, write_checkpoint
+from treering.views.checkpoints import MESSAGES, PREFIX, Checkpoint, new_checkpoint_id, write_checkpoint
 from treering.views.head_values import head_value, read_head
 from treering.views.journal import REWIND, Journal, head_ref, thread_scope
 from treering.views.values import write_state
@@ -244,7 +244,14 @@ class Head:
         *,
         tail_is_ours: bool,
     ) -> Checkpoint:
-        draft = Draft(self._space)
+        if adopted is None:
+            parent = None
+            checkpoint_id, now_us = new_checkpoint_id(self._clock)
+            draft = Draft(self._space, id=checkpoint_id.removeprefix(PREFIX))  # one id is enough for both
+        else:
+            parent = adopted.parent
+            checkpoint_id, now_us = adopted.id, adopted.created_at_us
+            draft = Draft(self._space)
         before = self.checkpoint
         grown = {
             name: channels.replace(
@@ -274,12 +281,6 @@ class Head:
             draft.require(*taken.requires)
             snapshot = object_address(taken.root)
             metadata = {**metadata, **taken.warnings()}
-        if adopted is None:
-            parent = None
-            checkpoint_id, now_us = new_checkpoint_id(self._clock)
-        else:
-            parent = adopted.parent
-            checkpoint_id, now_us = adopted.id, adopted.created_at_us
         checkpoint = Checkpoint(
             id=checkpoint_id,
             thread=self._thread_id,
