@@ -204,7 +204,8 @@ def _check_change(change: RefChange, batch: Batch, own_slots: AbstractSet[str], 
                 f"ref {change.name!r} would hold {len(move.value)} bytes, more than {MAX_INLINE_BYTES}; "
                 "put the value into an object and let the ref link to it"
             )
-        named += [_check_address(address, batch) for address in move.links if address not in own_slots]
+        if move.links:
+            named += [_check_address(address, batch) for address in move.links if address not in own_slots]
     elif isinstance(move, Add) and (abs(move.delta) | abs(move.ceiling or 0)) >> NUMBER_BITS:
         raise InvalidInput(
             f"ref {change.name!r} cannot add {move.delta} up to {move.ceiling}; "

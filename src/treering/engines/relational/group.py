@@ -78,6 +78,18 @@ class GroupCommit:
     def commit(self, prepared: Prepared) -> Receipt:
         """Commit in the calling thread, alone or with others; returns when it is durable."""
         self._check_open()
+        if not self._waiting and self._door.acquire(blocking=False):
+            # The ordinary case, a lone writer: nobody waits for it, so it needs no ticket.
+            try:
+                (outcome,) = self._outcomes([prepared])
+            finally:
+                self._leave()
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+        return self._wait_with_others(prepared)
+
+    def _wait_with_others(self, prepared: Prepared) -> Receipt:
         ticket = _Ticket(prepared, None)
         self._waiting.append(ticket)
         if self._door.acquire(blocking=False):
@@ -109,20 +121,19 @@ class GroupCommit:
     def _leave(self) -> None:
         """Give the door to the first sleeper, or let it go when there is none."""
         while True:
-            with self._calling:
-                sleeper = self._first_sleeper()
-                if sleeper is not None:
-                    sleeper.called = True
-                    sleeper.gate.release()
-                    return
+            if self._waiting:
+                with self._calling:
+                    sleeper = self._first_sleeper()
+                    if sleeper is not None:
+                        sleeper.called = True
+                        sleeper.gate.release()
+                        return
             self._door.release()
             # Who came in the meantime found the door taken, and sleeps. (What was submitted has its thread.)
-            if self._first_sleeper() is None or not self._door.acquire(blocking=False):
+            if not self._waiting or self._first_sleeper() is None or not self._door.acquire(blocking=False):
                 return
 
     def _first_sleeper(self) -> _Ticket | None:
-        if not self._waiting:
-            return None
         return next((ticket for ticket in list(self._waiting) if ticket.future is None), None)
 
     def submit(self, prepared: Prepared) -> Future[Receipt]:

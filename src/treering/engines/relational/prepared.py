@@ -20,8 +20,6 @@ from treering.core.terms import text_of
 from treering.engines.relational.needs import needs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from treering.core.address import Address
     from treering.core.batch import Batch
     from treering.core.content import Content
@@ -29,12 +27,8 @@ if TYPE_CHECKING:
     from treering.engines.relational.needs import Needs
 
 
-class Sealed(NamedTuple):
-    """An item as it will lie in its row: content in a frame, or an address."""
-
-    kind: int | None
-    frame: bytes | None
-    address: str | None
+Sealed = tuple[int | None, bytes | None, str | None]
+"""An item as it will lie in its row: kind and frame of content, or an address."""
 
 
 class Prepared(NamedTuple):
@@ -56,20 +50,38 @@ class Prepared(NamedTuple):
 def prepare(batch: Batch) -> Prepared:
     """Check a batch and seal its content."""
     needs = needs_of(batch, check_batch(batch))
-    links = [address for append in batch.lists for item in append.items for address in _item_links(item)]
-    links += [text.source for text in batch.texts if text.source is not None]
+    links: list[Address] = []
+    items: list[list[Sealed]] = []
+    for append in batch.lists:
+        sealed: list[Sealed] = []
+        for item in append.items:
+            if isinstance(item, str):
+                links.append(item)
+                sealed.append((None, None, item))
+            else:
+                if item.kind == "tree":
+                    links += content_links(item)
+                sealed.append((KIND_NUMBERS[item.kind], seal(item.data), None))
+        items.append(sealed)
+    words: list[str | None] = []
+    for text in batch.texts:
+        words.append(_words(batch, text.source))
+        if text.source is not None:
+            links.append(text.source)
     return Prepared(
-        batch=batch,
-        needs=needs,
-        bodies=[seal(pack_body(part.slots)) for part in batch.parts],
-        items=[[_sealed(item) for item in append.items] for append in batch.lists],
-        objects=[
+        batch,
+        needs,
+        [seal(pack_body(part.slots)) for part in batch.parts] if batch.parts else [],
+        items,
+        [
             (bytes.fromhex(name), KIND_NUMBERS[content.kind], len(content.data), seal(content.data))
             for name, content in batch.objects.items()
-        ],
-        words=[_words(batch, text.source) for text in batch.texts],
-        deltas=deltas(batch.events),
-        item_links="\n".join(links) or None,
+        ]
+        if batch.objects
+        else [],
+        words,
+        deltas(batch.events),
+        "\n".join(links) if links else None,
     )
 
 
@@ -82,16 +94,6 @@ def own_content(batch: Batch, address: Address) -> Content | None:
             return batch.parts[part].slots[index]
         case _:
             return None
-
-
-def _item_links(item: Content | Address) -> Iterable[Address]:
-    return (item,) if isinstance(item, str) else content_links(item)
-
-
-def _sealed(item: Content | Address) -> Sealed:
-    if isinstance(item, str):
-        return Sealed(None, None, item)
-    return Sealed(KIND_NUMBERS[item.kind], seal(item.data), None)
 
 
 def _words(batch: Batch, source: Address | None) -> str | None:
