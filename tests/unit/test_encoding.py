@@ -20,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from treering.core.content import Content
-from treering.core.encoding import Codecs, decode, decode_json, encode, encode_json
+from treering.core.encoding import Codecs, decode, decode_all, decode_json, encode, encode_json
 from treering.errors import Corrupt, InvalidInput, Unencodable
 
 ANY_TEXT = st.text(st.characters(), max_size=20) | st.from_regex(r"\A\$+[a-z]{0,8}\Z")
@@ -95,6 +95,16 @@ def exact(value):
 @example(['text with {"$tuple": [1]} in it'])
 def test_a_value_comes_back_with_its_types(value):
     assert exact(decode(encode(value))) == exact(value)
+
+
+@given(st.lists(VALUES, max_size=5))
+def test_many_values_come_back_as_one_by_one(values):
+    assert exact(decode_all([encode(value) for value in values])) == exact(values)
+
+
+def test_one_of_many_that_is_damaged_says_so():
+    with pytest.raises(Corrupt, match="does not parse"):
+        decode_all([encode([1]), Content("json", b"[1,")])
 
 
 @given(VALUES)

@@ -39,6 +39,21 @@ def test_a_flipped_bit_anywhere_is_noticed(data, draw):
         unseal(bytes(sealed), "here")
 
 
+@given(DATA)
+def test_the_checksum_of_named_data_is_not_looked_at(data):
+    sealed = bytearray(seal(data, compress_from=64))
+    sealed[HEADER_SIZE - 1] ^= 1
+    assert unseal(bytes(sealed), "here", has_name=True) == data
+
+
+@given(DATA, st.integers(0, 7) | st.integers(16, 31))
+def test_a_damaged_head_is_not_taken_for_one_of_the_future(data, position):
+    sealed = bytearray(seal(data, compress_from=64))
+    sealed[position // 8] ^= 1 << position % 8
+    with pytest.raises(Corrupt, match="here: checksum"):
+        unseal(bytes(sealed), "here", has_name=True)
+
+
 @given(DATA, st.data())
 def test_a_cut_frame_is_noticed(data, draw):
     sealed = seal(data, compress_from=64)

@@ -254,6 +254,21 @@ def test_a_flipped_byte_is_corrupt_and_names_object_and_pack(database, objects, 
     assert objects.load(database, SPACE, names[-1:]) == by_name(LARGE[-1:])
 
 
+@pytest.mark.parametrize("place", [0, 1, 9, -1])
+def test_a_flipped_byte_in_a_row_is_corrupt_and_names_the_object(database, place):
+    content = Content("text", b"a text that repeats itself, " * 400)
+    objects = Objects(None)
+    (name,) = objects.stage(database, SPACE, [content])
+    assert objects.load(database, SPACE, [name]) == {name: content}
+    with database.writing() as session:
+        ((frame,),) = session.rows("SELECT frame FROM object WHERE name = ?", (bytes.fromhex(name),))
+        damaged = bytearray(frame)
+        damaged[place] ^= 1
+        session.run("UPDATE object SET frame = ? WHERE name = ?", (bytes(damaged), bytes.fromhex(name)))
+    with pytest.raises(Corrupt, match=rf"object {name}.*restore"):
+        objects.load(database, SPACE, [name])
+
+
 def test_a_row_that_holds_other_bytes_is_corrupt(database, objects):
     one, two = objects.stage(database, SPACE, LARGE[:2])
     with database.writing() as session:

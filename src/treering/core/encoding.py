@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -137,6 +137,19 @@ class Codecs:
                     f"stored text is not UTF-8 ({error}); run verify and restore it from a backup"
                 ) from error
         raise InvalidInput(f"content of kind {content.kind!r} is not a value; read it with decode_tree")
+
+    def decode_all(self, contents: Sequence[Content]) -> list[Any]:
+        """The values that were encoded, in order: what a long conversation is read with."""
+        loads, decode = orjson.loads, self.decode
+        try:
+            return [
+                loads(data)
+                if content.kind == "json" and b"$" not in (data := content.data)
+                else decode(content)
+                for content in contents
+            ]
+        except orjson.JSONDecodeError:
+            return list(map(decode, contents))  # says what is wrong
 
     def encode_json(self, value: Any, *, keep_order: bool = False) -> bytes:
         """Canonical JSON of ``value``, with tags where JSON falls short."""
@@ -382,4 +395,5 @@ codecs: Final = Codecs()
 encode = codecs.encode
 encode_json = codecs.encode_json
 decode = codecs.decode
+decode_all = codecs.decode_all
 decode_json = codecs.decode_json

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.core.encoding import decode, encode
+from treering.core.encoding import decode_all, encode
 from treering.core.ids import new_id
 from treering.core.lists import MAX_DEPTH, branch_point
 from treering.errors import Corrupt, NotFound
@@ -154,7 +154,7 @@ def read(engine: Engine, space: str, stretch: Stretch, *, last: int | None = Non
             raise _severed(stretch, str(error)) from error
         if len(contents) != stop - first:
             raise _severed(stretch, f"{stop - first - len(contents)} of its items are not stored")
-        items += map(decode, contents)
+        items += decode_all(contents)
     return items
 
 

@@ -93,7 +93,7 @@ class Objects:
         """The same one by one, for those who do not want all of it in memory."""
         for name, kind, frame in located.inline:
             where = f"object {name}"
-            content = Content(kind_of(kind, where), unseal(frame, where))
+            content = Content(kind_of(kind, where), unseal(frame, where, has_name=True))
             if content.name != name:
                 raise Corrupt(
                     f"object {name}: the bytes do not hash to this name; restore it from a backup or a copy"

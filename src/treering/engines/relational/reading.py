@@ -16,7 +16,7 @@ from treering.core.address import Address, ListAt, ObjectAt, SlotAt, parse_addre
 from treering.core.batch import Event
 from treering.core.body import unpack_body
 from treering.core.clock import day_of
-from treering.core.content import Content
+from treering.core.content import KINDS, Content
 from treering.core.frame import unseal
 from treering.core.lists import locate
 from treering.core.query import check_limit, decode_cursor, encode_cursor
@@ -50,6 +50,7 @@ _LIST_COLUMNS: Final = (
     "JOIN scope s ON s.no = l.scope LEFT JOIN list p ON p.no = l.parent"
 )
 _BRIEF_SELECT: Final = "SELECT e.seq, e.id, e.kind, e.ts_us, e.data FROM event e"
+_KINDS: Final = dict(enumerate(KINDS))
 _IN_SCOPE: Final = "e.scope = (SELECT no FROM scope WHERE space = ? AND name = ?)"
 _BY_SEQ: Final = attrgetter("seq")
 _BY_TIME: Final = attrgetter("event.ts_us", "seq")
@@ -160,6 +161,7 @@ def _fetch_items(session: Session, space: int, objects: Objects, list_no: int, r
             f"{run.start} to {run.stop}; run verify, then restore it from a backup"
         )
     where = f"list {run.list!r}"
+    known_kinds = _KINDS
     contents: list[Content | None] = []
     elsewhere: list[tuple[int, Address]] = []
     for kind, frame, address in rows:
@@ -167,7 +169,8 @@ def _fetch_items(session: Session, space: int, objects: Objects, list_no: int, r
             elsewhere.append((len(contents), Address(address)))
             contents.append(None)
         else:
-            contents.append(Content(kind_of(kind, where), unseal(frame_of(frame, where), where)))
+            data = unseal(frame if type(frame) is bytes else frame_of(frame, where), where)
+            contents.append(Content(known_kinds.get(kind) or kind_of(kind, where), data))
     fetched = get(session, space, objects, [address for _, address in elsewhere]) if elsewhere else []
     for (position, _), content in zip(elsewhere, fetched, strict=True):
         contents[position] = content
