@@ -40,6 +40,19 @@ def test_runs_are_listed(run, recorded):
     }
 
 
+def test_a_timeline_is_narrowed_and_also_of_a_thread(run, recorded):
+    of_thread = run("timeline", "--thread", "support/alice", "--kind", "tool", "--json").json
+    assert [each["run_id"] for each in of_thread] == [recorded[0]] * 2 + [recorded[1]] * 2
+    (end,) = run("timeline", "last", "--kind", "llm", "--text", "nowhere", "--json").json[1:]
+    assert (end["type"], end["run_id"]) == ("llm.span.end", recorded[1])
+    lines = run("timeline", "last", "--text", "refunds", "--status", "ok").out.splitlines()
+    assert [line.split("  ")[-1] for line in lines] == ["WHAT", "call search_docs", "search_docs result"]
+    assert run("timeline").code == 2
+    assert run("timeline", "last", "--thread", "support/alice").code == 2
+    assert run("timeline", "last", "--span", "nope").code == 3
+    assert run("timeline", "--thread", "nobody").out == "nothing was recorded\n"
+
+
 def test_a_timeline_and_a_replay_are_shown(run, recorded):
     shown = run("timeline", recorded[0])
     assert [line.split("  ")[-1] for line in shown.out.splitlines()] == [

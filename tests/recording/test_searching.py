@@ -12,8 +12,8 @@ import treering
 from treering.core.stems import stem
 from treering.errors import InvalidInput
 from treering.views import event_index
+from treering.views.asked_words import _beginning
 from treering.views.event_index import EventIndex
-from treering.views.searching import _beginning
 
 
 @pytest.fixture

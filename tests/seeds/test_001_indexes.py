@@ -80,6 +80,8 @@ def test_the_endpoints_and_the_services(store, asked, ids):
     cursor = services.get_run_timeline(ids["run"], limit=2)["next_cursor"]
     services.get_run_timeline(ids["run"], cursor=cursor)
     services.get_run_cost(ids["run"])
+    store.timeline.of_run(ids["run"], span=ids["span"], kind="tool", status="running", text="x")
+    store.timeline.of_thread("t")
     store.cost.of_thread("t")
     store.cost.of_days(by="agent")
     store.runs.page()

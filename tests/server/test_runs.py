@@ -113,3 +113,25 @@ def test_an_unchanged_reply_is_not_sent_again(client, run):
     first = client.get(f"/runs/{run.id}/timeline")
     again = client.get(f"/runs/{run.id}/timeline", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
+
+
+def test_a_timeline_is_narrowed_and_also_of_a_thread(client, store, run):
+    with store.run(agent="planner", thread="support/alice") as second:
+        second.message("user", "Thank you.")
+    store.flush()
+
+    def told(path):
+        return [(each["run_id"], each["label"]) for each in client.get(path).json()["events"]]
+
+    tool = [(run.id, "call search_docs"), (run.id, "search_docs result")]
+    thanks = (second.id, "user message")
+    assert told(f"/runs/{run.id}/timeline?kind=tool&status=ok&agent=planner&text=page+refunds") == tool
+    call = client.get(f"/runs/{run.id}/timeline?kind=tool").json()["events"][0]["ref"]["tool_call_id"]
+    assert told(f"/runs/{run.id}/timeline?span={call}") == tool
+    assert told("/threads/support%2Falice/timeline")[-1] == thanks
+    assert told("/threads/support%2Falice/timeline?text=thanks+you") == [thanks]
+    assert told("/threads/support%2Falice/timeline?namespace=other") == []
+    first = client.get("/threads/support%2Falice/timeline?limit=4").json()
+    assert told(f"/threads/support%2Falice/timeline?cursor={first['next_cursor']}") == [thanks]
+    for query, status in (("span=nope", 404), ("text=...", 422), ("nope=1", 422), ("cursor=x", 422)):
+        assert client.get(f"/runs/{run.id}/timeline?{query}").status_code == status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
     from treering.views.costs import Cost
     from treering.views.recording.runs import RunInfo
     from treering.views.replaying import ReplayStep
+    from treering.views.timeline import TimelineEvent
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or 'last'.")]
 AgentOption = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only of this agent.")]
+KindOption = Annotated[
+    str | None, typer.Option("--kind", metavar="KIND", help="Only in these: message, tool, llm, agent, ...")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -77,18 +82,55 @@ def runs(
 
 @takes_store
 def timeline(
-    run: RunArgument,
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="The id of a run, or 'last'.", show_default=False)
+    ] = None,
     *,
+    thread: Annotated[
+        str | None, typer.Option(metavar="THREAD", help="All runs of this thread, instead of one run.")
+    ] = None,
+    span: Annotated[str | None, typer.Option(metavar="ID", help="Only this span and all below it.")] = None,
+    agent: AgentOption = None,
+    kind: KindOption = None,
+    status: Annotated[
+        str | None, typer.Option(metavar="WORD", help="Only spans that ended so: ok, error, or running.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="Only what holds these words.")] = None,
     everything: Annotated[bool, typer.Option("--everything", help="All that was recorded.")] = False,
     place: StorePlace,
+    user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show what happened in a run, in order."""
+    """Show what happened in a run or a thread, in order."""
+    if (run is None) == (thread is None):
+        raise typer.BadParameter("name a run, or a thread with --thread")
     with place.existing() as opened:
-        info = opened.runs.get(_id(opened, run))
-        events = list(opened.timeline.each_of_run(info.id, everything=everything))
+        start_us: int | None = None
+        if run is None:
+            look = partial(opened.timeline.of_thread, thread or "", namespace=user_namespace)
+        else:
+            info = opened.runs.get(_id(opened, run))
+            look, start_us = partial(opened.timeline.of_run, info.id), info.started_at_us
+        events: list[TimelineEvent] = []
+        cursor: str | None = None
+        while True:
+            page = look(
+                cursor=cursor,
+                everything=everything,
+                span=span,
+                agent=agent,
+                kind=kind,
+                status=status,
+                text=text,
+            )
+            events += page.events
+            cursor = page.cursor
+            if cursor is None:
+                break
+    if start_us is None:
+        start_us = events[0].ts_us if events else 0
     table = [
-        (f"{(event.ts_us - info.started_at_us) / 1e6:.3f}", clean(event.agent or ""), clean(event.label))
+        (f"{(event.ts_us - start_us) / 1e6:.3f}", clean(event.agent or ""), clean(event.label))
         for event in events
     ]
     lines = rows([("AT", "AGENT", "WHAT"), *table])
@@ -146,9 +188,7 @@ def search(
     *,
     run: Annotated[str | None, typer.Option(metavar="RUN", help="Only in this run.")] = None,
     agent: AgentOption = None,
-    kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Only in these: message, tool, llm, agent, ...")
-    ] = None,
+    kind: KindOption = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How many.")] = 20,
     place: StorePlace,
     as_json: JsonOption = False,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ROUTES: Final = (
     "runs",
+    "timelines",
     "threads",
     "memory",
     "workspaces",

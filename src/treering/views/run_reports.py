@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from treering.core.clock import day_of
 from treering.core.money import from_nanos, to_nanos
 from treering.errors import InvalidInput, MissingExtra, NotFound
@@ -20,7 +22,8 @@ from treering.views.timeline import MESSAGE, Timeline
 if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.views.costs import Cost
-    from treering.views.timeline import TimelineEvent
+    from treering.views.sieve import Only
+    from treering.views.timeline import TimelineEvent, TimelinePage
 
 
 def timeline_report(
@@ -31,18 +34,25 @@ def timeline_report(
     limit: int = MAX_LINES,
     cursor: str | None = None,
     everything: bool = False,
+    only: Only | None = None,
     legacy: LegacyRuns | None = None,
 ) -> dict[str, Any]:
     """``{"events": [...], "next_cursor": ...}``, forward from the oldest; ``None`` where nothing follows.
 
-    A run that is not in the store is asked of ``legacy``.
+    A run that is not in the store is asked of ``legacy``, as a whole.
     """
     if not 1 <= limit <= MAX_LINES:
         raise InvalidInput(f"limit is {limit}; use 1 to {MAX_LINES} and continue with next_cursor")
     if not _is_there(engine, space, run_id):
         found = None if legacy is None else legacy.timeline(run_id, limit=limit, cursor=cursor)
         return _from(found, run_id)
-    page = Timeline(engine, space).of_run(run_id, first=limit, cursor=cursor, everything=everything)
+    narrow = {} if only is None else structs.asdict(only)
+    page = Timeline(engine, space).of_run(run_id, first=limit, cursor=cursor, everything=everything, **narrow)
+    return plain_page(page)
+
+
+def plain_page(page: TimelinePage) -> dict[str, Any]:
+    """A page of a timeline as the endpoints give it."""
     return {"events": [_line(event) for event in page.events], "next_cursor": page.cursor}
 
 

@@ -17,8 +17,8 @@ import msgspec
 from treering.core.clock import to_iso
 from treering.core.query import MAX_PAGE, EventQuery, SearchQuery
 from treering.core.stems import folded, stem, words
-from treering.core.terms import query_terms
 from treering.errors import InvalidInput, ReadOnly
+from treering.views.asked_words import AskedWords
 from treering.views.event_index import COLLECTION, EventIndex, is_unspaced, pieces_of, searched
 
 if TYPE_CHECKING:
@@ -85,20 +85,18 @@ def search(engine: Engine, space: str, wanted: Wanted) -> Found:
     """Find events by their words, among all that were acknowledged before; brings the index up to date."""
     if not 1 <= wanted.limit <= MAX_HITS:
         raise InvalidInput(f"limit is {wanted.limit}; use 1 to {MAX_HITS}")
-    terms = query_terms(folded(wanted.text))
-    asked = [word for term in terms for word in words(term)]
-    stems = frozenset(word if is_unspaced(word) else stem(word) for word in asked)
-    if not stems:
+    asked = AskedWords(wanted.text)
+    if not asked.stems:
         return Found(hits=(), words=())
     index = EventIndex(engine, space)
     with suppress(ReadOnly):  # the tail is longer then, and is read all the same
         index.catch_up()
-    looking = _Looking(index, wanted, stems)
+    looking = _Looking(index, wanted, asked)
     for records in index.tail():
         looking.look_at(records)
     _look_at_blocks(engine, space, index, wanted, looking)
     best = sorted(looking.found, key=_Seen.order)[: wanted.limit]
-    return Found(hits=tuple(each.hit() for each in best), words=tuple(terms))
+    return Found(hits=tuple(each.hit() for each in best), words=asked.terms)
 
 
 def _look_at_blocks(engine: Engine, space: str, index: EventIndex, wanted: Wanted, looking: _Looking) -> None:
@@ -138,27 +136,23 @@ def _part(block: Block, wanted: Wanted) -> EventQuery | None:
 
 
 class _Looking:
-    def __init__(self, index: EventIndex, wanted: Wanted, stems: frozenset[str]) -> None:
+    def __init__(self, index: EventIndex, wanted: Wanted, asked: AskedWords) -> None:
         self._index = index
         self._wanted = wanted
-        self._stems = stems
-        self._candidates = _candidates(stems)
-        self._unspaced = [each for each in stems if is_unspaced(each)]
+        self._asked = asked
         self.found: list[_Seen] = []
 
     @property
     def has_enough(self) -> bool:
         """Enough hits with every word; those with fewer may be topped by a later block."""
-        whole = sum(len(each.matched) == len(self._stems) for each in self.found)
+        whole = sum(len(each.matched) == len(self._asked.stems) for each in self.found)
         return whole >= self._wanted.limit or len(self.found) >= 4 * self._wanted.limit
 
     def look_at(self, records: Iterable[Record]) -> None:
         """Take the events that hold some of the words."""
         chosen = [record for record in records if _passes(record, self._wanted)]
         for piece, text in self._index.contents(pieces_of(chosen)):
-            plain = folded(text)
-            matched = self._stems.intersection(map(stem, self._candidates.findall(plain)))
-            matched |= {each for each in self._unspaced if each in plain}
+            matched = self._asked.found_in(text)
             if matched:
                 self.found.append(_Seen(piece, text, matched))
 
@@ -198,17 +192,6 @@ class _Seen:
             matched=len(self.matched),
             snippet=_snippet(self.text, self.matched),
         )
-
-
-def _candidates(stems: Iterable[str]) -> re.Pattern[str]:
-    """Words that may have one of the stems; cutting and stemming every word takes ten times as long."""
-    beginnings = "|".join(sorted({re.escape(_beginning(each)) for each in stems}))
-    return re.compile(rf"(?<![^\W_])(?:{beginnings})[^\W_]*")
-
-
-def _beginning(word: str) -> str:
-    """Letters that every word of a stem begins with: a stem is its words' beginning but for its last two."""
-    return word[:-2] if word.isascii() else word if is_unspaced(word) else ""
 
 
 def _passes(record: Record, wanted: Wanted) -> bool:

@@ -27,6 +27,8 @@ from treering.views.recording.chunks import FIRST_TOKEN
 from treering.views.recording.given import input_of
 from treering.views.recording.spans import MESSAGE, OPEN, SPAN
 from treering.views.searching import Found, Wanted, search
+from treering.views.sieve import Only, Sieve
+from treering.views.thread_keys import thread_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,10 +91,45 @@ class Timeline:
         self._space = space
 
     def of_run(
-        self, run_id: str, *, first: int = 1000, cursor: str | None = None, everything: bool = False
+        self,
+        run_id: str,
+        *,
+        first: int = 1000,
+        cursor: str | None = None,
+        everything: bool = False,
+        span: str | None = None,
+        agent: str | None = None,
+        kind: str | None = None,
+        status: str | None = None,
+        text: str | None = None,
     ) -> TimelinePage:
-        """A run's timeline: the five kinds of line, or (``everything``) all that was recorded."""
-        return self._page(EventQuery(run=run_id, order="time"), first, cursor, everything=everything)
+        """A run's timeline: the five kinds of line, or (``everything``) all that was recorded.
+
+        ``span`` narrows it to a span and all below it, ``kind`` to ``message`` or a kind of span, ``status``
+        to spans that ended so (``running``: that have not), ``text`` to what holds all these words.
+        """
+        query = EventQuery(run=run_id, order="time")
+        only = Only(span=span, agent=agent, kind=kind, status=status, text=text)
+        return self._page(query, first, cursor, everything=everything, only=only)
+
+    def of_thread(
+        self,
+        thread_id: str,
+        *,
+        namespace: str = "",
+        first: int = 1000,
+        cursor: str | None = None,
+        everything: bool = False,
+        span: str | None = None,
+        agent: str | None = None,
+        kind: str | None = None,
+        status: str | None = None,
+        text: str | None = None,
+    ) -> TimelinePage:
+        """What happened in a thread, in all its runs; narrowed as `of_run`."""
+        query = EventQuery(thread=thread_key(thread_id, namespace), order="time")
+        only = Only(span=span, agent=agent, kind=kind, status=status, text=text)
+        return self._page(query, first, cursor, everything=everything, only=only)
 
     def each_of_run(self, run_id: str, *, everything: bool = False) -> Iterator[TimelineEvent]:
         """The whole timeline of a run, read a page at a time."""
@@ -154,16 +191,20 @@ class Timeline:
         """What lies at the addresses of `TimelineEvent.body`."""
         return [decode(each) for each in self._engine.get(self._space, list(addresses))]
 
-    def _page(self, query: EventQuery, first: int, cursor: str | None, *, everything: bool) -> TimelinePage:
+    def _page(
+        self, query: EventQuery, first: int, cursor: str | None, *, everything: bool, only: Only
+    ) -> TimelinePage:
         if first < 1:
             raise InvalidInput(f"first is {first}; ask for at least one line")
         position = _decoded(cursor)
+        everything = everything or only.kind not in (None, MESSAGE)  # who asks for a kind wants to see it
+        sieve = Sieve(self._engine, self._space, only, query)
         ends: list[tuple[int, int, Record]] = []
         for record in self._spans(query, position.open):
             heappush(ends, (end_us(record), record.seq, record))
         lines: list[TimelineEvent] = []
         after = position.after
-        for record in self._records(query, after):
+        for record in self._wanted(sieve, after):
             event = record.event
             while ends and ends[0][:2] < (event.ts_us, record.seq) and len(lines) < first:
                 _show(lines, heappop(ends)[2], "end", everything=everything)
@@ -181,6 +222,14 @@ class Timeline:
         while ends and len(lines) < first:
             _show(lines, heappop(ends)[2], "end", everything=everything)
         return TimelinePage(events=tuple(lines), cursor=_encoded(after, ends) if ends else None)
+
+    def _wanted(self, sieve: Sieve, after: str | None) -> Iterator[Record]:
+        while True:
+            page = self._engine.scan(self._space, sieve.query, after=after, limit=_SCAN)
+            yield from sieve.pick(page.records)
+            if page.cursor is None:
+                return
+            after = page.cursor
 
     def _records(self, query: EventQuery, after: str | None) -> Iterator[Record]:
         while True:

@@ -1,4 +1,4 @@
-"""Runs, their timelines and what they cost."""
+"""Runs, their spans and what they cost."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from treering.views.exchange import EUR
 from treering.views.legacy import legacy_run
 from treering.views.recording.runs import RunInfo
 from treering.views.run_records import RecordContent, RunRecord, record_content, run_records
-from treering.views.run_reports import MAX_LINES, cost_report, timeline_report
+from treering.views.run_reports import cost_report
 
-Limit = Annotated[int, Meta(ge=1, le=MAX_LINES)]
 CostBy = By | Literal["run", "thread", "tag"]
 
 
@@ -70,14 +69,6 @@ class RunList(Struct, frozen=True, kw_only=True):
 
     runs: tuple[RunLine, ...]
     next_cursor: str | None
-
-
-class TimelineQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part of a timeline; ``types=all`` shows more than the five usual kinds."""
-
-    limit: Limit = MAX_LINES
-    cursor: str | None = None
-    types: Literal["all"] | None = None
 
 
 class SpansQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -157,21 +148,6 @@ def get_run(call: Call[None, None]) -> RunLine:
         return _legacy_line(info, store.legacy.cost(run_id))
 
 
-@endpoint("GET", "/runs/{id}/timeline", tag="runs")
-def get_timeline(call: Call[TimelineQuery, None]) -> dict[str, Any]:
-    """What happened in a run, in order, oldest first."""
-    query = call.query
-    return timeline_report(
-        call.store.engine,
-        call.store.space,
-        call.path["id"],
-        limit=query.limit,
-        cursor=query.cursor,
-        everything=query.types == "all",
-        legacy=call.store.legacy,
-    )
-
-
 @endpoint("GET", "/runs/{id}/cost", tag="runs")
 def get_cost(call: Call[None, None]) -> dict[str, Any]:
     """What a run cost, by agent, in tokens and euros."""
@@ -223,7 +199,7 @@ def get_costs(call: Call[CostQuery, None]) -> CostTable:
     return _table(report, query.by)
 
 
-ENDPOINTS: Final = (list_runs, get_run, get_timeline, get_cost, list_spans, get_span, get_costs)
+ENDPOINTS: Final = (list_runs, get_run, get_cost, list_spans, get_span, get_costs)
 
 
 def _line(store: Store, info: RunInfo) -> RunLine:

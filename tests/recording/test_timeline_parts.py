@@ -1,0 +1,155 @@
+"""A timeline by thread and by span, and narrowed: whole spans, real cursors, the same on every engine."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from treering import services
+from treering.core.batch import Event
+from treering.errors import InvalidInput, NotFound
+
+
+@pytest.fixture
+def run(store):
+    """A planner that asks a writer, which fails once."""
+    with store.run(agent="planner", thread="alice") as recorded:
+        recorded.message("user", "Where is my refund?")
+        with recorded.span("plan", kind="agent", agent="planner") as plan:
+            with plan.tool("search_docs", {"query": "refunds"}) as call:
+                call.output = "The refund was sent on Monday."
+            with plan.span("write", kind="agent", agent="writer") as write:
+                with suppress(RuntimeError), write.tool("send", {"to": "alice"}):
+                    raise RuntimeError("no route")
+                write.message("assistant", "It is on its way.")
+    store.flush()
+    return recorded
+
+
+def labels(page):
+    return [event.label for event in page.events]
+
+
+def test_by_thread_all_runs_are_told_in_order(store, run):
+    with store.run(agent="planner", thread="alice") as second:
+        second.message("user", "Thank you.")
+    with store.run(agent="planner", thread="bob") as other:
+        other.message("user", "Hello.")
+    with store.run(agent="planner", thread="alice", namespace="elsewhere") as namesake:
+        namesake.message("user", "Not me.")
+    store.flush()
+    page = store.timeline.of_thread("alice")
+    assert [event.run_id for event in page.events] == [run.id] * 10 + [second.id]
+    assert labels(page)[:-1] == labels(store.timeline.of_run(run.id))
+    assert [event.run_id for event in store.timeline.of_thread("alice", namespace="elsewhere").events] == [
+        namesake.id
+    ]
+    assert store.timeline.of_thread("nobody").events == ()
+
+
+def test_by_span_everything_below_it_is_told(store, run):
+    (write,) = [event for event in store.timeline.of_run(run.id).events if event.label == "▶ write"]
+    below = labels(store.timeline.of_run(run.id, span=write.ref["span_id"]))
+    assert below[:4] == ["▶ write", "call send", "send result", "assistant message"]
+    assert below[4].startswith("■ write")
+    assert len(below) == 5
+    with pytest.raises(NotFound, match="no span 'nope'"):
+        store.timeline.of_run(run.id, span="nope")
+
+
+def test_narrowed_by_agent_kind_status_and_words(store, run):
+    def told(**only):
+        return labels(store.timeline.of_run(run.id, **only))
+
+    assert told(kind="message") == ["user message", "assistant message"]
+    assert told(kind="tool", status="error") == ["call send", "send result"]
+    assert told(status="error") == ["call send", "send result"]
+    assert told(agent="writer", kind="message") == ["assistant message"]
+    assert told(text="refunded Monday") == ["call search_docs", "search_docs result"]
+    assert told(text="refund") == ["user message", "call search_docs", "search_docs result"]
+    assert told(text="refund zebra") == []
+    assert told(text="send") == ["call send", "send result"]  # its name
+    assert labels(store.timeline.of_thread("alice", kind="message", text="way")) == ["assistant message"]
+    with pytest.raises(InvalidInput, match="no words"):
+        told(text="...")
+
+
+def test_a_kind_that_is_asked_for_is_shown(store):
+    with store.run(agent="a") as recorded, recorded.span("look", kind="retrieval"):
+        pass
+    store.flush()
+    assert labels(store.timeline.of_run(recorded.id)) == []
+    assert len(labels(store.timeline.of_run(recorded.id, kind="retrieval"))) == 2
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 1000])
+@pytest.mark.parametrize(
+    "only", [{}, {"status": "ok"}, {"text": "parcel"}, {"kind": "tool", "text": "parcel", "status": "ok"}]
+)
+def test_pages_of_any_size_hold_the_same(store, first, only):
+    with store.run(agent="a", thread="t") as recorded:
+        for number in range(7):
+            with recorded.tool("look", {"for": f"parcel {number}" if number % 2 else "nothing"}) as call:
+                call.output = number
+            recorded.message("user", f"parcel {number}")
+    store.flush()
+    whole = store.timeline.of_thread("t", **only).events
+    assert len(whole) == (21 if not only else 14 if only == {"status": "ok"} else 6 if "kind" in only else 13)
+    paged, cursor = [], None
+    while True:
+        page = store.timeline.of_thread("t", first=first, cursor=cursor, **only)
+        assert len(page.events) <= first
+        paged += page.events
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert tuple(paged) == whole
+
+
+@pytest.mark.parametrize("scanned", [1, 500])
+def test_a_span_whose_beginning_has_a_row_of_its_own_is_told_whole(store, monkeypatch, scanned):
+    """Its words are in the row of its beginning, its status in that of its end, and pages may part them."""
+    monkeypatch.setattr("treering.views.timeline._SCAN", scanned)
+    services.use(store)
+    try:
+        run = services.create_run()
+        given = services.save_blob("text", "where is the parcel")
+        came = services.save_blob("text", "on Monday")
+        call = services.save_tool_call(run, "planner", "look", input_ref=given)
+        services.save_tool_result(call, "error", output_ref=came)
+        services.start_span(run, "planner", input_ref=given)
+    finally:
+        services.use(None)
+
+    def told(**only):
+        return labels(store.timeline.of_run(run, **only))
+
+    assert told(text="parcel Monday") == ["call look", "look result"]
+    assert told(status="error") == ["call look", "look result"]
+    assert told(text="parcel", status="running") == ["▶ planner"]
+    assert told(status="ok") == []
+
+
+def test_a_loop_of_parents_ends(store):
+    """OTLP takes what it is sent."""
+    run = store.run(agent="a")
+    with run:
+        pass
+    store.flush()
+    draft = store.draft()
+    for own, parent in (("one", "two"), ("two", "one")):
+        draft.event(
+            Event(
+                id=own,
+                kind="span.agent",
+                ts_us=1,
+                scope="/run/r",
+                run=run.id,
+                span=own,
+                parent=parent,
+                name=own,
+            )
+        )
+    store.commit(draft)
+    assert len(store.timeline.of_run(run.id, span="one").events) == 4
