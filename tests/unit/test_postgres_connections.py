@@ -72,15 +72,15 @@ def test_all_idle_sessions_may_be_gone_at_once(engine, postgres_url):
 
 def test_a_commit_whose_session_is_killed_half_way_is_done_again(engine, postgres_url, monkeypatch):
     engine.commit(batches.set_ref("default", "r"))
-    decide = engine._decide_and_write
+    write = engine._write_decided
 
     def killed_once(session, *args, **options):
-        monkeypatch.setattr(engine, "_decide_and_write", decide)
-        outcome = decide(session, *args, **options)
+        monkeypatch.setattr(engine, "_write_decided", write)
+        outcome = write(session, *args, **options)
         _kill_others(postgres_url)
         return outcome
 
-    monkeypatch.setattr(engine, "_decide_and_write", killed_once)
+    monkeypatch.setattr(engine, "_write_decided", killed_once)
     receipt = engine.commit(batches.set_ref("default", "r", expect=1))
     assert receipt.versions == {"r": 2}
     assert engine.refs("default", ["r"])["r"].version == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.unit.relational_world import SPACE, open_store
+from tests.unit.relational_world import SPACE, STORES, open_either, open_store
 
 from treering.core.batch import ABSENT, Add
 from treering.core.content import Content
@@ -15,36 +15,55 @@ from treering.engines.relational import remembered
 from treering.errors import ListMoved, MissingObjects, RefMoved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from treering.core.batch import Receipt
+    from treering.engines.relational.engine import RelationalEngine
     from treering.engines.sqlite import SqliteEngine
 
 SCOPE = "/thread/a"
 
 
+@pytest.fixture(params=STORES)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], RelationalEngine]]:
+    """Open the store once more, as another process would."""
+    engines = [open_either(request, tmp_path)]
+
+    def again() -> RelationalEngine:
+        engines.append(open_either(request, tmp_path))
+        return engines[-1]
+
+    yield again
+    for engine in engines:
+        engine.close()
+
+
 @pytest.fixture
-def mine(tmp_path: Path) -> Iterator[SqliteEngine]:
+def mine(opened: Callable[[], RelationalEngine]) -> RelationalEngine:
+    return opened()
+
+
+@pytest.fixture
+def theirs(mine: RelationalEngine, opened: Callable[[], RelationalEngine]) -> RelationalEngine:
+    del mine  # made first
+    return opened()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[SqliteEngine]:
     engine = open_store(tmp_path)
     yield engine
     engine.close()
 
 
-@pytest.fixture
-def theirs(tmp_path: Path, mine: SqliteEngine) -> Iterator[SqliteEngine]:  # noqa: ARG001 - made first
-    engine = open_store(tmp_path)
-    yield engine
-    engine.close()
-
-
-def set_head(engine: SqliteEngine, value: bytes, expect: int | str) -> Receipt:
+def set_head(engine: RelationalEngine, value: bytes, expect: int | str) -> Receipt:
     draft = Draft(SPACE)
     draft.set_ref("head", value, scope=SCOPE, expect=expect)  # type: ignore[arg-type]
     return engine.commit(draft.batch())
 
 
-def append(engine: SqliteEngine, at: int, scope: str = SCOPE) -> Receipt:
+def append(engine: RelationalEngine, at: int, scope: str = SCOPE) -> Receipt:
     draft = Draft(SPACE)
     draft.append("list", Content("text", b"item"), scope=scope, at=at)
     return engine.commit(draft.batch())
@@ -56,12 +75,12 @@ def statements(engine: SqliteEngine) -> list[str]:
     return told
 
 
-def test_what_is_remembered_is_not_asked_again(mine):
-    set_head(mine, b"1", ABSENT)
-    append(mine, 0)
-    told = statements(mine)
-    set_head(mine, b"2", 1)
-    append(mine, 1)
+def test_what_is_remembered_is_not_asked_again(local):
+    set_head(local, b"1", ABSENT)
+    append(local, 0)
+    told = statements(local)
+    set_head(local, b"2", 1)
+    append(local, 1)
     assert [each for each in told if each.startswith("SELECT") and " FROM space " not in each] == []
 
 
@@ -137,7 +156,7 @@ def test_a_load_is_noticed(mine, tmp_path):
 
 
 def test_sums_go_on_from_what_is_remembered(mine, theirs):
-    def add(engine: SqliteEngine) -> int:
+    def add(engine: RelationalEngine) -> int:
         draft = Draft(SPACE)
         draft.add_to_ref("sum", Add(delta=1), scope=SCOPE)
         return engine.commit(draft.batch()).sums["sum"]

@@ -2,9 +2,10 @@
 
 All rows are in one database (or one schema of it, by ``?options=-csearch_path%3D<schema>`` in the URL).
 Large staged objects go into packs of the blob store when one is given, and into rows otherwise. A commit
-is two exchanges with the server: one that locks the space and reads what the batch touches, one that
-writes and commits. A pooler in between works as long as it knows prepared statements (PgBouncer from 1.21);
-where it swallows messages, followers hear of commits by looking once a second.
+is one exchange with the server where this process remembers all that the batch touches (see
+`engines.relational.remembered`). Otherwise it is two: one that locks the space and reads what the batch
+touches, one that writes and commits. A pooler in between works as long as it knows prepared statements
+(PgBouncer from 1.21); where it swallows messages, followers hear of commits by looking once a second.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from treering.core.ids import new_id
 from treering.core.storage import Blobs
 from treering.engines import schema
 from treering.engines.postgres.database import PostgresDatabase
-from treering.engines.postgres.failures import Lost, Repeated
+from treering.engines.postgres.failures import Lost, Moved, Repeated
 from treering.engines.postgres.follow import Announcer, Follower
 from treering.engines.postgres.place import Place
 from treering.engines.postgres.texts import PostgresTextIndex
+from treering.engines.relational.current import recall_current
+from treering.engines.relational.decision import Accepted, decide_all
 from treering.engines.relational.engine import RelationalEngine
+from treering.engines.relational.needs import together
 from treering.engines.relational.objects import Objects
 from treering.errors import InvalidInput, Unsupported
 
@@ -41,7 +45,7 @@ class PostgresEngine(RelationalEngine):
 
     def __init__(self, database: PostgresDatabase, blobs: Blobs | None, url: str) -> None:
         objects = Objects(blobs)
-        super().__init__(database, objects, PostgresTextIndex(objects), remembers_states=False)
+        super().__init__(database, objects, PostgresTextIndex(objects), counters_first=False)
         self._postgres = database
         self._url = url
         self._announcer = Announcer(database)
@@ -64,15 +68,39 @@ class PostgresEngine(RelationalEngine):
         return self._postgres.connect()
 
     def _write_space(self, space: int, group: list[Prepared], *, all_new: bool = True) -> list[Outcome]:
-        """Commit a group, in two exchanges if all goes well.
+        """Commit a group, in one exchange or two if all goes well.
 
         When an event turned out to be a repeat, or the connection was lost on the way, it is done again
         with care: what the first attempt did commit is recognised by the ids of the batches.
         """
         try:
-            return super()._write_space(space, group, all_new=all_new)
+            outcomes = self._write_recalled(space, group)
+            if outcomes is None:
+                outcomes = super()._write_space(space, group, all_new=all_new)
         except (Lost, Repeated):
             return super()._write_space(space, group)
+        return outcomes
+
+    def _write_recalled(self, space: int, group: list[Prepared]) -> list[Outcome] | None:
+        """Commit a group as what is remembered decides it; ``None`` if it has to be asked about.
+
+        A rejection is never taken from memory.
+        """
+        memory = self._remembered.of(space)
+        needs = together([prepared.needs for prepared in group])
+        current = recall_current(space, needs, self._database.now_us(), memory)
+        if current is None:
+            return None
+        decisions = decide_all(current, group)
+        if not all(isinstance(each, Accepted) for each in decisions):
+            return None
+        try:
+            with self._database.writing() as session:
+                outcomes = self._write_decided(session, current, decisions, all_new=True)
+        except Moved:
+            return None
+        memory.keep(current, len(group))
+        return outcomes
 
     def _committed(self, space: str) -> None:
         self._follower.hint()

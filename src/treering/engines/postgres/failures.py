@@ -30,21 +30,29 @@ class Lost(Unreachable):
 
 
 class Repeated(TreeringError):
-    """An event that was taken for new is there already. Never leaves the engine."""
+    """An event or a batch that was taken for new is there already. Never leaves the engine."""
+
+
+class Moved(TreeringError):
+    """The space is not any more as it was remembered. Never leaves the engine."""
 
 
 _LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03"})
 """The server went away or ended the session: shutdown, crash, start-up, idle too long."""
 
-_EVENT_KEY: Final = "event_space_day_id_key"
+_TAKEN_FOR_NEW: Final = frozenset({"event_space_day_id_key", "commits_space_batch_key"})
+_DIVISION_BY_ZERO: Final = "22012"
+"""How a statement says that its condition does not hold: nothing else divides (`Current.advanced`)."""
 
 
 def of_result(result: PGresult, where: str) -> TreeringError:
     """Our error for a statement that the server refused; ``where`` names the database."""
     state = _field(result, DiagnosticField.SQLSTATE)
     words = _field(result, DiagnosticField.MESSAGE_PRIMARY) or result.get_error_message().strip()
-    if state == "23505" and _field(result, DiagnosticField.CONSTRAINT_NAME) == _EVENT_KEY:
+    if state == "23505" and _field(result, DiagnosticField.CONSTRAINT_NAME) in _TAKEN_FOR_NEW:
         return Repeated(f"{where}: {words}")
+    if state == _DIVISION_BY_ZERO:
+        return Moved(f"{where}: {words}")
     return _of_state(state, words, where)
 
 

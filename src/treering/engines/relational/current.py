@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from treering.core.batch import Receipt
+from treering.engines.relational.remembered import RESERVE
 from treering.engines.relational.session import ask_in_chunks
 from treering.errors import Corrupt
 
@@ -64,6 +65,8 @@ class Current:
         self.seq = 0
         self.committed_at_us = 0
         self.removals = 0
+        self.recalled_seq: int | None = None
+        """Where the counter was when last seen, if nobody has asked since."""
         self.receipts: dict[str, Receipt] = {}
         self.scopes: dict[str, int] = {}
         self.refs: dict[str, RefState] = {}
@@ -75,6 +78,22 @@ class Current:
         self.list_numbers: dict[str, int] = {}
         self.scope_numbers: dict[str, int] = {}
         """Numbers kept ready for rows that do not exist yet."""
+
+    def advanced(self) -> tuple[str, tuple[int, ...]]:
+        """The statement that moves the counters of the space.
+
+        Where they were recalled and not read, it makes the transaction fail unless they are still the
+        same; it also locks the space, so it has to come first.
+        """
+        if self.recalled_seq is None:
+            return _ADVANCE, (self.seq, self.committed_at_us, self.space)
+        return _ADVANCE_IF, (
+            self.seq,
+            self.committed_at_us,
+            self.space,
+            self.recalled_seq,
+            self.removals,
+        )
 
 
 class _StoredReceipt(msgspec.Struct, array_like=True):
@@ -120,20 +139,25 @@ def read_current(session: Session, space: int, needs: Needs, now_us: int, memory
     """
     current = Current(space, now_us)
     counters, receipts = session.lock(space, needs.batches)
-    if memory.has_states:
+    unknown_refs, unknown_lists, reserve = needs.refs, needs.lists, 0
+    if memory.counters_first:
         ((seq, _, removals),) = counters
         memory.check(seq, removals)
+        unknown_refs = _take(needs.refs, memory.refs, current.refs)
+        unknown_lists = _take(needs.lists, memory.lists, current.lists)
+    elif not memory.doubts:
+        reserve = RESERVE
     scopes = _asked(session, _SCOPES, space, _take(needs.scopes, memory.scopes, current.scopes))
-    refs = _asked(session, _REFS, space, _take(needs.refs, memory.refs, current.refs))
-    lists = _asked(session, _LISTS, space, _take(needs.lists, memory.lists, current.lists))
+    refs = _asked(session, _REFS, space, unknown_refs)
+    lists = _asked(session, _LISTS, space, unknown_lists)
     leases = _asked(session, _LEASES, space, needs.leases)
     objects = _asked(session, _OBJECTS, space, list(map(bytes.fromhex, needs.objects)))
     bodies = _asked(session, _BODIES, space, {batch for batch, _ in needs.slots})
-    current.commit_numbers = session.numbers("commits", len(needs.batches))
+    current.commit_numbers = session.numbers("commits", len(needs.batches) + reserve)
     ((current.seq, current.committed_at_us, current.removals),) = counters
     for row in receipts:
         current.receipts[row[0]] = unpack_receipt(*row)
-    if not memory.check(current.seq, current.removals):
+    if not memory.counters_first and not memory.check(current.seq, current.removals) and current.scopes:
         current.scopes = dict(_asked(session, _SCOPES, space, needs.scopes))
     current.scopes.update(scopes)
     for name, version, value, scope in refs:
@@ -147,6 +171,29 @@ def read_current(session: Session, space: int, needs: Needs, now_us: int, memory
     current.bodies.update([(batch, key & 0xFFFF) for batch, key in bodies])
     current.scope_numbers = _numbered(session, "scope", needs.scopes, current.scopes)
     current.list_numbers = _numbered(session, "list", needs.lists, current.lists)
+    return current
+
+
+def recall_current(space: int, needs: Needs, now_us: int, memory: Memory) -> Current | None:
+    """The state behind ``needs`` without a question, or ``None`` where not all of it is remembered.
+
+    It is true only if `Current.advanced` comes through, and so is everything that was decided by it.
+    """
+    if memory.seq < 0 or memory.doubts or len(memory.commit_numbers) < len(needs.batches):
+        return None
+    if needs.leases or needs.objects or needs.slots:
+        return None
+    current = Current(space, now_us)
+    if (
+        _take(needs.scopes, memory.scopes, current.scopes)
+        or _take(needs.refs, memory.refs, current.refs)
+        or _take(needs.lists, memory.lists, current.lists)
+    ):
+        return None
+    current.seq = current.recalled_seq = memory.seq
+    current.committed_at_us = memory.committed_at_us
+    current.removals = memory.removals
+    current.commit_numbers = memory.commit_numbers
     return current
 
 
@@ -170,6 +217,11 @@ def _asked(session: Session, sql: str, space: int, values: Collection[Any]) -> I
     return ask_in_chunks(session, sql, (space,), list(values)) if values else ()
 
 
+_ADVANCE: Final = "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = ?"
+_ADVANCE_IF: Final = (
+    f"WITH moved AS ({_ADVANCE} AND seq = ? AND scopes_dropped = ? RETURNING no) "
+    "SELECT 1 / count(*) FROM moved"
+)
 _SCOPES: Final = "SELECT name, no FROM scope WHERE space = ? AND name IN (@)"
 _REFS: Final = "SELECT name, version, value, scope FROM ref WHERE space = ? AND name IN (@)"
 _LISTS: Final = "SELECT id, no, scope, parent, start, length, depth FROM list WHERE space = ? AND id IN (@)"

@@ -13,9 +13,20 @@ from treering.core.address import list_address
 from treering.core.batch import ABSENT, ANY, Add, Delete, Receipt, Set
 from treering.core.lists import MAX_DEPTH
 from treering.engines.relational.current import ListState, RefState
-from treering.errors import Conflict, Fenced, InvalidInput, ListMoved, MissingObjects, NotFound, RefMoved
+from treering.errors import (
+    Conflict,
+    Fenced,
+    InvalidInput,
+    ListMoved,
+    MissingObjects,
+    NotFound,
+    RefMoved,
+    TreeringError,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from treering.core.batch import Append, Batch, RefChange
     from treering.engines.relational.current import Current
     from treering.engines.relational.prepared import Prepared
@@ -37,6 +48,17 @@ class Accepted:
         self.receipt = receipt
         self.refs = refs
         self.appends = appends
+
+
+def decide_all(current: Current, group: Iterable[Prepared]) -> list[Accepted | Receipt | TreeringError]:
+    """Decide one batch after the other: accepted, committed before, or rejected."""
+    decisions: list[Accepted | Receipt | TreeringError] = []
+    for prepared in group:
+        try:
+            decisions.append(decide(current, prepared))
+        except TreeringError as rejection:
+            decisions.append(rejection)
+    return decisions
 
 
 def decide(current: Current, prepared: Prepared) -> Accepted | Receipt:

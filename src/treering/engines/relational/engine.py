@@ -24,7 +24,7 @@ from treering.engines.relational import (
     totals,
 )
 from treering.engines.relational.current import read_current
-from treering.engines.relational.decision import Accepted, decide
+from treering.engines.relational.decision import Accepted, decide_all
 from treering.engines.relational.group import GroupCommit
 from treering.engines.relational.items import ItemCache
 from treering.engines.relational.needs import together
@@ -32,7 +32,7 @@ from treering.engines.relational.objects import PackGone
 from treering.engines.relational.prepared import prepare
 from treering.engines.relational.remembered import Remembered
 from treering.engines.relational.writing import write_group
-from treering.errors import NotFound, TreeringError
+from treering.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,13 +60,13 @@ class RelationalEngine:
     """Everything of the `Engine` contract that SQL databases share."""
 
     def __init__(
-        self, database: Database, objects: Objects, texts: TextIndex, *, remembers_states: bool
+        self, database: Database, objects: Objects, texts: TextIndex, *, counters_first: bool
     ) -> None:
         self._database = database
         self._objects = objects
         self._texts = texts
         self._spaces: dict[str, int] = {}
-        self._remembered = Remembered(states=remembers_states)
+        self._remembered = Remembered(counters_first=counters_first)
         self._items = ItemCache()
         self._group = GroupCommit(self._write)
 
@@ -102,24 +102,18 @@ class RelationalEngine:
         needs = together([prepared.needs for prepared in group])
         with self._database.writing() as session:  # the space is locked with the first question
             current = read_current(session, space, needs, self._database.now_us(), memory)
-            outcomes = self._decide_and_write(session, current, group, all_new=all_new)
-            hit(BEFORE_COMMIT)
-        memory.keep(current)
+            outcomes = self._write_decided(session, current, decide_all(current, group), all_new=all_new)
+        memory.keep(current, len(group))
         return outcomes
 
-    def _decide_and_write(
-        self, session: Session, current: Current, group: list[Prepared], *, all_new: bool
+    def _write_decided(
+        self, session: Session, current: Current, decisions: Sequence[Accepted | Outcome], *, all_new: bool
     ) -> list[Outcome]:
-        decisions: list[Accepted | Outcome] = []
-        for prepared in group:
-            try:
-                decisions.append(decide(current, prepared))
-            except TreeringError as rejection:
-                decisions.append(rejection)
         accepted = [each for each in decisions if isinstance(each, Accepted)]
-        if not accepted:
-            return decisions  # pyright: ignore[reportReturnType] - nothing among them is accepted
-        written = write_group(session, current, accepted, self._texts, all_new=all_new)
+        written: list[Receipt] = []
+        if accepted:
+            written = write_group(session, current, accepted, self._texts, all_new=all_new)
+        hit(BEFORE_COMMIT)
         receipts = {receipt.batch: receipt for receipt in written}
         return [
             receipts.get(each.batch, each) if isinstance(each, Receipt) else each
@@ -276,6 +270,7 @@ class RelationalEngine:
             return erasing.erase(self._database, self._objects, self._texts, number, plan)
         finally:
             self._items.clear()
+            self._remembered.forget(number)
 
     def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
         """Mark what refs and events can reach, and remove the rest."""

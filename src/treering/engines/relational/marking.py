@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+from treering.engines.relational.remembered import count_removal
 from treering.engines.relational.walking import PAGE, Links, Origin, Walk
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Mark:
     def begin(self) -> None:
         """Note how far the space has come. Under its lock, so that no commit is half-way past."""
         with self._database.writing(self._space) as session:
+            count_removal(session, self._space)  # numbers in reserve are smaller than the largest in use
             self.now_us = self._database.now_us()
             ((self.seq, self.committed_at_us),) = session.rows(
                 "SELECT seq, committed_at_us FROM space WHERE no = ?", (self._space,)

@@ -4,6 +4,14 @@ A scope keeps its number as long as nothing is removed from the space, and a ref
 commit left it as long as nobody else has committed. The counters of the space tell both: ``seq`` moves with
 every commit, ``scopes_dropped`` with every removal. **Invariant:** something is remembered only after the
 transaction that made it true has ended, and used only under the lock, when the counters say that it holds.
+
+Over a network the counters are not read first, as that would cost an exchange. There a commit is decided
+from what is remembered, and its first statement makes the transaction fail if the counters are others
+(`Current.advanced`). After such a miss the next commits ask again, until `PATIENCE` of them in a row have
+found the space as this process left it: several writers of one space do not pay for guesses.
+
+Numbers for commits are kept in reserve as well. They are taken under the lock, and given up as soon as the
+counters are others, so within a space a later commit always has the greater number.
 """
 
 from __future__ import annotations
@@ -21,21 +29,42 @@ STATES: Final = 4_096
 VALUE_BYTES: Final = 512
 """A ref that holds more is not remembered."""
 
+PATIENCE: Final = 8
+RESERVE: Final = 64
+"""How many numbers of commits are taken ahead."""
+
 
 def count_removal(session: Session, space: int) -> None:
-    """Say, in the transaction that does it, that scopes, refs or lists change otherwise than by a commit."""
+    """Say, in the transaction that does it, that scopes, refs or lists change otherwise than by a commit.
+
+    From then on nobody uses what it remembers of the space, nor the numbers that it has in reserve.
+    """
     session.run("UPDATE space SET scopes_dropped = scopes_dropped + 1 WHERE no = ?", (space,))
 
 
 class Memory:
     """What is remembered of one space, and the counters at which it was so."""
 
-    __slots__ = ("has_states", "lists", "refs", "removals", "scopes", "seq")
+    __slots__ = (
+        "commit_numbers",
+        "committed_at_us",
+        "counters_first",
+        "doubts",
+        "lists",
+        "refs",
+        "removals",
+        "scopes",
+        "seq",
+    )
 
-    def __init__(self, *, has_states: bool) -> None:
-        self.has_states = has_states
+    def __init__(self, *, counters_first: bool) -> None:
+        self.counters_first = counters_first
         self.seq = -1
         self.removals = -1
+        self.committed_at_us = 0
+        self.doubts = 0
+        """How many commits more have to find everything as it was left before one is decided unasked."""
+        self.commit_numbers: list[int] = []
         self.scopes: dict[str, int] = {}
         self.refs: dict[str, RefState] = {}
         self.lists: dict[str, ListState] = {}
@@ -46,19 +75,22 @@ class Memory:
         if not is_whole:
             self.scopes.clear()
         if seq != self.seq or not is_whole:
+            if self.seq >= 0:
+                self.doubts = PATIENCE
             self.refs.clear()
             self.lists.clear()
+            self.commit_numbers = []
+        elif self.doubts:
+            self.doubts -= 1
         self.seq, self.removals = seq, removals
         return is_whole
 
-    def keep(self, current: Current) -> None:
-        """Remember what a commit that has come through left behind."""
+    def keep(self, current: Current, batches: int) -> None:
+        """Remember what a commit of so many batches that has come through left behind."""
+        self.seq = -1  # until the rest is there: a fork or an interrupt may happen in between
         if len(self.scopes) > SCOPES:
             self.scopes.clear()
         self.scopes.update(current.scopes)
-        if not self.has_states:
-            return
-        self.seq = current.seq
         if len(self.refs) > STATES or len(self.lists) > STATES:
             self.refs.clear()
             self.lists.clear()
@@ -68,22 +100,25 @@ class Memory:
                 self.refs[name] = state
             else:
                 self.refs.pop(name, None)
+        self.commit_numbers = current.commit_numbers[batches:]
+        self.committed_at_us = current.committed_at_us
+        self.seq = current.seq
 
 
 class Remembered:
-    """What is remembered of each space; without ``states``, only the numbers of scopes.
+    """What is remembered of each space; ``counters_first`` where answers come at once."""
 
-    States are worth remembering where a question costs as much as the rest of a commit. Over a network,
-    where all questions travel together, a memory that others make worthless would cost an exchange.
-    """
-
-    def __init__(self, *, states: bool) -> None:
-        self._states = states
+    def __init__(self, *, counters_first: bool) -> None:
+        self._counters_first = counters_first
         self._spaces: dict[int, Memory] = {}
 
     def of(self, space: int) -> Memory:
         """What is remembered of a space."""
         memory = self._spaces.get(space)
         if memory is None:
-            memory = self._spaces[space] = Memory(has_states=self._states)
+            memory = self._spaces[space] = Memory(counters_first=self._counters_first)
         return memory
+
+    def forget(self, space: int) -> None:
+        """Remember nothing of a space; a commit that is under way keeps what it has."""
+        self._spaces.pop(space, None)

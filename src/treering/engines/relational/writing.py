@@ -36,7 +36,6 @@ def _insert(table: str, columns: Sequence[str], tail: str = "") -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) {tail}"
 
 
-_SPACE: Final = "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = ?"
 _SCOPE: Final = _insert("scope", ("no", "space", "name"))
 _COMMIT: Final = _insert(
     "commits", ("no", "space", "batch", "first_seq", "last_seq", "committed_at_us", "receipt", "links")
@@ -76,6 +75,7 @@ def write_group(
     a server; where one is not, the transaction fails and the caller repeats it without.
     """
     space = current.space
+    session.tell(*current.advanced())
     scopes = _new_scopes(session, current, accepted)
     commits: list[Any] = []
     bodies: list[Any] = []
@@ -144,7 +144,6 @@ def write_group(
                 grown[append.list] = (state.length, receipt.last_seq, state.no)
             first = item_key(state.no, append.at)
             items.extend((first + offset, *item) for offset, item in enumerate(sealed))
-    session.tell(_SPACE, (current.seq, current.committed_at_us, space))
     for sql, rows in (
         (_COMMIT, commits),
         (_OBJECT, objects),
@@ -201,7 +200,8 @@ def _new_scopes(session: Session, current: Current, accepted: Sequence[Accepted]
         return current.scopes
     used = {name for each in accepted for name in each.prepared.needs.scopes if name in current.scope_numbers}
     session.tell_many(_SCOPE, [(current.scope_numbers[name], current.space, name) for name in used])
-    return current.scopes | current.scope_numbers
+    current.scopes.update({name: current.scope_numbers[name] for name in used})
+    return current.scopes
 
 
 def _merged(all_deltas: Sequence[dict[Cell, Measures]]) -> dict[Cell, Measures]:

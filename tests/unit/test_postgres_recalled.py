@@ -1,0 +1,247 @@
+"""A commit to PostgreSQL that is decided from memory: one exchange, and never anything wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+
+from treering.core.batch import ABSENT
+from treering.core.content import Content
+from treering.core.draft import Draft
+from treering.core.query import EventQuery
+from treering.engines.postgres import open_postgres
+from treering.engines.postgres.failures import Lost
+from treering.engines.postgres.pipeline import Pipeline
+from treering.engines.relational import remembered
+from treering.engines.relational.marking import Mark
+from treering.errors import RefMoved
+from treering.testing import batches
+from treering.testing.machine import engine_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from treering.core.batch import Batch
+    from treering.engines.postgres import PostgresEngine
+
+SPACE = "default"
+ANSWER_LOST = "the answer never came"
+
+
+@pytest.fixture
+def mine(postgres_url: str) -> Iterator[PostgresEngine]:
+    engine = open_postgres(postgres_url)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def theirs(postgres_url: str) -> Iterator[PostgresEngine]:
+    engine = open_postgres(postgres_url)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The statements of each exchange of a transaction that writes."""
+    seen: list[list[str]] = []
+    send = Pipeline.send
+
+    def counted(self: Pipeline) -> None:
+        statements = [due.sql for due in self._due if not isinstance(due, str)]
+        if not statements[0].startswith("BEGIN ISOLATION LEVEL REPEATABLE") and statements != ["COMMIT"]:
+            seen.append(statements)  # (the announcer reads, in a thread of its own)
+        send(self)
+
+    monkeypatch.setattr(Pipeline, "send", counted)
+    return seen
+
+
+def step(at: int, *, space: str = SPACE) -> Batch:
+    """What an agent's step does: an item, an event, and the head moves."""
+    draft = Draft(space)
+    draft.append("list", Content("text", b"item %d" % at), scope=batches.SCOPE, at=at)
+    draft.set_ref("head", b"%d" % at, scope=batches.SCOPE, expect=at or ABSENT)
+    draft.event(batches.call())
+    return draft.batch()
+
+
+def counted(engine: PostgresEngine, exchanges: list[list[str]], batch: Batch) -> int:
+    exchanges.clear()
+    engine.commit(batch)
+    return len(exchanges)
+
+
+def test_a_lone_writer_commits_in_one_exchange(mine, exchanges):
+    for at in range(3):
+        mine.commit(step(at))
+    for at in range(3, 10):
+        assert counted(mine, exchanges, step(at)) == 1
+        assert [each for each in exchanges[0] if each.startswith("SELECT")] == []
+
+
+def test_numbers_in_reserve_run_out_and_come_again(mine, exchanges, monkeypatch):
+    monkeypatch.setattr("treering.engines.relational.current.RESERVE", 4)
+    mine.commit(step(0))
+    assert [counted(mine, exchanges, step(at)) for at in range(1, 12)] == [1, 1, 1, 1, 2, 1, 1, 1, 1, 2, 1]
+
+
+def test_another_writer_is_noticed_and_costs_one_exchange(mine, theirs, exchanges):
+    mine.commit(step(0))
+    mine.commit(step(1))
+    theirs.commit(batches.set_ref(SPACE, "other"))
+    assert counted(mine, exchanges, step(2)) == 1 + 1 + 2  # in vain, its rollback, and with care
+    assert mine.refs(SPACE, ["head"])["head"].version == 3
+
+
+def test_writers_in_turns_do_not_guess(mine, theirs, exchanges):
+    for at in range(10):
+        (mine, theirs)[at % 2].commit(step(at))
+    exchanges.clear()
+    for at in range(10, 20):
+        (mine, theirs)[at % 2].commit(step(at))
+    assert len(exchanges) == 20
+
+
+def test_a_writer_that_is_alone_again_guesses_again(mine, theirs, exchanges):
+    mine.commit(step(0))
+    theirs.commit(step(1))
+    mine.commit(step(2))
+    asked = [counted(mine, exchanges, step(at)) for at in range(3, 3 + remembered.PATIENCE)]
+    assert asked == [2] * remembered.PATIENCE
+    mine.commit(step(11))  # takes numbers again
+    assert counted(mine, exchanges, step(12)) == 1
+
+
+def test_a_rejection_is_never_taken_from_memory(mine, theirs):
+    mine.commit(batches.set_ref(SPACE, "head", b"1"))
+    theirs.commit(batches.set_ref(SPACE, "head", b"2"))
+    # Memory has version 1, which is not what is expected; the truth is.
+    assert mine.commit(batches.set_ref(SPACE, "head", b"3", expect=2)).versions == {"head": 3}
+    with pytest.raises(RefMoved, match="version 3, expected version 2"):
+        mine.commit(batches.set_ref(SPACE, "head", b"4", expect=2))
+
+
+def test_a_batch_that_was_committed_by_another_process_is_answered_by_its_receipt(mine, theirs):
+    batch = batches.set_ref(SPACE, "head", b"1")
+    receipt = theirs.commit(batch)
+    theirs.commit(batches.set_ref(SPACE, "head", b"2"))
+    mine.commit(batches.set_ref(SPACE, "head", b"3"))
+    assert mine.commit(batch) == receipt
+    assert mine.refs(SPACE, ["head"])["head"].value == b"3"
+
+
+def test_an_event_that_is_there_already_is_not_counted_again(mine):
+    event = batches.call()
+    mine.commit(batches.events(SPACE, event))
+    mine.commit(batches.events(SPACE, batches.call()))
+    assert mine.commit(batches.events(SPACE, event, batches.call())).new_events == 1
+    assert len(mine.scan(SPACE, EventQuery()).records) == 3
+
+
+def test_times_go_on_from_what_is_remembered(mine, theirs, monkeypatch):
+    monkeypatch.setattr(remembered, "PATIENCE", 0)
+    monkeypatch.setattr(mine._postgres, "now_us", lambda: 1000)
+    monkeypatch.setattr(theirs._postgres, "now_us", lambda: 2000)
+    times = [
+        engine.commit(batches.set_ref(SPACE, "head")).committed_at_us
+        for engine in (mine, mine, mine, theirs, theirs, mine, mine, theirs)
+    ]
+    assert times == [1000, 1001, 1002, 2000, 2001, 2002, 2003, 2004]
+
+
+def test_the_space_may_be_gone_and_nothing_is_written(mine, postgres_url):
+    mine.commit(step(0))
+    mine.commit(step(1))
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DELETE FROM space")
+        with pytest.raises(Exception):  # noqa: B017, PT011 - a database that somebody broke
+            mine.commit(step(2))
+        assert connection.execute("SELECT count(*) FROM commits").fetchone() == (2,)
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_a_connection_lost_in_the_only_exchange(mine, monkeypatch, arrives):
+    for at in range(3):
+        mine.commit(step(at))
+    collect = Pipeline.collect
+
+    def lost_once(self: Pipeline) -> None:
+        if any(getattr(due, "sql", "").startswith("WITH moved") for due in self._due):
+            monkeypatch.setattr(Pipeline, "collect", collect)
+            if arrives:
+                collect(self)
+            self.dead = True
+            raise Lost(ANSWER_LOST)
+        collect(self)
+
+    monkeypatch.setattr(Pipeline, "collect", lost_once)
+    batch = step(3)
+    receipt = mine.commit(batch)
+    assert receipt.versions == {"head": 4}
+    assert mine.commit(batch) == receipt
+    mine.commit(step(4))
+    assert len(mine.read_list(SPACE, "list", 0, 9)) == 5
+
+
+def test_a_forked_child_and_its_parent_do_not_use_a_number_twice(mine):
+    for at in range(2):
+        mine.commit(step(at))
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            mine.commit(step(2))
+            mine.commit(step(3))
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    mine.commit(step(4))
+    mine.commit(step(5))
+    assert len(mine.read_list(SPACE, "list", 0, 9)) == 6
+    assert [each for each in mine.check(SPACE) if hasattr(each, "detail")] == []
+
+
+def test_commits_after_a_mark_began_have_greater_numbers(mine):
+    """Numbers are the database's, reserves are a space's: another space may be ahead of one's reserve."""
+    mine.commit(step(0))
+    mine.commit(step(1))
+    mine.commit(step(0, space="other"))
+    mark = Mark(mine._database, mine._spaces[SPACE], lambda *_: None, precise=False)  # type: ignore[arg-type]
+    mark.begin()
+    batch = step(2)
+    mine.commit(batch)
+    with mine._database.reading() as session:
+        ((number,),) = session.rows("SELECT no FROM commits WHERE batch = ?", (batch.id,))
+    assert number > mark.commit_no
+
+
+class InTurns:
+    """Several engines on one database as one: each call goes to any of them, often to the same again."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        self._engines = [open_postgres(url) for _ in range(2)]
+        self._chance = random.Random(seed)
+        self._engine = self._engines[0]
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if self._chance.random() < 0.3:
+            self._engine = self._chance.choice(self._engines)
+        return getattr(self._engine, name)
+
+
+def test_random_histories_of_engines_in_turns(postgres_url, monkeypatch):
+    monkeypatch.setattr(remembered, "PATIENCE", 0)
+    seeds = iter(range(1_000_000))
+    run_state_machine_as_test(engine_machine(lambda: InTurns(postgres_url, next(seeds))))  # type: ignore[arg-type, return-value]
