@@ -229,3 +229,40 @@ def test_a_long_list_of_plain_data_is_not_encoded_at_every_step(store, monkeypat
     assert states[1][-1] == {"n": "changed near the end"}
     assert states[2][-1] == {"n": 9}
     assert [len(each) for each in states] == [510, 510, *range(510, 499, -1)]
+
+
+class Unequal(HumanMessage):
+    """A message of someone's own that cannot be compared."""
+
+    def __eq__(self, other):
+        raise ValueError("compare me with nothing")
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize("place", [0, 150, 299])
+@pytest.mark.parametrize("content", ["new", [{"type": "text", "text": "new"}]])
+def test_a_message_among_many_is_noticed_when_it_is_replaced_or_given_another_content(store, place, content):
+    saver = TreeringSaver(store)
+    messages = [HumanMessage(f"{number}", id=f"{number}") for number in range(300)]
+    where = put(saver, {"messages": list(messages)})
+    equal = [each.model_copy() for each in messages]
+    where = put(saver, {"messages": equal}, parent=where)
+    messages[place].content = "nobody looks at this one any more"
+    where = put(saver, {"messages": list(equal)}, parent=where)
+    equal[place].content = content
+    where = put(saver, {"messages": list(equal)}, parent=where)
+    equal[place] = HumanMessage("another", id=f"{place}")
+    put(saver, {"messages": list(equal)}, parent=where)
+    found = [each.checkpoint["channel_values"]["messages"] for each in TreeringSaver(store).list(config())]
+    assert [each[place].content for each in found] == ["another", content, *[f"{place}"] * 3]
+    assert {len(each) for each in found} == {300}
+
+
+def test_items_that_cannot_be_compared_are_stored(store):
+    saver = TreeringSaver(store, allow=[Unequal])
+    where = put(saver, {"messages": [HumanMessage("a", id="a")]})
+    put(saver, {"messages": [Unequal("b", id="b")]}, parent=where)
+    (newest, oldest) = saver.list(config())
+    assert newest.checkpoint["channel_values"]["messages"][0].content == "b"
+    assert oldest.checkpoint["channel_values"]["messages"][0].content == "a"

@@ -2,8 +2,8 @@
 
 LangGraph hands over the whole list at every step. What was saved last is remembered here, item by item:
 the object itself and a likeness of it. An item that is the same object and still equal to its likeness was
-saved before. Lists of plain data are compared whole. Of messages, all are compared as objects, and the
-objects that are their contents; what lies deeper is compared in the last `_NEAR` at every step and in the
+saved before. Lists of plain data are compared whole. Of messages, all are compared with those of last time
+(the same objects, as a rule), and their contents; what lies deeper is compared in the last `_NEAR` at every step and in the
 rest in turns, `_TURN` at a step, because looking into a thousand messages costs as much as all the rest of
 a step. So a message that was replaced, or given another content, is noticed at once wherever it stands; one
 that was changed inside (which LangGraph asks nodes not to do) at once in a list of up to `_NEAR` + `_TURN`,
@@ -18,7 +18,7 @@ exactly what was encoded of it, never what it has become since.
 from __future__ import annotations
 
 import marshal
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -46,7 +46,6 @@ _PAGE: Final = 512
 _PLAIN: Final = frozenset({str, int, float, bool, type(None), bytes})
 _CONTAINERS: Final = frozenset({dict, list, tuple})
 _extra_of: Final = attrgetter("__pydantic_extra__")
-_content_of: Final = attrgetter("content")
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -57,6 +56,8 @@ class Known(msgspec.Struct, frozen=True):
 
     stretch: Stretch
     held: list[Any]
+    fields: list[dict[str, Any]]
+    """Where its messages keep their fields, which is read much faster than they are; none for plain data."""
     contents: list[Any]
     """The objects that were the contents of its messages; none for plain data."""
     likenesses: list[Any]
@@ -78,6 +79,7 @@ class Known(msgspec.Struct, frozen=True):
         return Known(
             Stretch(self.stretch.list, count),
             self.held[:count],
+            self.fields[:count],
             self.contents[:count],
             self.likenesses[:count],
             self.is_messages,
@@ -148,7 +150,7 @@ def write_list(
     if before is None or same == 0:
         draft.append(list_id, *contents, scope=scope, at=0)
         stretch = Stretch(list_id, len(tail))
-        return Known(stretch, tail, _contents(tail, is_messages=is_messages), likenesses, is_messages)
+        return Known(stretch, tail, *_looked_at(tail, is_messages=is_messages), likenesses, is_messages)
     if is_longer:
         stretch = Stretch(list_id, same + len(tail))
         if there < stretch.length:
@@ -157,11 +159,12 @@ def write_list(
         stretch = _branched(draft, engine, before.stretch, same, contents, list_id, scope)
     is_apart = before.is_apart or not is_longer
     looked = (before.looked + _TURN) % max(same, 1)
-    shared = (before.held, before.contents, before.likenesses)
+    shared = (before.held, before.fields, before.contents, before.likenesses)
     if len(before.held) != same:
-        shared = (before.held[:same], before.contents[:same], before.likenesses[:same])
-    for mine, more in zip(shared, (tail, _contents(tail, is_messages=is_messages), likenesses), strict=True):
-        mine.extend(more)
+        shared = (shared[0][:same], shared[1][:same], shared[2][:same], shared[3][:same])
+    more = (tail, *_looked_at(tail, is_messages=is_messages), likenesses)
+    for mine, new in zip(shared, more, strict=True):
+        mine.extend(new)
     return Known(stretch, *shared, is_messages, is_apart, looked)
 
 
@@ -190,12 +193,14 @@ def read_list(engine: Engine, space: str, values: Values, step: Step, channel: s
     if not is_messages:
         likenesses = [_frozen_or_opaque(values, item) for item in items]
     is_apart = channel in step.graph.get(APART_LISTS, ())
-    held_contents = _contents(items, is_messages=is_messages)
-    return Known(stretch, items, held_contents, likenesses, is_messages, is_apart)
+    looked_at = _looked_at(items, is_messages=is_messages)
+    return Known(stretch, items, *looked_at, likenesses, is_messages, is_apart)
 
 
-def _contents(items: list[Any], *, is_messages: bool) -> list[Any]:
-    return list(map(_content_of, items)) if is_messages else []
+def _looked_at(items: list[Any], *, is_messages: bool) -> tuple[list[dict[str, Any]], list[Any]]:
+    """What messages keep their fields in, and their contents."""
+    fields: list[dict[str, Any]] = [item.__dict__ for item in items] if is_messages else []
+    return fields, [each["content"] for each in fields]
 
 
 def _common(values: Values, before: Known, items: list[Any]) -> int:
@@ -209,7 +214,7 @@ def _common(values: Values, before: Known, items: list[Any]) -> int:
         same += 1
     # As good as those that were there, and the ones that come next time.
     before.held[:same] = items[:same]
-    before.contents[:same] = _contents(items[:same], is_messages=before.is_messages)
+    before.fields[:same], before.contents[:same] = _looked_at(items[:same], is_messages=before.is_messages)
     return same
 
 
@@ -220,7 +225,14 @@ def _is_same_data(before: Known, mine: list[Any]) -> bool:
 
 def _are_same_messages(before: Known, mine: list[Any]) -> bool:
     """Whether these are the first messages that were saved, as far as it is looked into at one step."""
-    if not all(map(is_, mine, before.held)) or not all(map(is_, map(_content_of, mine), before.contents)):
+    held, fields, contents = before.held, before.fields, before.contents
+    if len(held) != len(mine):
+        held, fields, contents = held[: len(mine)], fields[: len(mine)], contents[: len(mine)]
+    try:
+        # The same objects as a rule, which takes a look at each; others count if they are equal.
+        if mine != held or [each["content"] for each in fields] != contents:
+            return False
+    except Exception:  # noqa: BLE001 - whatever an item of another kind raises when it is compared
         return False
     near = max(0, len(mine) - _NEAR)
     turn = before.looked if before.looked < near else 0
