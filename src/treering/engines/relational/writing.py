@@ -8,18 +8,19 @@ receipt are put right before the transaction ends.
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.batch import Set
 from treering.core.rollup import deltas, merge
 from treering.engines.keys import body_key, item_key
 from treering.engines.relational.current import pack_receipt
-from treering.engines.relational.rows import EVENT_COLUMNS, event_row, join_links
+from treering.engines.relational.rows import EVENT_COLUMNS, event_row
 from treering.engines.relational.session import in_chunks
 from treering.engines.relational.totals import add_to_rollups
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from treering.core.batch import Event, Receipt
     from treering.core.rollup import Cell, Measures
@@ -74,44 +75,59 @@ def write_group(
     With ``all_new``, events are taken to be new without waiting to learn it, which saves an exchange with
     a server; where one is not, the transaction fails and the caller repeats it without.
     """
-    space = current.space
     session.tell(*current.advanced())
     scopes = _new_scopes(session, current, accepted)
-    commits: list[Any] = []
-    bodies: list[Any] = []
-    events: list[Any] = []
-    objects: list[Any] = []
-    refs: dict[str, Any] = {}
-    rescoped: dict[str, Any] = {}
-    lists: dict[str, Any] = {}
-    grown: dict[str, Any] = {}
-    items: list[Any] = []
-    staged_until_us = current.now_us + STAGE_SECONDS * 1_000_000
+    rows = _Rows()
     for each, commit_no in zip(accepted, current.commit_numbers, strict=False):
-        prepared, receipt = each.prepared, each.receipt
+        rows.add(each, commit_no, current, scopes)
+    rows.tell(session)
+    receipts = [each.receipt for each in accepted]
+    totals = _merged(accepted)
+    if rows.events and not _insert_events(session, rows.events, all_new=all_new):
+        receipts, totals = _without_repeats(session, current, accepted)
+    if totals:
+        add_to_rollups(session, current.space, totals)
+    for each in accepted:
+        if each.prepared.batch.texts:
+            texts.put(session, current.space, scopes, each.prepared)
+    return receipts
+
+
+class _Rows:
+    """The rows of a group, by table; where several batches change the same, the last one counts."""
+
+    __slots__ = ("bodies", "commits", "events", "grown", "items", "lists", "objects", "refs", "rescoped")
+
+    def __init__(self) -> None:
+        self.commits: list[Any] = []
+        self.bodies: list[Any] = []
+        self.events: list[tuple[Any, ...]] = []
+        self.objects: list[Any] = []
+        self.refs: dict[str, Any] = {}
+        self.rescoped: dict[str, Any] = {}
+        self.lists: dict[str, Any] = {}
+        self.grown: dict[str, Any] = {}
+        self.items: list[Any] = []
+
+    def add(self, each: Accepted, commit_no: int, current: Current, scopes: dict[str, int]) -> None:
+        prepared, receipt, space = each.prepared, each.receipt, current.space
         batch = prepared.batch
-        at_us = receipt.committed_at_us
+        first_seq, last_seq, at_us = receipt.first_seq, receipt.last_seq, receipt.committed_at_us
         stored = pack_receipt(receipt.versions, receipt.sums, receipt.new_events)
-        commits.append(
-            (
-                commit_no,
-                space,
-                batch.id,
-                receipt.first_seq,
-                receipt.last_seq,
-                at_us,
-                stored,
-                prepared.item_links,
-            )
+        self.commits.append(
+            (commit_no, space, batch.id, first_seq, last_seq, at_us, stored, prepared.item_links)
         )
-        for number, (part, frame) in enumerate(zip(batch.parts, prepared.bodies, strict=True)):
-            bodies.append((body_key(commit_no, number), scopes[part.scope], frame))
-        for name, kind, size, frame in prepared.objects:
-            objects.append((space, name, kind, size, at_us, staged_until_us, frame))
-        own_slots = f"s:{batch.id}:"
-        for seq, event in enumerate(batch.events, receipt.first_seq):
-            events.append(
-                event_row(
+        if batch.parts:
+            for number, (part, frame) in enumerate(zip(batch.parts, prepared.bodies, strict=True)):
+                self.bodies.append((body_key(commit_no, number), scopes[part.scope], frame))
+        if prepared.objects:
+            until_us = current.now_us + STAGE_SECONDS * 1_000_000
+            for name, kind, size, frame in prepared.objects:
+                self.objects.append((space, name, kind, size, at_us, until_us, frame))
+        if batch.events:
+            own_slots = f"s:{batch.id}:"
+            for seq, event in enumerate(batch.events, first_seq):
+                row = event_row(
                     event,
                     space=space,
                     scope=scopes[event.scope],
@@ -119,76 +135,79 @@ def write_group(
                     commit_no=commit_no,
                     own_slots=own_slots,
                 )
-            )
+                self.events.append(row)
         for change, state in each.refs:
-            links = join_links(change.change.links) if isinstance(change.change, Set) else None
-            if state.scope is not None and state.scope != scopes[change.scope]:
-                rescoped[change.name] = (scopes[change.scope], space, change.name)
-            state.scope = scopes[change.scope]
-            refs[change.name] = (
-                space,
-                change.name,
-                scopes[change.scope],
-                state.version,
-                state.value,
-                links,
-                receipt.last_seq,
-                at_us,
-            )
+            name, scope, move = change.name, scopes[change.scope], change.change
+            links = "\n".join(move.links) if isinstance(move, Set) and move.links else None
+            if state.scope is not None and (state.scope != scope or name in self.rescoped):
+                self.rescoped[name] = (scope, space, name)
+            state.scope = scope
+            self.refs[name] = (space, name, scope, state.version, state.value, links, last_seq, at_us)
         for (append, state), sealed in zip(each.appends, prepared.items, strict=True):
             if append.list in current.list_numbers:
-                lists[append.list] = _list_row(
-                    space, append.list, scopes[append.scope], state, receipt.last_seq
-                )
+                row = _list_row(space, append.list, scopes[append.scope], state, last_seq)
+                self.lists[append.list] = row
             else:
-                grown[append.list] = (state.length, receipt.last_seq, state.no)
-            first = item_key(state.no, append.at)
-            items.extend((first + offset, *item) for offset, item in enumerate(sealed))
-    for sql, rows in (
-        (_COMMIT, commits),
-        (_OBJECT, objects),
-        (_BODY, bodies),
-        (_LIST, list(lists.values())),
-        (_GROWN, list(grown.values())),
-        (_ITEM, items),
-        (_REF, list(refs.values())),
-        (_RESCOPED, list(rescoped.values())),
-    ):
-        if rows:
-            session.tell_many(sql, rows)
-    receipts = [each.receipt for each in accepted]
-    totals = _merged([each.prepared.deltas for each in accepted])
-    if events and not _insert_events(session, events, all_new=all_new):
-        receipts, totals = _without_repeats(session, current, accepted)
-    if totals:
-        add_to_rollups(session, space, totals)
-    for each in accepted:
-        if each.prepared.batch.texts:
-            texts.put(session, space, scopes, each.prepared)
-    return receipts
+                self.grown[append.list] = (state.length, last_seq, state.no)
+            key = item_key(state.no, append.at)
+            for kind, frame, address in sealed:
+                self.items.append((key, kind, frame, address))
+                key += 1
+
+    def tell(self, session: Session) -> None:
+        """Write all but the events."""
+        session.tell_many(_COMMIT, self.commits)
+        if self.objects:
+            session.tell_many(_OBJECT, self.objects)
+        if self.bodies:
+            session.tell_many(_BODY, self.bodies)
+        if self.lists:
+            session.tell_many(_LIST, list(self.lists.values()))
+        if self.grown:
+            session.tell_many(_GROWN, list(self.grown.values()))
+        if self.items:
+            session.tell_many(_ITEM, self.items)
+        if self.refs:
+            session.tell_many(_REF, list(self.refs.values()))
+        if self.rescoped:
+            session.tell_many(_RESCOPED, list(self.rescoped.values()))
 
 
-def _insert_events(session: Session, rows: Sequence[Sequence[Any]], *, all_new: bool) -> bool:
+def _insert_events(session: Session, rows: list[tuple[Any, ...]], *, all_new: bool) -> bool:
     """Insert events, each with the columns that it has: most are empty, and binding NULLs is not free.
 
     Gives back whether all of them were new (``all_new`` takes that for granted).
     """
-    shapes: dict[tuple[int, ...], list[list[Any]]] = {}
-    first = {(row[2], row[3]): row for row in reversed(rows)}  # by day and id: shapes mix up the order
-    for row in rows if len(first) == len(rows) else reversed(first.values()):
-        shape = tuple([column for column, value in enumerate(row) if value is not None])
-        shapes.setdefault(shape, []).append([row[column] for column in shape])
-    if all_new and len(first) == len(rows):
-        for shape, same in shapes.items():
-            session.tell_many(_event_sql(shape, ""), same)
-        return True
-    tail = "ON CONFLICT (space, day, id) DO NOTHING"
-    return sum(session.many(_event_sql(shape, tail), same) for shape, same in shapes.items()) == len(rows)
+    count = len(rows)
+    if count > 1:
+        first = {(row[2], row[3]): row for row in reversed(rows)}  # by day and id: shapes mix up the order
+        if len(first) < count:
+            rows = list(reversed(first.values()))
+    shapes: dict[tuple[bool, ...], list[tuple[Any, ...]]] = {}
+    for row in rows:
+        shapes.setdefault(tuple([value is not None for value in row]), []).append(row)
+    written = 0
+    for shape, same in shapes.items():
+        columns, chosen = _event_shape(shape)
+        picked = [chosen(row) for row in same]
+        if all_new and len(rows) == count:
+            session.tell_many(_event_sql(columns, ""), picked)
+            written += len(picked)
+        else:
+            written += session.many(_event_sql(columns, "ON CONFLICT (space, day, id) DO NOTHING"), picked)
+    return written == count
 
 
 @lru_cache(maxsize=1024)
-def _event_sql(shape: tuple[int, ...], tail: str) -> str:
-    return _insert("event", [EVENT_COLUMNS[column] for column in shape], tail)
+def _event_shape(shape: tuple[bool, ...]) -> tuple[tuple[str, ...], Callable[[tuple[Any, ...]], Any]]:
+    """The columns that rows of a shape have, and what takes their values out of such a row."""
+    numbers = [number for number, is_there in enumerate(shape) if is_there]
+    return tuple(EVENT_COLUMNS[number] for number in numbers), itemgetter(*numbers)
+
+
+@lru_cache(maxsize=1024)
+def _event_sql(columns: tuple[str, ...], tail: str) -> str:
+    return _insert("event", columns, tail)
 
 
 def _list_row(space: int, list_id: str, scope: int, state: ListState, seq: int) -> tuple[Any, ...]:
@@ -204,12 +223,12 @@ def _new_scopes(session: Session, current: Current, accepted: Sequence[Accepted]
     return current.scopes
 
 
-def _merged(all_deltas: Sequence[dict[Cell, Measures]]) -> dict[Cell, Measures]:
-    if len(all_deltas) == 1:
-        return all_deltas[0]
+def _merged(accepted: Sequence[Accepted]) -> dict[Cell, Measures]:
+    if len(accepted) == 1:
+        return accepted[0].prepared.deltas
     totals: dict[Cell, Measures] = {}
-    for each in all_deltas:
-        merge(totals, each)
+    for each in accepted:
+        merge(totals, each.prepared.deltas)
     return totals
 
 
