@@ -1023,6 +1023,7 @@ class AsyncTimeline:
         after: int | None = None,
         run: str | None = None,
         thread: str | None = None,
+        namespace: str = "",
         agent: str | None = None,
         kinds: Sequence[str] = (),
         seconds: float | None = None,
@@ -1033,6 +1034,7 @@ class AsyncTimeline:
             after=after,
             run=run,
             thread=thread,
+            namespace=namespace,
             agent=agent,
             kinds=kinds,
             seconds=seconds,
@@ -1188,16 +1190,30 @@ class AsyncSharedBudgets:
         return await self._bridge.call(self._sharedbudgets.list)
 
     async def standing(
-        self, *, run: str | None = None, thread: str | None = None, agent: str | None = None
+        self,
+        *,
+        run: str | None = None,
+        thread: str | None = None,
+        namespace: str = "",
+        agent: str | None = None,
     ) -> tuple[Standing, ...]:
         """Async twin of `SharedBudgets.standing`."""
-        return await self._bridge.call(self._sharedbudgets.standing, run=run, thread=thread, agent=agent)
+        return await self._bridge.call(
+            self._sharedbudgets.standing, run=run, thread=thread, namespace=namespace, agent=agent
+        )
 
     async def check(
-        self, *, run: str | None = None, thread: str | None = None, agent: str | None = None
+        self,
+        *,
+        run: str | None = None,
+        thread: str | None = None,
+        namespace: str = "",
+        agent: str | None = None,
     ) -> None:
         """Async twin of `SharedBudgets.check`."""
-        await self._bridge.call(self._sharedbudgets.check, run=run, thread=thread, agent=agent)
+        await self._bridge.call(
+            self._sharedbudgets.check, run=run, thread=thread, namespace=namespace, agent=agent
+        )
 
     async def of(self, budget: SharedBudget, subject: Subject) -> Standing | None:
         """Async twin of `SharedBudgets.of`."""

@@ -47,6 +47,10 @@ def test_messages_inputs_and_outputs_are_found(store):
     (output,) = [hit for hit in found.hits if hit.part == "output"]
     assert "The refund was sent on Monday." in output.snippet
     assert output.name == "search_docs"
+    recorded(store, thread="support/alice", subject="teapot")
+    assert {(hit.thread, hit.namespace) for hit in store.timeline.search("teapot").hits} == {
+        ("support/alice", "")
+    }
     assert output.span is not None
 
 

@@ -127,7 +127,7 @@ def test_an_alert_about_a_run_is_forgotten_with_its_thread(store):
     store.flush()
     (alert,) = store.alerts.page().alerts
     assert alert.run == run.id
-    assert alert.thread.endswith("alice")
+    assert (alert.thread, alert.namespace) == ("alice", "")
     store.forget(thread="alice")
     assert store.alerts.page().alerts == ()
     assert store.verify().ok
@@ -158,6 +158,22 @@ def test_how_a_budget_stands_can_be_asked(store):
     assert standing.unpriced_tokens == 3
     store.budgets.check(run=run.id)
     assert store.budgets.standing() == ()
+
+
+def test_a_thread_is_asked_for_by_its_own_name(store):
+    store.budgets.set("talk", per="thread", tokens=20)
+    for namespace in ("", "ns"):
+        with store.run(agent="a", thread="support/alice", namespace=namespace) as run:
+            call(run, tokens=15 if namespace else 25)
+    store.flush()
+    (standing,) = store.budgets.standing(thread="support/alice")
+    assert standing.used == {"tokens": 25}
+    assert standing.told() == "talk of thread 'support/alice': 25 of 20 tokens"
+    (elsewhere,) = store.budgets.standing(thread="support/alice", namespace="ns")
+    assert elsewhere.used == {"tokens": 15}
+    with pytest.raises(BudgetExceeded):
+        store.budgets.check(thread="support/alice")
+    store.budgets.check(thread="support/alice", namespace="ns")
 
 
 @pytest.mark.parametrize(

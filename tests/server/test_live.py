@@ -16,6 +16,7 @@ from websockets.sync.client import connect
 
 import treering
 from treering.core.batch import Event
+from treering.errors import Corrupt
 from treering.server.access import Keys
 from treering.server.routes.live import EventStream
 from treering.server.settings import Settings
@@ -129,8 +130,59 @@ def test_only_what_is_asked_for_comes(store, url):
 
 
 def test_a_question_that_makes_no_sense_is_refused(url):
-    for query, headers in (("after=-1", {}), ("after=x", {}), ("", {"Last-Event-ID": "abc"})):
+    for query, headers in (
+        ("after=-1", {}),
+        ("after=x", {}),
+        ("kind=tool", {}),
+        ("", {"Last-Event-ID": "abc"}),
+    ):
         assert httpx.get(f"{url}/live?{query}", headers=headers).status_code == 422
+
+
+@pytest.mark.parametrize("failure", [Corrupt("a damaged row"), AssertionError("a bug of ours")])
+def test_a_journal_that_cannot_be_read_lets_its_readers_go_and_come_again(store, url, monkeypatch, failure):
+    place = note(store, "a")
+    scan = store.engine.scan
+    broken = threading.Event()
+
+    def damaged(space, query, **options):
+        if broken.is_set():
+            raise failure
+        return scan(space, query, **options)
+
+    monkeypatch.setattr(store.engine, "scan", damaged)
+    with Reader(f"{url}/live") as reader:
+        assert reader.next() == ("place", str(place))
+        broken.set()
+        note(store, "b")
+        assert reader.next() == ("end", {"resume": place})
+    broken.clear()
+    with Reader(f"{url}/live?after={place}") as reader:
+        assert [event["id"] for event in reader.events(1)] == ["b"]
+        note(store, "c")
+        assert [event["id"] for event in reader.events(1)] == ["c"]
+
+
+def test_a_thread_is_followed_in_its_namespace(store, url):
+    for namespace, thread in (("ns", "alice"), ("", "ns/alice"), ("", "alice")):
+        with store.run(agent=f"{namespace}|{thread}", thread=thread, namespace=namespace) as run:
+            run.message("user", "hi")
+    store.flush()
+
+    def agents(**narrow):
+        found = store.timeline.follow(after=0, kinds=["message"], seconds=0, **narrow)
+        return [(event.agent, event.namespace, event.thread) for event in found]
+
+    assert agents(thread="alice", namespace="ns") == [("ns|alice", "ns", "alice")]
+    assert agents(thread="ns/alice") == [("|ns/alice", "", "ns/alice")]
+    with Reader(f"{url}/live?after=0&kinds=message&thread=alice&namespace=ns") as reader:
+        assert [event["agent"] for event in reader.events(1)] == ["ns|alice"]
+        for namespace in ("", "ns"):  # what comes while one looks on is told apart as well
+            with store.run(agent=f"later {namespace}", thread="alice", namespace=namespace) as run:
+                run.message("user", "hi")
+            store.flush()
+        (event,) = reader.events(1)
+    assert (event["agent"], event["namespace"], event["thread"]) == ("later ns", "ns", "alice")
 
 
 def test_every_event_comes_once_while_many_are_written(store, url):

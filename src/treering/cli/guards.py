@@ -10,6 +10,7 @@ from treering.cli.console import clean, rows, say, show
 from treering.cli.options import (
     JsonOption,
     StorePlace,
+    UserNamespaceOption,
     takes_store,
 )
 from treering.cli.telling import when
@@ -37,19 +38,24 @@ def list_budgets(
     *,
     run: Annotated[str | None, typer.Option(metavar="RUN", help="How those of this run stand.")] = None,
     agent: Annotated[str | None, typer.Option(metavar="NAME", help="How those of this agent stand.")] = None,
+    thread: Annotated[
+        str | None, typer.Option(metavar="THREAD", help="How those of this thread stand.")
+    ] = None,
     place: StorePlace,
+    user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show the budgets, and what is used of them."""
     with place.existing() as opened:
         every = opened.budgets.list()
-        standing = {each.budget.name: each for each in opened.budgets.standing(run=run, agent=agent)}
+        found = opened.budgets.standing(run=run, agent=agent, thread=thread, namespace=user_namespace)
+    standing = {each.budget.name: each for each in found}
     table = [("BUDGET", "PER", "EVERY", "AGENT", "LIMITS", "ACTION", "USED")]
     for budget in every:
         limits = [f"{budget.money.normalize():f} {budget.currency}"] if budget.money is not None else []
         limits += [f"{budget.tokens:,} tokens"] if budget.tokens is not None else []
         limits += [f"{budget.tool_calls:,} tool calls"] if budget.tool_calls is not None else []
-        found = standing.get(budget.name)
+        stands = standing.get(budget.name)
         table.append(
             (
                 clean(budget.name),
@@ -58,7 +64,7 @@ def list_budgets(
                 clean(budget.agent or ""),
                 ", ".join(limits),
                 budget.action,
-                "" if found is None else f"{found.share:.0%}",
+                "" if stands is None else f"{stands.share:.0%}",
             )
         )
     what = [

@@ -11,6 +11,7 @@ from treering.cli.console import clean
 from treering.cli.options import (
     JsonOption,
     StorePlace,
+    UserNamespaceOption,
     takes_store,
 )
 
@@ -43,6 +44,7 @@ def tail(
     seconds: Annotated[
         float | None, typer.Option("--seconds", metavar="N", help="Stop when nothing came for so long.")
     ] = None,
+    user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show what is recorded while it is recorded, until Ctrl-C.
@@ -51,7 +53,13 @@ def tail(
     """
     with place.existing() as opened:
         following = opened.timeline.follow(
-            after=after, run=run, thread=thread, agent=agent, kinds=kinds or (), seconds=seconds
+            after=after,
+            run=run,
+            thread=thread,
+            namespace=user_namespace,
+            agent=agent,
+            kinds=kinds or (),
+            seconds=seconds,
         )
         for event in following:
             typer.echo(_json(event) if as_json else _line(event))

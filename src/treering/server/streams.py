@@ -12,6 +12,7 @@ A subscriber that begins further back than the ring reads the journal itself unt
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -38,6 +39,7 @@ _PAGE: Final = 1000
 _WAIT_SECONDS: Final = 0.5
 _GOODBYE_SECONDS: Final = 1.0
 _encode: Final = msgspec.json.Encoder().encode
+log: Final = logging.getLogger("treering.server")
 
 
 class Delivery:
@@ -122,6 +124,11 @@ class Feed:
             self._subscribers -= 1
             if self._is_over:
                 self._wake()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it lets everyone go, because the server stops or because it cannot read any further."""
+        return self._is_over
 
     def end(self) -> None:
         """Let all subscribers go."""
@@ -227,15 +234,18 @@ class Feed:
                 if last <= position:
                     continue
                 page = self._engine.scan(self._space, EventQuery(), after=str(position), limit=_PAGE)
-            except TreeringError as error:
-                if not error.retryable:
-                    failed = True
-                    break
-                time.sleep(_WAIT_SECONDS)
-                continue
+                events = [
+                    Delivery(live_event(each), 500 + len(each.event.data or b"")) for each in page.records
+                ]
+            except Exception as error:
+                if isinstance(error, TreeringError) and error.retryable:
+                    time.sleep(_WAIT_SECONDS)
+                    continue
+                log.exception("the journal of %r cannot be followed behind %d", self._space, position)
+                failed = True  # those who look on are told where to go on, and may come again
+                break
             seen = page.records[-1].seq if page.records else 0
             position = seen if page.cursor is not None else max(last, seen)
-            events = [Delivery(live_event(each), 500 + len(each.event.data or b"")) for each in page.records]
             taken = threading.Event()
             if not _post(loop, lambda: self._add(events, position, taken)):  # noqa: B023 - it is waited for
                 return
@@ -264,7 +274,7 @@ class Streams:
     def of(self, space: str) -> Feed:
         """The feed of a project; called on the event loop."""
         feed = self._feeds.get(space)
-        if feed is None:
+        if feed is None or (feed.is_over and not self._is_over):
             feed = self._feeds[space] = Feed(self._engine, space)
             if self._is_over:
                 feed.end()

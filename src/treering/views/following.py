@@ -23,7 +23,7 @@ from treering.core.money import from_nanos
 from treering.core.query import EventQuery
 from treering.core.records import Record
 from treering.errors import InvalidInput
-from treering.views.thread_keys import thread_key
+from treering.views.thread_keys import thread_key, thread_of_key
 
 PAGE: Final = 500
 _SLICE_SECONDS: Final = 0.5
@@ -42,6 +42,8 @@ class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     span: str | None = None
     parent: str | None = None
     thread: str | None = None
+    namespace: str = ""
+    """That of the thread."""
     agent: str | None = None
     name: str | None = None
     model: str | None = None
@@ -65,11 +67,12 @@ class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Which events to follow; what is left out does not filter.
 
-    A kind is a whole one (``span.tool``) or its first word (``span``).
+    A kind is a whole one (``span.tool``) or its first word (``span``); ``namespace`` is that of the thread.
     """
 
     run: str | None = None
     thread: str | None = None
+    namespace: str = ""
     agent: str | None = None
     kinds: tuple[str, ...] = ()
 
@@ -77,7 +80,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         """Whether an event is wanted."""
         return (
             (self.run is None or event.run == self.run)
-            and (self.thread is None or event.thread == self.thread)
+            and (self.thread is None or (event.thread, event.namespace) == (self.thread, self.namespace))
             and (self.agent is None or event.agent == self.agent)
             and (not self.kinds or event.kind in self.kinds or event.kind.partition(".")[0] in self.kinds)
         )
@@ -85,14 +88,13 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def query(self) -> EventQuery:
         """The part of it that an index answers; `holds` does the rest."""
-        key = None if self.thread is None else thread_key(self.thread, "")
-        return EventQuery(run=self.run, thread=key, agent=self.agent)
+        return EventQuery(run=self.run, thread=thread_key(self.thread, self.namespace), agent=self.agent)
 
 
 def live_event(record: Record) -> LiveEvent:
     """A record for followers."""
     event = record.event
-    thread = event.thread
+    thread, namespace = thread_of_key(event.thread)
     return LiveEvent(
         seq=record.seq,
         id=event.id,
@@ -102,7 +104,8 @@ def live_event(record: Record) -> LiveEvent:
         run=event.run,
         span=event.span,
         parent=event.parent,
-        thread=thread[1:] if thread is not None and thread.startswith("/") else thread,
+        thread=thread,
+        namespace=namespace,
         agent=event.agent,
         name=event.name,
         model=event.model,
@@ -152,9 +155,11 @@ class Following(Iterator[LiveEvent]):
     def __next__(self) -> LiveEvent:
         quiet = 0.0
         while not self._ready:
-            if self._is_closed.is_set() or (self._seconds is not None and quiet >= self._seconds):
+            if self._is_closed.is_set():
                 raise StopIteration
             if not self._read():
+                if self._seconds is not None and quiet >= self._seconds:
+                    raise StopIteration
                 left = _SLICE_SECONDS if self._seconds is None else self._seconds - quiet
                 left = min(_SLICE_SECONDS, left)
                 self._engine.wait(self._space, self._read_to, seconds=left)

@@ -13,6 +13,7 @@ from treering.core.clock import day_of
 from treering.errors import TreeringError
 from treering.views.alerting.alert import LEDGER, Alert, alert_id, log, raise_alert
 from treering.views.shared_budgets import SharedBudgets, Subject
+from treering.views.thread_keys import thread_of_key
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
@@ -81,6 +82,7 @@ class Guard:
             self._told.clear()  # the journal takes an alert once, however often it is raised
         self._told.add(alert)
         is_private = budget.per in ("run", "thread")
+        thread, namespace = thread_of_key(subject.thread if is_private else None)
         raised = Alert(
             id=alert,
             ts_us=now_us,
@@ -88,7 +90,8 @@ class Guard:
             rule=f"budget/{budget.name}",
             message=f"budget {standing.told()}, {state}",
             run=subject.run if is_private else None,
-            thread=subject.thread if is_private else None,
+            thread=thread,
+            namespace=namespace,
             agent=subject.agent if is_private or budget.per == "agent" else budget.agent,
             figures={"used": standing.used, "limits": standing.limits, "currency": budget.currency},
         )

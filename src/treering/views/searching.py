@@ -20,6 +20,7 @@ from treering.core.stems import folded, stem, words
 from treering.errors import InvalidInput, ReadOnly
 from treering.views.asked_words import AskedWords
 from treering.views.event_index import COLLECTION, EventIndex, is_unspaced, pieces_of, searched
+from treering.views.thread_keys import thread_of_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,6 +51,8 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     part: Literal["content", "input", "output"]
     agent: str | None
     thread: str | None
+    namespace: str
+    """That of the thread."""
     name: str | None
     role: str | None
     matched: int
@@ -176,6 +179,7 @@ class _Seen:
         """As it is shown."""
         event = self.piece.record.event
         kind = _kind(event.kind)
+        thread, namespace = thread_of_key(event.thread)
         output: Literal["content", "output"] = "content" if kind == "message" else "output"
         return Hit(
             run=event.run or "",
@@ -186,7 +190,8 @@ class _Seen:
             kind=kind,
             part="input" if self.piece.is_input else output,
             agent=event.agent,
-            thread=event.thread,
+            thread=thread,
+            namespace=namespace,
             name=event.name,
             role=event.role,
             matched=len(self.matched),

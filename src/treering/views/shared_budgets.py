@@ -24,6 +24,7 @@ from treering.core.scopes import Scope
 from treering.errors import BudgetExceeded, Corrupt, InvalidInput
 from treering.views.costs import cost_of
 from treering.views.recording.spans import SPAN
+from treering.views.thread_keys import thread_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,7 +86,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a budget is used, by whom (``key``: the run, the thread or the agent)."""
+    """How much of a budget is used, by whom (``key``: the run, ``<namespace>/<thread>`` or the agent)."""
 
     budget: SharedBudget
     key: str | None
@@ -114,7 +115,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     def told(self) -> str:
         """In words: ``daily of agent 'writer': 4.20 of 5.00 USD``."""
         name = self.worst
-        whom = "" if self.key is None else f" of {self.budget.per} {self.key!r}"
+        whom = "" if self.key is None else f" of {self.budget.per} {self.key.removeprefix('/')!r}"
         return f"{self.budget.name}{whom}: {_amount(self, name)}"
 
     def error(self) -> BudgetExceeded:
@@ -193,15 +194,30 @@ class SharedBudgets:
         return tuple(_budget(ref) for ref in self._refs())
 
     def standing(
-        self, *, run: str | None = None, thread: str | None = None, agent: str | None = None
+        self,
+        *,
+        run: str | None = None,
+        thread: str | None = None,
+        namespace: str = "",
+        agent: str | None = None,
     ) -> tuple[Standing, ...]:
-        """How the budgets stand that concern this run, thread (its key) and agent, and those of the store."""
-        subject = Subject(run=run, thread=thread, agent=agent)
+        """How the budgets stand that concern this run, thread and agent, and those of the store.
+
+        ``namespace`` is that of the thread.
+        """
+        subject = Subject(run=run, thread=thread_key(thread, namespace), agent=agent)
         return tuple(standing for budget in self.list() if (standing := self.of(budget, subject)) is not None)
 
-    def check(self, *, run: str | None = None, thread: str | None = None, agent: str | None = None) -> None:
+    def check(
+        self,
+        *,
+        run: str | None = None,
+        thread: str | None = None,
+        namespace: str = "",
+        agent: str | None = None,
+    ) -> None:
         """Raise `BudgetExceeded` if a budget that stops is used up. Recording does this before each call."""
-        for standing in self.standing(run=run, thread=thread, agent=agent):
+        for standing in self.standing(run=run, thread=thread, namespace=namespace, agent=agent):
             if standing.is_used_up and standing.budget.action == "stop":
                 raise standing.error()
 

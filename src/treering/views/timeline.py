@@ -176,6 +176,7 @@ class Timeline:
         after: int | None = None,
         run: str | None = None,
         thread: str | None = None,
+        namespace: str = "",
         agent: str | None = None,
         kinds: Sequence[str] = (),
         seconds: float | None = None,
@@ -183,8 +184,9 @@ class Timeline:
         """Events as they are committed, by any process, behind the sequence number ``after`` (or new ones).
 
         Goes on forever, or until nothing came for ``seconds``. The last event's ``seq`` is where to go on.
+        ``namespace`` is that of the thread.
         """
-        wanted = Selection(run=run, thread=thread, agent=agent, kinds=tuple(kinds))
+        wanted = Selection(run=run, thread=thread, namespace=namespace, agent=agent, kinds=tuple(kinds))
         return Following(self._engine, self._space, wanted, after=after, seconds=seconds)
 
     def content(self, *addresses: Address) -> list[Any]:

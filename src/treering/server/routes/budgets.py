@@ -21,11 +21,12 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class StandingQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose budgets: those of this run, agent and thread (its key), and always those of the store."""
+    """Whose budgets: those of this run, agent and thread, and always those of the store."""
 
     run: str | None = None
     agent: str | None = None
     thread: str | None = None
+    namespace: str = ""
 
 
 class BudgetLine(Struct, frozen=True, kw_only=True):
@@ -100,7 +101,7 @@ def list_budgets(call: Call[StandingQuery, None]) -> BudgetList:
     """The budgets, with what is used of those that concern the store, or the given run, agent and thread."""
     budgets = call.store.budgets
     query = call.query
-    found = budgets.standing(run=query.run, agent=query.agent, thread=query.thread)
+    found = budgets.standing(run=query.run, agent=query.agent, thread=query.thread, namespace=query.namespace)
     standing = {each.budget.name: each for each in found}
     return BudgetList(budgets=tuple(_line(each, standing.get(each.name)) for each in budgets.list()))
 

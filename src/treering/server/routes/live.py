@@ -41,12 +41,16 @@ _TRY_AGAIN: Final = 1013
 _GOING_AWAY: Final = 1001
 
 
-class LiveQuery(Struct, frozen=True, kw_only=True):
-    """Where to begin, and what is wanted; ``kinds`` may come several times, or with commas."""
+class LiveQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where to begin, and what is wanted; ``kinds`` may come several times, or with commas.
+
+    ``namespace`` is that of the thread.
+    """
 
     after: int | None = None
     run: str | None = None
     thread: str | None = None
+    namespace: str = ""
     agent: str | None = None
     kinds: list[str] = []
 
@@ -57,7 +61,9 @@ class LiveQuery(Struct, frozen=True, kw_only=True):
                 f"after is {self.after}; give a sequence number, or leave it out for new events"
             )
         kinds = tuple(each for given in self.kinds for each in given.split(",") if each)
-        return Selection(run=self.run, thread=self.thread, agent=self.agent, kinds=kinds)
+        return Selection(
+            run=self.run, thread=self.thread, namespace=self.namespace, agent=self.agent, kinds=kinds
+        )
 
 
 @endpoint("GET", "/live", tag="live")

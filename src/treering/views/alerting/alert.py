@@ -20,6 +20,7 @@ from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
 from treering.core.query import EventQuery
 from treering.core.scopes import Scope
+from treering.views.thread_keys import thread_key, thread_of_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +49,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     run: str | None = None
     agent: str | None = None
     thread: str | None = None
+    namespace: str = ""
+    """That of the thread."""
     figures: dict[str, Any] = {}
 
     @property
@@ -78,7 +81,7 @@ def raise_alert(engine: Engine, space: str, alert: Alert, *, scope: str = LEDGER
             ts_us=alert.ts_us,
             scope=scope,
             run=alert.run,
-            thread=alert.thread,
+            thread=thread_key(alert.thread, alert.namespace),
             agent=alert.agent,
             name=alert.rule,
             status=alert.level,
@@ -119,6 +122,7 @@ def alert_at(engine: Engine, space: str, record: Record) -> Alert | None:
             return None
         event = found[0].event
     told: dict[str, Any] = {} if event.data is None else decode_json(event.data)
+    thread, namespace = thread_of_key(event.thread)
     return Alert(
         id=event.id,
         ts_us=event.ts_us,
@@ -127,6 +131,7 @@ def alert_at(engine: Engine, space: str, record: Record) -> Alert | None:
         message=told.get("message", ""),
         run=event.run,
         agent=event.agent,
-        thread=event.thread,
+        thread=thread,
+        namespace=namespace,
         figures=told.get("figures", {}),
     )

@@ -19,7 +19,6 @@ from treering.core.rollup import ERROR
 from treering.errors import Corrupt, InvalidInput
 from treering.views.alerting.alert import Alert, alert_id
 from treering.views.recording.runs import CRASHED, RunInfo
-from treering.views.thread_keys import thread_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +131,8 @@ def _alert(rule: Rule, run: RunInfo, message: str, figures: dict[str, Any]) -> A
         message=message,
         run=run.id,
         agent=run.agent,
-        thread=thread_key(run.thread, run.namespace),
+        thread=run.thread,
+        namespace=run.namespace,
         figures=figures,
     )
 
