@@ -303,13 +303,14 @@ class TestMaking:
         [
             ({"checkpointer": 3}, "int cannot keep checkpoints"),
             ({"middleware": [object()]}, "is no middleware"),
+            ({"model": "gpt-5"}, "give a function"),
             ({"max_iterations": 0}, "use 1 or more"),
             ({"hooks": {"post_checkpoint_save": [print]}}, "give a checkpointer= too"),
         ],
     )
     def test_what_makes_no_sense_is_refused(self, options, message) -> None:
         with pytest.raises(InvalidInput, match=message):
-            create_agent(model=Scripted(), **options)
+            create_agent(**{"model": Scripted(), **options})
 
     def test_an_unknown_hook_is_refused(self, store) -> None:
         with pytest.raises(InvalidInput, match="no hook 'on_save'"):

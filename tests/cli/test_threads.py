@@ -332,6 +332,22 @@ class TestDiff:
 
 
 class TestForkAndRewind:
+    def test_a_fork_goes_back_to_before_its_beginning(self, treering_, folder):
+        treering_("fork", "support/alice", "support/again", "--at", 1)
+        with treering.open(folder) as store:
+            left = store.thread("support/again").append({"role": "user", "content": "Left."})
+        told = treering_("rewind", "support/again", 0, "--json").json
+        assert (told["step"], told["from"]) == (0, left.id)
+        with treering.open(folder) as store:
+            head = store.thread("support/again").head
+            assert (head.id, head.parent_id) == (told["head"], told["to"])
+        drawn = treering_("log", "support/again").out.splitlines()
+        assert drawn[0] == "support/again  forked from support/alice@1"
+        assert drawn[1] == "├── left behind"
+        assert drawn[3].startswith("│   └──   2 ")
+        assert drawn[-1].startswith("└──   0 ")
+        assert drawn[-1].endswith("← head")
+
     def test_a_fork_at_a_step(self, treering_):
         ran = treering_("fork", "support/alice", "support/again", "--at", 0, "--json")
         assert ran.json["thread_id"] == "support/again"

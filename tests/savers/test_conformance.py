@@ -217,6 +217,7 @@ def test_what_cannot_be_saved_is_refused(saver):
         ({"thread_id": "t", "state": [1]}, "state is a list"),
         ({"thread_id": "t", "metadata": "x"}, "metadata is a str"),
         ({"thread_id": "t", "tags": "release"}, "tags is a str"),
+        ({"thread_id": "t", "note": 3}, "note is a int"),
         ({"thread_id": "t", "step": -1}, "step=-1"),
     ):
         with pytest.raises(InvalidInput, match=problem):

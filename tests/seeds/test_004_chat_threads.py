@@ -176,6 +176,13 @@ def test_a_deleted_thread_does_not_free_its_number(store):
     assert store.chat("telegram", "1").reset().id == "telegram_1_s2"
 
 
+def test_a_chat_that_was_never_there_is_deleted_without_a_word(store):
+    store.chat("telegram", 1).delete()
+    assert not store.stats().rows.get("events")
+    with pytest.raises(InvalidInput, match="chat id"):
+        store.chat("telegram", None)
+
+
 def test_a_deleted_chat_leaves_nothing_of_itself(store):
     chat, other = store.chat("telegram", "1"), store.chat("telegram", "12")
     for each in (chat, other):

@@ -53,6 +53,8 @@ def create_agent(
     store, every run is in its timeline under ``name``: messages, tool calls, tokens and cost, unless
     ``record=False`` leaves that to someone else.
     """
+    if not callable(cast("object", model)):
+        raise InvalidInput(f"model is {model!r}; give a function of (messages, tools), plain or async")
     around = tuple(middleware)
     for each in around:
         if not any(hasattr(each, name) for name in _METHODS):

@@ -52,9 +52,12 @@ class _Drawing:
         if growth.older is not None:
             more = f"… older moments: treering log {growth.thread.id} --before {growth.older}"
             tree.add(Text(clean(more), style="dim"))
-        waiting: list[tuple[Tree, Checkpoint]] = [
-            (tree, each) for each in reversed(self._children.get(None, ()))
-        ]
+        roots = self._children.get(None, [])
+        waiting: list[tuple[Tree, Checkpoint]] = []
+        for each in roots:  # a fork that was rewound to before its beginning has several
+            is_left = len(roots) > 1 and each.id not in growth.line
+            waiting.append((tree.add(Text("left behind", style="dim")) if is_left else tree, each))
+        waiting.reverse()
         while waiting:
             self._grow(*waiting.pop(), waiting)
         return tree

@@ -253,11 +253,12 @@ def rewind(
         left = left_behind(opened.engine, opened.space, before.checkpoint, target)
         # Files first: if they cannot be brought back, the conversation has not moved either.
         restored = None if files is None else own.at(target.id).restore(files, delete=delete)
-        own.rewind(target.id)
+        head = own.rewind(target.id)
     what = {
         "thread": info.id,
         "from": before.id,
         "to": target.id,
+        "head": head.id,
         "step": target.step,
         "left_behind": [summary(each) for each in left],
         **({} if restored is None else {"files": restored}),

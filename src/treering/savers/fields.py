@@ -9,6 +9,7 @@ from treering.core.ids import check_id
 from treering.errors import InvalidInput
 from treering.savers.checkpoint import Checkpoint
 from treering.savers.shelf import Writing
+from treering.views.asking import asked
 
 
 class Fields(TypedDict, total=False):
@@ -34,22 +35,19 @@ def writing_of(
         raise InvalidInput(f"a checkpoint has no {', '.join(unknown)}; it has {', '.join(_FIELDS)}")
     if "thread_id" not in given:
         raise InvalidInput("save needs a thread_id: save(thread_id='conversation-1', messages=[...])")
-    for name, kind, example in _SHAPES:
-        value = given.get(name)
-        if value is not None and (not isinstance(value, kind) or isinstance(value, (str, bytes))):
-            raise InvalidInput(f"{name} is a {type(value).__name__}; give {example}")
     step = given.get("step")
     if step is not None and (type(step) is not int or step < 0):
         raise InvalidInput(f"step={step!r} is not acceptable; give a whole number from 0 on")
-    state, messages = given.get("state"), given.get("messages")
+    content: dict[str, Any] = {name: given[name] for name in _CONTENT if name in given}
+    saving = asked(checked(given["thread_id"]), namespace, **content)
     return Writing(
-        thread_id=checked(given["thread_id"]),
-        messages=None if messages is None else list(messages),
-        state=None if state is None else dict(state),
-        pending_interrupt=given.get("pending_interrupt"),
-        metadata=dict(given.get("metadata") or {}),
-        note=given.get("note"),
-        tags=tuple(given.get("tags") or ()),
+        thread_id=saving.thread_id,
+        messages=saving.messages,
+        state=saving.state,
+        pending_interrupt=saving.pending_interrupt,
+        metadata=saving.metadata,
+        note=saving.note,
+        tags=saving.tags,
         step=step,
         expect=given.get("expect"),
     )
@@ -80,11 +78,6 @@ def _given(checkpoint: Checkpoint | Mapping[str, Any] | None, namespace: str) ->
 
 
 _FIELDS: Final = tuple(Fields.__annotations__)
-_OF_A_LOADED_ONE: Final = ("thread_id", "messages", "state", "pending_interrupt", "metadata", "note", "tags")
+_CONTENT: Final = ("messages", "state", "pending_interrupt", "metadata", "note", "tags")
+_OF_A_LOADED_ONE: Final = ("thread_id", *_CONTENT)
 _OF_THE_SAVER: Final = frozenset({"id", "parent_id", "namespace", "created_at", "updated_at"})
-_SHAPES: Final[tuple[tuple[str, type, str], ...]] = (
-    ("messages", Sequence, "a list of messages"),
-    ("state", Mapping, "a dict of state values"),
-    ("metadata", Mapping, "a dict"),
-    ("tags", Sequence, "a tuple of tags, ('release',)"),
-)

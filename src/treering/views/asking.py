@@ -6,13 +6,14 @@ messages, and ``tags="draft"`` five tags.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from treering.errors import InvalidInput
 from treering.views.hooks import Saving
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -36,14 +37,14 @@ def asked(
     return Saving(
         thread_id=thread_id,
         namespace=namespace,
-        messages=None if messages is None else _listed("messages", messages),
+        messages=None if messages is None else _listed("messages", messages, "a list of messages"),
         appends=appends,
-        lists={name: _listed(f"list {name!r}", items) for name, items in lists.items()} if lists else {},
-        state=None if state is None else _named("state", state),
+        lists={name: _listed(name, items, "a list") for name, items in lists.items()} if lists else {},
+        state=None if state is None else _named("state", state, "a dict of state values"),
         pending_interrupt=pending_interrupt,
-        metadata=_named("metadata", metadata) if metadata else {},
+        metadata=_named("metadata", metadata, "a dict") if metadata else {},
         note=note,
-        tags=tuple(_listed("tags", tags)) if tags else (),
+        tags=tuple(_listed("tags", tags, "a tuple of tags, ('release',)")) if tags else (),
         workspace=None if workspace is None else str(workspace),
     )
 
@@ -54,20 +55,17 @@ def check_choice(given: str, choices: tuple[str, ...]) -> None:
         raise InvalidInput(f"on_conflict is {given!r}; use one of {', '.join(choices)}")
 
 
-def _listed(what: str, items: Any) -> list[Any]:
-    if isinstance(items, str | bytes | Mapping):
-        raise InvalidInput(f"{what} is {_kind(items)}; give a list")
-    try:
-        return list(items)
-    except TypeError:
-        raise InvalidInput(f"{what} is {_kind(items)}; give a list") from None
+def _listed(what: str, items: Any, wanted: str) -> list[Any]:
+    if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping):
+        raise InvalidInput(f"{what} is {_kind(items)}; give {wanted}")
+    return list(cast("Iterable[Any]", items))
 
 
-def _named(what: str, values: Any) -> dict[str, Any]:
+def _named(what: str, values: Any, wanted: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
-        raise InvalidInput(f"{what} is {_kind(values)}; give a dict")
+        raise InvalidInput(f"{what} is {_kind(values)}; give {wanted}")
     return dict(cast("Mapping[str, Any]", values))
 
 
 def _kind(value: Any) -> str:
-    return f"of type {type(value).__name__}"
+    return f"a {type(value).__name__}"

@@ -10,7 +10,7 @@ and a text that is not the text of any id is read as none.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -58,6 +58,8 @@ def chat_id_of(channel: str, chat_id: str | int, resets: int = 0) -> ChatId:
     """A checked `ChatId`; a chat's number will do for its id."""
     if resets < 0:
         raise InvalidInput(f"a chat cannot have been reset {resets} times; give 0 or more")
+    if not isinstance(cast("object", chat_id), str | int):
+        raise InvalidInput(f"chat id is {chat_id!r}; give text or a whole number")
     return ChatId(check_id(channel, "channel"), check_id(str(chat_id), "chat id"), resets)
 
 

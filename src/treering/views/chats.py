@@ -131,6 +131,8 @@ class Chat:
         threads = tuple(
             thread_scope(self._thread_id(number), self._namespace) for number in self._saved_numbers()
         )
+        if not threads and not self._is_told_of():
+            return
         scopes = (self._scope, *threads)
         self._engine.erase(self._space, Erasure(scopes=scopes, cascade=cascade, secure=True))
         draft = Draft(self._space)
@@ -184,6 +186,11 @@ class Chat:
                 f"the counter of {self!r} is {counter.value[:40]!r}, which is no number; "
                 "run verify, then restore it from a backup"
             ) from None
+
+    def _is_told_of(self) -> bool:
+        return self._counter() is not None or bool(
+            self._engine.scan(self._space, EventQuery(scope=self._scope), limit=1).records
+        )
 
     def _last_told(self) -> int:
         """The newest number in the journal, which is also the highest."""
