@@ -3,11 +3,11 @@
 LangGraph hands over the whole list at every step. What was saved last is remembered here, item by item:
 the object itself and a likeness of it. An item that is the same object and still equal to its likeness was
 saved before. Lists of plain data are compared whole. Of messages, all are compared with those of last time
-(the same objects, as a rule), and their contents; what lies deeper is compared in the last `_NEAR` at every step and in the
-rest in turns, `_TURN` at a step, because looking into a thousand messages costs as much as all the rest of
-a step. So a message that was replaced, or given another content, is noticed at once wherever it stands; one
-that was changed inside (which LangGraph asks nodes not to do) at once in a list of up to `_NEAR` + `_TURN`,
-and in a longer one when its turn comes.
+(the same objects, as a rule), and their contents; what lies deeper is compared in the last `_NEAR` at every
+step and in the rest in turns, `_TURN` at a step, because looking into a thousand messages costs as much as
+all the rest of a step. So a message that was replaced, or given another content, is noticed at once wherever
+it stands; one that was changed inside (which LangGraph asks nodes not to do) at once in a list of up to
+`_NEAR` + `_TURN`, and in a longer one when its turn comes.
 
 Everything behind the first item that differs is written: behind the list's tail, or as a child list that
 shares what is common. A message that was stored as a task's write is not stored again: it is in its place
@@ -238,7 +238,7 @@ def _are_same_messages(before: Known, mine: list[Any]) -> bool:
     turn = before.looked if before.looked < near else 0
     return all(
         not any(map(_extra_of, mine[start:stop]))
-        and [message.__dict__ for message in mine[start:stop]] == before.likenesses[start:stop]
+        and fields[start:stop] == before.likenesses[start:stop]
         for start, stop in ((near, len(mine)), (turn, min(turn + _TURN, near)))
     )
 
