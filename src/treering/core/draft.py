@@ -51,11 +51,13 @@ class Draft:
         self, list_id: str, *items: Content | Address, scope: str, at: int, parent: str | None = None
     ) -> None:
         """Items for the end of a list; large contents become objects."""
-        placed = tuple(
-            item if isinstance(item, str) or len(item.data) < INLINE_LIMIT else self.put(item, scope=scope)
-            for item in items
-        )
-        self._lists.append(Append(list=list_id, scope=scope, at=at, items=placed, parent=parent))
+        placed: list[Content | Address] = []
+        for item in items:
+            if isinstance(item, str) or len(item.data) < INLINE_LIMIT:
+                placed.append(item)
+            else:
+                placed.append(self.put(item, scope=scope))
+        self._lists.append(Append(list=list_id, scope=scope, at=at, items=tuple(placed), parent=parent))
 
     def event(self, event: Event) -> None:
         """A row for the journal."""
@@ -100,7 +102,7 @@ class Draft:
             space=self.space,
             requires=tuple(self._requires),
             objects=dict(self._objects),
-            parts=tuple(Part(scope=scope, slots=tuple(slots)) for scope, (_, slots) in self._parts.items()),
+            parts=tuple([Part(scope=scope, slots=tuple(slots)) for scope, (_, slots) in self._parts.items()]),
             lists=tuple(self._lists),
             events=tuple(self._events),
             refs=tuple(self._refs),

@@ -57,7 +57,8 @@ def check_batch(batch: Batch) -> list[Place]:
         _check_object_name(name)
     for name, content in batch.objects.items():
         _check_object_name(name)
-        _check_size(content, f"object {name[:12]}")
+        if len(content.data) > MAX_CONTENT_BYTES:
+            _refuse_size(content, f"object {name[:12]}")
     own_slots = _check_parts(batch) if batch.parts else _NONE
     if batch.lists:
         _check_lists(batch, own_slots, named)
@@ -102,28 +103,34 @@ def _check_lists(batch: Batch, own_slots: AbstractSet[str], named: list[Place]) 
         check_id(append.scope, "scope")
         if append.parent is not None:
             check_id(append.parent, "parent list id")
-        _check_append(append, lengths.get(append.list))
-        lengths[append.list] = append.at + len(append.items)
+        at, end = append.at, append.at + len(append.items)
+        if (
+            append.parent == append.list
+            or at < 0
+            or end > MAX_LIST_LENGTH
+            or lengths.get(append.list, at) != at
+        ):
+            _refuse_append(append, lengths.get(append.list))
+        lengths[append.list] = end
         for item in append.items:
             if isinstance(item, str):
                 if item not in own_slots:
                     named.append(_check_content_address(item, batch, "an item of list", append.list))
-            else:
-                _check_size(item, f"an item of list {append.list!r}")
+            elif len(item.data) > MAX_CONTENT_BYTES:
+                _refuse_size(item, f"an item of list {append.list!r}")
 
 
-def _check_append(append: Append, length: int | None) -> None:
+def _refuse_append(append: Append, length: int | None) -> None:
     if append.parent == append.list:
         raise InvalidInput(f"list {append.list!r} names itself as its parent; leave the parent out to append")
     if append.at < 0 or append.at + len(append.items) > MAX_LIST_LENGTH:
         raise InvalidInput(
             f"list {append.list!r} cannot grow at {append.at}; positions go up to {MAX_LIST_LENGTH}"
         )
-    if length is not None and append.at != length:
-        raise InvalidInput(
-            f"a batch appends to list {append.list!r} up to {length} and then at {append.at}; "
-            "the second append must go on where the first one ends"
-        )
+    raise InvalidInput(
+        f"a batch appends to list {append.list!r} up to {length} and then at {append.at}; "
+        "the second append must go on where the first one ends"
+    )
 
 
 def _check_events(batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -> None:
@@ -262,9 +269,8 @@ def _check_object_name(name: str) -> None:
         raise InvalidInput(f"{name[:80]!r} is not an object name; expected the 64 hex digits of a SHA-256")
 
 
-def _check_size(content: Content, what: str) -> None:
-    if len(content.data) > MAX_CONTENT_BYTES:
-        raise InvalidInput(
-            f"{what} has {len(content.data)} bytes, more than {MAX_CONTENT_BYTES}; "
-            "cut it into chunks (core.chunking)"
-        )
+def _refuse_size(content: Content, what: str) -> None:
+    raise InvalidInput(
+        f"{what} has {len(content.data)} bytes, more than {MAX_CONTENT_BYTES}; "
+        "cut it into chunks (core.chunking)"
+    )

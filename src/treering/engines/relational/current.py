@@ -151,8 +151,8 @@ def read_current(session: Session, space: int, needs: Needs, now_us: int, memory
     refs = _asked(session, _REFS, space, unknown_refs)
     lists = _asked(session, _LISTS, space, unknown_lists)
     leases = _asked(session, _LEASES, space, needs.leases)
-    objects = _asked(session, _OBJECTS, space, list(map(bytes.fromhex, needs.objects)))
-    bodies = _asked(session, _BODIES, space, {batch for batch, _ in needs.slots})
+    objects = _asked(session, _OBJECTS, space, needs.objects and list(map(bytes.fromhex, needs.objects)))
+    bodies = _asked(session, _BODIES, space, needs.slots and {batch for batch, _ in needs.slots})
     current.commit_numbers = session.numbers("commits", len(needs.batches) + reserve)
     ((current.seq, current.committed_at_us, current.removals),) = counters
     for row in receipts:
@@ -167,10 +167,14 @@ def read_current(session: Session, space: int, needs: Needs, now_us: int, memory
     for name, token, expires in leases:
         if expires > now_us:
             current.tokens[name] = token
-    current.objects.update([bytes(name).hex() for (name,) in objects])
-    current.bodies.update([(batch, key & 0xFFFF) for batch, key in bodies])
-    current.scope_numbers = _numbered(session, "scope", needs.scopes, current.scopes)
-    current.list_numbers = _numbered(session, "list", needs.lists, current.lists)
+    for (name,) in objects:
+        current.objects.add(bytes(name).hex())
+    for batch, key in bodies:
+        current.bodies.add((batch, key & 0xFFFF))
+    if len(current.scopes) < len(needs.scopes):
+        current.scope_numbers = _numbered(session, "scope", needs.scopes, current.scopes)
+    if len(current.lists) < len(needs.lists):
+        current.list_numbers = _numbered(session, "list", needs.lists, current.lists)
     return current
 
 
@@ -210,7 +214,7 @@ def _take(needed: Iterable[str], known: dict[str, Known], taken: dict[str, Known
 
 def _numbered(session: Session, table: str, needed: Iterable[str], known: Container[str]) -> dict[str, int]:
     names = [name for name in needed if name not in known]
-    return dict(zip(names, session.numbers(table, len(names)), strict=True)) if names else {}
+    return dict(zip(names, session.numbers(table, len(names)), strict=True))
 
 
 def _asked(session: Session, sql: str, space: int, values: Collection[Any]) -> Iterable[Any]:

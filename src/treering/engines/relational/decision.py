@@ -190,21 +190,26 @@ def _count_in(
     first_seq = current.seq + 1
     current.seq += len(batch.events) or 1
     current.committed_at_us = max(current.now_us, current.committed_at_us + 1)
-    sums = {change.name: int(state.value or b"0") for change, state in refs if isinstance(change.change, Add)}
+    versions: dict[str, int] = {}
+    sums: dict[str, int] = {}
+    for change, state in refs:
+        versions[change.name] = state.version
+        if isinstance(change.change, Add):
+            sums[change.name] = int(state.value or b"0")
+        current.refs[change.name] = state
     receipt = Receipt(
         batch=batch.id,
         first_seq=first_seq,
         last_seq=current.seq,
         committed_at_us=current.committed_at_us,
-        versions={change.name: state.version for change, state in refs},
+        versions=versions,
         sums=sums,
         new_events=len(batch.events),
     )
     current.receipts[batch.id] = receipt
     current.objects.update(batch.objects)
-    current.bodies.update((batch.id, part) for part in range(len(batch.parts)))
-    for change, state in refs:
-        current.refs[change.name] = state
+    for part in range(len(batch.parts)):
+        current.bodies.add((batch.id, part))
     for append, state in appends:
         current.lists[append.list] = state
     return Accepted(prepared, receipt, refs, appends)
