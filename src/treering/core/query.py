@@ -6,12 +6,15 @@ one index range and paging under inserts neither repeats nor skips what was ther
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from treering.core.clock import DAY_US
 from treering.errors import Conflict, InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Grain = Literal["run", "thread", "day"]
 """What roll-ups are kept for: every run, every thread, and every day as a whole."""
@@ -94,6 +97,15 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 def is_there(name: str) -> Conflict:
     """Why an erasure is refused: a ref that its plan says is ``absent`` is there."""
     return Conflict(f"cannot erase: there is a {name!r} again; what belongs to it stays")
+
+
+def is_built_on(scopes: Iterable[str]) -> Conflict:
+    """Why an erasure without ``cascade`` is refused: forks in these scopes share its past."""
+    named = ", ".join(map(repr, sorted(scopes)))
+    return Conflict(
+        f"cannot erase: forks share this past, in {named}; take them along (cascade=True, --cascade on the "
+        "command line), or erase them first"
+    )
 
 
 def encode_cursor(query: EventQuery, ts_us: int, seq: int) -> str:

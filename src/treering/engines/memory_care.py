@@ -13,11 +13,10 @@ import msgspec
 
 from treering.core.address import list_address, object_address, slot_address
 from treering.core.clock import SECOND_US
-from treering.core.query import is_there
+from treering.core.query import is_built_on, is_there
 from treering.core.reach import content_links, event_links, reach
 from treering.core.records import Checked, Erased, Problem, Swept
 from treering.core.rollup import deltas
-from treering.errors import Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -161,10 +160,7 @@ def _all_scopes(space: Space, plan: Erasure) -> set[str]:
     scopes = set(plan.scopes)
     while dependent := _dependent_scopes(space, plan, scopes):
         if not plan.cascade:
-            raise Conflict(
-                f"cannot erase: {', '.join(map(repr, sorted(dependent)))} depend on lists of this plan; "
-                "erase them too (cascade=True), or leave these lists"
-            )
+            raise is_built_on(dependent)
         scopes |= dependent
     return scopes
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from treering.core.address import slot_address
 from treering.core.content import KIND_NUMBERS
 from treering.core.failpoints import declare, hit
-from treering.core.query import is_there
+from treering.core.query import is_built_on, is_there
 from treering.core.records import Erased
 from treering.engines.relational import unfinished
 from treering.engines.relational.cutting import Cutting
@@ -30,7 +30,6 @@ from treering.engines.relational.scratch import Scratch
 from treering.engines.relational.session import in_chunks
 from treering.engines.relational.staging import ORPHAN_SECONDS
 from treering.engines.relational.walking import PAGE, Walk, slot_key
-from treering.errors import Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -74,10 +73,7 @@ def erase(database: Database, objects: Objects, texts: TextIndex, space: int, pl
             except _DependedOn as dependents:
                 more |= dependents.scopes
                 if not plan.cascade:
-                    raise Conflict(
-                        f"cannot erase: {', '.join(map(repr, _scope_names(database, more)))} depend on lists "
-                        "of this plan; erase them too (cascade=True), or leave these lists"
-                    ) from None
+                    raise is_built_on(_scope_names(database, more)) from None
 
 
 class _DependedOn(Exception):
