@@ -14,6 +14,7 @@ from treering.core.content import KIND_NUMBERS, Content
 from treering.core.frame import seal
 from treering.engines import schema
 from treering.engines.keys import body_key, item_key
+from treering.engines.relational.rows import run_key, run_number
 
 DAY = 20_000
 T0 = DAY * 86_400_000_000
@@ -41,6 +42,7 @@ ROWS: dict[str, list[dict]] = {
         {"no": 1, "space": 1, "name": "/thread/support%2Falice"},
         {"no": 7, "space": 1, "name": "/run/r1"},
     ],
+    "run": [{"space": 1, "no": run_number("r1"), "name": "r1"}],
     "commits": [
         {"no": 1, "space": 1, "batch": "batch-1", "first_seq": 1, "last_seq": 2, "committed_at_us": T0 + 5},
         {"no": 2, "space": 1, "batch": "batch-2", "first_seq": 3, "last_seq": 3, "committed_at_us": T0 + 9},
@@ -49,11 +51,12 @@ ROWS: dict[str, list[dict]] = {
     "event": [
         {
             "space": 1, "day": DAY, "id": "e1", "seq": 1, "commit_no": 1, "kind": "message", "ts_us": T0 + 1,
-            "scope": 1, "run": "r1", "thread": "support/alice", "role": "user", "data": b"{}", "body": "0.0",
+            "scope": 1, "run": run_number("r1"), "thread": "support/alice", "role": "user",
+            "data": b"{}", "body": "0.0",
         },
         {
             "space": 1, "day": DAY, "id": "e2", "seq": 2, "commit_no": 1, "kind": "message", "ts_us": T0 + 2,
-            "scope": 7, "run": "r1", "span": "s1", "thread": "support/alice", "agent": "planner",
+            "scope": 7, "run": run_number("r1"), "span": "s1", "thread": "support/alice", "agent": "planner",
             "model": "m-1", "role": "assistant", "status": "ok", **_TOKENS, "cost_nanos": 1_500_000,
             "currency": "EUR", "duration_us": 8_230_000, "links": SLOT,
         },
@@ -97,7 +100,7 @@ ROWS: dict[str, list[dict]] = {
     "lease": [{"space": 1, "name": "sweep", "holder": "host-1", "token": 4, "expires_at_us": T0}],
     "rollup": [
         {
-            "space": 1, "grain": "run", "key": "r1", "day": DAY, "agent": "planner", "model": "m-1",
+            "space": 1, "grain": "run", "key": run_key("r1"), "day": DAY, "agent": "planner", "model": "m-1",
             "kind": "message", "currency": "EUR", "events": 1, "errors": 0, **_TOKENS,
             "cost_nanos": 1_500_000, "duration_us": 8_230_000, "unpriced_events": 0, "unpriced_tokens": 0,
         },

@@ -25,6 +25,7 @@ from treering.core.failpoints import Injected
 from treering.core.query import Erasure, SearchQuery
 from treering.engines.memory import MemoryEngine
 from treering.engines.relational import erasing
+from treering.engines.relational.rows import run_key
 from treering.errors import Conflict, MissingObjects, NotFound
 from treering.testing import batches
 from treering.testing.failpoints import armed
@@ -308,7 +309,7 @@ def test_totals_of_an_erased_scope_are_taken_off(engine):
         rows = session.rows("SELECT grain, key, events, input_tokens, cost_nanos FROM rollup ORDER BY grain")
     assert rows == [
         ("day", "", 1, 100, 1_250_000),
-        ("run", "run-1", 1, 100, 1_250_000),
+        ("run", run_key("run-1"), 1, 100, 1_250_000),
         ("thread", "t1", 1, 100, 1_250_000),
     ]
 

@@ -11,8 +11,11 @@ from treering.core.address import Address
 from treering.core.batch import Event
 from treering.core.content import Content
 from treering.core.draft import Draft
-from treering.core.query import EventQuery
+from treering.core.query import Erasure, EventQuery, SumQuery
 from treering.core.scopes import Scope, namespace_prefix, thread_of_scope, thread_scope_of
+from treering.engines.relational import rows
+from treering.engines.relational.rows import number_of_key, run_key, run_number
+from treering.errors import TreeringError
 
 SCOPE = str(Scope("user/1", "thread", "a/b"))
 THREAD = namespace_prefix("user/1") + "a/b"
@@ -106,3 +109,58 @@ def stored_row(folder) -> dict:
     found = dict(connection.execute("SELECT * FROM event ORDER BY seq DESC").fetchone())
     connection.close()
     return found
+
+
+@pytest.mark.parametrize(
+    "id, parent, stored",
+    [
+        ("abc.1", "abc.2", "\x1f2"),
+        ("abc.1", "abd.2", "abd.2"),
+        ("abc.1", ".2", ".2"),
+        ("abc.1", "abc", "abc"),
+        ("abc", "abc.2", "abc.2"),
+        (".1", ".2", "\x1f2"),
+    ],
+)
+def test_a_parent_leaves_out_what_it_begins_with_like_its_row(tmp_path, id, parent, stored):
+    with treering.open(tmp_path / "store") as store:
+        event = written(store, id=id, parent=parent)
+        (record,) = store.engine.scan(store.space, EventQuery()).records
+    assert record.event == event
+    assert stored_row(tmp_path)["parent"] == stored
+
+
+def test_a_run_is_a_number_and_is_read_and_found_by_its_name(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        event = written(store, run="r", agent="a")
+        assert [each.event for each in store.engine.scan(store.space, EventQuery(run="r")).records] == [event]
+        assert not store.engine.scan(store.space, EventQuery(run="other")).records
+        (total,) = store.engine.sums(store.space, SumQuery(grain="run", by=("key", "agent")))
+    assert total.group == ("r", "a")
+    assert stored_row(tmp_path)["run"] == run_number("r")
+    assert number_of_key(run_key("r")) == run_number("r")
+
+
+def test_a_damaged_key_of_a_run_is_no_number():
+    assert number_of_key("é") == 0
+
+
+def test_a_run_that_has_the_number_of_another_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "run_number", lambda _: 7)
+    with treering.open(tmp_path / "store") as store:
+        written(store, run="r")
+        with pytest.raises(TreeringError):
+            written(store, id="f", run="other")
+        (record,) = store.engine.scan(store.space, EventQuery()).records
+        assert record.event.run == "r"
+        written(store, id="g", run="r")
+
+
+def test_the_name_of_a_run_goes_with_its_last_event(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        written(store, run="r")
+        written(store, id="f", run="stays", scope="/thread/other")
+        store.engine.erase(store.space, Erasure(scopes=(SCOPE,)))
+    with sqlite3.connect(tmp_path / "store" / "treering.db") as database:
+        assert database.execute("SELECT name FROM run").fetchall() == [("stays",)]
+    database.close()

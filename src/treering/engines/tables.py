@@ -2,9 +2,10 @@
 
 Alembic's migrations and the SQL of a fresh store (`engines/sql/*.sql`) are generated from here; nothing
 imports this module to read or write data. Three habits: ``space`` leads every key that is not a plain
-number, so that one tenant's rows are one range; scopes and spaces are interned as numbers, so that they
-cost a few bytes a row; and two keys are composed (`BODY_PART_BITS`, `ITEM_POSITION_BITS`), so that the
-bodies of a commit and the items of a list are each one range of a plain integer primary key.
+number, so that one tenant's rows are one range; spaces, scopes and runs are interned as numbers, so that they
+cost a few bytes a row (a run's number follows from its name, see `relational.rows`); and two keys are
+composed (`BODY_PART_BITS`, `ITEM_POSITION_BITS`), so that the bodies of a commit and the items of a list are
+each one range of a plain integer primary key.
 
 A number that other rows hold is never given twice. PostgreSQL's identity columns see to that; in SQLite
 the rarely filled tables are ``AUTOINCREMENT``, and of ``commits`` (filled by every commit, where that would
@@ -109,6 +110,16 @@ scope = Table(
     sqlite_autoincrement=True,
 )
 
+run = Table(
+    "run",
+    metadata,
+    Column("space", _Number, primary_key=True, autoincrement=False),
+    Column("no", _Number, primary_key=True, autoincrement=False),
+    _name("name"),
+    Index("run_name", "space", "name"),
+    sqlite_with_rowid=False,
+)
+
 commits = Table(
     "commits",
     metadata,
@@ -143,7 +154,7 @@ event = Table(
     _name("kind"),
     _number("ts_us"),
     _number("scope"),
-    _name("run", null=True),
+    _number("run", null=True),
     _name("span", null=True),
     _name("parent", null=True),
     _name("thread", null=True),

@@ -18,6 +18,7 @@ from sqlalchemy.types import TypeDecorator
 
 from treering.core.clock import from_datetime, to_datetime
 from treering.core.encoding import decode_json
+from treering.engines.relational.fragments import filled
 from treering.errors import Unsupported
 from treering.models.view_sql import HOMES
 from treering.views.recording.runs import RUNS
@@ -65,7 +66,7 @@ class SpanMeta(TypeDecorator[dict]):
         """What was given, and the error that ended it."""
         if value is None:
             return {}
-        plain: dict[str, Any] = decode_json(bytes(value))
+        plain: dict[str, Any] = decode_json(filled(bytes(value)))
         return {name: each for name, each in plain.items() if name not in _RESERVED}
 
 

@@ -32,8 +32,8 @@ def view_statements(dialect: Dialect, space: int) -> list[str]:
     views = {
         DAYS: f"SELECT DISTINCT day FROM rollup WHERE space = {space} AND grain = 'day' AND key = ''",
         HOMES: (
-            f"SELECT e.id AS id, e.run AS run FROM {DAYS} d CROSS JOIN event e "
-            f"WHERE e.space = {space} AND e.day = d.day AND e.run IS NOT NULL"
+            f"SELECT e.id AS id, u.name AS run FROM {DAYS} d CROSS JOIN event e {_RUN} "
+            f"WHERE e.space = {space} AND e.day = d.day"
         ),
         "treering_run": _runs(dialect, space),
         "treering_agent_span": _agent_spans(dialect, space),
@@ -66,13 +66,13 @@ def _runs(dialect: Dialect, space: int) -> str:
 
 def _agent_spans(dialect: Dialect, space: int) -> str:
     done = (
-        f"SELECT {_SPAN} AS id, e.run AS run_id, coalesce(e.agent, e.name) AS agent_name, "
+        f"SELECT {_SPAN} AS id, u.name AS run_id, coalesce(e.agent, e.name) AS agent_name, "
         "e.ts_us AS start_ts, e.ts_us + coalesce(e.duration_us, 0) AS end_ts, e.status AS status, "
         f"{_INPUT} AS input_ref, {_address('e.body', 'e')} AS output_ref, e.data AS meta "
         f"FROM {_events(dialect)} {_BEGINNING} WHERE {_of(space, SPAN + _AGENT)}"
     )
     still_open = (
-        "SELECT e.span, e.run, coalesce(e.agent, e.name), e.ts_us, NULL, 'running', "
+        "SELECT e.span, u.name, coalesce(e.agent, e.name), e.ts_us, NULL, 'running', "
         f"{_address('e.body', 'e')}, NULL, e.data "
         f"FROM {_events(dialect)} WHERE {_of(space, OPEN + _AGENT)} AND {_NOT_ENDED}"
     )
@@ -83,7 +83,7 @@ def _messages(dialect: Dialect, space: int) -> str:
     cached = "e.cache_read_tokens + e.cache_write_tokens + e.cache_write_1h_tokens"
     prompt = f"e.input_tokens + {cached}"
     return (
-        "SELECT e.id AS id, e.run AS run_id, e.agent AS agent_name, e.role AS role, "
+        "SELECT e.id AS id, u.name AS run_id, e.agent AS agent_name, e.role AS role, "
         f"{_address('e.body', 'e')} AS content_ref, e.model AS model, {prompt} AS prompt_tokens, "
         "e.output_tokens AS completion_tokens, "
         f"{prompt} + e.output_tokens AS total_tokens, e.cost_nanos / 1e9 * r.rate AS cost_eur, "
@@ -96,12 +96,12 @@ def _messages(dialect: Dialect, space: int) -> str:
 
 def _tool_calls(dialect: Dialect, space: int) -> str:
     done = (
-        f"SELECT {_SPAN} AS id, e.run AS run_id, e.agent AS agent_name, e.name AS tool_name, "
-        f"{_INPUT} AS input_ref, e.ts_us AS ts, e.parent AS span_id "
+        f"SELECT {_SPAN} AS id, u.name AS run_id, e.agent AS agent_name, e.name AS tool_name, "
+        f"{_INPUT} AS input_ref, e.ts_us AS ts, {_parent(dialect)} AS span_id "
         f"FROM {_events(dialect)} {_BEGINNING} WHERE {_of(space, SPAN + _TOOL)}"
     )
     still_open = (
-        f"SELECT e.span, e.run, e.agent, e.name, {_address('e.body', 'e')}, e.ts_us, e.parent "
+        f"SELECT e.span, u.name, e.agent, e.name, {_address('e.body', 'e')}, e.ts_us, {_parent(dialect)} "
         f"FROM {_events(dialect)} WHERE {_of(space, OPEN + _TOOL)} AND {_NOT_ENDED}"
     )
     return f"{done} UNION ALL {still_open}"
@@ -109,7 +109,7 @@ def _tool_calls(dialect: Dialect, space: int) -> str:
 
 def _tool_results(dialect: Dialect, space: int) -> str:
     return (
-        f"SELECT {_SPAN} || ':result' AS id, e.run AS run_id, "
+        f"SELECT {_SPAN} || ':result' AS id, u.name AS run_id, "
         f"{_SPAN} AS tool_call_id, {_address('e.body', 'e')} AS output_ref, e.status AS status, "
         "e.ts_us + coalesce(e.duration_us, 0) AS ts "
         f"FROM {_events(dialect)} WHERE {_of(space, SPAN + _TOOL)}"
@@ -165,6 +165,8 @@ _INPUT: Final = f"coalesce({_address('o.body', 'o')}, {_address('e.links', 'e')}
 """What a span was given: the body of the row of its beginning, or what the row of its end links to."""
 _SPAN: Final = "coalesce(nullif(e.span, ''), e.id)"
 """A span that is called like its row is stored as an empty text."""
+_RUN: Final = "JOIN run u ON u.space = e.space AND u.no = e.run"
+"""The name of a row's run."""
 _BEGINNING: Final = "LEFT JOIN event o ON o.space = e.space AND o.day = e.day AND o.id = e.id || ':open'"
 _NOT_ENDED: Final = (
     "NOT EXISTS (SELECT 1 FROM event d WHERE d.space = e.space AND d.day = e.day AND d.id = e.span)"
@@ -173,7 +175,15 @@ _NOT_ENDED: Final = (
 
 def _events(dialect: Dialect) -> str:
     """The journal by runs. SQLite, which knows nothing of the tables' sizes, would rather walk all of it."""
-    return "event e INDEXED BY event_run" if dialect == "sqlite" else "event e"
+    hint = "INDEXED BY event_run" if dialect == "sqlite" else ""
+    return f"event e {hint} {_RUN}"
+
+
+def _parent(dialect: Dialect) -> str:
+    """The parent of a row; one that is called like the row up to the first dot leaves that out."""
+    mark, dot = ("char(31)", "instr(e.id, '.')") if dialect == "sqlite" else ("chr(31)", "strpos(e.id, '.')")
+    whole = f"substr(e.id, 1, {dot}) || substr(e.parent, 2)"
+    return f"CASE WHEN substr(e.parent, 1, 1) = {mark} THEN {whole} ELSE e.parent END"
 
 
 def _of(space: int, kind: str) -> str:

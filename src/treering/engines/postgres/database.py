@@ -62,7 +62,7 @@ _LOCK: Final = "SELECT seq, committed_at_us, scopes_dropped FROM space WHERE no 
 _AT_ONCE: Final = 2000
 """How many statements may be under way before their answers are taken in."""
 
-_VACUUM: Final = "VACUUM body, item, object, event, ref, list, commits, text, fts, rollup, scope"
+_VACUUM: Final = "VACUUM body, item, object, event, ref, list, commits, text, fts, rollup, run, scope"
 
 _abandoned: Final[list[Pipeline]] = []
 """Connections that a forked child inherited; kept so that nothing closes them."""

@@ -16,6 +16,7 @@ from treering.engines.relational.remembered import count_removal
 from treering.engines.relational.rows import RECORD_SELECT, record_of
 from treering.engines.relational.scratch import Seen
 from treering.engines.relational.session import in_chunks
+from treering.engines.relational.totals import kept
 from treering.engines.relational.walking import PAGE
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Cutting:
         return len(records)
 
     def _subtract(self, session: Session, events: list[Event]) -> None:
-        cells = deltas(events)
+        cells = {kept(cell): measures for cell, measures in deltas(events).items()}
         session.many(_SUBTRACT, [(*measures, self._space, *cell) for cell, measures in cells.items()])
         session.many(_DROP_EMPTY, [(self._space, *cell) for cell in cells])
 

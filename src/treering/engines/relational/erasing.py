@@ -25,7 +25,7 @@ from treering.engines.relational.cutting import Cutting
 from treering.engines.relational.marking import Mark
 from treering.engines.relational.planned import Planned
 from treering.engines.relational.reading import body_part
-from treering.engines.relational.removal import SLICE, Removal, drop_unused_scopes
+from treering.engines.relational.removal import SLICE, Removal, drop_unused_runs, drop_unused_scopes
 from treering.engines.relational.scratch import Scratch
 from treering.engines.relational.session import in_chunks
 from treering.engines.relational.staging import ORPHAN_SECONDS
@@ -308,6 +308,7 @@ class _Erasing:
             self._objects.delete_orphans(litter)
         self._database.tidy(secure=secure)
         writing = partial(self._database.writing, self._space)
+        drop_unused_runs(self._database, self._space, writing)
         drop_unused_scopes(self._database, self._space, writing)
         if secure:
             hit(BEFORE_WIPE)

@@ -23,7 +23,7 @@ from treering.engines.relational import reading
 from treering.engines.relational.current import pack_receipt
 from treering.engines.relational.prepared import prepare
 from treering.engines.relational.remembered import count_removal
-from treering.engines.relational.rows import EVENT_COLUMNS, event_row, join_links
+from treering.engines.relational.rows import EVENT_COLUMNS, RUN, event_row, join_links, run_rows
 from treering.engines.relational.session import in_chunks
 from treering.engines.relational.totals import add_to_rollups
 from treering.errors import NotFound
@@ -159,6 +159,7 @@ class _Loading:
         ]
         if not rows:
             return
+        self._many(RUN, run_rows(self._space, (record.event.run for record in new.values())))
         written = list(new.values())
         if self._session.many(_EVENT, rows) != len(rows):
             inserted = self._seqs(written)

@@ -23,6 +23,7 @@ from treering.core.query import check_limit, decode_cursor, encode_cursor
 from treering.core.records import ListInfo, Page, Record
 from treering.core.scopes import thread_scope_of
 from treering.engines.keys import BODY_PART_BITS, body_key, item_key
+from treering.engines.relational.fragments import filled
 from treering.engines.relational.rows import (
     RECORD_SELECT,
     REF_SELECT,
@@ -31,6 +32,7 @@ from treering.engines.relational.rows import (
     kind_of,
     record_of,
     ref_of,
+    run_number,
 )
 from treering.engines.relational.session import in_chunks
 from treering.errors import Corrupt, InvalidInput, NotFound
@@ -257,7 +259,7 @@ def _brief_records(session: Session, scope: str, rest: str, given: Sequence[Any]
     for seq, event_id, kind, ts_us, data in session.rows(_BRIEF_SELECT + rest, given):
         if type(data) is not bytes:
             return None
-        event = Event(id=event_id, kind=kind, ts_us=ts_us, scope=scope, data=data)
+        event = Event(id=event_id, kind=kind, ts_us=ts_us, scope=scope, data=filled(data))
         records.append(Record(seq=seq, batch="", committed_at_us=0, event=event))
     return records
 
@@ -281,6 +283,8 @@ def _conditions(space: int, query: EventQuery) -> tuple[list[str], list[Any]]:
     values: list[Any] = []
     for name in ("run", "agent", "status"):
         value = getattr(query, name)
+        if name == "run" and value is not None:
+            value = run_number(value)
         if value is not None:
             conditions.append(f"e.{name} = ?")
             values.append(value)

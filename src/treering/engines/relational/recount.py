@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.records import Problem
 from treering.core.rollup import MEASURES, Cell, deltas, merge
-from treering.engines.relational.rows import RECORD_SELECT, record_of
+from treering.engines.relational.rows import RECORD_SELECT, number_of_key, record_of
+from treering.engines.relational.totals import RUN, kept
 from treering.engines.relational.walking import PAGE
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Recount:
         )
         if rows:
             cells = deltas(record_of(row).event for row in rows)
-            self._scratch.many(_COUNT_IN, [(*cell, *measures) for cell, measures in cells.items()])
+            self._scratch.many(_COUNT_IN, [(*kept(cell), *measures) for cell, measures in cells.items()])
             self._seq = rows[-1][0]
             self.events += len(rows)
         return len(rows)
@@ -104,9 +105,9 @@ class Recount:
                     f"SELECT {', '.join(MEASURES)} FROM rollup WHERE space = ? AND {_SAME}",
                     (self._space, *cell),
                 )
-            kept = _as_measures(rows[0]) if rows else _NONE
-            if kept != counted:
-                detail = f"kept are {_shown(kept)}, a recount gives {_shown(counted)}; run reindex"
+            there = _as_measures(rows[0]) if rows else _NONE
+            if there != counted:
+                detail = f"kept are {_shown(there)}, a recount gives {_shown(counted)}; run reindex"
                 found.append(
                     Problem(kind="derived", where=f"roll-up {'/'.join(map(str, cell))}", detail=detail)
                 )
@@ -114,7 +115,7 @@ class Recount:
 
     def _count_cell(self, session: Session, cell: Cell) -> Measures:
         """One total, counted from the events that it is about."""
-        condition, values = ("", []) if cell.grain == "day" else (f" AND e.{cell.grain} = ?", [cell.key])
+        condition, values = (" AND e.run = ?", [number_of_key(cell.key)]) if cell.grain == RUN else ("", [])
         total: dict[Cell, Measures] = {}
         after = 0
         while rows := session.rows(
@@ -123,7 +124,9 @@ class Recount:
             (self._space, cell.day, cell.kind, after, *values, PAGE),
         ):
             after = rows[-1][0]
-            counted = deltas(record_of(row).event for row in rows)
+            counted = {
+                kept(each): sums for each, sums in deltas(record_of(row).event for row in rows).items()
+            }
             merge(total, {cell: counted[cell]} if cell in counted else {})
         return total.get(cell, _NONE)
 

@@ -45,6 +45,9 @@ _UNUSED_SCOPE: Final = " AND ".join(
 )
 
 
+_UNUSED_RUN: Final = "NOT EXISTS (SELECT 1 FROM event x WHERE x.space = run.space AND x.run = run.no)"
+
+
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
     """What was removed, or would be."""
 
@@ -292,6 +295,24 @@ class Removal:
         sql = f"SELECT count(*), coalesce(sum(bytes), 0) FROM {table} d WHERE {_spared(seen)}"
         ((count, size),) = self._scratch.rows(sql)
         return count, size
+
+
+def drop_unused_runs(database: Database, space: int, opened: Opener) -> None:
+    """Delete the names of the runs that no row of the journal is of any more."""
+    after = -(1 << 63)
+    while True:
+        with database.reading() as session:
+            rows = session.rows(
+                f"SELECT no, {_UNUSED_RUN} FROM run WHERE space = ? AND no > ? ORDER BY no LIMIT ?",
+                (space, after, SLICE),
+            )
+        unused = [(space, no) for no, is_unused in rows if is_unused]
+        if unused:
+            with opened() as session:
+                session.many(f"DELETE FROM run WHERE space = ? AND no = ? AND {_UNUSED_RUN}", unused)
+        if len(rows) < SLICE:
+            return
+        after = rows[-1][0]
 
 
 def drop_unused_scopes(database: Database, space: int, opened: Opener) -> None:

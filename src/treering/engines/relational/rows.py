@@ -2,11 +2,17 @@
 
 What a row says twice is written once. A body or a single link into the row's own commit leaves the commit's
 name out (``0.3``), a span that is called like its row is ``""``, and so is a thread that the scope names
-already. Older rows spell all of it, and both forms read the same.
+already; a parent leaves out what its name begins with like the row's. Older rows spell all of it, and both
+forms read the same. A run is a number that follows from its name, so nobody has to look it up to write it;
+the table ``run`` knows the names. Should two runs of a space ever have the same number (a million runs do
+with a chance of one to 37 million), the second one is refused.
 """
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from functools import lru_cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast
 
 import msgspec
@@ -17,10 +23,11 @@ from treering.core.clock import day_of
 from treering.core.content import KINDS, Kind
 from treering.core.records import Record, Ref
 from treering.core.scopes import thread_of_scope, thread_scope_of
+from treering.engines.relational.fragments import filled, thinned
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 EVENT_COLUMNS: Final = (
     "space", "seq", "day", "id", "commit_no", "kind", "ts_us", "scope", "run", "span", "parent", "thread",
@@ -30,11 +37,12 @@ EVENT_COLUMNS: Final = (
 )  # fmt: skip
 
 RECORD_SELECT: Final = (
-    "SELECT e.seq, c.batch, c.committed_at_us, e.id, e.kind, e.ts_us, s.name, e.run, e.span, e.parent, "
+    "SELECT e.seq, c.batch, c.committed_at_us, e.id, e.kind, e.ts_us, s.name, u.name, e.span, e.parent, "
     "e.thread, e.agent, e.name, e.model, e.role, e.status, "
     "e.input_tokens, e.cache_read_tokens, e.cache_write_tokens, "
     "e.cache_write_1h_tokens, e.output_tokens, e.reasoning_tokens, e.cost_nanos, e.currency, e.duration_us, "
-    "e.data, e.body, e.links FROM event e JOIN commits c ON c.no = e.commit_no JOIN scope s ON s.no = e.scope"
+    "e.data, e.body, e.links FROM event e JOIN commits c ON c.no = e.commit_no "
+    "JOIN scope s ON s.no = e.scope LEFT JOIN run u ON u.space = e.space AND u.no = e.run"
 )
 
 REF_SELECT: Final = (
@@ -42,8 +50,17 @@ REF_SELECT: Final = (
     "FROM ref r JOIN scope s ON s.no = r.scope"
 )
 
+RUN: Final = (
+    "INSERT INTO run (space, no, name) VALUES (?, ?, ?) "
+    "ON CONFLICT (space, no) DO UPDATE SET name = NULL WHERE run.name <> excluded.name"
+)
+"""Takes in the name of a run; fails if another run has its number."""
+
 SAME: Final = ""
 """Of a span: the row's id. Of a thread: the one that the scope is of."""
+
+SAME_HEAD: Final = "\x1f"
+"""What a parent begins with that is called like the row up to the first dot."""
 
 _NO_USAGE: Final = (None,) * 6
 
@@ -78,6 +95,31 @@ def kind_of(number: Any, where: str) -> Kind:
     raise Corrupt(f"{where}: there is no kind {number!r} of content; restore it from a backup or a copy")
 
 
+@lru_cache(maxsize=4096)
+def run_number(run: str) -> int:
+    """What stands for a run in rows of the journal."""
+    return int.from_bytes(blake2b(run.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+@lru_cache(maxsize=4096)
+def run_key(run: str) -> str:
+    """What stands for a run in the roll-ups: its number in eleven characters."""
+    return urlsafe_b64encode(run_number(run).to_bytes(8, "big", signed=True))[:11].decode()
+
+
+def number_of_key(key: str) -> int:
+    """The number in `run_key`; 0 where a damaged row has none."""
+    try:
+        return int.from_bytes(urlsafe_b64decode(key + "=")[:8], "big", signed=True)
+    except ValueError:
+        return 0
+
+
+def run_rows(space: int, runs: Iterable[str | None]) -> list[tuple[int, int, str]]:
+    """Rows for `RUN`: what stands for each of these runs."""
+    return [(space, run_number(run), run) for run in dict.fromkeys(runs) if run is not None]
+
+
 def event_row(
     event: Event, *, space: int, scope: int, seq: int, commit_no: int, own_slots: str
 ) -> tuple[Any, ...]:
@@ -94,17 +136,22 @@ def event_row(
         linked = links[0][len(own_slots) :]
     else:
         linked = "\n".join(links) if links else None
-    span = event.span
+    span, parent = event.span, event.parent
+    if parent is not None:
+        head = event.id.find(".") + 1
+        if head and parent.startswith(event.id[:head]):
+            parent = SAME_HEAD + parent[head:]
+    run, data = event.run, event.data
     thread = event.thread
     if thread is not None and thread_scope_of(thread) == event.scope:
         thread = SAME
     return (
         space, seq, day_of(event.ts_us), event.id, commit_no, event.kind, event.ts_us, scope,
-        event.run, SAME if span == event.id else span, event.parent, thread, event.agent, event.name,
-        event.model,
-        event.role, event.status,
+        None if run is None else run_number(run), SAME if span == event.id else span, parent, thread,
+        event.agent, event.name, event.model, event.role, event.status,
         *(_NO_USAGE if usage is None else msgspec.structs.astuple(usage)),
-        event.cost_nanos, event.currency, event.duration_us, event.data, body, linked,
+        event.cost_nanos, event.currency, event.duration_us, None if data is None else thinned(data),
+        body, linked,
     )  # fmt: skip
 
 
@@ -127,6 +174,10 @@ def record_of(row: tuple[Any, ...]) -> Record:
             output=output,
             reasoning=reasoning,
         )
+    if data is not None:
+        data = filled(data if type(data) is bytes else frame_of(data, f"event {event_id!r}"))
+    if parent is not None and parent[:1] == SAME_HEAD:
+        parent = event_id.partition(".")[0] + "." + parent[1:]
     return Record(
         seq=seq,
         batch=batch,
@@ -149,7 +200,7 @@ def record_of(row: tuple[Any, ...]) -> Record:
             cost_nanos=cost_nanos,
             currency=currency,
             duration_us=duration_us,
-            data=data if data is None or type(data) is bytes else frame_of(data, f"event {event_id!r}"),
+            data=data,
             body=full_body(batch, body),
             links=_event_links(batch, links),
         ),

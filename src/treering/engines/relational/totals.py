@@ -1,29 +1,38 @@
-"""Totals read from the roll-ups, and the recount that they must equal."""
+"""Totals read from the roll-ups, and the recount that they must equal.
+
+A roll-up of a run has what stands for the run as its key (`kept`); everything else here names it.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.rollup import MEASURES, Cell, as_sum, deltas, merge, order
-from treering.engines.relational.rows import RECORD_SELECT, record_of
+from treering.engines.relational.rows import RECORD_SELECT, number_of_key, record_of, run_key
+from treering.engines.relational.session import in_chunks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from treering.core.query import SumQuery
     from treering.core.records import Sum
     from treering.core.rollup import Measures
-    from treering.engines.relational.session import Database, Session
+    from treering.engines.relational.session import Database, Row, Session
 
 _SUMS: Final = ", ".join(f"SUM({name})" for name in MEASURES)
 _PAGE: Final = 5000
+RUN: Final = "run"
 
 
 def sums(session: Session, space: int, query: SumQuery) -> list[Sum]:
     """Answer a query from the roll-ups."""
     conditions = ["space = ?", "grain = ?"]
     values: list[Any] = [space, query.grain]
+    is_of_runs = query.grain == RUN
     for name in ("key", "agent", "model", "kind"):
         value = getattr(query, name)
         if value is not None:
+            value = run_key(value) if is_of_runs and name == "key" else value
             conditions.append(f"{name} = ?")
             values.append(value)
     if query.since_day is not None:
@@ -40,12 +49,24 @@ def sums(session: Session, space: int, query: SumQuery) -> list[Sum]:
         values,
     )
     width = len(query.by)
-    groups = [
-        as_sum(tuple(row[:width]), [int(value) for value in row[width:]])
-        for row in rows
-        if row[width] is not None
-    ]
+    rows = [row for row in rows if row[width] is not None]
+    if is_of_runs and "key" in query.by:
+        rows = _named(session, space, rows, query.by.index("key"))
+    groups = [as_sum(tuple(row[:width]), [int(value) for value in row[width:]]) for row in rows]
     return order(groups, query)
+
+
+def kept(cell: Cell) -> Cell:
+    """A cell as its row has it."""
+    return cell._replace(key=run_key(cell.key)) if cell.grain == RUN else cell
+
+
+def _named(session: Session, space: int, rows: Sequence[Row], at: int) -> list[Row]:
+    """Rows with the names of runs where what stands for them was, at a column."""
+    numbers = {row[at]: number_of_key(row[at]) for row in rows}
+    sql = "SELECT no, name FROM run WHERE space = ? AND no IN (@)"
+    names = dict(in_chunks(session, sql, (space,), list(numbers.values())))  # pyright: ignore[reportArgumentType]
+    return [(*row[:at], names.get(numbers[row[at]], row[at]), *row[at + 1 :]) for row in rows]
 
 
 def rebuild(database: Database, space: int) -> None:
@@ -58,15 +79,6 @@ def rebuild(database: Database, space: int) -> None:
         session.run("DELETE FROM rollup WHERE space = ?", (space,))
         if cells:
             add_to_rollups(session, space, cells)
-
-
-def stored_cells(session: Session, space: int) -> dict[Cell, Measures]:
-    """All kept totals that are not zero."""
-    rows = session.rows(
-        f"SELECT {', '.join((*Cell._fields, *MEASURES))} FROM rollup WHERE space = ?",
-        (space,),
-    )
-    return {Cell(*row[:7]): list(row[7:]) for row in rows if any(row[7:])}
 
 
 def recount(session: Session, space: int) -> dict[Cell, Measures]:
@@ -92,4 +104,4 @@ _ADD: Final = (
 
 def add_to_rollups(session: Session, space: int, cells: dict[Cell, Measures]) -> None:
     """Add to the kept totals."""
-    session.tell_many(_ADD, [(space, *cell, *measures) for cell, measures in cells.items()])
+    session.tell_many(_ADD, [(space, *kept(cell), *measures) for cell, measures in cells.items()])

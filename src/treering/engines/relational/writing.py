@@ -15,7 +15,7 @@ from treering.core.batch import Set
 from treering.core.rollup import deltas, merge
 from treering.engines.keys import body_key, item_key
 from treering.engines.relational.current import pack_receipt
-from treering.engines.relational.rows import EVENT_COLUMNS, event_row
+from treering.engines.relational.rows import EVENT_COLUMNS, RUN, event_row, run_rows
 from treering.engines.relational.session import in_chunks
 from treering.engines.relational.totals import add_to_rollups
 
@@ -96,12 +96,24 @@ def write_group(
 class _Rows:
     """The rows of a group, by table; where several batches change the same, the last one counts."""
 
-    __slots__ = ("bodies", "commits", "events", "grown", "items", "lists", "objects", "refs", "rescoped")
+    __slots__ = (
+        "bodies",
+        "commits",
+        "events",
+        "grown",
+        "items",
+        "lists",
+        "objects",
+        "refs",
+        "rescoped",
+        "runs",
+    )
 
     def __init__(self) -> None:
         self.commits: list[Any] = []
         self.bodies: list[Any] = []
         self.events: list[tuple[Any, ...]] = []
+        self.runs: list[Any] = []
         self.objects: list[Any] = []
         self.refs: dict[str, Any] = {}
         self.rescoped: dict[str, Any] = {}
@@ -136,6 +148,7 @@ class _Rows:
                     own_slots=own_slots,
                 )
                 self.events.append(row)
+            self.runs += run_rows(space, [event.run for event in batch.events])
         for change, state in each.refs:
             name, scope, move = change.name, scopes[change.scope], change.change
             links = "\n".join(move.links) if isinstance(move, Set) and move.links else None
@@ -157,6 +170,8 @@ class _Rows:
     def tell(self, session: Session) -> None:
         """Write all but the events."""
         session.tell_many(_COMMIT, self.commits)
+        if self.runs:
+            session.tell_many(RUN, self.runs)
         if self.objects:
             session.tell_many(_OBJECT, self.objects)
         if self.bodies:

@@ -1,4 +1,4 @@
--- A fresh treering store on SQLite, schema 0002. Generated from src/treering/engines/tables.py;
+-- A fresh treering store on SQLite, schema 0003. Generated from src/treering/engines/tables.py;
 -- do not edit: change the tables, write a migration, and run: python scripts/generate.py
 
 CREATE TABLE meta (
@@ -23,6 +23,14 @@ CREATE TABLE scope (
   name TEXT NOT NULL,
   CONSTRAINT scope_space_name_key UNIQUE (space, name)
 );
+
+CREATE TABLE run (
+  space INTEGER NOT NULL,
+  no INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  PRIMARY KEY (space, no)
+) WITHOUT ROWID;
+CREATE INDEX run_name ON run (space, name);
 
 CREATE TABLE commits (
   no INTEGER NOT NULL,
@@ -54,7 +62,7 @@ CREATE TABLE event (
   kind TEXT NOT NULL,
   ts_us INTEGER NOT NULL,
   scope INTEGER NOT NULL,
-  run TEXT,
+  run INTEGER,
   span TEXT,
   parent TEXT,
   thread TEXT,
@@ -203,7 +211,7 @@ CREATE TABLE alembic_version (
   version_num VARCHAR(32) NOT NULL,
   CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO alembic_version (version_num) VALUES ('0002');
+INSERT INTO alembic_version (version_num) VALUES ('0003');
 
 INSERT INTO meta (key, value) VALUES ('format', '1');
 

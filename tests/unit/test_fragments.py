@@ -1,0 +1,52 @@
+"""Data without its usual words reads as what was given, whatever it is."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treering.engines.relational import fragments
+from treering.engines.relational.fragments import filled, thinned
+
+SPAN = (
+    b'{"attributes":{"gen_ai.response.id":"resp_1"},"input":0,"input_size":662,'
+    b'"priced_by":"openai/gpt-5","provider":"openai"}'
+)
+
+
+def test_the_usual_words_of_a_span_take_a_byte_each():
+    assert len(thinned(SPAN)) == len(b"_resp_1_662_gpt-5_")
+    assert filled(thinned(SPAN)) == SPAN
+
+
+@given(
+    st.binary(max_size=60)
+    | st.lists(st.sampled_from([*fragments._PIECES, b"\n", b"\x00", b"x", b"\x05"])).map(b"".join)
+)
+def test_any_data_comes_back(data):
+    assert filled(thinned(data)) == data
+
+
+@given(st.dictionaries(st.text(max_size=9), st.text(max_size=9) | st.integers(-9, 9)))
+def test_json_is_never_longer(value):
+    data = orjson.dumps(value)
+    assert len(thinned(data)) <= len(data)
+    assert filled(data) == data  # as an older row has it
+
+
+@pytest.mark.parametrize("code", fragments._CODES)
+def test_a_code_is_no_character_of_json(code):
+    with pytest.raises(orjson.JSONDecodeError):
+        orjson.loads(b'{"a":1,' + bytes([code]) + b'"b":2}')
+    assert code not in orjson.dumps({"text": chr(code)})
+
+
+def test_the_list_of_pieces_only_grows():
+    assert fragments._PIECES[:3] == (
+        b'{"attributes":{"gen_ai.response.id":"',
+        b'{"attributes":{"gen_ai.tool.call.id":"',
+        b'{"attributes":{"gen_ai.',
+    )
+    assert len(fragments._PIECES) <= len(fragments._CODES)
