@@ -246,11 +246,11 @@ class AsyncStore:
             tags=tags,
         )
 
-    def agent(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def agent(self, name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Async twin of `Store.agent`."""
         return self._store.agent(name)
 
-    def tool(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def tool(self, name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Async twin of `Store.tool`."""
         return self._store.tool(name)
 

@@ -202,17 +202,23 @@ class Store(Space):
             gate=self._guard,
         )
 
-    def agent(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorate an agent's function: each call is a span, and outside of any run a run of its own."""
-        from treering.views.recording.decorators import recorded
+    def agent(self, name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Decorate an agent's function: each call is a span, and outside of any run a run of its own.
 
-        return lambda function: recorded(function, name=name, kind="agent", new_run=self.run)
+        ``@store.agent`` takes the function's name, ``@store.agent("planner")`` that one.
+        """
+        from treering.views.recording.decorators import recording
 
-    def tool(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorate a tool's function: each call inside a run is recorded with its input and output."""
-        from treering.views.recording.decorators import recorded
+        return recording(name, kind="agent", new_run=self.run)
 
-        return lambda function: recorded(function, name=name, kind="tool", new_run=None)
+    def tool(self, name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Decorate a tool's function: each call inside a run is recorded with its input and output.
+
+        ``@store.tool`` takes the function's name, ``@store.tool("add")`` that one.
+        """
+        from treering.views.recording.decorators import recording
+
+        return recording(name, kind="tool", new_run=None)
 
     def flush(self) -> None:
         """Return when everything that was recorded so far is durable."""

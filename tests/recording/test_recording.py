@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from decimal import Decimal
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 import treering
 from treering.core.batch import Usage
 from treering.core.clock import ManualClock
+from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound, Unreachable
 from treering.store import Store
 from treering.views.recording.context import carry
@@ -159,6 +162,38 @@ def test_runs_are_listed_newest_first_and_forgotten_with_their_thread(store):
     with pytest.raises(NotFound):
         store.runs.get(runs[0])
     assert store.timeline.of_run(runs[0]).events == ()
+
+
+def test_an_error_is_recorded_with_the_place_that_raised_it(store):
+    def deeper(depth):
+        if not depth:
+            raise RuntimeError("no route")
+        deeper(depth - 1)
+
+    with suppress(RuntimeError), store.run(agent="a") as run, run.tool("send"):
+        deeper(50)
+    store.flush()
+    (record,) = store.engine.scan(store.space, EventQuery(kinds=("span.tool",))).records
+    for told in (json.loads(record.event.data)["error"], store.runs.get(run.id).meta["error"]):
+        assert (told["type"], told["message"]) == ("RuntimeError", "no route")
+        assert 'raise RuntimeError("no route")' in told["traceback"]
+
+
+def test_a_decorated_function_goes_by_its_own_name_unless_told(store):
+    @store.tool
+    def double(number):
+        return 2 * number
+
+    @store.agent()
+    async def writer(number):
+        return double(number)
+
+    assert asyncio.run(writer(4)) == 8
+    store.flush()
+    (info,) = store.runs.each()
+    assert info.agent == "writer"
+    labels = [event.label.split(" (")[0] for event in store.timeline.of_run(info.id).events]
+    assert labels == ["▶ writer", "call double", "double result", "■ writer"]
 
 
 def test_decorated_functions_find_their_place(store):

@@ -24,6 +24,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def recording(
+    name: str | Callable[..., Any] | None, *, kind: str, new_run: Callable[[str], Run] | None
+) -> Callable[..., Any]:
+    """A decorator that calls a function by this name, or by its own; or the function itself, decorated."""
+    if callable(name):
+        return recording(None, kind=kind, new_run=new_run)(name)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        own = name or getattr(function, "__name__", type(function).__name__)
+        return recorded(function, name=own, kind=kind, new_run=new_run)
+
+    return decorate
+
+
 def recorded(
     function: Callable[P, R], *, name: str, kind: str, new_run: Callable[[str], Run] | None
 ) -> Callable[P, R]:

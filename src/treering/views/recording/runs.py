@@ -14,6 +14,7 @@ from treering.core.ids import check_id, new_id
 from treering.core.scopes import Scope
 from treering.errors import Corrupt, InvalidInput
 from treering.views.recording.context import here
+from treering.views.recording.failure import told_error
 from treering.views.recording.spans import ERROR, OK, Origin, Place
 
 if TYPE_CHECKING:
@@ -178,9 +179,8 @@ class Run(Place):
             self._origin.recorder.take(self.write_to)
 
     def fail(self, error: BaseException) -> None:
-        """Finish with an exception, which is recorded in the run's metadata."""
-        told = {"type": type(error).__qualname__, "message": str(error)[:2000]}
-        self._info = structs.replace(self._info, meta={**self._info.meta, "error": told})
+        """Finish with an exception, which is recorded in the run's metadata, with its traceback."""
+        self._info = structs.replace(self._info, meta={**self._info.meta, "error": told_error(error)})
         self.end(status=ERROR)
 
     def flush(self) -> None:

@@ -7,7 +7,6 @@ who look on while it runs; the row at its end then says that it was announced.
 
 from __future__ import annotations
 
-import traceback
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -21,6 +20,7 @@ from treering.errors import InvalidInput, Unencodable
 from treering.views.prices import fill_in
 from treering.views.recording.chunks import CHUNKS, FIRST_TOKEN, Chunks
 from treering.views.recording.context import here
+from treering.views.recording.failure import told_error
 from treering.views.recording.given import INPUT_SIZE, told_input
 from treering.views.recording.usage import usage_of
 
@@ -277,13 +277,7 @@ class Span(Place):
     def fail(self, error: BaseException) -> None:
         """Record an exception, with its traceback."""
         self._status = ERROR
-        self.note(
-            error={
-                "type": type(error).__qualname__,
-                "message": str(error)[:2000],
-                "traceback": "".join(traceback.format_exception(error, limit=20))[-8000:],
-            }
-        )
+        self.note(error=told_error(error))
 
     def __enter__(self) -> Self:
         self.start()
