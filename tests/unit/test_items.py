@@ -45,7 +45,7 @@ def fetches(engine: SqliteEngine) -> list[str]:
     """The questions for items that are asked from now on."""
     told: list[str] = []
     reader = engine._sqlite.take_reader()
-    reader.set_trace_callback(lambda sql: told.append(sql) if " FROM item " in sql else None)
+    reader.connection.set_trace_callback(lambda sql: told.append(sql) if " FROM item " in sql else None)
     engine._sqlite.give_back(reader)
     return told
 

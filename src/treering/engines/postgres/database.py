@@ -194,6 +194,10 @@ class PostgresDatabase:
         """A short read transaction."""
         return _Reading(self._pool)
 
+    def asking(self) -> AbstractContextManager[PostgresSession]:
+        """The same: beginning and ending travel with the question."""
+        return _Reading(self._pool)
+
     def writing(self, space: int | None = None) -> AbstractContextManager[PostgresSession]:
         """A write transaction; with a space, entered when its row is locked."""
         return _Writing(self, self._pool, space)

@@ -235,8 +235,7 @@ class RelationalEngine:
         if number is None:
             check_limit(limit)
             return Page(records=(), cursor=None)
-        is_one = query.thread is None and not query.brief
-        with self._database.asking() if is_one else self._database.reading() as session:
+        with self._database.asking() if query.thread is None else self._database.reading() as session:
             return reading.scan(session, number, query, after, limit)
 
     def sums(self, space: str, query: SumQuery) -> list[Sum]:

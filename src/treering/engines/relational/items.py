@@ -53,6 +53,11 @@ class ItemCache:
     def __init__(self) -> None:
         self._shelf = _Shelf()
 
+    @property
+    def has_some(self) -> bool:
+        """Whether it is worth asking for anything."""
+        return bool(self._shelf.lists)
+
     def found(self, list_no: int, start: int, stop: int) -> list[Content]:
         """The items from ``start`` on, as far as they are here without a gap."""
         shelf = self._shelf

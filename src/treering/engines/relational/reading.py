@@ -51,6 +51,7 @@ _LIST_COLUMNS: Final = (
     "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.no, l.parent FROM list l "
     "JOIN scope s ON s.no = l.scope LEFT JOIN list p ON p.no = l.parent"
 )
+_LIST_ITSELF: Final = "SELECT no, parent, length FROM list WHERE space = ? AND id = ?"
 _BRIEF_SELECT: Final = "SELECT e.seq, e.id, e.kind, e.ts_us, e.data FROM event e"
 _KINDS: Final = dict(enumerate(KINDS))
 _IN_SCOPE: Final = "e.scope = (SELECT no FROM scope WHERE space = ? AND name = ?)"
@@ -129,6 +130,18 @@ def lineage(session: Session, space: int, list_id: str) -> list[tuple[ListInfo, 
             )
         rows = session.rows(f"{_LIST_COLUMNS} WHERE l.no = ?", (row[7],)) if row[7] is not None else []
     return found
+
+
+def remembered_list(
+    session: Session, space: int, cache: ItemCache, list_id: str, start: int, stop: int
+) -> list[Content] | None:
+    """The items of a range by one question, if all of them are in the cache; not through parents."""
+    for no, parent, length in session.rows(_LIST_ITSELF, (space, list_id)):
+        if parent is None:
+            start, stop = max(start, 0), min(stop, length)
+            found = cache.found(no, start, stop)
+            return found if len(found) == stop - start else None
+    return None
 
 
 def read_list(

@@ -106,6 +106,10 @@ class Database(Protocol):
         """A short read transaction, one consistent moment. Never held across user code."""
         ...
 
+    def asking(self) -> AbstractContextManager[Session]:
+        """The same for a single question, which costs less where each is of one moment anyway."""
+        ...
+
     def writing(self, space: int | None = None) -> AbstractContextManager[Session]:
         """A write transaction, committed on leaving and rolled back on an exception.
 

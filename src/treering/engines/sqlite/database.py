@@ -46,7 +46,7 @@ _SETTINGS: Final = (
     "PRAGMA cache_size = -16384",
     "PRAGMA journal_size_limit = 67108864",
 )
-_abandoned: Final[list[sqlite3.Connection]] = []
+_abandoned: Final[list[SqliteSession | sqlite3.Connection]] = []
 """Connections that a forked child inherited; kept so that nothing closes them."""
 
 
@@ -64,7 +64,7 @@ class SqliteDatabase:
         self._write_lock = threading.RLock()
         self.turns = Turns(self.path.with_name(self.path.name + "-turns"))
         self._writer: SqliteSession | None = None
-        self._readers: list[sqlite3.Connection] = []
+        self._readers: list[SqliteSession] = []
         self._watcher: sqlite3.Connection | None = None
         self._watching = threading.Lock()
         self._closed = False
@@ -80,7 +80,11 @@ class SqliteDatabase:
 
     def reading(self) -> AbstractContextManager[SqliteSession]:
         """A short read transaction."""
-        return _Reading(self)
+        return _Reading(self, begins=True)
+
+    def asking(self) -> AbstractContextManager[SqliteSession]:
+        """The same for one question: SQLite answers each of one moment."""
+        return _Reading(self, begins=False)
 
     def writing(self, space: int | None = None) -> AbstractContextManager[SqliteSession]:  # noqa: ARG002 - one lock for all
         """A write transaction: the only one in this database, of any process."""
@@ -131,26 +135,22 @@ class SqliteDatabase:
             self._writer = SqliteSession(connection)
         return self._writer
 
-    def take_reader(self) -> sqlite3.Connection:
-        """A reading connection, for one transaction."""
+    def take_reader(self) -> SqliteSession:
+        """A session that reads, for one transaction."""
         try:
             return self._readers.pop()
         except IndexError:
             self._check_open()
             connection = self._connect()
             connection.execute("PRAGMA query_only = ON")
-            return connection
+            return SqliteSession(connection)
 
-    def give_back(self, connection: sqlite3.Connection) -> None:
-        """Return a reading connection."""
+    def give_back(self, session: SqliteSession) -> None:
+        """Return a session that reads."""
         if self._closed:
-            connection.close()
+            session.connection.close()
         else:
-            self._readers.append(connection)
-
-    def begin_reading(self, connection: sqlite3.Connection) -> None:
-        """Begin a read transaction; only recovery after a crash can make it wait."""
-        _patiently(lambda: connection.execute("BEGIN"))
+            self._readers.append(session)
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -180,17 +180,17 @@ class SqliteDatabase:
 
     def copy_to(self, target: Path) -> None:
         """Copy the database as it is at one moment; in WAL mode writers go on meanwhile."""
-        connection = self.take_reader()
+        session = self.take_reader()
         try:
             copy = sqlite3.connect(target)
             try:
-                connection.backup(copy)
+                session.connection.backup(copy)
             finally:
                 copy.close()
         except FAILURES as error:
             raise translated(error, str(target)) from error
         finally:
-            self.give_back(connection)
+            self.give_back(session)
 
     def explain(self, error: BaseException) -> None:
         """Raise what an error in a transaction means: a driver's is translated, any other is left alone.
@@ -207,9 +207,9 @@ class SqliteDatabase:
     def damages(self, check: str = "integrity_check(100)") -> list[str]:
         """What SQLite itself finds wrong. Reads the whole database in one transaction."""
         try:
-            connection = self.take_reader()
-            rows = connection.execute(f"PRAGMA {check}").fetchall()
-            self.give_back(connection)
+            session = self.take_reader()
+            rows = session.rows(f"PRAGMA {check}")
+            self.give_back(session)
         except FAILURES as error:
             return [str(error)]
         return [" ".join(text.split()) for (text,) in rows if text != "ok"]
@@ -223,7 +223,7 @@ class SqliteDatabase:
         with self._write_lock:
             self._closed = True
             while self._readers:
-                self._readers.pop().close()
+                self._readers.pop().connection.close()
             if self._writer is not None:
                 self._writer.connection.close()
             with self._watching:
@@ -244,7 +244,7 @@ class SqliteDatabase:
         """In a forked child: forget the parent's connections without touching them."""
         _abandoned.extend(self._readers)
         if self._writer is not None:
-            _abandoned.append(self._writer.connection)
+            _abandoned.append(self._writer)
         if self._watcher is not None:
             _abandoned.append(self._watcher)
         self.turns.abandon()
@@ -275,33 +275,36 @@ def _patiently(action: Callable[[], object]) -> None:
 
 
 class _Reading:
-    __slots__ = ("_connection", "_database")
+    __slots__ = ("_begins", "_database", "_session")
 
-    def __init__(self, database: SqliteDatabase) -> None:
+    def __init__(self, database: SqliteDatabase, *, begins: bool) -> None:
         self._database = database
+        self._begins = begins
 
     def __enter__(self) -> SqliteSession:
         try:
-            self._connection = connection = self._database.take_reader()
+            self._session = session = self._database.take_reader()
             try:
-                self._database.begin_reading(connection)
+                if self._begins:
+                    session.tell("BEGIN")
             except BaseException:
-                connection.close()
+                session.connection.close()
                 raise
         except FAILURES as error:
             raise translated(error, str(self._database.path)) from error
-        return SqliteSession(connection)
+        return session
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        session = self._session
         try:
-            if self._connection.in_transaction:  # some errors end it
-                self._connection.execute("ROLLBACK" if kind else "COMMIT")
+            if session.connection.in_transaction:  # some errors end it
+                session.tell("ROLLBACK" if kind else "COMMIT")
         except FAILURES as failure:
-            self._connection.close()
+            session.connection.close()
             raise translated(failure, str(self._database.path)) from failure
-        self._database.give_back(self._connection)
+        self._database.give_back(session)
         if error is not None:
             self._database.explain(error)
 
