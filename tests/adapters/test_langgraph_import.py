@@ -163,3 +163,26 @@ def test_what_is_no_saver_is_refused(tmp_path):
             import_langgraph(tmp_path / "nothing.db", store)
         with pytest.raises(InvalidInput):
             import_langgraph(tmp_path / "other.db", store)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE checkpoints SET checkpoint = x'c1c1' WHERE rowid = 3",
+        "UPDATE checkpoints SET checkpoint = NULL WHERE rowid = 3",
+        "UPDATE checkpoints SET type = 'pickle' WHERE rowid = 3",
+        "UPDATE checkpoints SET metadata = x'7b22' WHERE rowid = 3",
+        "UPDATE writes SET type = 'msgpack', value = x'c1c1' WHERE rowid = 3",
+    ],
+)
+def test_a_damaged_row_is_named_and_what_came_before_it_stays(sqlite_source, tmp_path, damage):
+    path, saver = sqlite_source
+    with saver.conn as connection:
+        assert connection.execute(damage).rowcount == 1
+        (damaged,) = connection.execute(
+            f"SELECT checkpoint_id FROM {damage.split()[1]} WHERE rowid = 3"
+        ).fetchone()
+    with treering.open(tmp_path / "store") as store:
+        with pytest.raises(InvalidInput, match=damaged):
+            import_langgraph(path, store)
+        assert store.verify().ok

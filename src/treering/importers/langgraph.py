@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from treering.api import redacted
 from treering.core.clock import SystemClock
 from treering.errors import Corrupt, MissingExtra
-from treering.importers.langgraph_sources import Row, Source, Write, open_source
+from treering.importers.langgraph_sources import Row, Source, Write, decoded, open_source
 from treering.importers.report import FileReport, ImportReport
 from treering.views.graph_ids import Place, writes_key
 from treering.views.graphs import Graphs
@@ -159,7 +159,10 @@ class _Import:
     def _put_writes(self, place: Place, writes: list[Write]) -> None:
         tasks: dict[tuple[str, str, str], list[tuple[str, int, Any]]] = {}
         for each in sorted(writes, key=lambda write: write.index):
-            value = self._values.serde.loads_typed((each.form, each.data))
+            what = (
+                f"a write of task {each.task!r} on checkpoint {each.checkpoint!r} of thread {place.thread!r}"
+            )
+            value = decoded(self._values, each.form, each.data, what)
             tasks.setdefault((each.checkpoint, each.task, each.path), []).append(
                 (each.channel, each.index, value)
             )

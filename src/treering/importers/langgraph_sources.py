@@ -131,8 +131,9 @@ class _Sqlite(Source):
             "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
             (thread, within, row.id),
         )[0]
-        checkpoint = self._values.serde.loads_typed((form or "msgpack", data))
-        return checkpoint, _decoded_metadata(self._values, metadata)
+        what = f"checkpoint {row.id!r} of thread {thread!r}"
+        checkpoint = decoded(self._values, form or "msgpack", data, what)
+        return checkpoint, _decoded_metadata(self._values, metadata, what)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -186,7 +187,8 @@ class _Postgres(Source):
         values = dict(checkpoint.get("channel_values") or {})
         for channel, form, data in blobs:
             if form != _EMPTY:
-                values[channel] = self._values.serde.loads_typed((form, bytes(data or b"")))
+                what = f"channel {channel!r} of checkpoint {row.id!r} of thread {thread!r}"
+                values[channel] = decoded(self._values, form, bytes(data or b""), what)
         return {**checkpoint, "channel_values": values}, dict(metadata or {})
 
     def close(self) -> None:
@@ -215,7 +217,18 @@ def _write(row: tuple[Any, ...]) -> Write:
     )
 
 
-def _decoded_metadata(values: Values, metadata: bytes | str | None) -> dict[str, Any]:
+def decoded(values: Values, form: str, data: Any, what: str) -> Any:
+    """A value of the source, as its serializer wrote it; `InvalidInput` for a damaged or pickled one."""
+    try:
+        return values.serde.loads_typed((form, data))
+    except Exception as error:  # whatever a serializer finds in damaged bytes
+        raise InvalidInput(
+            f"{what} cannot be decoded as {form!r} ({type(error).__name__}: {error}); repair or delete it in "
+            "the source (a copy will do) and run the import again: what came before is there already"
+        ) from error
+
+
+def _decoded_metadata(values: Values, metadata: bytes | str | None, what: str) -> dict[str, Any]:
     """Metadata is JSON; early versions of the saver wrote it with their serializer."""
     if not metadata:
         return {}
@@ -223,4 +236,4 @@ def _decoded_metadata(values: Values, metadata: bytes | str | None) -> dict[str,
         return json.loads(metadata)
     except ValueError:
         raw = metadata.encode() if isinstance(metadata, str) else metadata
-        return dict(values.serde.loads_typed(("msgpack", raw)))
+        return dict(decoded(values, "msgpack", raw, f"the metadata of {what}"))
