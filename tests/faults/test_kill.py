@@ -54,8 +54,17 @@ DEATHS = {
     "backup.copied": "backs_up",
     "backup.checked": "backs_up",
 }
-ELSEWHERE = {"restore.file_placed", "restore.file_written"}
-"""Failpoints outside of a store: `tests/workspaces` dies there."""
+ELSEWHERE = {
+    "bucket.entered",
+    "bucket.forgotten",
+    "prune.condemned",
+    "prune.copied",
+    "prune.deleted",
+    "prune.unnamed",
+    "restore.file_placed",
+    "restore.file_written",
+}
+"""Failpoints outside of a store: `tests/workspaces` and `tests/sandbox` die there."""
 
 FATES = {"commit.begin": "absent", "commit.before_commit": "absent", "commit.after_commit": "whole"}
 """What has become of a batch whose writer died there."""

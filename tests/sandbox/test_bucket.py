@@ -299,7 +299,7 @@ def test_a_writer_that_died_leaves_waste_and_no_lack(place: Place, tmp_path: Pat
 
 def test_a_newer_layout_and_a_foreign_one_are_refused(place: Place, tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
-    for text, error in (('{"treering": "bucket", "version": 2}', NewerStore), ('{"x": 1}', InvalidInput)):
+    for text, error in (('{"treering": "bucket", "version": 3}', NewerStore), ('{"x": 1}', InvalidInput)):
         (tmp_path / "bucket" / "format.json").write_text(text)
         depot = open_depot(StorageConfig(tmp_path / "bucket"))
         with pytest.raises(error):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -99,3 +100,48 @@ def test_a_known_agent_is_known_by_its_command(work: Path, treering) -> None:
     assert told["checkpoint"]["agent_type"] == "codex"
     files = treering("ls", "-r", told["checkpoint"]["id"]).stdout
     assert ".codex/seen" in files
+
+
+def test_a_storage_is_collected_and_single_checkpoints_are_forgotten(work: Path, treering) -> None:
+    storage = ("--storage", "bucket")
+    for number in range(5):
+        (work / "work" / "data.bin").write_bytes(
+            bytes([number]) * 90_000 + random.Random(number).randbytes(90_000)
+        )
+        treering("run", "--workspace", "work", *storage, "--tag-prefix", "t", "--", "true")
+    made = [each.id for each in list_checkpoints(StorageConfig(work / "bucket"))]
+
+    plan = treering("gc", *storage, "--keep", "last=3", "--grace", "0", "--dry-run")
+    assert plan.stdout.startswith("would drop 2 checkpoints, 3 stay\n")
+    assert "would condemn 2 packs (1" in plan.stdout
+    assert len(list_checkpoints(StorageConfig(work / "bucket"))) == 5
+    done = json.loads(treering("gc", *storage, "--keep", "last=3", "--grace", "0", "--json").stdout)
+    assert [each["id"] for each in done["forgotten"]["dropped"]] == made[3:]
+    assert done["pruned"]["freed_bytes"] > 150_000
+    assert treering("gc", *storage).stdout == "delete 0 packs (0 B)\n"
+
+    gone = treering("forget", *storage, "--checkpoint", made[1])
+    assert gone.stdout.startswith("dropped 1 checkpoints, 2 stay\n")
+    session = list_checkpoints(StorageConfig(work / "bucket"))[0].tag
+    assert (
+        len(json.loads(treering("forget", *storage, "--session", session, "--json").stdout)["dropped"]) == 1
+    )
+    assert [each.id for each in list_checkpoints(StorageConfig(work / "bucket"))] == [made[2]]
+    for wrong in (
+        ("gc", *storage, "--all"),
+        ("gc", *storage, "--grace", "-1"),
+        ("gc", "--per-session"),
+        ("forget", *storage),
+        ("forget", *storage, "--checkpoint", "draft"),
+    ):
+        assert treering(*wrong).returncode == 2, wrong
+    assert treering("forget", *storage, "--checkpoint", made[0]).returncode == 3
+
+
+def test_checkpoints_of_a_store_are_forgotten_as_well(work: Path, treering) -> None:
+    treering("run", "--workspace", "work", "--", "true")
+    treering("run", "--workspace", "work", "--", "true")
+    newest, oldest = json.loads(treering("checkpoints", "--json").stdout)
+    assert treering("forget", "--checkpoint", oldest["id"]).stdout.startswith("dropped 1 checkpoints, 1 stay")
+    assert json.loads(treering("checkpoints", "--json").stdout) == [newest]
+    assert work

@@ -22,6 +22,8 @@ from treering.cli.options import (
     StorePlace,
     takes_store,
 )
+from treering.cli.storages import EndpointOption, StorageOption, collect, config_of, forgotten_lines
+from treering.cli.storages import opened as opened_storage
 
 if TYPE_CHECKING:
     from treering.care.collection import Collection
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 _PROBLEMS_FOUND: Final = 5
 _SHOWN: Final = 20
+_GRACE_SECONDS: Final = 3600.0
 
 
 def add_to(app: typer.Typer) -> None:
@@ -75,21 +78,43 @@ def gc(
         typer.Option(metavar="RULES", help="Which runs to keep of each agent, and with them what they cost."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would go.")] = False,
-    grace: Annotated[float, typer.Option(metavar="SECONDS", help="Leave what is younger than this.")] = 3600,
+    grace: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Leave what is younger than this [3600; 86400 in a storage]."),
+    ] = None,
+    storage: StorageOption = None,
+    endpoint: EndpointOption = None,
+    per_session: Annotated[
+        bool, typer.Option("--per-session", help="In a storage: keep so much of each session.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Drop by policy, then sweep the unreachable."""
+    """Drop by policy, then sweep the unreachable.
+
+    With --storage, checkpoints of sandboxes in a bucket or folder, and the packs that only they needed.
+    """
     from treering.core.retention import Keep
     from treering.errors import InvalidInput
 
     policy = None if keep is None else Keep.parse(keep)
     of_runs = None if keep_runs is None else Keep.parse(keep_runs)
-    if grace < 0:
+    if grace is not None and grace < 0:
         raise InvalidInput(f"--grace {grace} is not acceptable; give seconds from 0 on")
+    config = config_of(storage, endpoint)
+    if config is not None:
+        if every or of_runs is not None:
+            raise InvalidInput("--all and --keep-runs are for stores; a storage holds checkpoints only")
+        collect(
+            config, policy, per_session=per_session, grace_seconds=grace, dry_run=dry_run, as_json=as_json
+        )
+        return
+    if per_session:
+        raise InvalidInput("--per-session goes with --storage; in a store each thread is decided by itself")
+    seconds = _GRACE_SECONDS if grace is None else grace
     with place.existing(every=every) as opened, progress("collecting"):
         results = _each(
             opened,
-            lambda one: one.gc(keep=policy, keep_runs=of_runs, dry_run=dry_run, grace_seconds=grace),
+            lambda one: one.gc(keep=policy, keep_runs=of_runs, dry_run=dry_run, grace_seconds=seconds),
             every=every,
         )
     _show(results, _collection_lines, every=every, as_json=as_json)
@@ -105,11 +130,25 @@ def forget(
         typer.Option(metavar="NAME", help="Forget all of a user; with --thread: whose thread it is."),
     ] = None,
     scope: Annotated[str | None, typer.Option(metavar="TEXT", help="One erasure scope, by its text.")] = None,
+    checkpoint: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="A checkpoint of a sandbox; may come again.")
+    ] = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="TAG", help="All checkpoints of a sandbox's session.")
+    ] = None,
+    storage: StorageOption = None,
+    endpoint: EndpointOption = None,
     cascade: Annotated[bool, typer.Option("--cascade", help="Take forks along that grow out of it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Erase a thread or a user for good."""
+    """Erase a thread or a user for good.
+
+    Or checkpoints of sandboxes: with --storage, gc frees their files later.
+    """
+    if checkpoint or session is not None or storage is not None:
+        _forget_checkpoints(checkpoint or [], session, storage, endpoint, place, yes=yes, as_json=as_json)
+        return
     with place.existing() as opened:
         if sys.stdin.isatty() and not yes:
             typer.confirm(f"Erase this from {opened.url} for good?", abort=True, err=True)
@@ -130,6 +169,23 @@ def forget(
     lines = [f"forgot {counts(gone)} ({size(receipt.bytes)}); {how}"]
     lines += [f"  kept {name}: {why}" for name, why in receipt.kept.items()]
     show(receipt, lines, as_json=as_json)
+
+
+def _forget_checkpoints(
+    ids: list[str],
+    session: str | None,
+    storage: str | None,
+    endpoint: str | None,
+    place: StorePlace,
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    with opened_storage(storage, endpoint, place) as depot:
+        if sys.stdin.isatty() and not yes:
+            typer.confirm(f"Forget these checkpoints of {depot.url} for good?", abort=True, err=True)
+        done = depot.forget(*ids, tag=session)
+    show(done, forgotten_lines(done), as_json=as_json)
 
 
 @takes_store

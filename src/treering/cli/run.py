@@ -8,8 +8,6 @@ exit code is the program's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -21,22 +19,12 @@ from treering.cli.options import (
     StorePlace,
     takes_store,
 )
+from treering.cli.storages import EndpointOption, StorageOption, config_of, opened
 
 if TYPE_CHECKING:
-    from treering.sandbox.config import StorageConfig
-    from treering.sandbox.depots import Depot
     from treering.sandbox.records import RunResult
 
-GATEWAY: Final = "gateway"
 _SIGNALLED: Final = 128
-
-StorageOption = Annotated[
-    str | None,
-    typer.Option(
-        "--storage", metavar="URL", help="Where checkpoints are: s3://bucket/prefix, a folder, or gateway."
-    ),
-]
-EndpointOption = Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Of an S3 server.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -80,14 +68,14 @@ def run(
 
     if (prompt is None) == (not command):
         raise InvalidInput("give either a command behind --, or --agent and --prompt")
-    with place.open() as opened:
+    with place.open() as store:
         sandbox = Sandbox(
             agent or _known(command) or ("claude" if prompt is not None else "program"),
             model=model,
             workspace_mode=mode,  # pyright: ignore[reportArgumentType] - checked there
-            storage=_config(storage, endpoint),
+            storage=config_of(storage, endpoint),
             session_tag_prefix=tag_prefix,
-            store=opened,
+            store=store,
             workspace=workspace,
             on_output=None if as_json else _pass_on,
         )
@@ -121,7 +109,7 @@ def checkpoints(
     as_json: JsonOption = False,
 ) -> None:
     """List the checkpoints of sandboxes, newest first."""
-    with _depot(storage, endpoint, place) as depot:
+    with opened(storage, endpoint, place) as depot:
         found = depot.list(limit=limit, tag=tag)
     table = [("id", "taken", "files", "size", "agent", "parent", "comment")]
     table += [
@@ -137,30 +125,6 @@ def checkpoints(
         for each in found
     ]
     show(found, rows(table) if found else ["no checkpoints"], as_json=as_json)
-
-
-@contextmanager
-def _depot(storage: str | None, endpoint: str | None, place: StorePlace) -> Generator[Depot]:
-    from treering.sandbox.opening import depot_in, opened_depot
-
-    config = _config(storage, endpoint)
-    if config is not None:
-        with opened_depot(config) as depot:
-            yield depot
-        return
-    with place.existing() as opened:
-        yield depot_in(opened)
-
-
-def _config(storage: str | None, endpoint: str | None) -> StorageConfig | None:
-    from treering.errors import InvalidInput
-    from treering.sandbox.config import StorageConfig
-
-    if storage is None:
-        if endpoint is not None:
-            raise InvalidInput("--endpoint goes with --storage s3://bucket/prefix")
-        return None
-    return StorageConfig() if storage == GATEWAY else StorageConfig(storage, endpoint=endpoint)
 
 
 def _known(command: list[str] | None) -> str | None:

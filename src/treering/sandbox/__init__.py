@@ -15,9 +15,16 @@ if TYPE_CHECKING:
     from treering.sandbox.aio import AsyncSandbox
     from treering.sandbox.config import StorageConfig
     from treering.sandbox.depots import Depot
-    from treering.sandbox.opening import depot_in, download_files, list_checkpoints, open_depot
+    from treering.sandbox.opening import (
+        depot_in,
+        download_files,
+        forget_checkpoints,
+        list_checkpoints,
+        open_depot,
+        prune_storage,
+    )
     from treering.sandbox.profiles import AgentProfile, register
-    from treering.sandbox.records import CheckpointInfo, RunResult
+    from treering.sandbox.records import CheckpointInfo, Forgotten, Pruned, RunResult
     from treering.sandbox.sandbox import CheckpointWarning, Sandbox
 
 __all__ = [
@@ -26,14 +33,18 @@ __all__ = [
     "CheckpointInfo",
     "CheckpointWarning",
     "Depot",
+    "Forgotten",
     "Keys",
+    "Pruned",
     "RunResult",
     "Sandbox",
     "StorageConfig",
     "depot_in",
     "download_files",
+    "forget_checkpoints",
     "list_checkpoints",
     "open_depot",
+    "prune_storage",
     "register",
 ]
 
@@ -43,14 +54,18 @@ _HOMES: Final = {
     "CheckpointInfo": "treering.sandbox.records",
     "CheckpointWarning": "treering.sandbox.sandbox",
     "Depot": "treering.sandbox.depots",
+    "Forgotten": "treering.sandbox.records",
     "Keys": "treering.blobs.credentials",
+    "Pruned": "treering.sandbox.records",
     "RunResult": "treering.sandbox.records",
     "Sandbox": "treering.sandbox.sandbox",
     "StorageConfig": "treering.sandbox.config",
     "depot_in": "treering.sandbox.opening",
     "download_files": "treering.sandbox.opening",
+    "forget_checkpoints": "treering.sandbox.opening",
     "list_checkpoints": "treering.sandbox.opening",
     "open_depot": "treering.sandbox.opening",
+    "prune_storage": "treering.sandbox.opening",
     "register": "treering.sandbox.profiles",
 }
 

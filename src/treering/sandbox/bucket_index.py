@@ -4,12 +4,15 @@ A pack ends with an index of its own (`treering.core.packs`). Each commit copies
 one more file below ``index/``; reading them all says where everything is. So that they stay few, a writer who
 finds many small ones writes them together into one file and removes them: first the new one, then the old
 ones, so at any moment every pack is in at least one. Whoever listed a file that is gone lists again.
-**Invariant:** a pack is durable before an index names it.
+
+Packs that are condemned (`treering.sandbox.condemned`) stay named until they are deleted, because readers may
+still need them; nobody who writes may count on them. **Invariant:** a pack is durable before an index names
+it, and an object that lies in several packs is found in one that is not condemned, if there is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Final
@@ -58,8 +61,9 @@ class BucketIndex:
         self._lock = Lock()
         self._read: dict[str, tuple[Indexed, ...]] = {}
         self._sizes: dict[str, int] = {}
-        self._packs: set[str] = set()
+        self._packs: dict[str, Indexed] = {}
         self._places: dict[str, At] = {}
+        self._condemned: frozenset[str] = frozenset()
         self._loaded = False
 
     def find(self, name: str) -> At | None:
@@ -67,31 +71,67 @@ class BucketIndex:
         self._load()
         return self._places.get(name)
 
-    def refresh(self) -> None:
-        """Read the index files that came since."""
+    def holds(self, name: str) -> bool:
+        """Whether an object is stored where it will stay: in a pack that is not condemned."""
+        place = self.find(name)
+        return place is not None and place.pack not in self._condemned
+
+    def named(self) -> Mapping[str, Indexed]:
+        """Every pack that an index file names."""
+        self._load()
+        return self._packs
+
+    def refresh(self, *, condemned: Collection[str] | None = None) -> None:
+        """Read the index files that came since, and let go of packs that none names any more."""
         with self._lock:
             self._refresh()
+            if condemned is not None:
+                self._condemn(frozenset(condemned))
+
+    def condemn(self, packs: Collection[str]) -> None:
+        """Count on all packs but these."""
+        self._load()
+        with self._lock:
+            self._condemn(frozenset(packs))
 
     def add(self, packs: Iterable[Indexed]) -> None:
         """Write down where the objects of new packs are; durable when this returns."""
         new = tuple(packs)
-        if not new:
-            return
+        if new:
+            with self._lock:
+                self._refresh_once()
+                self._write(new)
+
+    def gather(self) -> None:
+        """Write many small index files together into one, if there are many."""
         with self._lock:
-            self._refresh_once()
-            self._write(new)
             small = [name for name, size in self._sizes.items() if size < _SMALL]
             if len(small) >= MANY:
-                self._merge(small)
+                self._replace(small, without=())
 
-    def rebuild(self) -> int:
+    def drop(self, packs: Collection[str]) -> None:
+        """Name these packs no longer."""
+        with self._lock:
+            self._refresh()
+            naming = [name for name, held in self._read.items() if any(each.pack in packs for each in held)]
+            if naming:
+                self._replace(naming, without=packs)
+                self._place_all()
+
+    def rebuild(self, condemned: Callable[[], Collection[str]]) -> int:
         """Write down again what packs say of themselves and no index does; how many packs that were.
 
-        Brings back what a lost index file named, and the packs of writers that died.
+        Brings back what a lost index file named, and the packs of writers that died. ``condemned`` is asked
+        after the index was read: whatever was taken out of the index is condemned by then.
         """
         with self._lock:
             self._refresh()
-            lost = [each for each in _listed(self._blobs, PACKS) if _pack_of(each.name) not in self._packs]
+            skipped = condemned()
+            lost = [
+                each
+                for each in listed(self._blobs, PACKS)
+                if (pack := pack_of(each.name)) not in self._packs and pack not in skipped
+            ]
             with ThreadPoolExecutor(_AT_ONCE, "treering-index") as pool:
                 found = tuple(pool.map(self._look_into, lost))
             if found:
@@ -99,7 +139,7 @@ class BucketIndex:
         return len(found)
 
     def _look_into(self, info: BlobInfo) -> Indexed:
-        pack = _pack_of(info.name)
+        pack = pack_of(info.name)
         tail = self._blobs.get(info.name, start=max(0, info.size - TRAILER_SIZE), stop=info.size)
         start, stop = index_span(tail, size=info.size, pack=pack)
         frame = self._blobs.get(info.name, start=start, stop=stop)
@@ -117,8 +157,8 @@ class BucketIndex:
 
     def _refresh(self) -> None:
         for tries_left in reversed(range(_TRIES)):
-            listed = {each.name: each for each in _listed(self._blobs, FOLDER)}
-            wanted = [name for name in listed if name not in self._read]
+            files = dict.fromkeys(each.name for each in listed(self._blobs, FOLDER))
+            wanted = [name for name in files if name not in self._read]
             try:
                 with ThreadPoolExecutor(_AT_ONCE, "treering-index") as pool:
                     found = list(pool.map(self._blobs.get, wanted))
@@ -128,8 +168,11 @@ class BucketIndex:
                 continue
             for name, data in zip(wanted, found, strict=True):
                 self._take(name, _decoded(name, data), size=len(data))
-            for name in [name for name in self._read if name not in listed]:
-                del self._read[name], self._sizes[name]  # what it said is in another file now
+            gone = [name for name in self._read if name not in files]
+            for name in gone:  # what it said is in another file now, or dropped
+                del self._read[name], self._sizes[name]
+            if gone and self._packs.keys() != {each.pack for held in self._read.values() for each in held}:
+                self._place_all()
             self._loaded = True
             return
 
@@ -139,11 +182,12 @@ class BucketIndex:
         self._blobs.put(name, data)
         self._take(name, packs, size=len(data))
 
-    def _merge(self, names: list[str]) -> None:
-        together: dict[str, Indexed] = {}
-        for name in names:
-            together.update({each.pack: each for each in self._read[name]})
-        self._write(tuple(together.values()))
+    def _replace(self, names: list[str], *, without: Collection[str]) -> None:
+        """Let one new file say what these say: first the new one, then the old ones go."""
+        together = {each.pack: each for name in names for each in self._read[name]}
+        kept = tuple(each for pack, each in together.items() if pack not in without)
+        if kept:
+            self._write(kept)
         self._blobs.delete(names)
         for name in names:
             del self._read[name], self._sizes[name]
@@ -152,11 +196,32 @@ class BucketIndex:
         self._read[name] = packs
         self._sizes[name] = size
         for each in packs:
-            if each.pack in self._packs:
-                continue
-            self._packs.add(each.pack)
-            for entry in read_index(each.frame, start=each.start, pack=each.pack):
-                self._places[entry.name] = At(each.pack, entry)
+            if each.pack not in self._packs:
+                self._packs[each.pack] = each
+                self._place(each, self._places)
+
+    def _place(self, held: Indexed, places: dict[str, At]) -> None:
+        is_condemned = held.pack in self._condemned
+        for entry in entries_of(held):
+            if not is_condemned or entry.name not in places:
+                places[entry.name] = At(held.pack, entry)
+
+    def _place_all(self) -> None:
+        self._packs = {each.pack: each for held in self._read.values() for each in held}
+        places: dict[str, At] = {}
+        for each in self._packs.values():
+            self._place(each, places)
+        self._places = places  # all at once: other threads are reading
+
+    def _condemn(self, packs: frozenset[str]) -> None:
+        if packs != self._condemned:
+            self._condemned = packs
+            self._place_all()
+
+
+def entries_of(held: Indexed) -> tuple[PackEntry, ...]:
+    """What lies in a pack."""
+    return read_index(held.frame, start=held.start, pack=held.pack)
 
 
 def pack_blob(pack: str) -> str:
@@ -164,11 +229,13 @@ def pack_blob(pack: str) -> str:
     return f"{PACKS}/{pack[:2]}/{pack}{_SUFFIX}"
 
 
-def _pack_of(name: str) -> str:
+def pack_of(name: str) -> str:
+    """The pack of a file."""
     return name.rpartition("/")[2].removesuffix(_SUFFIX)
 
 
-def _listed(blobs: Blobs, folder: str) -> list[BlobInfo]:
+def listed(blobs: Blobs, folder: str) -> list[BlobInfo]:
+    """Everything below a folder."""
     found: list[BlobInfo] = []
     while True:
         page = blobs.list(folder, after=found[-1].name if found else None, limit=_PAGE)

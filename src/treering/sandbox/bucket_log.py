@@ -6,8 +6,12 @@ take the next. Nothing is overwritten, no clock decides what is newest, and noth
 
 ``tags/<tag>/<same number>`` is an empty file that is written before, so that the checkpoints of one session
 are found without reading all others. A writer who died or lost the race leaves one that points at nothing or
-at another's checkpoint; readers compare the tag and pass over it. **Invariant:** a checkpoint that can be
-read has its tag's file, and everything that it names is stored.
+at another's checkpoint; readers compare the tag and pass over it.
+
+A checkpoint is forgotten by making its file empty, if it is still as it was read; so its number is not given
+again, and nobody removes what another one wrote there. Empty files go later (`litter`), never that of the
+highest number. **Invariant:** a checkpoint that can be read has its tag's file, and everything that it names
+is stored.
 """
 
 from __future__ import annotations
@@ -20,12 +24,14 @@ from typing import Final
 import msgspec
 
 from treering.core.ids import file_name, new_id
-from treering.core.storage import Blobs
+from treering.core.storage import BlobInfo, Blobs, Stamp
 from treering.errors import Conflict, Corrupt, InvalidInput, NewerStore, NotFound
+from treering.sandbox.bucket_index import listed
 from treering.sandbox.records import CheckpointInfo
 
 FORMAT: Final = "format.json"
-VERSION: Final = 1
+VERSION: Final = 2
+"""Since 2 there may be empty entries and condemned packs, which writers of version 1 would not heed."""
 CHECKPOINTS: Final = "checkpoints"
 TAGS: Final = "tags"
 
@@ -33,6 +39,7 @@ _LAST: Final = 9_999_999_999
 _DIGITS: Final = len(str(_LAST))
 _PREFIX: Final = "ckpt_"
 _AT_ONCE: Final = 8
+_PAGE: Final = 1000
 _ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -54,12 +61,13 @@ class BucketLog:
             return
         if not self._blobs.conditional:
             self._blobs.put_if(FORMAT, b"", expect=None)  # raises, and says what is wrong with the server
-        if not self._has_format():
+        version, stamp = self._format()
+        if version < VERSION:
             written = msgspec.json.encode(_Format(treering="bucket", version=VERSION))
             try:
-                self._blobs.put_if(FORMAT, written, expect=None)
+                self._blobs.put_if(FORMAT, written, expect=stamp)
             except Conflict:  # another writer came first
-                self._has_format()
+                self._format()
         self._ready = True
 
     def append(self, make: Callable[[str], CheckpointInfo]) -> CheckpointInfo:
@@ -68,21 +76,47 @@ class BucketLog:
         number = self._newest() + 1
         while True:
             info = make(f"{_PREFIX}{new_id()}_{_spelled(number)}")
-            mark = f"{TAGS}/{file_name(info.tag)}/{_key(number)}"
+            mark = _mark(info.tag, number)
             self._blobs.put(mark, b"")
             try:
                 self._blobs.put(_entry(number), msgspec.json.encode(info), if_absent=True)
             except Conflict:
-                self._blobs.delete([mark])
+                winner = self._read(number)
+                if winner is None or winner.tag != info.tag:
+                    self._blobs.delete([mark])
                 number += 1
             else:
                 return info
 
     def newest_first(self, *, tag: str | None = None, limit: int) -> list[CheckpointInfo]:
         """The last checkpoints, of one session if a tag is given, in about ``limit`` requests."""
-        self._has_format()
-        wanted = (each for each in self._each(tag, page=limit) if tag is None or each.tag == tag)
-        return list(islice(wanted, limit))
+        return list(islice(self.each(tag=tag, at_once=limit), limit))
+
+    def each(self, *, tag: str | None = None, at_once: int = _PAGE) -> Iterator[CheckpointInfo]:
+        """All checkpoints, newest first; ``at_once`` are read ahead."""
+        self._format()
+        return (each for each in self._each(tag, at_once) if tag is None or each.tag == tag)
+
+    def forget(self, info: CheckpointInfo) -> None:
+        """Let there be no such checkpoint; one that is not there is no error."""
+        self.prepare()
+        number = _number(info.id) or 0
+        held = self._blobs.read(_entry(number))
+        if held is None or (found := self._decoded(number, held.data)) is None or found.id != info.id:
+            return
+        try:
+            self._blobs.put_if(_entry(number), b"", expect=held.stamp)
+        except Conflict:  # someone else forgot it
+            return
+        self._blobs.delete([_mark(info.tag, number)])
+
+    def litter(self, *, before_us: int) -> list[str]:
+        """Files that forgotten checkpoints and writers that died before a time have left."""
+        entries = listed(self._blobs, CHECKPOINTS)
+        numbers = {_place(each.name) for each in entries if each.size}
+        marks = [each for each in listed(self._blobs, TAGS) if _place(each.name) not in numbers]
+        empty = [each for each in entries[1:] if not each.size]
+        return [each.name for each in (*empty, *marks) if each.modified_us < before_us]
 
     def get(self, id: str) -> CheckpointInfo:
         """A checkpoint by its id; one request."""
@@ -98,23 +132,29 @@ class BucketLog:
         page = self._blobs.list(CHECKPOINTS, limit=1)
         return _LAST - _place(page[0].name) if page else 0
 
-    def _each(self, tag: str | None, *, page: int) -> Iterator[CheckpointInfo]:
+    def _each(self, tag: str | None, at_once: int) -> Iterator[CheckpointInfo]:
         folder = CHECKPOINTS if tag is None else f"{TAGS}/{file_name(tag)}"
-        after: str | None = None
+        page: list[BlobInfo] = []
         with ThreadPoolExecutor(_AT_ONCE, "treering-list") as pool:
             while True:
-                names = [each.name for each in self._blobs.list(folder, after=after, limit=page)]
-                for found in pool.map(self._read, [_LAST - _place(name) for name in names]):
-                    if found is not None:
-                        yield found
-                if len(names) < page:
+                page = self._blobs.list(folder, after=page[-1].name if page else None, limit=_PAGE)
+                numbers = [_LAST - _place(each.name) for each in page if each.size or tag is not None]
+                for start in range(0, len(numbers), at_once):
+                    for found in pool.map(self._read, numbers[start : start + at_once]):
+                        if found is not None:
+                            yield found
+                if len(page) < _PAGE:
                     return
-                after = names[-1]
 
     def _read(self, number: int) -> CheckpointInfo | None:
         try:
             data = self._blobs.get(_entry(number))
         except NotFound:
+            return None
+        return self._decoded(number, data)
+
+    def _decoded(self, number: int, data: bytes) -> CheckpointInfo | None:
+        if not data:  # forgotten
             return None
         try:
             return msgspec.json.decode(data, type=CheckpointInfo)
@@ -123,10 +163,11 @@ class BucketLog:
                 f"{self._blobs.url}/{_entry(number)} is no checkpoint ({error}); restore it from a copy"
             ) from error
 
-    def _has_format(self) -> bool:
+    def _format(self) -> tuple[int, Stamp | None]:
+        """The version of the layout and the stamp of its file; 0 when there is none."""
         held = self._blobs.read(FORMAT)
         if held is None:
-            return False
+            return 0, None
         try:
             found = msgspec.json.decode(held.data, type=_Format)
         except msgspec.MsgspecError as error:
@@ -135,7 +176,11 @@ class BucketLog:
             ) from error
         if found.version > VERSION:
             raise NewerStore(f"{self._blobs.url} has format {found.version}; upgrade treering to use it")
-        return True
+        return found.version, held.stamp
+
+
+def _mark(tag: str, number: int) -> str:
+    return f"{TAGS}/{file_name(tag)}/{_key(number)}"
 
 
 def _key(number: int) -> str:

@@ -2,14 +2,14 @@
 
 Objects are gathered into packs and sent in the background, two at a time. `flush` sends the rest and then
 writes the index; only then does a checkpoint name them. Dying in between leaves packs that no index names:
-waste, never a lack. Nothing is deleted, so what was once found stays found.
-**Invariant:** content is given back only when it hashes to its name.
+waste, never a lack. What lies in a condemned pack can be read, but counts as not stored for whoever writes
+(`treering.sandbox.condemned`). **Invariant:** content is given back only when it hashes to its name.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import zip_longest
 from typing import Final
@@ -28,7 +28,9 @@ from treering.core.packs import (
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput, NotFound
 from treering.sandbox.bucket_index import BucketIndex, Indexed, indexed, pack_blob
-from treering.sandbox.bucket_reading import PackReader, ranges
+from treering.sandbox.bucket_reading import PackGone, PackReader, ranges
+from treering.sandbox.condemned import Verdict, read_verdict
+from treering.views.workspaces.known import Known, KnownFolder
 
 _AHEAD: Final = 8
 _FLYING: Final = 2
@@ -47,6 +49,31 @@ class BucketObjects:
         self._sent: list[Indexed] = []
         self._pending: set[str] = set()
         self._writer: PackWriter | None = None
+        self._verdict = Verdict()
+
+    @property
+    def index(self) -> BucketIndex:
+        """What lies in which pack."""
+        return self._index
+
+    def begin(self) -> None:
+        """Begin to write: nothing is staged, and what is condemned by now is not counted on."""
+        self.give_up()
+        self._heed(read_verdict(self._blobs))
+
+    def is_settled(self) -> bool:
+        """Whether nothing was condemned since `begin`. If not, what was staged has to be staged again."""
+        now = read_verdict(self._blobs)
+        if now.stamp == self._verdict.stamp:
+            return True
+        self.give_up()
+        self._heed(now)
+        return False
+
+    def _heed(self, verdict: Verdict) -> None:
+        if verdict.stamp != self._verdict.stamp:
+            self._index.refresh(condemned=verdict.packs)
+            self._verdict = verdict
 
     def stage(self, space: str, contents: Iterable[Content]) -> list[str]:  # noqa: ARG002 - the contract
         """Take objects in. They are durable after `flush`, not before."""
@@ -54,7 +81,7 @@ class BucketObjects:
         for content in contents:
             name = content.name
             names.append(name)
-            if name in self._pending or self._index.find(name) is not None:
+            if name in self._pending or self._index.holds(name):
                 continue
             self._pending.add(name)
             if self._writer is None:
@@ -83,20 +110,34 @@ class BucketObjects:
         self._pending.clear()
 
     def missing(self, space: str, names: Sequence[str]) -> set[str]:  # noqa: ARG002 - the contract
-        """Which of these objects are neither stored nor staged."""
-        lacking = {name for name in names if name not in self._pending and self._index.find(name) is None}
+        """Which of these objects are neither staged nor stored where they will stay."""
+        lacking = {name for name in names if name not in self._pending and not self._index.holds(name)}
         if not lacking:
             return lacking
         self._index.refresh()
-        return {name for name in lacking if self._index.find(name) is None}
+        return {name for name in lacking if not self._index.holds(name)}
 
-    def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:
+    def has_all_of(self, known: Known) -> bool:
+        """Whether all that is known of a folder is stored; before the first prune, its roots say so."""
+        return self._verdict.stamp is None or all(map(self._index.holds, _names_in(known.folder)))
+
+    def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:  # noqa: ARG002 - the contract
         """Verified content, in the order asked for."""
         names = [_name(address) for address in addresses]
-        if lacking := self.missing(space, names):
-            raise NotFound(
-                f"{self._blobs.url}: no index names object {min(lacking)}; reindex() brings lost ones back"
-            )
+        try:
+            return self._get(names)
+        except PackGone:  # pruned since the index was read: what is needed of it was copied before
+            self._index.refresh(condemned=read_verdict(self._blobs).packs)
+            return self._get(names)
+
+    def _get(self, names: list[str]) -> list[Content]:
+        if lacking := self._unknown(names):
+            self._index.refresh()
+            if lacking := self._unknown(names):
+                raise NotFound(
+                    f"{self._blobs.url}: no index names object {min(lacking)}; "
+                    "reindex() brings lost ones back"
+                )
         if self._pending.intersection(names):
             self.flush()
         wanted = self._runs(names)
@@ -111,6 +152,9 @@ class BucketObjects:
                 contents = read_frame(frame, each.entries, pack=pack)
                 found.update(zip([entry.name for entry in each.entries], contents, strict=True))
         return [found[name] for name in names]
+
+    def _unknown(self, names: list[str]) -> list[str]:
+        return [name for name in names if name not in self._pending and self._index.find(name) is None]
 
     def expect(self, names: Sequence[str]) -> None:
         """Begin to fetch these objects, if they are there; nothing is promised."""
@@ -133,7 +177,7 @@ class BucketObjects:
 
     def reindex(self) -> int:
         """Write down again what packs say of themselves; how many no index had named."""
-        return self._index.rebuild()
+        return self._index.rebuild(lambda: read_verdict(self._blobs).packs)
 
     def close(self) -> None:
         """Let go of the threads."""
@@ -162,3 +206,14 @@ def _name(address: Address) -> str:
     if not address.startswith("o:"):
         raise InvalidInput(f"a bucket holds objects, and {address[:80]!r} is none")
     return address[2:]
+
+
+def _names_in(folder: KnownFolder) -> Iterator[str]:
+    pending = [folder]
+    while pending:
+        each = pending.pop()
+        if each.tree:
+            yield each.tree
+        for file in each.files.values():
+            yield from file.content
+        pending += each.folders.values()

@@ -30,6 +30,10 @@ _KEPT_FRAME: Final = 512 * 1024
 _Key = tuple[str, int, int]
 
 
+class PackGone(Corrupt):
+    """A pack that an index names is not there: it was lost, or its objects lie elsewhere since."""
+
+
 class PackReader:
     """Frames of packs, as they are stored. Any number of threads may ask."""
 
@@ -62,7 +66,7 @@ class PackReader:
         try:
             data = memoryview(self._fetch(_key(pack, run)) if coming is None else coming.result())
         except NotFound:
-            raise Corrupt(
+            raise PackGone(
                 f"object {run[0].entries[0].name}: its pack {pack} is not in {self._blobs.url}; "
                 "restore it from a backup or a copy"
             ) from None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from threading import Lock
 from typing import Final, Protocol
 
+from treering.core.clock import from_datetime
+from treering.core.retention import Keep
 from treering.errors import InvalidInput, NotFound
 from treering.sandbox.archive import Archive, Archived, Place
-from treering.sandbox.records import LATEST, CheckpointInfo, Label
+from treering.sandbox.records import LATEST, CheckpointInfo, Forgotten, Label, Pruned
+from treering.sandbox.retaining import dropped_by
 from treering.views.workspaces.checking import SnapshotCheck
 from treering.views.workspaces.looking import Entry, cat, chosen, ls, plan_of
 from treering.views.workspaces.restoring import download
@@ -45,6 +49,20 @@ class Storage(Protocol):
 
     def get(self, id: str) -> CheckpointInfo:
         """One checkpoint; `NotFound` without it."""
+        ...
+
+    def each(self, *, tag: str | None) -> Iterator[CheckpointInfo]:
+        """All checkpoints, newest first."""
+        ...
+
+    def forget(self, infos: Iterable[CheckpointInfo]) -> None:
+        """Let there be no such checkpoints; one that is gone already is no error."""
+        ...
+
+    def prune(
+        self, *, grace_seconds: float | None, dry_run: bool, as_if_without: Collection[str] = ()
+    ) -> Pruned:
+        """Free what no checkpoint needs."""
         ...
 
     def reindex(self) -> int:
@@ -126,6 +144,57 @@ class Depot:
         """Read and rehash everything that a checkpoint names; says what could not be restored."""
         return self._storage.archive.check(info.hash)
 
+    def forget(
+        self,
+        *ids: str,
+        tag: str | None = None,
+        keep: Keep | None = None,
+        per_session: bool = False,
+        dry_run: bool = False,
+    ) -> Forgotten:
+        """Drop single checkpoints, all of a session (``tag``), or what ``keep`` does not want.
+
+        ``keep`` decides on all checkpoints together (of the session, with a tag), or with ``per_session``
+        on those of each session by themselves; the newest one stays. Files are freed by `prune`.
+        """
+        if bool(ids) == (tag is not None or keep is not None):
+            raise InvalidInput("forget what? give ids of checkpoints, or tag= and keep=")
+        if ids:
+            dropped = [self._storage.get(each) for each in dict.fromkeys(ids)]
+            held = sum(1 for _ in self._storage.each(tag=None))
+        else:
+            found = list(self._storage.each(tag=tag))
+            held = len(found)
+            dropped = (
+                found
+                if keep is None
+                else dropped_by(keep, found, now_us=self._now_us(), per_session=per_session)
+            )
+        if not dry_run:
+            self._storage.forget(dropped)
+        return Forgotten(dropped=tuple(dropped), kept=held - len(dropped), dry_run=dry_run)
+
+    def prune(
+        self,
+        *,
+        grace_seconds: float | None = None,
+        dry_run: bool = False,
+        as_if_without: Collection[str] = (),
+    ) -> Pruned:
+        """Free what no checkpoint needs any more; safe beside writers and readers.
+
+        From a bucket or a folder, packs go in two steps: one prune condemns them, and one that comes at
+        least ``grace_seconds`` (a day) later deletes them; 0 does both, and is for when nobody restores or
+        writes. In a store this is `Store.gc`, whose grace is an hour. A dry run can tell what would be if
+        some checkpoints were forgotten first.
+        """
+        if as_if_without and not dry_run:
+            raise InvalidInput("as_if_without= is for dry runs; forget the checkpoints first")
+        with self._saving:
+            return self._storage.prune(
+                grace_seconds=grace_seconds, dry_run=dry_run, as_if_without=as_if_without
+            )
+
     def reindex(self) -> int:
         """Rebuild what says where the files are, out of the files themselves; how many packs were lost."""
         return self._storage.reindex()
@@ -133,6 +202,9 @@ class Depot:
     def close(self) -> None:
         """Let go of it."""
         self._storage.close()
+
+    def _now_us(self) -> int:
+        return from_datetime(datetime.fromisoformat(self._now_iso()))
 
 
 def _info(id: str, archived: Archived, label: Label, timestamp: str) -> CheckpointInfo:

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from treering.core.clock import SystemClock, to_iso
+from treering.core.retention import Keep
 from treering.sandbox.config import StorageConfig, gateway_of, open_bucket
 from treering.sandbox.depots import DEFAULT_LIMIT, Depot
-from treering.sandbox.records import CheckpointInfo
+from treering.sandbox.records import CheckpointInfo, Forgotten, Pruned
 from treering.store import Store
 
 
@@ -72,6 +73,30 @@ def download_files(
     """Write single files, folders or patterns of a checkpoint into a folder, without restoring it."""
     with opened_depot(storage if storage is not None else StorageConfig()) as depot:
         return depot.download(depot.find(checkpoint), files, target, overwrite=overwrite)
+
+
+def forget_checkpoints(
+    storage: StorageConfig | str | Path | None,
+    *ids: str,
+    tag: str | None = None,
+    keep: Keep | None = None,
+    per_session: bool = False,
+    dry_run: bool = False,
+) -> Forgotten:
+    """Drop single checkpoints, all of a session, or what a policy does not want; see `Depot.forget`."""
+    with opened_depot(storage if storage is not None else StorageConfig()) as depot:
+        return depot.forget(*ids, tag=tag, keep=keep, per_session=per_session, dry_run=dry_run)
+
+
+def prune_storage(
+    storage: StorageConfig | str | Path | None = None,
+    *,
+    grace_seconds: float | None = None,
+    dry_run: bool = False,
+) -> Pruned:
+    """Free what no checkpoint of a storage needs any more; see `Depot.prune`."""
+    with opened_depot(storage if storage is not None else StorageConfig()) as depot:
+        return depot.prune(grace_seconds=grace_seconds, dry_run=dry_run)
 
 
 def _now_iso() -> str:

@@ -42,6 +42,32 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 )
 
 
+class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
+    """Which checkpoints went, or would go in a dry run, newest first, and how many stay.
+
+    The bytes that only they needed are freed by a prune.
+    """
+
+    dropped: tuple[CheckpointInfo, ...]
+    kept: int
+    dry_run: bool = False
+
+
+class Pruned(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prune did, or would do in a dry run.
+
+    ``deleted`` packs are gone, with ``freed_bytes``. ``waiting`` packs are condemned and go with a later
+    prune, when the grace is over; ``copied_bytes`` of theirs are still needed and lie elsewhere now.
+    """
+
+    deleted: int = 0
+    freed_bytes: int = 0
+    waiting: int = 0
+    waiting_bytes: int = 0
+    copied_bytes: int = 0
+    dry_run: bool = False
+
+
 class Label(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint says besides its files."""
 

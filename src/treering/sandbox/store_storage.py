@@ -6,25 +6,30 @@ session, so those of a session are found by an index and forgotten together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
 import msgspec
 
+from treering.care.ledger import record
 from treering.core.address import object_address
 from treering.core.batch import Event
-from treering.core.clock import from_datetime
+from treering.core.clock import SystemClock
 from treering.core.draft import Draft
+from treering.core.encoding import encode
 from treering.core.ids import new_id
-from treering.core.query import EventQuery
+from treering.core.query import Erasure, EventQuery
+from treering.core.records import Record
 from treering.core.scopes import Scope
 from treering.errors import NotFound
 from treering.sandbox.archive import Archive, Archived
-from treering.sandbox.records import CheckpointInfo
+from treering.sandbox.records import CheckpointInfo, Pruned
+from treering.sandbox.retaining import time_of
 from treering.store import Store
 
 KIND: Final = "sandbox_checkpoint"
-_DROPPED: Final = ("id",)
+GRACE_SECONDS: Final = 3600.0
+_BATCH: Final = 500
 
 
 class StoreStorage:
@@ -57,7 +62,7 @@ class StoreStorage:
             Event(
                 id=info.id,
                 kind=KIND,
-                ts_us=_time(info),
+                ts_us=time_of(info),
                 scope=_scope(info.tag),
                 agent=info.agent_type,
                 model=info.model,
@@ -73,7 +78,7 @@ class StoreStorage:
         """The last checkpoints, by the order of their commits."""
         query = EventQuery(kinds=(KIND,), scope=None if tag is None else _scope(tag), newest_first=True)
         page = self._store.engine.scan(self._store.space, query, limit=limit)
-        return [_read(record.event) for record in page.records]
+        return [_read(each.event) for each in page.records]
 
     def get(self, id: str) -> CheckpointInfo:
         """One checkpoint."""
@@ -82,6 +87,52 @@ class StoreStorage:
         if not page.records:
             raise NotFound(f"{self.url} holds no checkpoint {id!r}; list_checkpoints() shows what it has")
         return _read(page.records[0].event)
+
+    def each(self, *, tag: str | None) -> Iterator[CheckpointInfo]:
+        """All checkpoints, newest first."""
+        query = EventQuery(kinds=(KIND,), scope=None if tag is None else _scope(tag), newest_first=True)
+        return (_read(each.event) for each in self._records(query))
+
+    def forget(self, infos: Iterable[CheckpointInfo]) -> None:
+        """Drop the events of checkpoints; the journal says first which."""
+        ids = [info.id for info in infos]
+        if not ids:
+            return
+        store = self._store
+        record(
+            store.engine,
+            store.space,
+            kind="retention",
+            data={"dropped": {KIND: len(ids)}},
+            body=encode({KIND: ids}),
+            clock=SystemClock(),
+        )
+        for start in range(0, len(ids), _BATCH):
+            query = EventQuery(kinds=(KIND,), ids=tuple(ids[start : start + _BATCH]))
+            seqs = tuple(each.seq for each in self._records(query))
+            if seqs:
+                store.engine.erase(store.space, Erasure(event_seqs=seqs))
+
+    def prune(
+        self,
+        *,
+        grace_seconds: float | None,
+        dry_run: bool,
+        as_if_without: Collection[str] = (),  # noqa: ARG002 - files go with the events that name them
+    ) -> Pruned:
+        """Sweep the store."""
+        grace = GRACE_SECONDS if grace_seconds is None else grace_seconds
+        swept = self._store.gc(grace_seconds=grace, dry_run=dry_run).swept
+        return Pruned(deleted=swept.packs, freed_bytes=swept.bytes, dry_run=dry_run)
+
+    def _records(self, query: EventQuery) -> Iterator[Record]:
+        cursor = None
+        while True:
+            page = self._store.engine.scan(self._store.space, query, after=cursor, limit=_BATCH)
+            yield from page.records
+            cursor = page.cursor
+            if cursor is None:
+                return
 
     def reindex(self) -> int:
         """Rebuild the store's roll-ups and search index; its rows say where files are, none can be lost."""
@@ -96,12 +147,6 @@ class StoreStorage:
 
 def _scope(tag: str) -> str:
     return str(Scope("", "sandbox", tag))
-
-
-def _time(info: CheckpointInfo) -> int:
-    from datetime import datetime
-
-    return from_datetime(datetime.fromisoformat(info.timestamp))
 
 
 def _read(event: Event) -> CheckpointInfo:

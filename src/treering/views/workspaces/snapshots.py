@@ -65,12 +65,22 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Camera:
-    """Takes snapshots of folders into one space, and remembers what it saw of them."""
+    """Takes snapshots of folders into one space, and remembers what it saw of them.
+
+    ``has_all_of`` is for contents where a root may outlive what it names: whether nothing of it is lost.
+    """
 
     def __init__(
-        self, engine: Contents, space: str, shelf: Shelf, *, avoid: frozenset[tuple[int, int]] = frozenset()
+        self,
+        engine: Contents,
+        space: str,
+        shelf: Shelf,
+        *,
+        avoid: frozenset[tuple[int, int]] = frozenset(),
+        has_all_of: Callable[[Known], bool] | None = None,
     ) -> None:
         self._engine = engine
+        self._has_all_of = has_all_of
         self._space = space
         self._avoid = avoid
         self.shelf = shelf
@@ -156,7 +166,9 @@ class Camera:
         known = self.shelf.load(str(folder))
         if known is None or known.patterns != rules.patterns:
             return None
-        if self._engine.missing(self._space, known.roots):
+        if self._engine.missing(self._space, known.roots) or not (
+            self._has_all_of is None or self._has_all_of(known)
+        ):
             self.shelf.drop(str(folder))
             return None
         return known
