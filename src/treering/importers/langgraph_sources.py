@@ -132,7 +132,7 @@ class _Sqlite(Source):
             (thread, within, row.id),
         )[0]
         what = f"checkpoint {row.id!r} of thread {thread!r}"
-        checkpoint = decoded(self._values, form or "msgpack", data, what)
+        checkpoint = _decoded_record(self._values, form or "msgpack", data, what)
         return checkpoint, _decoded_metadata(self._values, metadata, what)
 
     def close(self) -> None:
@@ -222,10 +222,21 @@ def decoded(values: Values, form: str, data: Any, what: str) -> Any:
     try:
         return values.serde.loads_typed((form, data))
     except Exception as error:  # whatever a serializer finds in damaged bytes
-        raise InvalidInput(
-            f"{what} cannot be decoded as {form!r} ({type(error).__name__}: {error}); repair or delete it in "
-            "the source (a copy will do) and run the import again: what came before is there already"
-        ) from error
+        raise _damaged(what, form, f"{type(error).__name__}: {error}") from error
+
+
+def _decoded_record(values: Values, form: str, data: Any, what: str) -> dict[str, Any]:
+    record = decoded(values, form, data, what)
+    if not isinstance(record, dict):
+        raise _damaged(what, form, f"it is no record but {type(record).__name__}")
+    return cast("dict[str, Any]", record)
+
+
+def _damaged(what: str, form: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{what} cannot be decoded as {form!r} ({why}); repair or delete it in the source (a copy will do) and "
+        "run the import again: what came before is there already"
+    )
 
 
 def _decoded_metadata(values: Values, metadata: bytes | str | None, what: str) -> dict[str, Any]:
@@ -236,4 +247,4 @@ def _decoded_metadata(values: Values, metadata: bytes | str | None, what: str) -
         return json.loads(metadata)
     except ValueError:
         raw = metadata.encode() if isinstance(metadata, str) else metadata
-        return dict(decoded(values, "msgpack", raw, f"the metadata of {what}"))
+        return _decoded_record(values, "msgpack", raw, f"the metadata of {what}")
