@@ -38,6 +38,7 @@ _LOW_BITS: Final = (1 << 20) - 1
 _30_BITS: Final = (1 << 30) - 1
 
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_ordinary: Final = re.compile(f"[!-~][ -~]{{0,{MAX_ID_CHARS - 1}}}").fullmatch
 _SPACE: Final = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{MAX_SPACE_CHARS - 1}}}")
 _WINDOWS_DEVICE: Final = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE)
 _NOT_SLUG: Final = re.compile(r"[^A-Za-z0-9_-]+")
@@ -116,8 +117,8 @@ def time_of(made_id: str) -> int:
 
 def check_id(text: str, what: str) -> str:
     """Return ``text`` if it can be an id; ``what`` names it in the error ('thread id')."""
-    # One pass of C code settles the ordinary case; emoji joiners and the like need the closer look.
-    if type(text) is str and 0 < len(text) <= MAX_ID_CHARS and text.isprintable() and not text.isspace():
+    # One pass of C code settles the ordinary case; everything but ASCII gets the closer look.
+    if type(text) is str and _ordinary(text):
         return text
     return _check_closely(text, what)
 

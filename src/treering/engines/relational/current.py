@@ -18,7 +18,7 @@ from treering.engines.relational.session import ask_in_chunks
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable
+    from collections.abc import Container, Iterable
 
     from treering.engines.relational.needs import Needs
     from treering.engines.relational.remembered import Memory
@@ -147,12 +147,13 @@ def read_current(session: Session, space: int, needs: Needs, now_us: int, memory
         unknown_lists = _take(needs.lists, memory.lists, current.lists)
     elif not memory.doubts:
         reserve = RESERVE
-    scopes = _asked(session, _SCOPES, space, _take(needs.scopes, memory.scopes, current.scopes))
-    refs = _asked(session, _REFS, space, unknown_refs)
-    lists = _asked(session, _LISTS, space, unknown_lists)
-    leases = _asked(session, _LEASES, space, needs.leases)
-    objects = _asked(session, _OBJECTS, space, needs.objects and list(map(bytes.fromhex, needs.objects)))
-    bodies = _asked(session, _BODIES, space, needs.slots and {batch for batch, _ in needs.slots})
+    unknown_scopes = _take(needs.scopes, memory.scopes, current.scopes)
+    scopes = _asked(session, _SCOPES, space, unknown_scopes) if unknown_scopes else ()
+    refs = _asked(session, _REFS, space, unknown_refs) if unknown_refs else ()
+    lists = _asked(session, _LISTS, space, unknown_lists) if unknown_lists else ()
+    leases = _asked(session, _LEASES, space, needs.leases) if needs.leases else ()
+    objects = _asked(session, _OBJECTS, space, map(bytes.fromhex, needs.objects)) if needs.objects else ()
+    bodies = _asked(session, _BODIES, space, {batch for batch, _ in needs.slots}) if needs.slots else ()
     current.commit_numbers = session.numbers("commits", len(needs.batches) + reserve)
     ((current.seq, current.committed_at_us, current.removals),) = counters
     for row in receipts:
@@ -217,8 +218,8 @@ def _numbered(session: Session, table: str, needed: Iterable[str], known: Contai
     return dict(zip(names, session.numbers(table, len(names)), strict=True))
 
 
-def _asked(session: Session, sql: str, space: int, values: Collection[Any]) -> Iterable[Any]:
-    return ask_in_chunks(session, sql, (space,), list(values)) if values else ()
+def _asked(session: Session, sql: str, space: int, values: Iterable[Any]) -> Iterable[Any]:
+    return ask_in_chunks(session, sql, (space,), list(values))
 
 
 _ADVANCE: Final = "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = ?"

@@ -40,14 +40,20 @@ def needs_of(batch: Batch, named: Iterable[Place]) -> Needs:
     """Everything that a batch touches, and what it points at and does not bring itself."""
     needs = Needs()
     needs.batches.append(batch.id)
-    for records in (batch.parts, batch.lists, batch.events, batch.refs, batch.texts):
-        for record in records:
-            needs.scopes.add(record.scope)
+    scopes = needs.scopes
+    for part in batch.parts:
+        scopes.add(part.scope)
+    for event in batch.events:
+        scopes.add(event.scope)
+    for text in batch.texts:
+        scopes.add(text.scope)
     for change in batch.refs:
+        scopes.add(change.scope)
         needs.refs.add(change.name)
     for fence in batch.fences:
         needs.leases.add(fence.lease)
-    needs.objects = dict.fromkeys(batch.requires)
+    for name in batch.requires:
+        needs.objects[name] = None
     for place in named:
         if isinstance(place, ListAt):
             needs.lists.add(place.list)
@@ -57,6 +63,7 @@ def needs_of(batch: Batch, named: Iterable[Place]) -> Needs:
         else:
             needs.slots[place.batch, place.part] = None
     for append in batch.lists:
+        scopes.add(append.scope)
         needs.linked.pop(append.list, None)
         needs.lists.add(append.list)
         if append.parent is not None:

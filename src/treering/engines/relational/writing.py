@@ -8,7 +8,8 @@ receipt are put right before the transaction ends.
 from __future__ import annotations
 
 from functools import lru_cache
-from operator import itemgetter
+from itertools import repeat
+from operator import is_not, itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.batch import Set
@@ -60,6 +61,7 @@ _RESCOPED: Final = "UPDATE ref SET scope = ? WHERE space = ? AND name = ?"
 _LIST: Final = _insert("list", ("no", "space", "id", "scope", "parent", "start", "length", "depth", "seq"))
 _GROWN: Final = "UPDATE list SET length = ?, seq = ? WHERE no = ?"
 _ITEM: Final = _insert("item", ("key", "kind", "frame", "address"))
+_NOTHING: Final = repeat(None)
 
 
 def write_group(
@@ -81,8 +83,8 @@ def write_group(
     for each, commit_no in zip(accepted, current.commit_numbers, strict=False):
         rows.add(each, commit_no, current, scopes)
     rows.tell(session)
-    receipts = [each.receipt for each in accepted]
     totals = _merged(accepted)
+    receipts = [each.receipt for each in accepted]
     if rows.events and not _insert_events(session, rows.events, all_new=all_new):
         receipts, totals = _without_repeats(session, current, accepted)
     if totals:
@@ -200,7 +202,7 @@ def _insert_events(session: Session, rows: list[tuple[Any, ...]], *, all_new: bo
             rows = list(reversed(first.values()))
     shapes: dict[tuple[bool, ...], list[tuple[Any, ...]]] = {}
     for row in rows:
-        shapes.setdefault(tuple([value is not None for value in row]), []).append(row)
+        shapes.setdefault(tuple(map(is_not, row, _NOTHING)), []).append(row)
     written = 0
     for shape, same in shapes.items():
         columns, chosen = _event_shape(shape)
