@@ -234,8 +234,8 @@ def _decoded_record(values: Values, form: str, data: Any, what: str) -> dict[str
 
 def _damaged(what: str, form: str, why: str) -> InvalidInput:
     return InvalidInput(
-        f"{what} cannot be decoded as {form!r} ({why}); repair or delete it in the source (a copy will do) and "
-        "run the import again: what came before is there already"
+        f"{what} cannot be decoded as {form!r} ({why}); repair or delete it in the source (a copy will do) "
+        "and run the import again: what came before is there already"
     )
 
 
