@@ -27,6 +27,7 @@ def test_the_usual_words_of_a_span_take_a_byte_each():
 )
 def test_any_data_comes_back(data):
     assert filled(thinned(data)) == data
+    assert filled(thinned(data, is_of_run=False)) == data
 
 
 @given(st.dictionaries(st.text(max_size=9), st.text(max_size=9) | st.integers(-9, 9)))

@@ -142,6 +142,8 @@ def event_row(
         if head and parent.startswith(event.id[:head]):
             parent = SAME_HEAD + parent[head:]
     run, data = event.run, event.data
+    if data is not None:
+        data = thinned(data, is_of_run=run is not None)
     thread = event.thread
     if thread is not None and thread_scope_of(thread) == event.scope:
         thread = SAME
@@ -150,8 +152,7 @@ def event_row(
         None if run is None else run_number(run), SAME if span == event.id else span, parent, thread,
         event.agent, event.name, event.model, event.role, event.status,
         *(_NO_USAGE if usage is None else msgspec.structs.astuple(usage)),
-        event.cost_nanos, event.currency, event.duration_us, None if data is None else thinned(data),
-        body, linked,
+        event.cost_nanos, event.currency, event.duration_us, data, body, linked,
     )  # fmt: skip
 
 
