@@ -48,7 +48,7 @@ def thinned(data: bytes, *, is_of_run: bool = True) -> bytes:
         return _RAW + data  # it is no JSON
     if not is_of_run:
         return data
-    for piece, code in _CODE_OF.items():  # a dozen times as fast as one regular expression for all
+    for piece, code in _CODE_OF.items():  # on long data many times as fast as one regular expression
         data = data.replace(piece, code)
     return data
 
