@@ -46,7 +46,7 @@ def test_snapshot_ls_cat_download_restore(run, work: Path, tmp_path: Path) -> No
     (work / "report.txt").write_text("ruined")
     (work / "new.txt").write_text("unsaved")
     dry = run("restore", snapshot, work, "--delete", "--dry-run")
-    assert "would write 1 and removed 1" in dry.out
+    assert "would write 1 and remove 1" in dry.out
     assert (work / "report.txt").read_text() == "ruined"
     done = run("restore", snapshot, work, "--delete")
     assert "- new.txt" in done.out
@@ -54,6 +54,35 @@ def test_snapshot_ls_cat_download_restore(run, work: Path, tmp_path: Path) -> No
     undo = done.out.splitlines()[-1].removeprefix("to undo: treering ").split()
     assert run(*undo).code == 0
     assert ((work / "new.txt").read_text(), (work / "report.txt").read_text()) == ("unsaved", "ruined")
+
+
+def test_snapshots_are_compared_by_every_name_they_have(run, work: Path) -> None:
+    first = run("snapshot", work).out.strip()
+    (work / "report.txt").write_text("Draft v2\n")
+    run("snapshot", work)
+    with treering.open() as store:
+        store.thread("t").checkpoint([{"role": "user"}], workspace=work)
+    for before, after in ((first[:10], "latest"), (first, "t"), (first[:8], "t@0")):
+        assert "~ report.txt" in run("diff", before, after).out, (before, after)
+    one, two = (
+        run("run", "--json", "--", "sh", "-c", f"echo {n} > n").json["checkpoint"]["id"] for n in "ab"
+    )
+    assert "~ workspace/n" in run("diff", one, two).out
+
+
+def test_a_place_that_is_a_file_is_refused(run, work: Path) -> None:
+    run("snapshot", work)
+    for line in (
+        ("restore", "latest", work / "report.txt"),
+        ("download", "latest", "src", "--to", work / "report.txt"),
+    ):
+        refused = run(*line)
+        assert refused.code == 2
+        assert "is no folder" in refused.err
+    told = run("restore", "latest", work.parent / "new", "--dry-run")
+    assert told.code == 0
+    assert "+ src/main.py" in told.out
+    assert not (work.parent / "new").exists()
 
 
 def test_cat_is_byte_for_byte(work: Path, tmp_path: Path) -> None:

@@ -136,6 +136,8 @@ def test_a_storage_is_collected_and_single_checkpoints_are_forgotten(work: Path,
     ):
         assert treering(*wrong).returncode == 2, wrong
     assert treering("forget", *storage, "--checkpoint", made[0]).returncode == 3
+    assert treering("gc", "--storage", "misspelt").returncode == 3
+    assert not (work / "misspelt").exists()
 
 
 def test_checkpoints_of_a_store_are_forgotten_as_well(work: Path, treering) -> None:

@@ -123,6 +123,23 @@ def test_a_dry_run_says_what_would_happen_and_does_nothing(store: Store, folder:
     assert len(list(store.workspace.snapshots())) == 1
 
 
+def test_a_dry_run_into_a_folder_that_is_not_there(store: Store, folder: Path, tmp_path: Path) -> None:
+    snapshot = store.workspace.snapshot(folder)
+    told = store.workspace.restore(snapshot, tmp_path / "new", dry_run=True)
+    assert not (tmp_path / "new").exists()
+    done = store.workspace.restore(snapshot, tmp_path / "new")
+    assert sorted(told.written) == sorted(done.written)
+    assert told.bytes_written == done.bytes_written
+
+
+def test_a_target_that_is_a_file_is_refused(store: Store, folder: Path) -> None:
+    snapshot = store.workspace.snapshot(folder)
+    with pytest.raises(InvalidInput, match="is no folder"):
+        store.workspace.restore(snapshot, folder / "README.md")
+    with pytest.raises(InvalidInput, match="is no folder"):
+        store.workspace.download(snapshot, "src", folder / "README.md")
+
+
 def test_without_keeping_what_was_there(store: Store, folder: Path) -> None:
     snapshot = store.workspace.snapshot(folder)
     (folder / "README.md").write_text("lost")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -234,6 +236,39 @@ def test_patterns_that_make_no_sense_are_refused(store: Store, folder: Path) -> 
         store.workspace.snapshot(folder, exclude="*.log")
     with pytest.raises(InvalidInput, match="pattern"):
         store.workspace.snapshot(folder, exclude=["!"])
+    with pytest.raises(InvalidInput, match="no text"):
+        store.workspace.snapshot(folder, exclude=["*.log", 1])
+    (folder / ".treeringignore").write_bytes(b"*.log\n" * 200_000)
+    with pytest.raises(InvalidInput, match="no list of patterns"):
+        store.workspace.snapshot(folder)
+
+
+def test_a_folder_in_which_only_names_can_be_read(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a folder of mode 0o600 is to whoever is not root: what is in it is named, the rest is kept."""
+
+    class Entry:
+        def __init__(self, entry: os.DirEntry) -> None:
+            self.name = entry.name
+            self._entry = entry
+
+        def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+            if self.name == "main.py":
+                raise PermissionError(13, "Permission denied")
+            return self._entry.stat(follow_symlinks=follow_symlinks)
+
+    real = os.scandir
+
+    @contextmanager
+    def scandir(place: int) -> Iterator[Iterator[Entry]]:
+        with real(place) as listed:
+            yield map(Entry, listed)
+
+    monkeypatch.setattr(scanning.os, "scandir", scandir)
+    taken = info(store, folder)
+    assert [(each.path, each.reason) for each in taken.left_out] == [("src/main.py", "unreadable")]
+    assert "README.md" in paths(store, taken.id)
 
 
 def test_sockets_pipes_and_devices_are_named_and_left_out(store: Store, folder: Path) -> None:

@@ -172,12 +172,12 @@ def diff(
 
     With --json the state and each list are a JSON patch (RFC 6902).
     """
-    from treering.cli.workspaces import file_lines, snapshot_by_id
+    from treering.cli.workspaces import file_lines, find_snapshot, snapshot_by_name
     from treering.views.differences import difference
 
     with place.existing() as opened:
-        roots = snapshot_by_id(opened, before), snapshot_by_id(opened, after)
-        if roots[0] is not None and roots[1] is not None:
+        if any(snapshot_by_name(opened, each) is not None for each in (before, after)):
+            roots = [find_snapshot(opened, each, user_namespace) for each in (before, after)]
             changes = opened.workspace.diff(*roots)
             show(changes, file_lines(changes), as_json=as_json)
             return

@@ -195,16 +195,19 @@ def find_snapshot(store: Store, text: str, user_namespace: str = "") -> str:
     from treering.errors import NotFound
     from treering.views.finding import Finder
 
-    if text == LATEST:
-        return _latest(store)
-    if (found := snapshot_by_id(store, text)) is not None:
-        return found
-    if (kept := _of_sandbox(store, text)) is not None:
-        return kept
+    if (named := snapshot_by_name(store, text)) is not None:
+        return named
     checkpoint = Finder(store.engine, store.space, user_namespace).moment(text)
     if checkpoint.snapshot is None:
         raise NotFound(f"checkpoint {checkpoint.id} keeps no files; save with workspace= to keep them")
     return checkpoint.snapshot.removeprefix("o:")
+
+
+def snapshot_by_name(store: Store, text: str) -> str | None:
+    """``latest``, a snapshot's id or its beginning, or a sandbox's checkpoint; ``None`` if it is none."""
+    if text == LATEST:
+        return _latest(store)
+    return snapshot_by_id(store, text) or _of_sandbox(store, text)
 
 
 def snapshot_by_id(store: Store, text: str) -> str | None:
@@ -233,8 +236,8 @@ def file_lines(changes: Iterable[FileChange]) -> list[str]:
 
 def restored_lines(done: Restored, target: Path) -> list[str]:
     """What a restore did, for a person."""
-    verb = "would write" if done.dry_run else "wrote"
-    counted = f"{verb} {len(done.written):,} and removed {len(done.removed):,}"
+    wrote, removed = ("would write", "remove") if done.dry_run else ("wrote", "removed")
+    counted = f"{wrote} {len(done.written):,} and {removed} {len(done.removed):,}"
     lines = [f"{counted} in {clean(str(target))} ({size(done.bytes_written)})"]
     lines += [f"  + {clean(each)}" for each in done.written[:_SHOWN]]
     lines += [f"  - {clean(each)}" for each in done.removed[:_SHOWN]]

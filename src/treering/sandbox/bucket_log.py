@@ -70,6 +70,11 @@ class BucketLog:
                 self._format()
         self._ready = True
 
+    def expect(self) -> None:
+        """`NotFound` where no checkpoint was ever written: a misspelt place is not made."""
+        if not self._format()[0]:
+            raise NotFound(f"{self._blobs.url} is no storage of checkpoints; check the URL")
+
     def append(self, make: Callable[[str], CheckpointInfo]) -> CheckpointInfo:
         """Write the next checkpoint; ``make`` is given its id, and called again when a number was taken."""
         self.prepare()

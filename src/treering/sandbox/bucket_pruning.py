@@ -67,6 +67,7 @@ def prune(
     """
     if grace_seconds < 0:
         raise InvalidInput(f"grace_seconds={grace_seconds} is not acceptable; give seconds from 0 on")
+    log.expect()
     if not dry_run:
         log.prepare()
     grace_us = round(grace_seconds * SECOND_US)

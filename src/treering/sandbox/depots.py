@@ -17,6 +17,7 @@ from treering.sandbox.retaining import dropped_by
 from treering.views.workspaces.checking import SnapshotCheck
 from treering.views.workspaces.looking import Entry, cat, chosen, ls, plan_of
 from treering.views.workspaces.restoring import download
+from treering.views.workspaces.snapshots import made_folder
 
 DEFAULT_LIMIT: Final = 100
 MOST: Final = 500
@@ -136,9 +137,7 @@ class Depot:
         """Write some files of a checkpoint into a folder, without restoring it; which ones."""
         snapshot = self._storage.archive.snapshot(info.hash)
         plan = plan_of(snapshot, chosen(snapshot, files))
-        place = Path(target).expanduser()
-        place.mkdir(parents=True, exist_ok=True)
-        return download(snapshot, plan, place.resolve(), overwrite=overwrite)
+        return download(snapshot, plan, made_folder(target).resolve(), overwrite=overwrite)
 
     def check(self, info: CheckpointInfo) -> SnapshotCheck:
         """Read and rehash everything that a checkpoint names; says what could not be restored."""

@@ -85,6 +85,12 @@ def restore(
     )
 
 
+def foreseen(snapshot: Snapshot, *, links: LinkPolicy) -> Restored:
+    """What a restore into a folder that is not there yet would do."""
+    planner = Planner(snapshot, delete=False, links=links, in_the_way=frozenset())
+    return _told(snapshot.root, planner.plan(KnownFolder("", 0, {}, {}, {}, 0, 0)), planner)
+
+
 def download(
     snapshot: Snapshot,
     plan: FolderPlan,

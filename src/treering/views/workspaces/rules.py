@@ -179,7 +179,10 @@ class _Stored(msgspec.Struct, frozen=True):
 def _listed(patterns: Iterable[str], what: str) -> list[str]:
     if isinstance(patterns, str):
         raise InvalidInput(f"{what}={patterns!r} is one text; give a list of patterns")
-    return list(patterns)
+    listed = list(patterns)
+    if odd := [each for each in listed if type(each) is not str]:
+        raise InvalidInput(f"{what}= has {odd[0]!r}, which is no text; give a list of patterns")
+    return listed
 
 
 def _checked(patterns: tuple[str, ...]) -> Rules:

@@ -128,6 +128,9 @@ class Scan:
                     stat = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
+                except PermissionError:  # names can be read in this folder, and nothing else
+                    self._leave_out(path + name, "unreadable")
+                    continue
                 st_mode = stat.st_mode
                 kind = st_mode & 0o170000
                 if kind == stats.S_IFREG:
@@ -153,8 +156,8 @@ class Scan:
                 elif kind == stats.S_IFLNK:
                     if name in known_links or self._is_wanted(path + name, is_folder=False):
                         seen.links[name] = os.readlink(name, dir_fd=folder)
-                elif self._rules.reason(path + name, is_folder=False) is None:
-                    self.left_out.append(LeftOut(path + name, _KINDS.get(kind, "device")))
+                else:
+                    self._leave_out(path + name, _KINDS.get(kind, "device"))
         self._count(len(files) + len(fresh) + len(below) + len(seen.links), path)
         yield from self._fresh(folder, path, seen, fresh)
         is_same = (
@@ -231,6 +234,10 @@ class Scan:
         elif reason == "reserved" and TEMPORARY in path:
             self.litter.append(path)
         return reason is None
+
+    def _leave_out(self, path: str, reason: str) -> None:
+        if self._rules.reason(path, is_folder=False) is None:
+            self.left_out.append(LeftOut(path, reason))
 
     def _count(self, entries: int, path: str) -> None:
         self._entries += entries

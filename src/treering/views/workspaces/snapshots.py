@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from treering.errors import InvalidInput, MissingObjects, NotFound
+from treering.files import translated
 from treering.views.workspaces.known import Known, KnownFolder, Shelf
 from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.rules import IGNORE_FILE, Rules, make_rules
@@ -188,9 +189,14 @@ def rules_of(folder: Path, *, exclude: Iterable[str], include: Iterable[str]) ->
             ) from error
         else:
             try:
-                lines = os.read(file, _IGNORE_BYTES).decode("utf-8", "surrogateescape").splitlines()
+                text = os.read(file, _IGNORE_BYTES + 1)
             finally:
                 os.close(file)
+            if len(text) > _IGNORE_BYTES:
+                raise InvalidInput(
+                    f"{IGNORE_FILE} has more than {_IGNORE_BYTES:,} bytes; it is no list of patterns"
+                )
+            lines = text.decode("utf-8", "surrogateescape").splitlines()
     return make_rules(ignore_lines=lines, exclude=exclude, include=include)
 
 
@@ -214,6 +220,16 @@ def real_folder(folder: str | Path, *, allow_home: bool, what: str) -> Path:
                     "or say allow_home=True if you mean it"
                 )
     return real
+
+
+def made_folder(folder: str | Path) -> Path:
+    """A folder that files are to be written into, which is made if it is not there."""
+    given = Path(folder).expanduser()
+    if given.exists() and not given.is_dir():
+        raise InvalidInput(f"{given} is no folder; choose another place")
+    with translated(str(given), writing=True):
+        given.mkdir(parents=True, exist_ok=True)
+    return given
 
 
 @contextmanager

@@ -31,9 +31,9 @@ from treering.views.workspaces.known import Shelf
 from treering.views.workspaces.looking import Entry, cat, chosen, ls, plan_of
 from treering.views.workspaces.planning import LinkPolicy
 from treering.views.workspaces.progress import FileProgress
-from treering.views.workspaces.restoring import Restored, download, restore
+from treering.views.workspaces.restoring import Restored, download, foreseen, restore
 from treering.views.workspaces.scanning import LeftOut, Limits
-from treering.views.workspaces.snapshots import LISTED, Camera, Taken, real_folder, shown
+from treering.views.workspaces.snapshots import LISTED, Camera, Taken, made_folder, real_folder, shown
 from treering.views.workspaces.stored import Snapshot
 from treering.views.workspaces.virtual import Access, Files
 
@@ -173,7 +173,9 @@ class Workspace:
         snapshot = self._snapshot(id, limits)
         place = Path(target).expanduser()
         if not dry_run:
-            place.mkdir(parents=True, exist_ok=True)
+            made_folder(place)
+        elif not os.path.lexists(place):
+            return foreseen(snapshot, links=links)
         real = real_folder(place, allow_home=allow_home, what="restore into")
         return restore(
             self.camera(),
@@ -221,9 +223,8 @@ class Workspace:
         """
         snapshot = self._snapshot(id)
         plan = plan_of(snapshot, chosen(snapshot, files))
-        place = Path(target).expanduser()
-        place.mkdir(parents=True, exist_ok=True)
-        return download(snapshot, plan, place.resolve(), overwrite=overwrite, on_progress=on_progress)
+        place = made_folder(target).resolve()
+        return download(snapshot, plan, place, overwrite=overwrite, on_progress=on_progress)
 
     def check(self, id: str, *, on_progress: Callable[[FileProgress], None] | None = None) -> SnapshotCheck:
         """Read everything that a snapshot names and rehash it; says what could not be restored."""
