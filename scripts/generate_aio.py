@@ -124,6 +124,7 @@ def render(twins: tuple[Twin, ...]) -> str:
     modules = {twin.module: _Module.read(twin.module) for twin in twins}
     imports = _Imports()
     imports.need("treering.bridge", "Bridge")
+    imports.need("treering.bridge", "shown")
     classes = [_Class(twin, modules[twin.module], twins, imports).render() for twin in twins]
     return _formatted("\n\n".join([HEADER + imports.render(), *classes]) + "\n")
 
@@ -232,7 +233,7 @@ class _Class:
         )
 
     def _representation(self) -> str:
-        return f'    def __repr__(self) -> str:\n        return f"<Async{{repr(self.{self.sync})[1:]}}"'
+        return f"    def __repr__(self) -> str:\n        return shown(self.{self.sync})"
 
     def _method(self, node: ast.FunctionDef) -> str:
         returns = ast.unparse(node.returns) if node.returns else "None"

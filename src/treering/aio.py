@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from treering.bridge import Bridge
+from treering.bridge import Bridge, shown
 from treering.care.backup import BackupReport
 from treering.care.collection import Collection
 from treering.care.copying import CopyProgress, CopyReport
@@ -351,7 +351,7 @@ class AsyncStore:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._store)[1:]}"
+        return shown(self._store)
 
 
 class AsyncThread:
@@ -655,7 +655,7 @@ class AsyncThread:
         )
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._thread)[1:]}"
+        return shown(self._thread)
 
 
 class AsyncChat:
@@ -715,7 +715,7 @@ class AsyncChat:
         return await self._bridge.call(self._chat.synchronise, at_least=at_least)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._chat)[1:]}"
+        return shown(self._chat)
 
 
 class AsyncMoment:
@@ -845,7 +845,7 @@ class AsyncMoment:
         return await self._bridge.call(self._moment.to_dict, content=content)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._moment)[1:]}"
+        return shown(self._moment)
 
 
 class AsyncRuns:
@@ -914,7 +914,7 @@ class AsyncRuns:
         return await self._bridge.call(self._runs.mark_crashed, newest=newest)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._runs)[1:]}"
+        return shown(self._runs)
 
 
 class AsyncTimeline:
@@ -1046,7 +1046,7 @@ class AsyncTimeline:
         return await self._bridge.call(self._timeline.content, *addresses)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._timeline)[1:]}"
+        return shown(self._timeline)
 
 
 class AsyncCosts:
@@ -1100,7 +1100,7 @@ class AsyncCosts:
         return await self._bridge.call(self._costs.of_tags, since_day=since_day, until_day=until_day)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._costs)[1:]}"
+        return shown(self._costs)
 
 
 class AsyncPerformance:
@@ -1137,7 +1137,7 @@ class AsyncPerformance:
         )
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._performance)[1:]}"
+        return shown(self._performance)
 
 
 class AsyncSharedBudgets:
@@ -1220,7 +1220,7 @@ class AsyncSharedBudgets:
         return await self._bridge.call(self._sharedbudgets.of, budget, subject)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._sharedbudgets)[1:]}"
+        return shown(self._sharedbudgets)
 
 
 class AsyncAlerts:
@@ -1295,7 +1295,7 @@ class AsyncAlerts:
         return self._alerts.watch(seconds=seconds)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._alerts)[1:]}"
+        return shown(self._alerts)
 
 
 class AsyncTranscript:
@@ -1366,7 +1366,7 @@ class AsyncTranscript:
         return await self._bridge.call(self._transcript.delete)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._transcript)[1:]}"
+        return shown(self._transcript)
 
 
 class AsyncChatLog:
@@ -1395,7 +1395,7 @@ class AsyncChatLog:
         return await self._bridge.call(self._chatlog.read, last=last)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._chatlog)[1:]}"
+        return shown(self._chatlog)
 
 
 class AsyncState:
@@ -1474,7 +1474,7 @@ class AsyncState:
         return AsyncSessions(self._state.sessions(kind, name=name, default_mode=default_mode), self._bridge)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._state)[1:]}"
+        return shown(self._state)
 
 
 class AsyncMemory:
@@ -1652,7 +1652,7 @@ class AsyncMemory:
         return await self._bridge.call(self._memory.sync_folder, path, dry_run=dry_run)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._memory)[1:]}"
+        return shown(self._memory)
 
 
 class AsyncSchedules:
@@ -1831,7 +1831,7 @@ class AsyncSchedules:
         )
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._schedules)[1:]}"
+        return shown(self._schedules)
 
 
 class AsyncJsonStore:
@@ -1876,7 +1876,7 @@ class AsyncJsonStore:
         return await self._bridge.call(self._jsonstore.all)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._jsonstore)[1:]}"
+        return shown(self._jsonstore)
 
 
 class AsyncSessions:
@@ -1917,7 +1917,7 @@ class AsyncSessions:
         return await self._bridge.call(self._sessions.restore)
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._sessions)[1:]}"
+        return shown(self._sessions)
 
 
 class AsyncWorkspace:
@@ -2089,7 +2089,7 @@ class AsyncWorkspace:
         return self._workspace.camera()
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._workspace)[1:]}"
+        return shown(self._workspace)
 
 
 class AsyncFiles:
@@ -2165,4 +2165,4 @@ class AsyncFiles:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._files)[1:]}"
+        return shown(self._files)

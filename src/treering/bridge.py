@@ -31,6 +31,12 @@ _AHEAD: Final = 256
 _END: Final[Any] = object()
 
 
+def shown(of: object) -> str:
+    """How an async twin is shown: as what it is the twin of."""
+    name = repr(of)
+    return f"<Async{name[1:]}" if name.startswith("<") else f"Async{name}"
+
+
 class Bridge:
     """The threads of one async store and of everything that was reached through it."""
 

@@ -60,7 +60,8 @@ class TestOpening:
         async def main() -> None:
             store = await treering.open_async(url)
             assert (await store.stats()).rows["events"] == 0
-            assert "AsyncStore" in repr(store)
+            assert repr(store).startswith("<AsyncStore ")
+            assert repr(store.thread("t")) == "AsyncThread('t')"
             await store.close()
             await store.close()
 
