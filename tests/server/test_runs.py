@@ -1,3 +1,5 @@
+import base64
+
 import pytest
 
 
@@ -113,6 +115,17 @@ def test_an_unchanged_reply_is_not_sent_again(client, run):
     first = client.get(f"/runs/{run.id}/timeline")
     again = client.get(f"/runs/{run.id}/timeline", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "position", ['["9e99", []]', f'["{2**63}.1", []]', f'["1.1", [["a", {2**63}]]]', "{}"]
+)
+def test_a_cursor_that_was_made_up_is_refused(client, run, position):
+    cursor = base64.urlsafe_b64encode(position.encode()).decode()
+    assert client.get(f"/runs/{run.id}/timeline", params={"cursor": cursor}).status_code == 422
+    for made_up in ("x", str(2**63), f"-{2**63}", "1.1.1"):
+        assert client.get("/runs", params={"cursor": made_up}).status_code == 422
+        assert client.get(f"/runs/{run.id}/spans", params={"cursor": made_up + ".1"}).status_code == 422
 
 
 def test_a_timeline_is_narrowed_and_also_of_a_thread(client, store, run):

@@ -6,6 +6,7 @@ one index range and paging under inserts neither repeats nor skips what was ther
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -23,6 +24,8 @@ Dimension = Literal["key", "day", "agent", "model", "kind", "currency"]
 """What sums can be grouped by; ``key`` is the run or the thread itself."""
 
 MAX_PAGE: Final = 10_000
+_LARGEST: Final = 2**63 - 1
+"""What a database's number holds."""
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,15 +118,14 @@ def encode_cursor(query: EventQuery, ts_us: int, seq: int) -> str:
 
 def decode_cursor(query: EventQuery, cursor: str) -> tuple[int, int]:
     """``(ts_us, seq)`` of a cursor that `encode_cursor` made for the same order."""
-    try:
-        if query.order == "seq":
-            return 0, int(cursor)
-        ts_us, _, seq = cursor.partition(".")
-        return int(ts_us), int(seq)
-    except ValueError:
-        raise InvalidInput(
-            f"not a cursor for order={query.order!r}: {cursor[:80]!r}; pass the cursor of the page before"
-        ) from None
+    times, _, number = ("0", "", cursor) if query.order == "seq" else cursor.partition(".")
+    with suppress(ValueError):
+        ts_us, seq = int(times), int(number)
+        if max(abs(ts_us), abs(seq)) <= _LARGEST:
+            return ts_us, seq
+    raise InvalidInput(
+        f"not a cursor for order={query.order!r}: {cursor[:80]!r}; pass the cursor of the page before"
+    )
 
 
 def check_limit(limit: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import structs
@@ -79,7 +79,7 @@ class TimelinePage(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Position(msgspec.Struct, frozen=True, array_like=True):
     after: str | None
-    open: list[tuple[str, int]]
+    open: list[tuple[str, Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]]]
     """Spans whose beginning was shown and whose end was not: id and time."""
 
 
