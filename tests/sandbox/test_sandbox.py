@@ -343,3 +343,18 @@ def test_a_prompt_is_not_taken_for_an_option() -> None:
     for agent in ("claude", "codex"):
         line = find_profile(agent).line("--dangerous", model=None, goes_on=True, arguments=("-c", "x"))
         assert line[-2:] == ["--", "--dangerous"]
+
+
+def test_words_that_cannot_be_meant_are_refused() -> None:
+    """A text where a list belongs would be taken letter by letter, and ``*`` leaves everything out."""
+    for wrong, told in (
+        ({"exclude": "*.log"}, "one text"),
+        ({"include": "x"}, "one text"),
+        ({"session_tag_prefix": "a/b"}, "session_tag_prefix"),
+    ):
+        with pytest.raises(InvalidInput, match=told):
+            Sandbox("program", **wrong)
+    with Sandbox("program") as sandbox:
+        for command in ([], "echo hi"):
+            with pytest.raises(InvalidInput, match="list of words"):
+                sandbox.execute(command)

@@ -297,3 +297,12 @@ def test_no_race_leads_out_in_400_000_tries(make_files: MakeFiles, root: Path, t
     assert not told["escaped"]
     assert [path.name for path in (tmp_path / "outside").iterdir()] == ["file"]
     assert (tmp_path / "outside" / "file").read_text() == "of the host"
+
+
+def test_what_is_no_text_and_no_mount_is_refused(tmp_path: Path) -> None:
+    with Files(tmp_path) as files:
+        for call in (lambda: files.read(5), lambda: files.write("/a", 5), lambda: files.ls(None)):
+            with pytest.raises(InvalidInput, match="text"):
+                call()
+    with pytest.raises(InvalidInput, match="lacks its access"):
+        Files(tmp_path, mounts={"documents": str(tmp_path)})

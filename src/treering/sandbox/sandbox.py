@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self, get_args
 
-from treering.core.ids import check_space
 from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.sandbox.config import StorageConfig
 from treering.sandbox.depots import DEFAULT_LIMIT
@@ -32,8 +31,9 @@ from treering.sandbox.local import (
 from treering.sandbox.profiles import AgentProfile, find_profile, treering_home
 from treering.sandbox.records import CheckpointInfo, Label, RunResult
 from treering.sandbox.running import Output, Recorder, Running
-from treering.sandbox.session import Session
+from treering.sandbox.session import Session, check_prefix
 from treering.store import Store
+from treering.views.workspaces.rules import make_rules
 
 Provider = Literal["local"]
 
@@ -82,11 +82,13 @@ class Sandbox:
         self._model = model
         self._mode: WorkspaceMode = workspace_mode
         self._provider = provider
-        self._prefix = check_space(session_tag_prefix or DEFAULT_PREFIX)
+        self._prefix = check_prefix(session_tag_prefix or DEFAULT_PREFIX)
         self._keeping = Keeping(storage, store)
         self._workspace = None if workspace is None else Path(workspace).expanduser().absolute()
         self._env = dict(env or {})
         self._arguments = tuple(arguments)
+        if exclude or include:
+            make_rules(exclude=exclude, include=include)  # refuses what is no list of patterns, now
         self._exclude, self._include = tuple(exclude), tuple(include)
         self._sessions_folder = Path(sessions_folder) if sessions_folder is not None else None
         self._on_output = on_output
@@ -126,7 +128,12 @@ class Sandbox:
         background: bool = False,
     ) -> RunResult:
         """Run any command in the sandbox; all else is as with `run`."""
-        return self._go(self._ready(from_), list(command), None, checkpoint_comment, background=background)
+        words = list(command)
+        if not words or isinstance(command, str):
+            raise InvalidInput(
+                f"command={command!r} is no list of words; give ['sh', '-c', 'echo hi'] or the like"
+            )
+        return self._go(self._ready(from_), words, None, checkpoint_comment, background=background)
 
     def wait(self) -> RunResult:
         """The result of the run in the background, once it is through."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from treering.core.batch import Usage
 from treering.core.clock import SystemClock
+from treering.core.ids import check_space
+from treering.errors import InvalidInput
 from treering.sandbox.local import LocalSandbox
 from treering.sandbox.profiles import AgentProfile
 from treering.sandbox.running import Recorder
@@ -98,3 +100,14 @@ class Session:
         if self._log is not None:
             self._log.close()
         self._vault.close()
+
+
+def check_prefix(prefix: str) -> str:
+    """What tags of sessions begin with: a word that a file name can have in it."""
+    try:
+        return check_space(prefix)
+    except InvalidInput:
+        raise InvalidInput(
+            f"session_tag_prefix={prefix!r} is not acceptable; use letters, digits, _ . and -, at most 120, "
+            "and do not begin with a dot"
+        ) from None

@@ -180,7 +180,7 @@ def _listed(patterns: Iterable[str], what: str) -> list[str]:
     if isinstance(patterns, str):
         raise InvalidInput(f"{what}={patterns!r} is one text; give a list of patterns")
     listed = list(patterns)
-    if odd := [each for each in listed if type(each) is not str]:
+    if odd := [each for each in listed if not isinstance(each, str)]:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidInput(f"{what}= has {odd[0]!r}, which is no text; give a list of patterns")
     return listed
 

@@ -82,8 +82,12 @@ class Files:
         self._follow_links = follow_links
         try:
             self._add((), root, "rw")
-            for place, (path, access) in (mounts or {}).items():
-                self._add(names_of(place), path, access)
+            for place, mount in (mounts or {}).items():
+                if isinstance(mount, str | Path):
+                    raise InvalidInput(
+                        f"mount {place!r} lacks its access; give ({str(mount)!r}, 'ro') or 'rw'"
+                    )
+                self._add(names_of(place), *mount)
         except BaseException:
             self.close()
             raise
@@ -202,6 +206,8 @@ class Files:
     # Changing
     def write(self, path: str, content: str | bytes, *, overwrite: bool = True) -> FileInfo:
         """Make a file, whole or not at all, with the folders above it; one that is there is replaced."""
+        if not isinstance(content, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance] - agents call this
+            raise InvalidInput(f"{path!r} cannot hold {type(content).__name__}; give text or bytes")
         data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
         names = self._changing(path)
         with self._above(names, make=True) as folder:

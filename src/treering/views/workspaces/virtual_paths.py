@@ -36,6 +36,8 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 def names_of(path: str) -> tuple[str, ...]:
     """The names of a virtual path. ``..`` goes up to the virtual root and no further."""
+    if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance] - agents call this
+        raise InvalidInput(f"{path!r} is not a path: it is no text")
     if "\0" in path:
         raise InvalidInput(f"{given(path)!r} is not a path: it has a NUL in it")
     names: list[str] = []
