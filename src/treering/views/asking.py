@@ -7,7 +7,7 @@ messages, and ``tags="draft"`` five tags.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from treering.errors import InvalidInput
 from treering.views.hooks import Saving
@@ -15,6 +15,9 @@ from treering.views.hooks import Saving
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+_USUAL: Final = frozenset({list, tuple})
+_NOT_LISTS: Final = (str, bytes, Mapping)
 
 
 def asked(
@@ -32,7 +35,7 @@ def asked(
     workspace: str | Path | None = None,
 ) -> Saving:
     """What will be saved, in lists and dicts of its own; `InvalidInput` for what is neither."""
-    if note is not None and not isinstance(cast("object", note), str):
+    if note is not None and type(note) is not str:
         raise InvalidInput(f"note is {_kind(note)}; give text")
     return Saving(
         thread_id=thread_id,
@@ -56,7 +59,9 @@ def check_choice(given: str, choices: tuple[str, ...]) -> None:
 
 
 def _listed(what: str, items: Any, wanted: str) -> list[Any]:
-    if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping):
+    if type(items) is list or type(items) is tuple:  # the ordinary case, without a question to two ABCs
+        return list(cast("Iterable[Any]", items))
+    if type(items) not in _USUAL and (not isinstance(items, Iterable) or isinstance(items, _NOT_LISTS)):
         raise InvalidInput(f"{what} is {_kind(items)}; give {wanted}")
     return list(cast("Iterable[Any]", items))
 
