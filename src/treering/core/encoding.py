@@ -302,7 +302,10 @@ def _is_quick(members: Iterable[Any], quick: frozenset[type], depth: int) -> boo
         elif depth == MAX_DEPTH:
             return False
         elif kind is dict:
-            if _looks_tagged(item) or not _is_quick(item.values(), quick, depth + 1):
+            if _looks_tagged(item):
+                return False
+            values = item.values()
+            if not (quick.issuperset(map(_kind_of, values)) or _is_quick(values, quick, depth + 1)):
                 return False
         elif kind is not list or not (_is_all_finite(item) or _is_quick(item, quick, depth + 1)):
             return False

@@ -105,9 +105,7 @@ def _check_addresses(current: Current, prepared: Prepared) -> None:
 
 def _moved(current: Current, change: RefChange) -> RefState:
     now = current.refs.get(change.name)
-    version = now.version if now is not None else 0
-    value = now.value if now is not None else None
-    scope = now.scope if now is not None else None
+    version, value, scope = (0, None, None) if now is None else (now.version, now.value, now.scope)
     expect = change.expect
     if expect == ABSENT:
         if value is not None:
@@ -115,13 +113,12 @@ def _moved(current: Current, change: RefChange) -> RefState:
     elif expect != ANY and (value is None or expect != version):
         there = f"is at version {version}" if value is not None else "does not exist"
         raise RefMoved(f"ref {change.name!r} {there}, expected version {expect}; read it again and retry")
-    match change.change:
-        case Set(value=new):
-            return RefState(version + 1, new, scope)
-        case Delete():
-            return RefState(version + 1 if value is not None else version, None, scope)
-        case Add(delta=delta, ceiling=ceiling):
-            return RefState(version + 1, b"%d" % _total(change.name, value, delta, ceiling), scope)
+    move = change.change
+    if isinstance(move, Set):
+        return RefState(version + 1, move.value, scope)
+    if isinstance(move, Delete):
+        return RefState(version + 1 if value is not None else version, None, scope)
+    return RefState(version + 1, b"%d" % _total(change.name, value, move.delta, move.ceiling), scope)
 
 
 def _total(name: str, value: bytes | None, delta: int, ceiling: int | None) -> int:
