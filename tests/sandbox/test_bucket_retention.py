@@ -19,6 +19,7 @@ import pytest
 import treering
 from tests.sandbox.conftest import config_of
 from tests.sandbox.test_bucket import make_place, save
+from tests.server.running import running
 from tests.workspaces.pictures import picture
 from treering.blobs.retry import RetryingBlobs
 from treering.core.address import object_address
@@ -41,6 +42,7 @@ from treering.sandbox.bucket_log import BucketLog
 from treering.sandbox.bucket_objects import BucketObjects
 from treering.sandbox.condemned import FILE, read_verdict, write_verdict
 from treering.sandbox.config import open_bucket
+from treering.server.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -612,3 +614,19 @@ def test_a_store_forgets_checkpoints_in_the_same_words(place: Place, tmp_path: P
         told = store.engine.scan(store.space, EventQuery(kinds=("retention",)))
         assert len(told.records) == 2
         assert store.verify().ok
+
+
+def test_a_server_forgets_checkpoints_in_the_same_words(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(treering.open(tmp_path / "served"), Settings(api_key="tr-key", project="default")) as url:
+        monkeypatch.setenv("TREERING_URL", url)
+        monkeypatch.setenv("TREERING_API_KEY", "tr-key")
+        depot = open_depot(StorageConfig())
+        made = grown(depot, place, 3)
+        depot.close()
+        done = forget_checkpoints(None, keep=Keep(last=1))
+        assert done.dropped == (made[1], made[0])
+        prune_storage(grace_seconds=0)
+        assert list_checkpoints() == [made[2]]
+        assert whole(StorageConfig(), [made[2]])
