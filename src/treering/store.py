@@ -188,6 +188,8 @@ class Store(Space):
         """
         thread_id = thread.id if isinstance(thread, Thread) else thread
         where = thread.namespace if isinstance(thread, Thread) else namespace or ""
+        if isinstance(tags, str):
+            raise InvalidInput(f"tags is the text {tags!r}; give a list of tags")
         return Run(
             self._record(),
             self._clock,

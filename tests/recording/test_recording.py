@@ -164,6 +164,15 @@ def test_runs_are_listed_newest_first_and_forgotten_with_their_thread(store):
     assert store.timeline.of_run(runs[0]).events == ()
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"project_id": "p"}, {"agent": 7}, {"tags": [1]}, {"tags": "demo"}, {"meta": {1: 2}}]
+)
+def test_a_run_that_could_not_be_read_again_is_refused(store, wrong):
+    with pytest.raises(InvalidInput):
+        store.run(**wrong)
+    assert store.runs.page().runs == ()
+
+
 def test_an_error_is_recorded_with_the_place_that_raised_it(store):
     def deeper(depth):
         if not depth:

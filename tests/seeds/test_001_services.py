@@ -166,6 +166,12 @@ def test_equal_content_and_kind_have_one_id(store):
         save_blob("text", {"a": 1})
 
 
+def test_a_run_that_could_not_be_read_again_is_refused(store):
+    with pytest.raises(InvalidInput, match="project_id"):
+        create_run(project_id="shop")
+    assert store.runs.page().runs == ()
+
+
 def test_a_payload_is_kept_until_nothing_refers_to_it(store):
     blob_id = save_blob("text", "only mine")
     store.gc(grace_seconds=0)

@@ -22,7 +22,7 @@ from treering.errors import Conflict, InvalidInput, NotFound
 from treering.services.sessions import within
 from treering.views.exchange import EUR
 from treering.views.prices import fill_in
-from treering.views.recording.runs import RunInfo, run_scope
+from treering.views.recording.runs import RunInfo, checked, run_scope
 from treering.views.recording.spans import MESSAGE, OK, OPEN, SPAN
 from treering.views.recording.usage import usage_of
 from treering.views.thread_keys import thread_key
@@ -75,8 +75,7 @@ def create_run(
             project_id=project_id,
             meta=dict(meta or {}),
         )
-        encode_json(info.meta)  # what cannot be stored is refused here, not at the commit
-        transaction.set_run(info, ABSENT)
+        transaction.set_run(checked(info), ABSENT)  # refused here, not at the commit
         return info.id
 
 

@@ -62,6 +62,16 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.ended_at_us is None else self.ended_at_us - self.started_at_us
 
 
+def checked(info: RunInfo) -> RunInfo:
+    """A run that can be read again once it is written; `InvalidInput` for one that could not."""
+    try:
+        msgspec.convert(structs.asdict(info), RunInfo)
+        encode_json(info.meta)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"a run cannot be recorded like this: {error}") from None
+    return info
+
+
 def run_ref(run_id: str) -> str:
     """The name of the ref that holds a run's present state."""
     return RUNS + run_id
@@ -134,7 +144,7 @@ class Run(Place):
         tags: tuple[str, ...],
         gate: Gate | None = None,
     ) -> None:
-        self._info = RunInfo(
+        info = RunInfo(
             id=new_id() if id is None else check_id(id, "run id"),
             agent=agent,
             thread=thread if thread is None else check_id(thread, "thread id"),
@@ -145,7 +155,7 @@ class Run(Place):
             meta=dict(meta or {}),
             tags=tags,
         )
-        encode_json(self._info.meta)  # what cannot be stored shall be refused here, not in the recorder
+        self._info = checked(info)  # what cannot be stored shall be refused here, not in the recorder
         origin = Origin(
             recorder, clock, run=self._info.id, scope=run_scope(self._info), thread=thread_key, gate=gate
         )
