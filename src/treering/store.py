@@ -19,6 +19,7 @@ from treering.core.storage import Blobs
 from treering.errors import InvalidInput
 from treering.space import Space
 from treering.views.directory import ThreadInfo, list_threads
+from treering.views.ground import Ground
 from treering.views.hooks import Hooks
 from treering.views.recording.runs import Run
 from treering.views.thread_keys import thread_key
@@ -80,6 +81,7 @@ class Store(Space):
         self._ingest: Ingest | None = None
         self._vectors = Vectors()
         self._workspace = Workspace(engine, self._space, folder=folder, clock=self._clock)
+        self._ground = Ground(engine, self._space, self._clock, self._hooks, self._workspace)
 
     def in_namespace(self, namespace: str) -> Store:
         """The same store, seen from another space. They share one engine: closing one closes both."""
@@ -126,15 +128,7 @@ class Store(Space):
 
     def thread(self, id: str, namespace: str | None = None) -> Thread:
         """A conversation and its state, moment by moment; made by its first checkpoint."""
-        return Thread(
-            self._engine,
-            self._space,
-            id,
-            namespace or "",
-            clock=self._clock,
-            hooks=self._hooks,
-            workspace=self._workspace,
-        )
+        return Thread(self._ground, id, namespace or "")
 
     def threads(self, *, namespace: str | None = "", prefix: str = "") -> Iterator[ThreadInfo]:
         """The threads of a namespace (``None``: of every one) whose ids start so, newest first."""
@@ -144,16 +138,7 @@ class Store(Space):
         """A chat of a channel: its current thread (``telegram_123``), and `reset` to begin a new one."""
         from treering.views.chats import Chat
 
-        return Chat(
-            self._engine,
-            self._space,
-            channel,
-            chat_id,
-            namespace or "",
-            clock=self._clock,
-            hooks=self._hooks,
-            workspace=self._workspace,
-        )
+        return Chat(self._ground, channel, chat_id, namespace or "")
 
     # Recording
     def transcript(

@@ -27,11 +27,8 @@ from treering.views.threads import Thread
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from treering.core.clock import Clock
-    from treering.core.engine import Engine
     from treering.core.records import Ref
-    from treering.views.hooks import Hooks
-    from treering.views.workspaces.workspace import Workspace
+    from treering.views.ground import Ground
 
 _RESET: Final = "chat.reset"
 _SYNCHRONISED: Final = "chat.synchronised"
@@ -41,25 +38,13 @@ _PAGE: Final = 1000
 class Chat:
     """One chat of a channel: its current thread, and how to begin a new one."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        space: str,
-        channel: str,
-        chat_id: str | int,
-        namespace: str,
-        *,
-        clock: Clock,
-        hooks: Hooks,
-        workspace: Workspace | None = None,
-    ) -> None:
+    def __init__(self, ground: Ground, channel: str, chat_id: str | int, namespace: str) -> None:
         self._id = chat_id_of(channel, chat_id)
         self._namespace = check_id(namespace, "namespace") if namespace else ""
-        self._engine = engine
-        self._space = space
-        self._clock = clock
-        self._hooks = hooks
-        self._workspace = workspace
+        self._ground = ground
+        self._engine = ground.engine
+        self._space = ground.space
+        self._clock = ground.clock
         self._ref = f"chat/{namespace_prefix(self._namespace)}{self._id.base}"
         self._scope = str(Scope(self._namespace, "chat", self._id.base))
         self._is_synchronised = False
@@ -223,12 +208,4 @@ class Chat:
         return ChatId(self.channel, self.chat_id, number).thread_id
 
     def _thread(self, number: int) -> Thread:
-        return Thread(
-            self._engine,
-            self._space,
-            self._thread_id(number),
-            self._namespace,
-            clock=self._clock,
-            hooks=self._hooks,
-            workspace=self._workspace,
-        )
+        return Thread(self._ground, self._thread_id(number), self._namespace)

@@ -26,41 +26,30 @@ from treering.views.hooks import Saved
 from treering.views.interrupts import Decision
 from treering.views.moments import Moment, is_of
 from treering.views.state_objects import portray, put_back
-from treering.views.workspaces.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
 
-    from treering.core.clock import Clock
-    from treering.core.engine import Engine
-    from treering.views.hooks import Hooks, Saving
+    from treering.views.ground import Ground
+    from treering.views.hooks import Saving
     from treering.views.workspaces.snapshots import Taken
+    from treering.views.workspaces.workspace import Workspace
 
 
 class Thread:
     """One thread, as this object last saw it. It may be used from several threads at once."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        space: str,
-        thread_id: str,
-        namespace: str,
-        *,
-        clock: Clock,
-        hooks: Hooks,
-        workspace: Workspace | None = None,
-    ) -> None:
+    def __init__(self, ground: Ground, thread_id: str, namespace: str) -> None:
         self._id = check_id(thread_id, "thread id")
         self._namespace = check_id(namespace, "thread namespace") if namespace else ""
-        self._engine = engine
-        self._space = space
-        self._clock = clock
-        self._hooks = hooks
-        self._workspace = workspace
-        self._head = Head(engine, space, self._id, self._namespace, clock=clock)
+        self._ground = ground
+        self._engine = ground.engine
+        self._space = ground.space
+        self._clock = ground.clock
+        self._hooks = ground.hooks
+        self._head = Head(ground.engine, ground.space, self._id, self._namespace, clock=ground.clock)
 
     def __repr__(self) -> str:
         return (
@@ -85,9 +74,7 @@ class Thread:
     @property
     def workspace(self) -> Workspace:
         """What keeps and restores files for this thread; the store's own."""
-        if self._workspace is None:
-            self._workspace = Workspace(self._engine, self._space, folder=None, clock=self._clock)
-        return self._workspace
+        return self._ground.workspace
 
     # Saving
     def checkpoint(
@@ -398,15 +385,7 @@ class Thread:
         return other
 
     def _sibling(self, thread_id: str, namespace: str) -> Thread:
-        return Thread(
-            self._engine,
-            self._space,
-            thread_id,
-            namespace,
-            clock=self._clock,
-            hooks=self._hooks,
-            workspace=self._workspace,
-        )
+        return Thread(self._ground, thread_id, namespace)
 
     def _moment(self, checkpoint: Checkpoint, *, last: int | None = None) -> Moment:
         return Moment(self._engine, self._space, checkpoint, through=self, last=last)
