@@ -6,6 +6,7 @@ import os
 import random
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psycopg
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
@@ -16,10 +17,10 @@ from treering.core.draft import Draft
 from treering.core.query import EventQuery
 from treering.engines.postgres import open_postgres
 from treering.engines.postgres.failures import Lost
-from treering.engines.postgres.pipeline import Pipeline
+from treering.engines.postgres.pipeline import _BUNDLED_FROM, Answer, Pipeline
 from treering.engines.relational import remembered
 from treering.engines.relational.marking import Mark
-from treering.errors import RefMoved
+from treering.errors import RefMoved, TreeringError
 from treering.testing import batches
 from treering.testing.machine import engine_machine
 
@@ -96,7 +97,7 @@ def test_another_writer_is_noticed_and_costs_one_exchange(mine, theirs, exchange
     mine.commit(step(0))
     mine.commit(step(1))
     theirs.commit(batches.set_ref(SPACE, "other"))
-    assert counted(mine, exchanges, step(2)) == 1 + 1 + 2  # in vain, its rollback, and with care
+    assert counted(mine, exchanges, step(2)) == 1 + 2  # in vain, and with care
     assert mine.refs(SPACE, ["head"])["head"].version == 3
 
 
@@ -188,6 +189,74 @@ def test_a_connection_lost_in_the_only_exchange(mine, monkeypatch, arrives):
     assert mine.commit(batch) == receipt
     mine.commit(step(4))
     assert len(mine.read_list(SPACE, "list", 0, 9)) == 5
+
+
+def test_statements_that_come_together_often_become_one(mine, exchanges):
+    for at in range(_BUNDLED_FROM + 2):
+        mine.commit(step(at))
+    mine.commit(step(at + 1))
+    assert len(exchanges[-1]) == 1
+    assert mine.refs(SPACE, ["head"])["head"].version == at + 2
+    assert [each for each in mine.check(SPACE) if hasattr(each, "detail")] == []
+
+
+def test_a_transaction_of_nothing_is_nothing(mine, exchanges):
+    mine.spaces()
+    for _ in range(2 * _BUNDLED_FROM):
+        with mine._database.writing():
+            pass
+    assert exchanges == []
+
+
+def test_only_so_many_become_one(mine, monkeypatch):
+    monkeypatch.setattr("treering.engines.postgres.pipeline._BUNDLES_LIMIT", 2)
+    pipeline = mine._postgres._pool.take()
+    for number in range(5):
+        pipeline._bundled([Answer(f"statement {number}", ())] * 2)
+        for _ in range(_BUNDLED_FROM):
+            pipeline._bundled([Answer("often", ())] * 2)
+    assert len(pipeline._sightings) == 2
+    assert pipeline._sightings["often", "often"] == _BUNDLED_FROM
+    mine._postgres._pool.give_back(pipeline)
+
+
+@pytest.mark.parametrize("before", [2, _BUNDLED_FROM + 3])
+def test_a_commit_that_is_refused_at_its_very_end(mine, postgres_url, before):
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF NEW.batch = 'refused' THEN RAISE 'not this one'; END IF; RETURN NULL; END $$"
+        )
+        connection.execute(
+            "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON commits DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+    for at in range(before):
+        mine.commit(step(at))
+    with pytest.raises(TreeringError, match="not this one"):
+        mine.commit(msgspec.structs.replace(step(before), id="refused"))
+    assert mine.commit(step(before)).versions == {"head": before + 1}
+    assert len(mine.read_list(SPACE, "list", 0, 99)) == before + 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupt_while_statements_are_queued_commits_no_part(mine, monkeypatch, error):
+    for at in range(3):
+        mine.commit(step(at))
+    queue = Pipeline._queue
+
+    def interrupted(self: Pipeline, answer: Answer, values: Any, formats: Any) -> None:
+        if answer.sql.startswith("INSERT INTO item"):
+            monkeypatch.setattr(Pipeline, "_queue", queue)
+            raise error
+        queue(self, answer, values, formats)
+
+    monkeypatch.setattr(Pipeline, "_queue", interrupted)
+    with pytest.raises(error):
+        mine.commit(step(3))
+    assert len(mine.scan(SPACE, EventQuery()).records) == 3
+    assert mine.commit(step(3)).versions == {"head": 4}
+    assert len(mine.read_list(SPACE, "list", 0, 9)) == 4
 
 
 def test_a_forked_child_and_its_parent_do_not_use_a_number_twice(mine):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering.engines.postgres.database import _sizes
-from treering.engines.postgres.statements import MAX_PARAMETERS, for_rows, numbered
+from treering.engines.postgres.statements import MAX_PARAMETERS, bundled, for_rows, numbered
 
 
 def test_parameters_are_numbered_in_order():
@@ -49,3 +49,28 @@ def test_rows_are_divided_without_rest_into_few_sizes(rows, columns):
     assert sum(sizes) == rows
     assert len(set(sizes)) <= 4
     assert all(size * columns <= MAX_PARAMETERS for size in sizes)
+
+
+GUARD = "WITH moved AS (UPDATE s SET a = ? WHERE b = ? RETURNING no) SELECT 1 / count(*) FROM moved"
+INSERT = "INSERT INTO t (a) VALUES (?) "
+UPDATE = "UPDATE u SET a = ? WHERE b = ?"
+
+
+def test_statements_behind_a_condition_become_one():
+    assert bundled((GUARD, INSERT, INSERT, UPDATE)) == (
+        "WITH moved AS (UPDATE s SET a = ? WHERE b = ? RETURNING no), "
+        f"c0 AS ({INSERT}), c1 AS ({INSERT}), c2 AS ({UPDATE}) SELECT 1 / count(*) FROM moved"
+    )
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        (INSERT, UPDATE),
+        (GUARD, UPDATE, UPDATE),
+        (GUARD, "INSERT INTO u (a) VALUES (?)", UPDATE),
+        (GUARD, INSERT, "DELETE FROM u WHERE a = ?"),
+    ],
+)
+def test_what_has_to_be_done_one_after_the_other_stays_apart(statements):
+    assert bundled(statements) is None

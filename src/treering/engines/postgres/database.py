@@ -54,10 +54,10 @@ Less than `LOCK_SECONDS`, so that those who wait for the lock outlive the one wh
 
 _SETTINGS: Final = (
     "SELECT set_config('lock_timeout', %s, false), "
-    "set_config('idle_in_transaction_session_timeout', %s, false)"
+    "set_config('idle_in_transaction_session_timeout', %s, false), "
+    "set_config('default_transaction_isolation', 'read committed', false)"
 )
 _READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_WRITE: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _LOCK: Final = "SELECT seq, committed_at_us, scopes_dropped FROM space WHERE no = ? FOR UPDATE"
 _AT_ONCE: Final = 2000
 """How many statements may be under way before their answers are taken in."""
@@ -305,7 +305,7 @@ class _Writing:
     def __enter__(self) -> PostgresSession:
         self._session = session = PostgresSession(self._pool, self._pool.take())
         try:
-            session.tell(_WRITE)
+            session.pipeline.begin()
             self._database.refresh_clock(session)
             if self._space is not None:
                 session.lock(self._space)
@@ -320,8 +320,7 @@ class _Writing:
     ) -> None:
         if error is None:
             try:
-                self._session.tell("COMMIT")
-                self._session.pipeline.collect()
+                self._session.pipeline.commit()
             except BaseException as failure:
                 self._leave(failure)
                 raise

@@ -30,7 +30,10 @@ RETRY_SECONDS: Final = 0.25
 LINGER_SECONDS: Final = 5.0
 """How long the listener stays when nobody waits."""
 
-_SAY: Final = "SELECT pg_notify(?, name) FROM unnest(?::text[]) AS name"
+_SAY: Final = (
+    "SELECT pg_notify(?, name), set_config('synchronous_commit', 'off', true) FROM unnest(?::text[]) AS name"
+)
+"""A message is a transaction; as a hint, it need not be durable."""
 
 
 class Announcer:

@@ -7,8 +7,14 @@ processor time, so this speaks to libpq through `psycopg.pq`, and leaves values 
 
 Every statement is prepared under a name when it is first seen. Numbers travel as text and are declared as
 ``bigint``, the rest is left to the server to infer, so one text is one prepared statement, whatever the
-values. **Invariant:** after an error nothing that was queued behind it has run, and the connection is
-used again only after `roll_back` said that it may be.
+values.
+
+A transaction that writes is held back until an answer is needed (`Pipeline.begin`). If none is needed before
+its end, it goes without ``BEGIN`` and ``COMMIT``: to the server, all that comes before one sync is a
+transaction. And if the same statements came together often, they go as one.
+
+**Invariant:** after an error nothing that was queued behind it has run, and the connection is used again only
+after `roll_back` said that it may be.
 """
 
 from __future__ import annotations
@@ -19,12 +25,12 @@ from typing import Any, Final, Literal
 
 from psycopg import Connection, Error, OperationalError
 from psycopg.adapt import PyFormat, Transformer
-from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.types.numeric import Int8Dumper
 
 from treering.engines.postgres.failures import Lost, of_result, translated
-from treering.engines.postgres.statements import numbered
+from treering.engines.postgres.statements import bundled, numbered
 from treering.errors import InvalidInput, TreeringError
 
 Row = tuple[Any, ...]
@@ -32,9 +38,17 @@ Row = tuple[Any, ...]
 _STATEMENTS_LIMIT: Final = 2000
 """How many prepared statements a connection keeps before it starts anew."""
 
+_BUNDLES_LIMIT: Final = 64
+_BUNDLED_FROM: Final = 8
+"""Statements that came together so many times become one, but no more than so many on a connection.
+
+Such a statement takes the server longer to plan and more room to keep.
+"""
+
+_BUNDLED_PARAMETERS: Final = 256
 _GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK})
+_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _INT8: Final = 20
-_AUTO: Final = [[PyFormat.AUTO] * count for count in range(64)]
 
 
 class Answer:
@@ -69,21 +83,37 @@ class Pipeline:
         self._unproven: list[str] = []
         self._given_names = 0
         self._due: list[Answer | Literal["prepare", "sync"]] = []
+        self._held: list[Answer] | None = None
+        self._sightings: dict[tuple[str, ...], int] = {}
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self._pgconn.enter_pipeline_mode()
 
     def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Answer:
         """Queue a statement."""
-        try:
-            values, formats = self._dumped(parameters) if parameters else ((), ())
-            name = self._names.get(sql) or self._prepare(sql, parameters)
-            self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
-        except Error as error:
-            raise self._failed(error) from None
         answer = Answer(sql, parameters)
-        self._due.append(answer)
+        if self._held is None:
+            self._queue(answer, *self._dumped(parameters))
+        else:
+            self._held.append(answer)
         return answer
+
+    def begin(self) -> None:
+        """Begin a transaction that writes: what is asked is held back until an answer is needed."""
+        self._held = []
+
+    def commit(self) -> None:
+        """End a transaction that writes; it is durable when this returns."""
+        if self._held is None:
+            self.ask("COMMIT")
+        else:
+            held, self._held = self._held, None
+            ready = [(answer, *self._dumped(answer.parameters)) for answer in self._bundled(held)]
+            self.dead = True  # until all is queued: a sync would commit a part
+            for answer, values, formats in ready:
+                self._queue(answer, values, formats)
+            self.dead = False
+        self.collect()
 
     def ask_again(self, other: Pipeline) -> None:
         """Queue what another connection was asked and did not live to answer."""
@@ -95,6 +125,11 @@ class Pipeline:
 
     def collect(self) -> None:
         """Send what is queued and take in every answer. Raises the first error among them."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self.ask(_BEGIN)
+            for answer in held:
+                self._queue(answer, *self._dumped(answer.parameters))
         if not self._due:
             return
         if self._due[-1] != "sync":
@@ -103,6 +138,10 @@ class Pipeline:
         try:
             for due in self._due:
                 result = self._receive()
+                while due == "sync" and result.status != ExecStatus.PIPELINE_SYNC:
+                    failure = failure or result  # to commit was refused
+                    self._receive_end()
+                    result = self._receive()
                 status = result.status
                 if status in _GOOD:
                     if isinstance(due, Answer):
@@ -142,9 +181,11 @@ class Pipeline:
     def roll_back(self) -> None:
         """Undo the open transaction, whatever state it is in. The connection is fresh afterwards, or dead."""
         try:
+            self._held = None
             self._take_in_leftovers()
-            self.ask("ROLLBACK")
-            self.collect()
+            if self._pgconn.transaction_status != TransactionStatus.IDLE:
+                self.ask("ROLLBACK")
+                self.collect()
             self.failed = False
         except TreeringError:
             self.dead = True
@@ -162,6 +203,7 @@ class Pipeline:
         self.collect()
         if len(self._names) > _STATEMENTS_LIMIT:
             self._names.clear()
+            self._sightings.clear()
             self.ask("DEALLOCATE ALL")
             self.collect()
             self._names.clear()
@@ -171,11 +213,39 @@ class Pipeline:
         self.dead = True
         self._connection.close()
 
-    def _dumped(self, parameters: Sequence[Any]) -> tuple[Any, Any]:
-        count = len(parameters)
-        formats = _AUTO[count] if count < len(_AUTO) else [PyFormat.AUTO] * count
+    def _bundled(self, answers: list[Answer]) -> list[Answer]:
+        """The same as one statement, if these come together often."""
+        if len(answers) <= 1:
+            return answers
+        together = tuple([answer.sql for answer in answers])
+        seen = self._sightings.get(together, 0)
+        if seen < _BUNDLED_FROM:
+            if not seen and len(self._sightings) >= _BUNDLES_LIMIT:
+                self._sightings = {key: n for key, n in self._sightings.items() if n >= _BUNDLED_FROM}
+            if seen or len(self._sightings) < _BUNDLES_LIMIT:
+                self._sightings[together] = seen + 1
+            return answers
+        sql = bundled(together)
+        parameters = [value for answer in answers for value in answer.parameters]
+        if sql is None or len(parameters) > _BUNDLED_PARAMETERS:
+            return answers
+        return [Answer(sql, parameters)]
+
+    def _queue(self, answer: Answer, values: Any, formats: Any) -> None:
         try:
-            values = self._converter.dump_sequence(parameters, formats)
+            name = self._names.get(answer.sql) or self._prepare(answer.sql, answer.parameters)
+            self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
+        except Error as error:
+            raise self._failed(error) from None
+        self._due.append(answer)
+
+    def _dumped(self, parameters: Sequence[Any]) -> tuple[Any, Any]:
+        if not parameters:
+            return (), ()
+        try:
+            values = self._converter.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
+        except Error as error:
+            raise self._failed(error) from None
         except UnicodeEncodeError as error:
             raise InvalidInput(f"{self.where} cannot store this text: {error}; nothing was written") from None
         return values, self._converter.formats
