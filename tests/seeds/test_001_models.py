@@ -294,6 +294,15 @@ def test_entities_are_read_only(store, ids):
         run.status = "changed"
         with pytest.raises(ReadOnly):
             session.commit()
+    with get_session() as session:
+        read = session.exec(select(Run)).first()
+        messages = len(session.exec(select(Message)).all())
+        services.save_message(read.id, "user", "with the change or not at all", session=session)
+        read.status = "changed"
+        with pytest.raises(ReadOnly):
+            session.commit()
+        session.commit()
+        assert len(session.exec(select(Message)).all()) == messages
     with open_session(store) as session, pytest.raises(DBAPIError):
         session.connection().exec_driver_sql("DELETE FROM event")
     assert store.verify().ok

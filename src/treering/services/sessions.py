@@ -71,10 +71,12 @@ class Session(Closing):
         """Make everything since the last commit durable and visible, all or nothing.
 
         When the store is away for the moment (the error is ``retryable``), `commit` may be called again;
-        after any other error everything is rolled back.
+        after any other error everything is rolled back. Changing an entity that was read is `ReadOnly`.
         """
-        batch = self._batch()
         try:
+            if self._sql is not None:
+                self._sql.flush()
+            batch = self._batch()
             if batch.events or batch.refs or batch.objects:
                 self.store.commit(batch)
         except TreeringError as error:

@@ -301,7 +301,8 @@ def _check(budget: SharedBudget) -> None:
     for name, limit in limits.items():
         given: Any = limit
         if type(given) is not int or given < 0:
-            raise InvalidInput(f"{name}={given!r} is no limit; use a number from 0 on")
+            told = budget.money if name == "money" else repr(given)
+            raise InvalidInput(f"{name}={told} is no limit; use a number from 0 on")
     if not 0 < budget.warn_at <= 1:
         raise InvalidInput(
             f"warn_at={budget.warn_at} is no share of a budget; use a number up to 1, like 0.8"
