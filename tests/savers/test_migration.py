@@ -145,16 +145,17 @@ def test_two_tenants_of_one_store_can_be_migrated_into_each_other():
         assert store.verify().ok
 
 
-def test_a_fork_keeps_its_parent_where_that_is_there_too(tmp_path):
+def test_a_fork_keeps_its_parent(tmp_path):
     source = MemorySaver()
     talk(source)
     source.fork("conversation-1", "fork")
-    source.save(thread_id="fork", messages=[say("elsewhere")])
+    source.save(thread_id="fork", messages=[say("elsewhere")])  # saved last, and so listed first
     for destination in (FileSaver(tmp_path), MemorySaver()):
         report = migrate_checkpoints(source=source, destination=destination)
         assert report.ok, report.failed
         assert len(list(destination.list("fork"))) == 2
-        assert list(destination.list("fork"))[-1].metadata["forked_from"] == source.load("conversation-1").id
+        first = list(destination.list("fork"))[-1]
+        assert first.parent_id == first.metadata["forked_from"] == source.load("conversation-1").id
 
 
 def test_a_thread_with_another_history_is_left_alone():

@@ -71,7 +71,8 @@ def test_savers_and_threads_write_one_history():
         lambda folder: SqliteSaver(folder, hooks={"no such hook": []}),
         lambda folder: FileSaver(folder, namespace="\0"),
         lambda folder: FileSaver(folder, max_checkpoints=-1),
-        lambda _: KeyValueStoreSaver({}, namespace="x" * 600),
+        lambda _: KeyValueStoreSaver({}),
+        lambda _: KeyValueStoreSaver(PlainStore(), namespace="x" * 600),
     ],
 )
 def test_nonsense_is_refused_before_anything_is_made(make, tmp_path):

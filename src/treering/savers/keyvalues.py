@@ -13,9 +13,10 @@ the other's checkpoint is left out of the history: give each thread one process,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from treering.core.clock import Clock, SystemClock
+from treering.errors import InvalidInput
 from treering.savers.fields import checked_namespace
 from treering.savers.keyvalue_shelf import KeyValueShelf
 from treering.savers.locks import ProcessLocks
@@ -24,6 +25,8 @@ from treering.savers.saver import HooksLike, Saver
 if TYPE_CHECKING:
     from treering.core.retention import Keep
     from treering.core.storage import KeyValueStore
+
+_METHODS: Final = ("get", "set", "delete", "list")
 
 
 class KeyValueStoreSaver(Saver):
@@ -39,6 +42,11 @@ class KeyValueStoreSaver(Saver):
         keep: Keep | None = None,
         clock: Clock | None = None,
     ) -> None:
+        if missing := [name for name in _METHODS if not callable(getattr(store, name, None))]:
+            raise InvalidInput(
+                f"{type(store).__name__} is no key-value store, it has no {', '.join(missing)}; give one "
+                "with get(key), set(key, value), delete(key) and list(prefix)"
+            )
         shelf = KeyValueShelf(
             store,
             namespace=checked_namespace(namespace),

@@ -1,9 +1,10 @@
 """Migration: whole histories from any saver to any other, as often as it takes.
 
-Thread by thread, oldest checkpoint first, each is written at the destination with its own id, parent and
-times. The destination's newest checkpoint therefore says how far a thread has come: a migration that was cut
-short, or is run again later to catch up, goes on behind it. **Invariant:** no checkpoint is written twice,
-and a thread of the destination that does not begin as the source's does is left alone and reported.
+Thread by thread as they began, oldest checkpoint first, each is written at the destination with its own id,
+parent and times. The destination's newest checkpoint therefore says how far a thread has come: a migration
+that was cut short, or is run again later to catch up, goes on behind it. **Invariant:** no checkpoint is
+written twice, and a thread of the destination that does not begin as the source's does is left alone and
+reported.
 
 A thread that gets another id or namespace gets other checkpoint ids too, which follow from the old ones, so
 that both can lie in one store. Every thread is read back and compared before it counts as migrated.
@@ -80,7 +81,7 @@ def migrate_checkpoints(
     for saver in (source, destination):
         saver.shelf.refuse_to_block()
     run = _Run(source.shelf, destination.shelf, transform, on_progress)
-    for thread_id in source.shelf.threads():
+    for thread_id in _eldest_first(source.shelf):
         run.thread(thread_id)
     return run.report()
 
@@ -269,6 +270,22 @@ class _Target:
             f"the destination has a thread {self._thread_id!r} with a history of its own; delete it there, "
             "or give this one another thread_id by transform"
         )
+
+
+def _eldest_first(shelf: Shelf) -> list[str | TreeringError]:
+    """Threads in the order in which they began: a fork comes behind the thread that has its parent."""
+    threads = list(shelf.threads())[::-1]
+    return sorted(threads, key=lambda thread: _began_at_us(shelf, thread))
+
+
+def _began_at_us(shelf: Shelf, thread: str | TreeringError) -> int:
+    if isinstance(thread, TreeringError):
+        return 0
+    try:
+        newest = next(shelf.history(thread), None)
+    except TreeringError:  # told when its turn comes
+        return 0
+    return 0 if newest is None else newest.facts.created_at_us
 
 
 def _oldest_first(history: Iterator[Checkpoint]) -> Iterator[Checkpoint]:
