@@ -39,7 +39,10 @@ class Draft:
             name = content.name
             self._objects[name] = content
             return object_address(name)
-        part, slots = self._parts.setdefault(scope, (len(self._parts), []))
+        place = self._parts.get(scope)
+        if place is None:
+            place = self._parts[scope] = len(self._parts), []
+        part, slots = place
         slots.append(content)
         return slot_address(self.id, part, len(slots) - 1)
 

@@ -8,6 +8,7 @@ nowhere and costs nothing. What an event adds is decided here, for all engines a
 
 from __future__ import annotations
 
+from operator import add
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from treering.core.batch import Usage
@@ -53,6 +54,7 @@ MEASURES: Final = (
 """What a cell sums up, in the order of its columns."""
 
 Measures = list[int]
+_NOTHING: Final[Measures] = [0] * len(MEASURES)
 
 
 def deltas(events: Iterable[Event]) -> dict[Cell, Measures]:
@@ -64,7 +66,10 @@ def deltas(events: Iterable[Event]) -> dict[Cell, Measures]:
             continue
         day = event.ts_us // DAY_US
         key = (event.run, event.thread, day, event.agent, event.model, event.kind, event.currency)
-        _count(alike, key, event)
+        total = alike.get(key)
+        if total is None:
+            total = alike[key] = _NOTHING.copy()
+        _count(total, event)
     cells: dict[Cell, Measures] = {}
     for (run, thread, day, agent, model, kind, currency), added in alike.items():
         rest = (day, agent or "", model or "", kind, currency or "")
@@ -125,10 +130,7 @@ def as_sum(group: tuple[str | int, ...], measures: Measures) -> Sum:
     )
 
 
-def _count(alike: dict[tuple[Any, ...], Measures], key: tuple[Any, ...], event: Event) -> None:
-    total = alike.get(key)
-    if total is None:
-        total = alike[key] = [0] * len(MEASURES)
+def _count(total: Measures, event: Event) -> None:
     total[0] += 1
     if event.status == ERROR:
         total[1] += 1
@@ -154,8 +156,7 @@ def _add(cells: dict[Cell, Measures], cell: Cell, added: Measures) -> None:
     if total is None:
         cells[cell] = added.copy()
     else:
-        for index, value in enumerate(added):
-            total[index] += value
+        total[:] = map(add, total, added)
 
 
 def _dimension(cell: Cell, name: Dimension) -> str | int:

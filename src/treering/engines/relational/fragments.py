@@ -8,6 +8,7 @@ a piece may be added at its end, none may ever be changed or taken away.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _PIECES: Final = (
@@ -37,6 +38,8 @@ _PIECES: Final = (
 _CODES: Final = bytes(code for code in range(1, 32) if code not in b"\t\n\r")
 _CODE_OF: Final = {piece: _CODES[at : at + 1] for at, piece in enumerate(_PIECES)}
 _PIECE_OF: Final = {code[0]: (code, piece) for piece, code in _CODE_OF.items()}
+_SHORT: Final = 400
+_ANY_PIECE: Final = re.compile(b"(" + b"|".join(map(re.escape, _PIECES)) + b")")
 _RAW: Final = b"\x00"
 """In front of data that is left as it is."""
 _TEXT: Final = bytes(byte for byte in range(256) if byte not in _RAW + _CODES)
@@ -48,6 +51,10 @@ def thinned(data: bytes, *, is_of_run: bool = True) -> bytes:
         return _RAW + data  # it is no JSON
     if not is_of_run:
         return data
+    if len(data) <= _SHORT:
+        parts = _ANY_PIECE.split(data)
+        parts[1::2] = map(_CODE_OF.__getitem__, parts[1::2])
+        return b"".join(parts)
     for piece, code in _CODE_OF.items():  # on long data many times as fast as one regular expression
         data = data.replace(piece, code)
     return data

@@ -90,6 +90,9 @@ _REASONING: Final = (
     "llm.token_count.completion_details.reasoning", "gen_ai.usage.details.reasoning_tokens",
 )  # fmt: skip
 _TOTAL: Final = ("llm.token_count.total", "llm.usage.total_tokens", "gen_ai.usage.total_tokens")
+_SELDOM: Final = frozenset((*_TIERS, *_COSTS, *_CACHE_READ, *_CACHE_WRITE, *_REASONING, *_TOTAL))
+_ANY_THREAD: Final = frozenset(_THREADS)
+"""Most spans have none of these, and one look at all of them is cheaper than one at each."""
 
 _INPUTS: Final = (
     "gen_ai.input.messages", "gen_ai.tool.call.arguments", "tool_arguments", "gen_ai.retrieval.query.text",
@@ -134,33 +137,36 @@ def meaning_of(span: ReceivedSpan) -> Meaning:
     tool = _take(rest, _TOOLS) if kind == TOOL else None
     agent = _take(rest, _AGENTS)
     entity = rest.get("traceloop.entity.name")
-    name = tool or (word(entity) if kind in (AGENT, TOOL) and tool is None else None)
-    name = name or word(_short(span.name)) or kind
-    if name != span.name and tool is None and span.name not in (entity, *(each + name for each in _PREFIXES)):
+    short = _short(span.name)
+    name = tool or (word(entity) if entity is not None and kind in (AGENT, TOOL) else None)
+    name = name or word(short) or kind
+    if tool is None and name not in (span.name, short) and span.name != entity:
         rest["otel.span.name"] = span.name
     if kind == AGENT and agent is None:
         agent = name
     counts = kind in (LLM, "embedding", "reranker") or (kind == AGENT and span.kind == CLIENT)
     is_model = counts or kind in ("chain", STEP)
+    is_more = counts and not _SELDOM.isdisjoint(rest)
+    is_spread = ".0." in "\n".join(rest)
     return Meaning(
         kind=kind,
         name=name,
         agent=agent,
         model=_take(rest, _MODELS) if is_model else None,
         provider=_take(rest, _PROVIDERS) if is_model else None,
-        thread=word(_peek(rest, _THREADS)),
-        usage=_usage(rest) if counts else None,
-        cost=_cost(rest) if counts else None,
-        service_tier=_take(rest, _TIERS) if counts else None,
-        input=_input(rest, kind),
-        output=_output(rest, kind),
+        thread=thread_of(rest),
+        usage=_usage(rest, is_more=is_more) if counts else None,
+        cost=_cost(rest) if is_more else None,
+        service_tier=_take(rest, _TIERS) if is_more else None,
+        input=_input(rest, kind, is_spread=is_spread),
+        output=_output(rest, kind, is_spread=is_spread),
         rest=rest,
     )
 
 
 def thread_of(attributes: dict[str, Any]) -> str | None:
     """The conversation or session that attributes name."""
-    return word(_peek(attributes, _THREADS))
+    return None if _ANY_THREAD.isdisjoint(attributes) else word(_peek(attributes, _THREADS))
 
 
 def word(value: Any) -> str | None:
@@ -185,7 +191,8 @@ def content_of(value: Any) -> Content:
         except orjson.JSONDecodeError:
             return Content("text", data)
         # What looks like a tag of `core.encoding` is escaped by it; the rest is good as it stands.
-        return encode(parsed, keep_order=True) if '{"$' in value else Content("json", data)
+        is_tagged = "$" in value and '{"$' in value
+        return encode(parsed, keep_order=True) if is_tagged else Content("json", data)
     return Content("text", data)
 
 
@@ -260,10 +267,12 @@ def as_count(value: Any) -> int | None:
     return value if 0 <= value < _MOST_TOKENS else None
 
 
-def _usage(rest: dict[str, Any]) -> Usage | None:
+def _usage(rest: dict[str, Any], *, is_more: bool) -> Usage | None:
     """Tokens by disjoint class: the conventions count what the cache gave into the input."""
     given = _count(rest, _INPUT_TOKENS)
     output = _count(rest, _OUTPUT_TOKENS)
+    if not is_more:
+        return None if given is None and output is None else Usage(input=given or 0, output=output or 0)
     read = _count(rest, _CACHE_READ)
     write = _count(rest, _CACHE_WRITE)
     reasoning = _count(rest, _REASONING)
@@ -299,8 +308,8 @@ def _cost(rest: dict[str, Any]) -> float | str | None:
     return None
 
 
-def _input(rest: dict[str, Any], kind: str) -> Content | None:
-    if kind == LLM:
+def _input(rest: dict[str, Any], kind: str, *, is_spread: bool) -> Content | None:
+    if is_spread and kind == LLM:
         spread = _spread(rest, _SPREAD_INPUTS)
         if spread is not None:
             return encode(spread, keep_order=True)
@@ -317,8 +326,8 @@ def _input(rest: dict[str, Any], kind: str) -> Content | None:
     return encode([told, *listed], keep_order=True)
 
 
-def _output(rest: dict[str, Any], kind: str) -> Content | None:
-    if kind in (LLM, "retrieval"):
+def _output(rest: dict[str, Any], kind: str, *, is_spread: bool) -> Content | None:
+    if is_spread and kind in (LLM, "retrieval"):
         spread = _spread(rest, _SPREAD_OUTPUTS)
         if spread is not None:
             return encode(spread, keep_order=True)
@@ -338,7 +347,7 @@ def _value(rest: dict[str, Any], names: tuple[str, ...], mime: str) -> Any:
 
 def _spread(rest: dict[str, Any], prefixes: tuple[str, ...]) -> list[Any] | None:
     spread = [key for key in rest if ".0." in key]
-    for prefix in prefixes if spread else ():
+    for prefix in prefixes:
         if any(key.startswith(prefix) for key in spread):
             return take_below(rest, prefix)
     return None

@@ -64,29 +64,33 @@ def _value(value: Any, which: str | None) -> Any:
 def _span(message: Any, source: Source) -> ReceivedSpan:
     start_us = message.start_time_unix_nano // 1000
     end_us = message.end_time_unix_nano // 1000
-    status = message.status
     parent = message.parent_span_id
+    events, links = message.events, message.links
+    code, told = 0, ""
+    if message.HasField("status"):
+        status = message.status
+        code, told = status.code, status.message
     more: dict[str, Any] = {}
     if message.dropped_attributes_count or message.dropped_events_count or message.dropped_links_count:
         more = {name: count for name in _DROPPED if (count := getattr(message, name))}
     if message.trace_state:
         more["trace_state"] = message.trace_state
-    return ReceivedSpan(
-        trace=message.trace_id.hex(),
-        id=message.span_id.hex(),
-        parent=parent.hex() if parent.strip(b"\0") else None,
-        name=message.name,
-        kind=message.kind,
-        start_us=start_us or end_us,
-        end_us=max(end_us, start_us),
-        status=status.code,
-        status_message=status.message,
-        flags=message.flags,
-        attributes=attributes_of(message.attributes),
-        events=[_event(each) for each in message.events],
-        links=[_link(each) for each in message.links],
-        more=more,
-        source=source,
+    return ReceivedSpan(  # in the order of its fields: there are many spans, and words take time
+        message.trace_id.hex(),
+        message.span_id.hex(),
+        parent.hex() if parent.strip(b"\0") else None,
+        message.name,
+        message.kind,
+        start_us or end_us,
+        max(start_us, end_us),
+        code,
+        told,
+        message.flags,
+        attributes_of(message.attributes),
+        [_event(each) for each in events] if events else [],
+        [_link(each) for each in links] if links else [],
+        more,
+        source,
     )
 
 

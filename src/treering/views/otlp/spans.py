@@ -209,12 +209,13 @@ def _rest(
     for name in ("resource", "scope", "scope_attributes"):  # a sender that the run does not describe
         if name in data and not isinstance(data[name], int):
             told[name] = data.pop(name)
-    events = [each for each in span.events if not _is_told(data, each)]
-    if events:
-        told["events"] = events
+    if span.events:
+        events = [each for each in span.events if not _is_told(data, each)]
+        if events:
+            told["events"] = events
     if span.links:
         told["links"] = span.links
-    return told | span.more
+    return told | span.more if span.more else told
 
 
 def _first_token_us(span: ReceivedSpan) -> int | None:
@@ -223,6 +224,8 @@ def _first_token_us(span: ReceivedSpan) -> int | None:
         seconds = span.attributes.get(name)
         if isinstance(seconds, (int, float)) and 0 <= seconds * 1e6 <= span.end_us - span.start_us:
             return round(seconds * 1e6)
+    if not span.events:
+        return None
     began = [event["ts_us"] for event in span.events if event["name"] in _FIRST_TOKEN_EVENTS]
     first_us = min(began, default=-1) - span.start_us
     return first_us if began and 0 <= first_us <= span.end_us - span.start_us else None
