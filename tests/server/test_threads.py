@@ -24,6 +24,22 @@ def test_only_the_tail_is_shown_when_asked(client, alice):
     assert (tail["first_message"], len(tail["messages"])) == (2, 1)
 
 
+def test_threads_are_paged_while_others_change(client, store):
+    names = [f"t{number}" for number in range(6)]
+    for name in names:
+        store.thread(name).append({"role": "user", "content": name})
+    first = client.get("/threads?limit=2").json()
+    assert [each["id"] for each in first["threads"]] == ["t5", "t4"]
+    store.thread("t4").append({"role": "user", "content": "again"})
+    store.thread("new").append({"role": "user", "content": "new"})
+    store.thread("t3").delete()
+    rest = client.get("/threads", params={"limit": 5, "cursor": first["next_cursor"]}).json()
+    assert [each["id"] for each in rest["threads"]] == ["t2", "t1", "t0"]
+    assert rest["next_cursor"] is None
+    for made_up in ("x", "2", "e30="):
+        assert client.get("/threads", params={"cursor": made_up}).status_code == 422
+
+
 def test_history_pages_by_cursor(client, alice):
     first = client.get(f"{alice}/history?limit=2").json()
     rest = client.get(f"{alice}/history?limit=2&cursor={first['next_cursor']}").json()

@@ -28,7 +28,7 @@ class ThreadsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     prefix: str = ""
     namespace: str | None = None
     limit: Limit = 50
-    cursor: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    cursor: str | None = None
 
 
 class ThreadLine(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class ThreadList(Struct, frozen=True, kw_only=True):
 
     threads: tuple[ThreadLine, ...]
     total: int
-    next_cursor: int | None
+    next_cursor: str | None
 
 
 class MomentLine(Struct, frozen=True, kw_only=True):

@@ -30,6 +30,11 @@ class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
     updated_at_us: int
 
     @property
+    def place(self) -> tuple[int, str, str, str]:
+        """What the newest first are ordered by; no two threads have the same."""
+        return self.updated_at_us, self.head, self.namespace, self.id
+
+    @property
     def created_at(self) -> str:
         """When it was first saved, ISO 8601 with offset."""
         return to_iso(self.created_at_us)
@@ -45,7 +50,7 @@ def list_threads(engine: Engine, space: str, *, namespace: str | None, prefix: s
     found = (_info(ref) for ref in _heads(engine, space, namespace, prefix))
     return sorted(
         (each for each in found if each.id.startswith(prefix)),
-        key=lambda each: (each.updated_at_us, each.head),
+        key=lambda each: each.place,
         reverse=True,
     )
 

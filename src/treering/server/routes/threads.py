@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any, Final
 
+import msgspec
 from msgspec import UNSET
 
-from treering.errors import NotFound
+from treering.errors import InvalidInput, NotFound
 from treering.server.endpoints import OK, Call, Empty, endpoint
 from treering.server.thread_shapes import (
     Answer,
@@ -41,15 +43,19 @@ from treering.views.threads import Thread
 
 @endpoint("GET", "/threads", tag="threads")
 def list_threads(call: Call[ThreadsQuery, None]) -> ThreadList:
-    """The threads, the last changed first."""
+    """The threads, the last changed first. One that changes while its list is paged moves to the front."""
     query = call.query
     found = list(call.store.threads(namespace=query.namespace, prefix=query.prefix))
-    page = found[query.cursor : query.cursor + query.limit]
-    end = query.cursor + len(page)
+    if query.cursor is None:
+        rest = found
+    else:
+        behind = _place(query.cursor)
+        rest = [each for each in found if each.place < behind]
+    page = rest[: query.limit]
     return ThreadList(
         threads=tuple(map(thread_line, page)),
         total=len(found),
-        next_cursor=end if end < len(found) else None,
+        next_cursor=_cursor(page[-1]) if len(page) < len(rest) else None,
     )
 
 
@@ -194,6 +200,19 @@ ENDPOINTS: Final = (
     resume_thread,
     delete_thread,
 )
+
+
+def _cursor(thread: ThreadInfo) -> str:
+    return urlsafe_b64encode(msgspec.json.encode(thread.place)).decode()
+
+
+def _place(cursor: str) -> tuple[int, str, str, str]:
+    try:
+        return msgspec.json.decode(urlsafe_b64decode(cursor), type=tuple[int, str, str, str])
+    except ValueError:
+        raise InvalidInput(
+            f"not a cursor: {cursor[:80]!r}; pass the next_cursor of the page before"
+        ) from None
 
 
 def _thread(call: Call[Any, Any]) -> Thread:
