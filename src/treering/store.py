@@ -69,12 +69,13 @@ class Store(Space):
         folder: Path | None = None,
         clock: Clock | None = None,
         opener: Opener | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         from treering.views.memory.vectors import Vectors
 
         super().__init__(engine, space, folder=folder, clock=clock)
         self._opener = opener
-        self._hooks = Hooks()
+        self._hooks = Hooks() if hooks is None else hooks
         self._recorder: Recorder | None = None
         self._guard: Guard | None = None
         self._legacy: LegacyRuns | None = None
@@ -84,9 +85,14 @@ class Store(Space):
         self._ground = Ground(engine, self._space, self._clock, self._hooks, self._workspace)
 
     def in_namespace(self, namespace: str) -> Store:
-        """The same store, seen from another space. They share one engine: closing one closes both."""
+        """The same store, seen from another space. They share hooks and engine: closing one closes both."""
         return Store(
-            self._engine, space=namespace, folder=self._folder, clock=self._clock, opener=self._opener
+            self._engine,
+            space=namespace,
+            folder=self._folder,
+            clock=self._clock,
+            opener=self._opener,
+            hooks=self._hooks,
         )
 
     @property

@@ -117,3 +117,12 @@ def test_diff_tells_of_other_lists_too(store):
     }
     assert not found.is_empty
     assert thread.diff(after, thread.append("more", on_conflict="raise")).lists == {}
+
+
+def test_hooks_that_veto_do_so_in_every_space(store):
+    store.hooks.add("pre_checkpoint_save", lambda saving: False if "secret" in saving.messages else None)
+    tenant = store.in_namespace("tenant")
+    assert tenant.thread("t").append("secret") is None
+    assert tenant.thread("t").append("said") is not None
+    tenant.hooks.add("pre_checkpoint_save", lambda saving: False)  # noqa: ARG005
+    assert store.thread("t").append("said") is None
