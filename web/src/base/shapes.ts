@@ -164,6 +164,7 @@ export interface Difference {
   removed: [number, unknown][];
   changed: { index: number; before: unknown; after: unknown }[];
   state: Record<string, unknown>[];
+  lists: Record<string, Record<string, unknown>[]>;
   files: FileChange[];
 }
 

@@ -189,8 +189,9 @@ function Compare({ grown, node }: { grown: Grown; node: Node }) {
 
 function Differences({ found }: { found: Difference }) {
   const said = found.added.length + found.removed.length + found.changed.length;
-  if (said + found.state.length + found.files.length === 0) {
-    return <Empty title="No difference">Messages, state and files are the same.</Empty>;
+  const lists = Object.entries(found.lists);
+  if (said + found.state.length + lists.length + found.files.length === 0) {
+    return <Empty title="No difference">Messages, state, lists and files are the same.</Empty>;
   }
   return (
     <div class="differences">
@@ -221,6 +222,12 @@ function Differences({ found }: { found: Difference }) {
         State {found.state.length === 0 && <small class="muted">the same</small>}
       </h3>
       {found.state.length > 0 && <Patch operations={found.state} />}
+      {lists.map(([name, operations]) => (
+        <div key={name}>
+          <h3>{name}</h3>
+          <Patch operations={operations} />
+        </div>
+      ))}
       <h3>
         Files {found.files.length === 0 && <small class="muted">the same</small>}
       </h3>
