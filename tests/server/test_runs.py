@@ -2,6 +2,8 @@ import base64
 
 import pytest
 
+from treering import services
+
 
 @pytest.fixture
 def run(store):
@@ -54,6 +56,24 @@ def test_pages_runs_by_cursor(client, store):
         seen += [each["id"] for each in page["runs"]]
         cursor = None if page["next_cursor"] is None else f"&cursor={page['next_cursor']}"
     assert seen == made[::-1]
+
+
+def test_a_span_whose_rows_lie_on_two_pages_is_listed_once(client, store):
+    services.use(store)
+    try:
+        started = services.create_run()
+        spans = [services.start_span(started, f"agent {number}") for number in range(3)]
+        for span in spans[:2]:
+            services.end_span(span)
+    finally:
+        services.use(None)
+    for limit in (1, 2, 3, 100):
+        found, cursor = [], ""
+        while cursor is not None:
+            page = client.get(f"/runs/{started}/spans?limit={limit}{cursor}").json()
+            found += [(each["id"], each["is_open"]) for each in page["records"]]
+            cursor = None if page["next_cursor"] is None else f"&cursor={page['next_cursor']}"
+        assert found == [(spans[0], False), (spans[1], False), (spans[2], True)]
 
 
 def test_shows_spans_once_and_their_content_when_asked(client, run):

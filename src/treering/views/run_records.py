@@ -6,7 +6,7 @@ what came out is read when it is asked for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -21,6 +21,10 @@ from treering.views.recording.spans import OPEN, SPAN
 if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.core.records import Record
+
+
+_OPEN_ID: Final = ":open"
+"""What the id of the row of a span's beginning ends with."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +74,21 @@ def run_records(
     """A page of a run's records. A span that ended is told by its end alone, once that is written."""
     page = engine.scan(space, EventQuery(run=run_id, order="time"), after=cursor, limit=first)
     ended = {each.event.span for each in page.records if each.event.kind.startswith(SPAN)}
+    begun = [
+        each.event
+        for each in page.records
+        if each.event.kind.startswith(OPEN) and each.event.span not in ended
+    ]
+    if begun:  # an end has the time of its beginning, but may be the first on the next page
+        times = [each.ts_us for each in begun]
+        ends = EventQuery(
+            run=run_id,
+            ids=tuple(each.id.removesuffix(_OPEN_ID) for each in begun),
+            since_us=min(times),
+            until_us=max(times) + 1,
+            order="time",
+        )
+        ended |= {each.event.span for each in engine.scan(space, ends, limit=len(begun)).records}
     return RecordPage(
         records=tuple(
             _told(each)
@@ -82,7 +101,7 @@ def run_records(
 
 def record_content(engine: Engine, space: str, run_id: str, record_id: str) -> RecordContent:
     """One record, whole."""
-    opened = f"{record_id}:open"
+    opened = record_id + _OPEN_ID
     query = EventQuery(run=run_id, ids=(record_id, opened), order="time")
     found = {each.event.id: each for each in engine.scan(space, query, limit=2).records}
     record = found.get(record_id) or found.get(opened)
