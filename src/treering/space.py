@@ -114,6 +114,7 @@ class Space:
             collected,
             dropped=collected.dropped | ({RUN: len(runs.dropped)} if runs.dropped else {}),
             kept=collected.kept | {RUN: runs.kept},
+            event=collected.event or runs.event,
         )
 
     def reindex(self) -> None:

@@ -59,7 +59,7 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     """What `gc` removed, or would remove in a dry run.
 
     ``dropped`` and ``kept`` count the events that retention decided on, by kind; ``event`` is the id of the
-    journal event that lists the dropped ones.
+    journal event that lists the dropped ones (runs have one of their own, told if nothing else went).
     """
 
     dropped: dict[str, int]
