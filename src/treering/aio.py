@@ -453,11 +453,14 @@ class AsyncThread:
             else AsyncMoment(found, self._bridge)
         )
 
-    async def shorten(self, length: int, *, note: str | None = None) -> AsyncMoment | None:
+    async def shorten(
+        self, length: int, *, metadata: Mapping[str, Any] | None = None, note: str | None = None
+    ) -> AsyncMoment | None:
         """Async twin of `Thread.shorten`."""
         return (
             None
-            if (found := await self._bridge.call(self._thread.shorten, length, note=note)) is None
+            if (found := await self._bridge.call(self._thread.shorten, length, metadata=metadata, note=note))
+            is None
             else AsyncMoment(found, self._bridge)
         )
 

@@ -52,10 +52,13 @@ def test_a_session_is_a_thread_with_all_its_moments(store):
 
 def test_a_session_whose_id_cannot_be_a_threads_is_found_by_its_metadata(store):
     session = TreeringSession("line\nbreak", store)
-    asyncio.run(session.add_items([say("a")]))
+    asyncio.run(session.add_items([say("a"), say("b")]))
     (info,) = store.threads()
     assert info.id == session.thread_id
     assert store.thread(info.id).load().metadata == {"session_id": "line\nbreak"}
+    for change in (session.pop_item, session.clear_session):
+        asyncio.run(change())
+        assert store.thread(info.id).load().metadata == {"session_id": "line\nbreak"}
     with pytest.raises(InvalidInput, match="session id is of type int"):
         TreeringSession(7, store)
 

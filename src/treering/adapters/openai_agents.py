@@ -207,14 +207,15 @@ class TreeringSession(Closing):
         if moment is None or not length:
             return None
         (item,) = moment.last_messages(1)
-        saved = self._thread.shorten(length - 1, note="pop_item")
+        saved = self._thread.shorten(length - 1, metadata=self._metadata, note="pop_item")
         return None if saved is None else item
 
     def _clear(self, moment: Moment | None) -> None:
         if turn := _unfinished(moment):
-            self._thread.checkpoint(state=_without(moment, turn), note="clear_session")
+            state = _without(moment, turn)
+            self._thread.checkpoint(state=state, metadata=self._metadata, note="clear_session")
         if _length(moment):
-            self._thread.shorten(0, note="clear_session")
+            self._thread.shorten(0, metadata=self._metadata, note="clear_session")
 
 
 class _ToolCheckpoints(RunHooks[Any]):

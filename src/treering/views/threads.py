@@ -147,14 +147,16 @@ class Thread:
             return None
         return self._save(saving, saving.lists, tuple(saving.messages or ()), None, on_conflict)
 
-    def shorten(self, length: int, *, note: str | None = None) -> Moment | None:
+    def shorten(
+        self, length: int, *, metadata: Mapping[str, Any] | None = None, note: str | None = None
+    ) -> Moment | None:
         """Save one moment that keeps only the first ``length`` messages; reads and writes none of them.
 
         Like `rewind`, but to any length: the moments before still have what is cut off here.
         """
         if length < 0:
             raise InvalidInput(f"a thread cannot have {length} messages; give 0 or more")
-        saving = self._asked(note=note)
+        saving = self._asked(metadata=metadata, note=note)
         if saving is None:
             return None
         wanted = First(length) if saving.messages is None else saving.messages
