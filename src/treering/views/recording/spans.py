@@ -170,7 +170,7 @@ class Span(Place):
     """A stretch of a run's time."""
 
     # What most spans leave as it is costs nothing when it is not set.
-    _output: Content | None = None
+    _output: Content | str | None = None
     _metadata: Mapping[str, Any] = {}
     _began_us: int | None = None
     _duration_us: int | None = None
@@ -203,7 +203,7 @@ class Span(Place):
         self.kind = kind if kind in _KINDS else check_id(kind, "span kind")
         self.parent = parent
         self.model = model
-        self._input = None if input is _NOTHING else _content(input)
+        self._input = None if input is _NOTHING else input if type(input) is str else _content(input)
         if metadata:
             self._metadata = dict(metadata)
 
@@ -217,7 +217,7 @@ class Span(Place):
         self._status = check_id(status, "status")
 
     def _set_output(self, value: Any) -> None:
-        self._output = _content(value)
+        self._output = value if type(value) is str else _content(value)
 
     output = property(fset=_set_output, doc="What came out.")
 
@@ -310,8 +310,9 @@ class Span(Place):
         self._is_announced = True
         body, data = None, dict[str, Any]()
         if self._input is not None:
-            body = draft.put(self._input, scope=self._origin.scope)
-            data[INPUT_SIZE] = len(self._input.data)
+            given = _content(self._input)
+            body = draft.put(given, scope=self._origin.scope)
+            data[INPUT_SIZE] = len(given.data)
         draft.event(self._event(f"{self.id}:open", OPEN, body=body, data=data, links=()))
 
     def write_to(self, draft: Draft) -> None:
@@ -322,17 +323,18 @@ class Span(Place):
         if self._is_announced:
             data["announced"] = True
         elif self._input is not None:
-            data |= told_input(len(self._input.data))
-            links = (draft.put(self._input, scope=scope),)
+            given = _content(self._input)
+            data |= told_input(len(given.data))
+            links = (draft.put(given, scope=scope),)
         output = self._output
         if self._chunks is not None:
             data[FIRST_TOKEN] = self._chunks.first_us
             if output is None:  # else the chunks are not what came out, and could not be cut from it
-                output = _content(self._chunks.text)
+                output = self._chunks.text
                 times = draft.put(self._chunks.times(), scope=scope)
                 data[CHUNKS] = times
                 links = (*links, times)
-        body = None if output is None else draft.put(output, scope=scope)
+        body = None if output is None else draft.put(_content(output), scope=scope)
         draft.event(fill_in(self._event(self.id, SPAN, body=body, data=data, links=links)))
 
     def _event(
@@ -397,7 +399,12 @@ def _span_name(name: str) -> str:
 
 
 def _content(value: Any) -> Content:
-    """Content as it is now; what has no encoding is kept as its text, because recording never fails a run."""
+    """Content as it is now; what has no encoding is kept as its text, because recording never fails a run.
+
+    A text cannot change, so spans leave it as it is until the recorder's thread asks for its content.
+    """
+    if isinstance(value, Content):
+        return value
     try:
         if type(value) is str and value.isascii():
             return Content("text", value.encode())
