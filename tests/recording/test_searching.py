@@ -132,6 +132,18 @@ def test_a_filter_fetches_only_what_passes_it(store, monkeypatch):
         assert sum(fetched) <= 2 * len(events)  # a span that is found has a row of its beginning
 
 
+def test_a_search_that_cannot_look_at_everything_says_so(store, monkeypatch):
+    for number in range(6):
+        recorded(store, agent="rare" if number == 0 else "planner", subject=f"parcel {number}")
+    EventIndex(store.engine, store.space).catch_up(everything=True)
+    assert not store.timeline.search("parcel", agent="rare", limit=10).is_partial
+    monkeypatch.setattr("treering.views.searching.MAX_PAGE", 2)
+    monkeypatch.setattr("treering.views.searching._FIRST_BLOCKS", 1)
+    assert store.timeline.search("parcel", agent="nobody").is_partial
+    assert not store.timeline.search("parcel", limit=2).is_partial
+    assert not store.timeline.search("zebra").is_partial
+
+
 @pytest.mark.usefixtures("small_pages")
 def test_what_is_indexed_and_what_is_not_yet_is_found_alike(store):
     runs = [recorded(store, subject=f"parcel number{n}") for n in range(6)]

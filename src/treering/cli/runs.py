@@ -205,6 +205,8 @@ def search(
         lines.append(f"    {one_line(clean(hit.snippet), 160)}")
     if not found.hits:
         say("nothing was found")
+    if found.is_partial:
+        say("too much holds these words to look at all of it; ask for rarer ones, or in one run")
     show(_plain(found), lines, as_json=as_json)
 
 

@@ -66,10 +66,14 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """Hits, those with the most words first and among them the newest. ``words`` are what was looked for."""
+    """Hits, those with the most words first and among them the newest. ``words`` are what was looked for.
+
+    ``is_partial``: so much holds the words that not all of it was looked at; more may pass the filters.
+    """
 
     hits: tuple[Hit, ...]
     words: tuple[str, ...]
+    is_partial: bool = False
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,30 +101,33 @@ def search(engine: Engine, space: str, wanted: Wanted) -> Found:
     looking = _Looking(index, wanted, asked)
     for records in index.tail():
         looking.look_at(records)
-    _look_at_blocks(engine, space, index, wanted, looking)
+    is_partial = not _look_at_blocks(engine, space, index, wanted, looking)
     best = sorted(looking.found, key=_Seen.order)[: wanted.limit]
-    return Found(hits=tuple(each.hit() for each in best), words=asked.terms)
+    return Found(hits=tuple(each.hit() for each in best), words=asked.terms, is_partial=is_partial)
 
 
-def _look_at_blocks(engine: Engine, space: str, index: EventIndex, wanted: Wanted, looking: _Looking) -> None:
-    """Read blocks, the best first, until there are enough hits; a filter may make that many blocks."""
+def _look_at_blocks(engine: Engine, space: str, index: EventIndex, wanted: Wanted, looking: _Looking) -> bool:
+    """Read blocks, the best first, until there are enough hits or no more blocks; says whether that was so.
+
+    A filter may make that many blocks.
+    """
     text = " ".join(searched(wanted.text))
     seen, asked = 0, _FIRST_BLOCKS
     while True:
-        query = SearchQuery(
-            collection=COLLECTION, text=text, namespace=wanted.run, limit=min(asked, MAX_PAGE)
-        )
+        query = SearchQuery(collection=COLLECTION, text=text, namespace=wanted.run, limit=asked)
         found = engine.search(space, query).hits
         for start in range(seen, len(found), _BLOCKS_AT_ONCE):
             if looking.has_enough:
-                return
+                return True
             some = found[start : start + _BLOCKS_AT_ONCE]
             for block in index.blocks([(hit.namespace, hit.name) for hit in some]):
                 if (part := _part(block, wanted)) is not None:
                     looking.look_at(index.records(block, part))
-        if len(found) < asked or asked >= MAX_PAGE:
-            return
-        seen, asked = len(found), asked * 8
+        if len(found) < asked:
+            return True
+        if asked >= MAX_PAGE:
+            return looking.has_enough
+        seen, asked = len(found), min(asked * 8, MAX_PAGE)
 
 
 def _part(block: Block, wanted: Wanted) -> EventQuery | None:
