@@ -20,7 +20,7 @@ from treering.engines.postgres.failures import Lost
 from treering.engines.postgres.pipeline import _BUNDLED_FROM, Answer, Pipeline
 from treering.engines.relational import remembered
 from treering.engines.relational.marking import Mark
-from treering.errors import RefMoved, TreeringError
+from treering.errors import ListMoved, RefMoved, TreeringError
 from treering.testing import batches
 from treering.testing.machine import engine_machine
 
@@ -155,6 +155,17 @@ def test_times_go_on_from_what_is_remembered(mine, theirs, monkeypatch):
         for engine in (mine, mine, mine, theirs, theirs, mine, mine, theirs)
     ]
     assert times == [1000, 1001, 1002, 2000, 2001, 2002, 2003, 2004]
+
+
+def test_a_server_that_was_set_back_is_noticed(mine, postgres_url):
+    """As after a failover: commits are lost, and others have come to the same sequence number."""
+    for at in range(4):
+        mine.commit(step(at))
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("UPDATE list SET length = 3")
+        connection.execute("UPDATE space SET committed_at_us = committed_at_us + 1")
+    with pytest.raises(ListMoved, match="has 3 items where 4"):
+        mine.commit(step(4))
 
 
 def test_the_space_may_be_gone_and_nothing_is_written(mine, postgres_url):

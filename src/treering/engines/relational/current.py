@@ -65,8 +65,8 @@ class Current:
         self.seq = 0
         self.committed_at_us = 0
         self.removals = 0
-        self.recalled_seq: int | None = None
-        """Where the counter was when last seen, if nobody has asked since."""
+        self.recalled: tuple[int, int, int] | None = None
+        """The counters as they were when last seen, if nobody has asked since."""
         self.receipts: dict[str, Receipt] = {}
         self.scopes: dict[str, int] = {}
         self.refs: dict[str, RefState] = {}
@@ -85,15 +85,9 @@ class Current:
         Where they were recalled and not read, it makes the transaction fail unless they are still the
         same; it also locks the space, so it has to come first.
         """
-        if self.recalled_seq is None:
+        if self.recalled is None:
             return _ADVANCE, (self.seq, self.committed_at_us, self.space)
-        return _ADVANCE_IF, (
-            self.seq,
-            self.committed_at_us,
-            self.space,
-            self.recalled_seq,
-            self.removals,
-        )
+        return _ADVANCE_IF, (self.seq, self.committed_at_us, self.space, *self.recalled)
 
 
 class _StoredReceipt(msgspec.Struct, array_like=True):
@@ -131,23 +125,24 @@ def unpack_receipt(
 
 
 def read_current(session: Session, space: int, needs: Needs, now_us: int, memory: Memory) -> Current:
-    """Lock the space and read the state behind ``needs``, as far as it is not remembered.
+    """Lock the space and read the state behind ``needs``.
 
     Everything is asked before the first answer is looked at, so it is one exchange with a server; only
-    numbers for scopes and lists that turn out to be new need another. (Where answers come at once, those
-    of the lock are looked at first.)
+    numbers for scopes and lists that turn out to be new need another. Where answers come at once, those of
+    the lock are looked at first, and what is remembered is not asked for.
     """
     current = Current(space, now_us)
     counters, receipts = session.lock(space, needs.batches)
-    unknown_refs, unknown_lists, reserve = needs.refs, needs.lists, 0
+    unknown_scopes, unknown_refs, unknown_lists = needs.scopes, needs.refs, needs.lists
+    reserve = 0
     if memory.counters_first:
-        ((seq, _, removals),) = counters
-        memory.check(seq, removals)
+        ((seq, committed_at_us, removals),) = counters
+        memory.check(seq, committed_at_us, removals)
+        unknown_scopes = _take(needs.scopes, memory.scopes, current.scopes)
         unknown_refs = _take(needs.refs, memory.refs, current.refs)
         unknown_lists = _take(needs.lists, memory.lists, current.lists)
     elif not memory.doubts:
         reserve = RESERVE
-    unknown_scopes = _take(needs.scopes, memory.scopes, current.scopes)
     scopes = _asked(session, _SCOPES, space, unknown_scopes) if unknown_scopes else ()
     refs = _asked(session, _REFS, space, unknown_refs) if unknown_refs else ()
     lists = _asked(session, _LISTS, space, unknown_lists) if unknown_lists else ()
@@ -158,8 +153,8 @@ def read_current(session: Session, space: int, needs: Needs, now_us: int, memory
     ((current.seq, current.committed_at_us, current.removals),) = counters
     for row in receipts:
         current.receipts[row[0]] = unpack_receipt(*row)
-    if not memory.counters_first and not memory.check(current.seq, current.removals) and current.scopes:
-        current.scopes = dict(_asked(session, _SCOPES, space, needs.scopes))
+    if not memory.counters_first:
+        memory.check(current.seq, current.committed_at_us, current.removals)
     current.scopes.update(scopes)
     for name, version, value, scope in refs:
         current.refs[name] = RefState(version, None if value is None else bytes(value), scope)
@@ -195,9 +190,10 @@ def recall_current(space: int, needs: Needs, now_us: int, memory: Memory) -> Cur
         or _take(needs.lists, memory.lists, current.lists)
     ):
         return None
-    current.seq = current.recalled_seq = memory.seq
+    current.seq = memory.seq
     current.committed_at_us = memory.committed_at_us
     current.removals = memory.removals
+    current.recalled = (memory.seq, memory.committed_at_us, memory.removals)
     current.commit_numbers = memory.commit_numbers
     return current
 
@@ -224,7 +220,7 @@ def _asked(session: Session, sql: str, space: int, values: Iterable[Any]) -> Ite
 
 _ADVANCE: Final = "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = ?"
 _ADVANCE_IF: Final = (
-    f"WITH moved AS ({_ADVANCE} AND seq = ? AND scopes_dropped = ? RETURNING no) "
+    f"WITH moved AS ({_ADVANCE} AND seq = ? AND committed_at_us = ? AND scopes_dropped = ? RETURNING no) "
     "SELECT 1 / count(*) FROM moved"
 )
 _SCOPES: Final = "SELECT name, no FROM scope WHERE space = ? AND name IN (@)"

@@ -2,8 +2,10 @@
 
 A scope keeps its number as long as nothing is removed from the space, and a ref or list is where the last
 commit left it as long as nobody else has committed. The counters of the space tell both: ``seq`` moves with
-every commit, ``scopes_dropped`` with every removal. **Invariant:** something is remembered only after the
-transaction that made it true has ended, and used only under the lock, when the counters say that it holds.
+every commit, ``scopes_dropped`` with every removal. (The time of the last commit is compared as well: a
+server that was set back, and lost commits by that, may have come to the same ``seq`` again.)
+**Invariant:** something is remembered only after the transaction that made it true has ended, and used only
+under the lock, when the counters say that it holds.
 
 Over a network the counters are not read first, as that would cost an exchange. There a commit is decided
 from what is remembered, and its first statement makes the transaction fail if the counters are others
@@ -59,9 +61,9 @@ class Memory:
 
     def __init__(self, *, counters_first: bool) -> None:
         self.counters_first = counters_first
-        self.seq = -1
-        self.removals = -1
-        self.committed_at_us = 0
+        self.seq: int = -1
+        self.removals: int = -1
+        self.committed_at_us: int = 0
         self.doubts = 0
         """How many commits more have to find everything as it was left before one is decided unasked."""
         self.commit_numbers: list[int] = []
@@ -69,21 +71,20 @@ class Memory:
         self.refs: dict[str, RefState] = {}
         self.lists: dict[str, ListState] = {}
 
-    def check(self, seq: int, removals: int) -> bool:
-        """Forget what the counters of the locked space show to be out of date; whether scopes were not."""
-        is_whole = removals == self.removals
-        if not is_whole:
+    def check(self, seq: int, committed_at_us: int, removals: int) -> None:
+        """Forget what the counters of the locked space show to be out of date."""
+        if (seq, committed_at_us, removals) == (self.seq, self.committed_at_us, self.removals):
+            if self.doubts:
+                self.doubts -= 1
+            return
+        if seq <= self.seq or removals != self.removals:
             self.scopes.clear()
-        if seq != self.seq or not is_whole:
-            if self.seq >= 0:
-                self.doubts = PATIENCE
-            self.refs.clear()
-            self.lists.clear()
-            self.commit_numbers = []
-        elif self.doubts:
-            self.doubts -= 1
-        self.seq, self.removals = seq, removals
-        return is_whole
+        if self.seq >= 0:
+            self.doubts = PATIENCE
+        self.refs.clear()
+        self.lists.clear()
+        self.commit_numbers = []
+        self.seq, self.committed_at_us, self.removals = seq, committed_at_us, removals
 
     def keep(self, current: Current, batches: int) -> None:
         """Remember what a commit of so many batches that has come through left behind."""
