@@ -110,7 +110,9 @@ def _json(request: Request, endpoint: Endpoint, reply: Any) -> Response:
     if endpoint.method == "GET":
         tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
         headers["etag"] = tag
-        if tag in (each.strip() for each in request.headers.get("if-none-match", "").split(",")):
+        given = request.headers.get("if-none-match", "").split(",")
+        # A proxy that compresses makes a tag weak, and the protocol compares without that.
+        if {"*", tag} & {each.strip().removeprefix("W/") for each in given}:
             return Response(status_code=304, headers=headers)
     return Response(data, status_code=endpoint.status, media_type=JSON, headers=headers)
 
