@@ -30,6 +30,13 @@ def test_any_data_comes_back(data):
     assert filled(thinned(data, is_of_run=False)) == data
 
 
+@given(st.lists(st.sampled_from([SPAN, b'"x":1,', b"word "]), min_size=5, max_size=12).map(b"".join))
+def test_long_data_is_thinned_as_short_data_is(data):
+    thin = thinned(data)
+    assert filled(thin) == data
+    assert len(thin) == len(data) - data.count(SPAN) * (len(SPAN) - len(thinned(SPAN)))
+
+
 @given(st.dictionaries(st.text(max_size=9), st.text(max_size=9) | st.integers(-9, 9)))
 def test_json_is_never_longer(value):
     data = orjson.dumps(value)

@@ -165,7 +165,9 @@ def _check_events(batch: Batch, own_slots: AbstractSet[str], named: list[Place])
             )
         if event.body is not None and event.body not in own_slots:
             named.append(_check_content_address(event.body, batch, "the body of event", event.id))
-        named += [_check_address(address, batch) for address in event.links if address not in own_slots]
+        for address in event.links:
+            if address not in own_slots:
+                named.append(_check_address(address, batch))  # noqa: PERF401 - mostly there is none
 
 
 def _check_words(event: Event) -> None:

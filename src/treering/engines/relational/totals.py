@@ -58,7 +58,7 @@ def sums(session: Session, space: int, query: SumQuery) -> list[Sum]:
 
 def kept(cell: Cell) -> Cell:
     """A cell as its row has it."""
-    return cell._replace(key=run_key(cell.key)) if cell.grain == RUN else cell
+    return Cell(RUN, run_key(cell.key), *cell[2:]) if cell.grain == RUN else cell
 
 
 def _named(session: Session, space: int, rows: Sequence[Row], at: int) -> list[Row]:
@@ -104,4 +104,8 @@ _ADD: Final = (
 
 def add_to_rollups(session: Session, space: int, cells: dict[Cell, Measures]) -> None:
     """Add to the kept totals."""
-    session.tell_many(_ADD, [(space, *kept(cell), *measures) for cell, measures in cells.items()])
+    rows = [
+        (space, cell[0], run_key(cell[1]) if cell[0] == RUN else cell[1], *cell[2:], *measures)
+        for cell, measures in cells.items()
+    ]
+    session.tell_many(_ADD, rows)
