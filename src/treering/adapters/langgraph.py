@@ -47,7 +47,7 @@ except ModuleNotFoundError as error:
 from treering.adapters.langgraph_history import Reader
 from treering.adapters.langgraph_hooks import Hooked
 from treering.adapters.langgraph_memory import Memory
-from treering.adapters.langgraph_pending import Queue
+from treering.adapters.langgraph_queue import Queue
 from treering.adapters.langgraph_removal import Removal
 from treering.adapters.langgraph_rows import Request, thread_id_of
 from treering.adapters.langgraph_saving import Scribe

@@ -1,22 +1,14 @@
-"""What tasks wrote: how it is stored, and how it waits for the checkpoint that is made of it.
+"""What tasks wrote: how it is stored.
 
-LangGraph hands over a task's writes, and a moment later a checkpoint that holds the same messages. Writes
-wait for that checkpoint and go into its commit: the messages are stored once, in their list, and the
-writes point there. So a checkpoint is never durable before what it is made of, and a step costs one
-commit. What no checkpoint comes for (a task that is done while its neighbours still work) is committed by
-itself after `PATIENCE`; an interrupt or an error, with everything that waits, before the call returns. Where
-every write is to be durable at once, its messages are written ahead to the end of the list that will most
-likely hold them next, so that they too are stored once. **Invariant:** writes are committed in the order in
-which they came, and before anything that was put after them.
+LangGraph hands over a task's writes, and a moment later a checkpoint that holds the same messages. They are
+stored once, in the list of the checkpoint, and the writes point there (see `langgraph_queue` for when); a
+message that is there already as a write is what its place in the list is the address of.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-import weakref
 from collections import OrderedDict
-from threading import Lock, RLock
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -28,24 +20,17 @@ from treering.core.address import Address, list_address
 from treering.core.batch import Event
 from treering.core.body import INLINE_LIMIT
 from treering.core.content import Content
-from treering.core.draft import Draft
 from treering.core.encoding import decode, encode_json
-from treering.errors import ListMoved
 from treering.views.checkpoints import MAX_ROW_BYTES
 from treering.views.graph_ids import Place, writes_key
 from treering.views.graphs import WRITES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from treering.adapters.langgraph_values import Values
-    from treering.core.batch import Batch
-    from treering.core.engine import Engine
+    from treering.core.draft import Draft
 
-PATIENCE: Final = 0.01
-"""Seconds that writes wait for their checkpoint before they are committed by themselves."""
-
-_IDLE: Final = 1.0
 _RECENT: Final = 512
 _SMALL: Final = 256
 
@@ -67,7 +52,7 @@ class PendingMessage:
         self.scope = scope
         self.place: Address | Spot | None = None
         self.spot: Spot | None = None
-        """Where it was written ahead (see `Queue.flush`)."""
+        """Where it was written ahead (see `Queue.commit`)."""
 
     def unsettle(self) -> None:
         """Its commit was refused: it is nowhere."""
@@ -88,6 +73,8 @@ class TaskWrites(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
     entries: list[tuple[str, int, str, Any]]
     messages: list[PendingMessage]
+    landed: Any
+    """A lock that is held until they are committed."""
 
     @property
     def is_urgent(self) -> bool:
@@ -108,6 +95,8 @@ def taken(
     """Writes as they are now, encoded."""
     entries: list[tuple[str, int, str, Any]] = []
     messages: list[PendingMessage] = []
+    landed = Lock()
+    landed.acquire()
 
     def pending(message: Any) -> PendingMessage:
         known = likeness(message)
@@ -135,6 +124,7 @@ def taken(
         at_us=at_us,
         entries=entries,
         messages=messages,
+        landed=landed,
     )
 
 
@@ -243,136 +233,3 @@ def settle(draft: Draft, pending: PendingMessage, list_id: str, position: int) -
     if isinstance(pending.place, tuple):
         return pending.content
     return pending.place
-
-
-def _write_ahead(draft: Draft, writes: TaskWrites, list_id: str, start: int) -> None:
-    items: list[Content | Address] = []
-    for position, message in enumerate(writes.messages, start):
-        items.append(settle(draft, message, list_id, position))
-        message.spot = (list_id, position)
-    draft.append(list_id, *items, scope=writes.place.scope, at=start)
-
-
-def _unsettle(writes: list[TaskWrites]) -> None:
-    for each in writes:
-        for message in each.messages:
-            message.unsettle()
-
-
-class Queue:
-    """Writes that wait for their checkpoint, by scope."""
-
-    def __init__(self, engine: Engine, space: str) -> None:
-        self._gates: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-        self._engine = engine
-        self._space = space
-        self._waiting: OrderedDict[str, list[TaskWrites]] = OrderedDict()
-        self._since = 0.0
-        self._failed: Exception | None = None
-        self._lock = Lock()
-        self._thread: threading.Thread | None = None
-
-    def gate(self, scope: str) -> Any:
-        """A lock to hold while something of a scope is taken and committed; other scopes need not wait."""
-        with self._lock:
-            found = self._gates.get(scope)
-            if found is None:
-                found = self._gates[scope] = RLock()
-            return found
-
-    def add(self, writes: TaskWrites) -> None:
-        """Let writes wait. Raises what an earlier flush in the background has failed with."""
-        with self._lock:
-            failed, self._failed = self._failed, None
-            if not self._waiting:
-                self._since = time.monotonic()
-            self._waiting.setdefault(writes.place.scope, []).append(writes)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=_flush_on, args=(weakref.ref(self),), name="treering-writes", daemon=True
-                )
-                self._thread.start()
-        if failed is not None:
-            raise failed
-
-    def take(self, scope: str) -> list[TaskWrites]:
-        """What waits for a scope, to be committed while `gate` is held."""
-        with self._lock:
-            return self._waiting.pop(scope, [])
-
-    def put_back(self, writes: list[TaskWrites]) -> None:
-        """Its commit was refused: let it wait again, in front."""
-        if writes:
-            _unsettle(writes)
-            with self._lock:
-                scope = writes[0].place.scope
-                self._waiting[scope] = [*writes, *self._waiting.get(scope, [])]
-
-    def flush(self, scope: str | None = None) -> None:
-        """Commit what waits (of one scope)."""
-        if self._waiting:
-            for each in list(self._waiting) if scope is None else [scope]:
-                with self.gate(each):
-                    self._commit(self.take(each), None)
-
-    def commit(self, writes: TaskWrites, spot: Spot | None) -> None:
-        """Commit what waits of a scope, and this behind it.
-
-        ``spot`` is the end of the list that will hold its messages next: they are written there ahead, so
-        that the checkpoint need only say that its list is longer.
-        """
-        scope = writes.place.scope
-        with self.gate(scope):
-            self._commit([*self.take(scope), writes], spot)
-
-    def _commit(self, writes: list[TaskWrites], spot: Spot | None) -> None:
-        if not writes:
-            return
-        try:
-            try:
-                self._engine.commit(self._drafted(writes, spot))
-            except ListMoved:  # it does not end there any more: nothing is written ahead
-                if spot is None:
-                    raise
-                _unsettle(writes)
-                self._engine.commit(self._drafted(writes, None))
-        except BaseException:
-            self.put_back(writes)
-            raise
-
-    def _drafted(self, writes: list[TaskWrites], spot: Spot | None) -> Batch:
-        draft = Draft(self._space)
-        if spot is not None:
-            _write_ahead(draft, writes[-1], *spot)
-        for number, each in enumerate(writes):
-            write_event(draft, each, number)
-        return draft.batch()
-
-    def _look(self) -> bool:
-        """Commit what has waited too long; whether the thread is still needed."""
-        with self._lock:
-            now = time.monotonic()
-            if not self._waiting:
-                if now - self._since > _IDLE:
-                    self._thread = None
-                    return False
-                return True
-            if now - self._since < PATIENCE:
-                return True
-        try:
-            self.flush()
-        except Exception as error:  # noqa: BLE001 - told to whoever writes next
-            with self._lock:
-                self._failed = error
-                self._since = time.monotonic() + _IDLE
-        return True
-
-
-def _flush_on(queue: Callable[[], Queue | None]) -> None:
-    """The thread of a queue; it ends when the queue is idle or gone."""
-    while True:
-        time.sleep(PATIENCE)
-        found = queue()
-        if found is None or not found._look():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            return
-        del found

@@ -15,7 +15,8 @@ import msgspec
 
 from treering.adapters.langgraph_lists import Known, is_list, read_list, write_list
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
-from treering.adapters.langgraph_pending import Queue, TaskWrites, taken, write_event
+from treering.adapters.langgraph_pending import TaskWrites, taken, write_event
+from treering.adapters.langgraph_queue import Queue, land
 from treering.adapters.langgraph_rows import (
     APART_LISTS,
     DELTA,
@@ -103,6 +104,7 @@ class Scribe:
             except RefMoved:
                 self._memory.see(place.ref, None)
                 continue
+            land(riding)
             riding.clear()
             if receipt.new_events < len(batch.events):
                 there = self._graphs.find(place, base.step.graph_id)
@@ -132,14 +134,22 @@ class Scribe:
         now.
         """
         found = taken(values, place, graph_id, writes, task=task, path=path, at_us=self._clock.now_us())
-        if self._are_writes_durable or found.is_urgent:
+        self._memory.wrote(found)
+        is_waiting = not found.is_urgent and self._lines_up(found)
+        if not is_waiting:
             with self.queue.gate(place.scope):
                 self.queue.commit(found, self._memory.spot(found))
-                self._memory.wrote(found)
-        else:
-            self.queue.add(found)
-            self._memory.wrote(found)
         self._memory.recent.remember(found.messages)
+        if is_waiting and self._are_writes_durable and not self.queue.is_landed(found):
+            with self.queue.gate(place.scope):
+                if self.queue.withdraw(found):
+                    self.queue.commit(found, self._memory.spot(found))
+
+    def _lines_up(self, writes: TaskWrites) -> bool:
+        if self._are_writes_durable:
+            return self.queue.line_up(writes)
+        self.queue.add(writes)
+        return True
 
     def _parent(self, values: Values, place: Place, graph_id: str | None) -> Base | None:
         if graph_id is None:
