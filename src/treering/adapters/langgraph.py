@@ -65,9 +65,10 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
     belong to. Types of your own in the state come back as the data that they held, unless ``allow`` names
     them; a ``serde`` of your own replaces all of that and is given every value.
 
-    `put` and `put_writes` are durable when they return. With ``writes="with_checkpoint"``, what a task
-    wrote becomes durable with the checkpoint that follows it, or 10 ms later (an interrupt or an error at
-    once): one commit a step instead of two, and a task that was killed in that moment runs again.
+    `put` and `put_writes` are durable when they return; where they are called from several threads, as
+    LangGraph does, both wait for one commit. With ``writes="with_checkpoint"``, `put_writes` waits for
+    nothing: what a task wrote becomes durable with the checkpoint that follows it, or 10 ms later (an
+    interrupt or an error at once), and a task that was killed in that moment runs again.
 
     May be used from any number of threads and event loops.
     """
