@@ -164,3 +164,25 @@ def test_the_name_of_a_run_goes_with_its_last_event(tmp_path):
     with sqlite3.connect(tmp_path / "store" / "treering.db") as database:
         assert database.execute("SELECT name FROM run").fetchall() == [("stays",)]
     database.close()
+
+
+def test_verify_tells_of_a_run_whose_name_is_lost(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        written(store, run="r")
+    with sqlite3.connect(tmp_path / "store" / "treering.db") as connection:
+        connection.execute("DELETE FROM run")
+    connection.close()
+    with treering.open(tmp_path / "store") as store:
+        found = [problem for problem in store.verify().problems if problem.kind == "dangling"]
+        assert [problem.where for problem in found] == ["event 'e'"]
+
+
+def test_a_damaged_parent_does_not_keep_a_row_from_being_read(tmp_path):
+    with treering.open(tmp_path / "store") as store:
+        written(store, parent="p")
+    with sqlite3.connect(tmp_path / "store" / "treering.db") as connection:
+        connection.execute("UPDATE event SET parent = x'ff'")
+    connection.close()
+    with treering.open(tmp_path / "store") as store:
+        (record,) = store.engine.scan(store.space, EventQuery()).records
+        assert record.event.id == "e"

@@ -235,9 +235,17 @@ class _Check:
                     "AND (c.no IS NULL OR s.no IS NULL OR e.seq < c.first_seq OR e.seq > c.last_seq)",
                     (self._space, after, upto),
                 )
+                nameless = session.rows(
+                    "SELECT e.id FROM event e LEFT JOIN run u ON u.space = e.space AND u.no = e.run "
+                    "WHERE e.space = ? AND e.seq > ? AND e.seq <= ? AND e.run IS NOT NULL AND u.no IS NULL",
+                    (self._space, after, upto),
+                )
             yield [
                 Problem(kind="counter", where=f"event {name!r}", detail=f"{number} is not of its commit")
                 for name, number in stray
+            ] + [
+                Problem(kind="dangling", where=f"event {name!r}", detail="the name of its run is lost")
+                for (name,) in nameless
             ]
             if len(rows) < PAGE:
                 break

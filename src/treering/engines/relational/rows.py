@@ -177,8 +177,8 @@ def record_of(row: tuple[Any, ...]) -> Record:
         )
     if data is not None:
         data = filled(data if type(data) is bytes else frame_of(data, f"event {event_id!r}"))
-    if parent is not None and parent[:1] == SAME_HEAD:
-        parent = event_id.partition(".")[0] + "." + parent[1:]
+    if type(parent) is str and parent[:1] == SAME_HEAD:
+        parent = f"{str(event_id).partition('.')[0]}.{parent[1:]}"
     return Record(
         seq=seq,
         batch=batch,
