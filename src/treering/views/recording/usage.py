@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from treering.core.batch import Usage
 from treering.errors import InvalidInput
@@ -23,7 +23,14 @@ _DETAILS: Final = (
     "input_tokens_details",
     "output_tokens_details",
     "completion_tokens_details",
+    "cache_creation",
 )
+_CACHED: Final = ("cached_tokens",)
+_THOUGHT: Final = ("reasoning_tokens", "thinking_tokens")
+_WRITTEN_5M: Final = ("ephemeral_5m_input_tokens",)
+_WRITTEN_1H: Final = ("ephemeral_1h_input_tokens",)
+_NO_TOKENS: Final = frozenset({"server_tool_use"})
+"""What else is in Anthropic's usage; what is text there (``service_tier``) is no count either."""
 _TOTALS: Final = ("total", "total_tokens")
 
 
@@ -36,21 +43,27 @@ def usage_of(given: Usage | Mapping[str, Any] | None) -> Usage | None:
     """
     if given is None or isinstance(given, Usage):
         return given
-    rest = {name: value for name, value in given.items() if value is not None}
-    counts = {field: _taken(rest, names) for field, names in _WORDS.items()}
-    cached = _cached(rest)
-    inclusive = _taken(rest, _INCLUSIVE)
-    exclusive = _taken(rest, ("input_tokens",))
-    if cached is not None:  # OpenAI's shape: the cached ones are part of the input
-        counts["cache_read"] += cached
-        counts["input"] += max(inclusive + exclusive - cached, 0)
-    else:
-        counts["input"] += inclusive + exclusive
-    total = _taken(rest, _TOTALS)
-    if rest:
+    shape: Any = given
+    if not isinstance(shape, Mapping):
         raise InvalidInput(
-            f"usage has {next(iter(rest))!r}, which is no count of tokens that is known; "
-            f"use {', '.join(_WORDS)}"
+            f"usage is of type {type(shape).__name__}; pass names and counts "
+            "(of a provider's object: usage.model_dump())"
+        )
+    rest = {name: value for name, value in given.items() if value is not None and name not in _NO_TOKENS}
+    details = _details(rest)
+    counts = {field: _taken(rest, names) for field, names in _WORDS.items()}
+    cached = _taken(details, _CACHED)  # OpenAI's shape: the cached ones are part of the input
+    counts["input"] += max(_taken(rest, (*_INCLUSIVE, "input_tokens")) - cached, 0)
+    counts["cache_read"] += cached
+    counts["reasoning"] += _taken(details, _THOUGHT)
+    written_1h = _taken(details, _WRITTEN_1H)  # Anthropic's sum of what was written is of both kinds
+    counts["cache_write"] = max(counts["cache_write"] - written_1h, _taken(details, _WRITTEN_5M))
+    counts["cache_write_1h"] += written_1h
+    total = _taken(rest, _TOTALS)
+    unknown = [name for name, value in rest.items() if not isinstance(value, str)]
+    if unknown:
+        raise InvalidInput(
+            f"usage has {unknown[0]!r}, which is no count of tokens that is known; use {', '.join(_WORDS)}"
         )
     usage = Usage(**counts)
     if not usage.total and total:
@@ -69,10 +82,12 @@ def _taken(rest: dict[str, Any], names: tuple[str, ...]) -> int:
     return total
 
 
-def _cached(rest: dict[str, Any]) -> int | None:
-    cached = None
+def _details(rest: dict[str, Any]) -> dict[str, Any]:
+    """What the parts of a count say, taken out of the usage; every part is in a whole as well."""
+    found: dict[str, Any] = {}
     for name in _DETAILS:
-        details = rest.pop(name, None)
-        if isinstance(details, Mapping) and "cached_tokens" in details:
-            cached = (cached or 0) + int(details["cached_tokens"] or 0)  # pyright: ignore[reportUnknownArgumentType]
-    return cached
+        details: Any = rest.pop(name, None)
+        if isinstance(details, Mapping):
+            told = cast("Mapping[str, Any]", details)
+            found.update({key: value for key, value in told.items() if value is not None})
+    return found
