@@ -37,6 +37,7 @@ from langchain_core.messages import (
     ToolMessage,
     ToolMessageChunk,
 )
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 if TYPE_CHECKING:
@@ -77,14 +78,13 @@ _NO_DEFAULT: Final = object()
 class _Shape:
     """What is known of one message class: its fields, and which values need not be stored."""
 
-    __slots__ = ("blank", "cls", "containers", "defaults", "fields", "names", "plain")
+    __slots__ = ("blank", "cls", "containers", "defaults", "fields", "names")
 
     def __init__(self, cls: type[BaseMessage]) -> None:
         self.cls = cls
         self.fields = frozenset(cls.model_fields)
         self.names = set(self.fields)
         """Shared by all messages of the class that are loaded: pydantic only ever adds names to it."""
-        self.plain: dict[str, Any] = {}
         self.containers: dict[str, type[dict[str, Any] | list[Any]]] = {}
         self.defaults: dict[str, Any] = {}
         for name, field in cls.model_fields.items():
@@ -95,7 +95,7 @@ class _Shape:
             elif field.default is PydanticUndefined:
                 self.defaults[name] = _NO_DEFAULT
             else:
-                self.plain[name] = self.defaults[name] = field.default
+                self.defaults[name] = field.default
         self.blank = {name: value for name, value in self.defaults.items() if value is not _NO_DEFAULT}
         self.defaults["type"] = _NO_DEFAULT  # always stored: it says which class this is
 
@@ -154,28 +154,30 @@ def from_plain(plain: dict[str, Any]) -> tuple[BaseMessage, Likeness] | None:
     if shape is None or "content" not in plain:
         return None
     extra = plain.pop(EXTRA, None)
-    known = shape.blank.copy()
-    known.update(plain)
+    known = shape.blank | plain
     for name, value in plain.items():
         if type(value) not in _LEAVES:
             known[name] = _copied(value)
-    fields = shape.plain.copy()
+    fields = shape.blank | plain
     for name, factory in shape.containers.items():
         if name not in plain:
             fields[name] = factory()
-    fields.update(plain)
     message = _new(shape.cls)
-    _set(message, "__dict__", fields)
-    _set(message, "__pydantic_fields_set__", set(shape.fields) if extra else shape.names)
-    _set(message, "__pydantic_extra__", extra or {})
-    _set(message, "__pydantic_private__", None)
+    _set_fields(message, fields)
+    _set_names(message, set(shape.fields) if extra else shape.names)
+    _set_extra(message, extra or {})
+    _set_private(message, None)
     if extra:
         known[EXTRA] = _copied(extra)
     return message, known
 
 
 _new: Final[Any] = object.__new__
-_set: Final = object.__setattr__
+_places: Final[Any] = BaseModel.__dict__
+_set_fields: Final = _places["__dict__"].__set__
+_set_names: Final = _places["__pydantic_fields_set__"].__set__
+_set_extra: Final = _places["__pydantic_extra__"].__set__
+_set_private: Final = _places["__pydantic_private__"].__set__
 
 
 def _copied(value: Any) -> Any:
