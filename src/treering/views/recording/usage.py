@@ -16,6 +16,7 @@ _WORDS: Final = {
     "output": ("output", "output_tokens", "completion_tokens", "completion"),
     "reasoning": ("reasoning", "reasoning_tokens"),
 }
+_OWN: Final = frozenset(_WORDS)
 _INCLUSIVE: Final = ("prompt_tokens", "prompt")
 """OpenAI's count of input tokens, which includes those that came out of the cache."""
 _DETAILS: Final = (
@@ -49,6 +50,8 @@ def usage_of(given: Usage | Mapping[str, Any] | None) -> Usage | None:
             f"usage is of type {type(shape).__name__}; pass names and counts "
             "(of a provider's object: usage.model_dump())"
         )
+    if _OWN.issuperset(given) and all(type(count) is int and count >= 0 for count in given.values()):
+        return Usage(**given)  # most often: our own words, with nothing to work out
     rest = {name: value for name, value in given.items() if value is not None and name not in _NO_TOKENS}
     details = _details(rest)
     counts = {field: _taken(rest, names) for field, names in _WORDS.items()}
