@@ -3,7 +3,8 @@
 A portion is a run of small files that is worth one read and fits into memory, whichever folders they lie in.
 Small files cost many short calls, and between two threads that make such calls Python's lock goes back and
 forth for more than the calls themselves cost; so one thread, the caller's, writes them all. A large file is
-few long calls: a second thread writes those meanwhile, piece by piece. **Invariant:** under its own name a
+few long calls: a second thread writes those meanwhile, piece by piece, and takes over what is in its place
+already (`patching`). **Invariant:** under its own name a
 file is always whole: it is written beside its place under a name of its own and renamed when it is complete
 and has its mode, or into a folder that has no name yet. Runs of zeros in large files become holes again.
 """
@@ -28,6 +29,7 @@ from treering.files import translated
 from treering.views.workspaces.batches import BATCH_BYTES, BATCH_OBJECTS, batches
 from treering.views.workspaces.exchanging import swap
 from treering.views.workspaces.known import KnownFile, Stamp, stamp_of, untrusted
+from treering.views.workspaces.patching import Moved, Present, Range, joined, opened_present
 from treering.views.workspaces.rules import TEMPORARY
 
 _READY: Final = 4
@@ -70,6 +72,8 @@ class Site(Protocol):
     """The files that it had."""
     stamps: dict[str, Stamp]
     """Of the files that were written, by name."""
+    cuts: dict[str, tuple[int, ...]]
+    """Sizes of the objects of the large ones of them."""
 
 
 class _Stopped(Exception):
@@ -150,8 +154,10 @@ class Filler:
 
     def _later(self, site: Site, entry: FileEntry) -> Portion:
         portion = Portion()
-        self._coming += batches([entry])
-        portion.future = self._large.submit(self._file, site, entry, self._pieces(entry))
+        known = site.known.get(entry.name)
+        there = frozenset(known.content) if known is not None and known.cuts else frozenset[str]()
+        self._coming += ([name for name in names if name not in there] for names in batches([entry]))
+        portion.future = self._large.submit(self._large_file, site, entry)
         self._waiting.append(portion.future)
         if len(self._waiting) > _WAITING:
             self.wait()
@@ -164,7 +170,21 @@ class Filler:
             self._file(site, entry, [found[name].data for name in entry.content])
         portion.files.clear()
 
-    def _pieces(self, entry: FileEntry) -> Iterator[bytes]:
+    def _large_file(self, site: Site, entry: FileEntry) -> None:
+        cuts: list[int] = []
+        present = opened_present(entry.name, site.folder, site.known.get(entry.name))
+        try:
+            self._file(site, entry, joined(self._pieces(entry, present, cuts)), present)
+        except Moved:
+            self._file(site, entry, self._pieces(entry, None, cuts))
+        finally:
+            if present is not None:
+                present.close()
+        site.cuts[entry.name] = tuple(cuts)
+
+    def _pieces(self, entry: FileEntry, present: Present | None, cuts: list[int]) -> Iterator[bytes | Range]:
+        there: Mapping[str, Range] = {} if present is None else present.ranges
+        cuts.clear()
         for names in batches([entry]):
             if self._is_stopped:
                 raise _Stopped
@@ -172,35 +192,44 @@ class Filler:
                 self._coming.popleft()
             for ahead in tuple(self._coming)[:_READY]:
                 self._source.expect(ahead)
-            found = self._source.contents(names)
+            wanted = [name for name in names if name not in there]
+            found = self._source.contents(wanted) if wanted else dict[str, Content]()
             for name in names:
-                yield found[name].data
+                piece = there.get(name) or found[name].data
+                cuts.append(piece.size if isinstance(piece, Range) else len(piece))
+                yield piece
 
-    def _file(self, site: Site, entry: FileEntry, pieces: Iterable[bytes]) -> None:
+    def _file(
+        self, site: Site, entry: FileEntry, pieces: Iterable[bytes | Range], present: Present | None = None
+    ) -> None:
         write = self._write_in_place if site.is_nameless else self._write_beside
         try:
-            site.stamps[entry.name] = write(site, entry, pieces)
+            site.stamps[entry.name] = write(site, entry, pieces, present)
         except OSError as error:  # not a context manager around each: there are many
             with where(site.path + entry.name):
                 raise error from None
 
-    def _write_in_place(self, site: Site, entry: FileEntry, pieces: Iterable[bytes]) -> Stamp:
+    def _write_in_place(
+        self, site: Site, entry: FileEntry, pieces: Iterable[bytes | Range], present: Present | None
+    ) -> Stamp:
         """A file of a folder that has no name yet needs no temporary one itself."""
         file = os.open(entry.name, _NEW_FILE, entry.mode | 0o200, dir_fd=site.folder)
         try:
-            self._fill(file, pieces, entry, site.path)
+            self._fill(file, pieces, entry, site.path, present)
             stamp = stamp_of(os.fstat(file))
         finally:
             os.close(file)
         failpoints.hit(_WRITTEN)
         return stamp
 
-    def _write_beside(self, site: Site, entry: FileEntry, pieces: Iterable[bytes]) -> Stamp:
+    def _write_beside(
+        self, site: Site, entry: FileEntry, pieces: Iterable[bytes | Range], present: Present | None
+    ) -> Stamp:
         folder, temporary = site.folder, next(self._temporary)
         file = os.open(temporary, _NEW_FILE, entry.mode | 0o200, dir_fd=folder)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # while its writer lives, nobody takes it for litter
-            self._fill(file, pieces, entry, site.path)
+            self._fill(file, pieces, entry, site.path, present)
             written = os.fstat(file)
             failpoints.hit(_WRITTEN)
             if not (entry.name in site.known and swap(temporary, entry.name, folder)):
@@ -216,13 +245,24 @@ class Filler:
         stamp = stamp_of(os.stat(entry.name, dir_fd=folder, follow_symlinks=False))
         return stamp if stamp[:3] == stamp_of(written)[:3] else untrusted(stamp[4])
 
-    def _fill(self, file: int, pieces: Iterable[bytes], entry: FileEntry, above: str) -> None:
+    def _fill(
+        self,
+        file: int,
+        pieces: Iterable[bytes | Range],
+        entry: FileEntry,
+        above: str,
+        present: Present | None,
+    ) -> None:
         size = 0
         has_holes = False
         for piece in pieces:
-            size += len(piece)
+            size += piece.size if isinstance(piece, Range) else len(piece)
             if size > entry.size:
                 break
+            if isinstance(piece, Range):
+                if present is not None:
+                    present.copy(piece, file)
+                continue
             if entry.size > WHOLE_BYTES and _is_hole(piece):
                 os.lseek(file, len(piece), os.SEEK_CUR)
                 has_holes = True
@@ -235,6 +275,8 @@ class Filler:
                 f"file {above + entry.name!r} has not the {entry.size} bytes that the snapshot says; "
                 "it was not written"
             )
+        if present is not None:
+            present.check()
         if has_holes:
             os.ftruncate(file, size)
         if (entry.mode | 0o200) & ~self._umask != entry.mode:

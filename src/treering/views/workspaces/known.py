@@ -35,11 +35,15 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A file as it was read: its stamp then, how many bytes it had, and the objects that hold them."""
+    """A file as it was read: its stamp then, how many bytes it had, and the objects that hold them.
+
+    ``cuts`` are the sizes of the objects, if there are several and their sizes are known.
+    """
 
     stamp: Stamp
     size: int
     content: tuple[str, ...]
+    cuts: tuple[int, ...] = ()
 
 
 class KnownFolder(msgspec.Struct, array_like=True):
@@ -70,6 +74,7 @@ class Shelf:
     def __init__(self, place: Path | None) -> None:
         self._place = place
         self._known: dict[str, Known] = {}
+        self._unwritten: set[str] = set()
         self._lock = Lock()
 
     def load(self, folder: str) -> Known | None:
@@ -86,12 +91,19 @@ class Shelf:
         with self._lock:
             return self._known.setdefault(folder, known)
 
+    def note(self, folder: str, known: Known) -> None:
+        """Remember it in this process; it is soon followed by more."""
+        with self._lock:
+            self._known[folder] = known
+            self._unwritten.add(folder)
+
     def save(self, folder: str, known: Known) -> None:
         """Remember it. What cannot be written down is remembered in this process only."""
         with self._lock:
-            if self._known.get(folder) is known:
+            if self._known.get(folder) is known and folder not in self._unwritten:
                 return
             self._known[folder] = known
+            self._unwritten.discard(folder)
         if self._place is None:
             return
         # No sync: a torn file has the wrong checksum, and then everything is read once more.

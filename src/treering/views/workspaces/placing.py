@@ -44,6 +44,7 @@ class _Site:
         self.is_settled = False
         self.known: dict[str, KnownFile] = {} if plan.current is None else plan.current.files
         self.stamps: dict[str, Stamp] = {}
+        self.cuts: dict[str, tuple[int, ...]] = {}
         self.portions: dict[Portion, None] = {}
         self.below: list[_Site] = []
         self.after: KnownFolder | None = None
@@ -269,7 +270,7 @@ def _known_after(site: _Site, *, now_ns: int) -> KnownFolder:
         folders = {name: each for name, each in was.folders.items() if name not in gone}
     for entry in plan.files:
         stamp = trusted(site.stamps[entry.name], read_at_ns=now_ns)
-        files[entry.name] = KnownFile(stamp, entry.size, entry.content)
+        files[entry.name] = KnownFile(stamp, entry.size, entry.content, site.cuts.get(entry.name, ()))
         links.pop(entry.name, None)
     for entry in plan.chmods:
         files[entry.name] = KnownFile(untrusted(entry.mode), entry.size, entry.content)

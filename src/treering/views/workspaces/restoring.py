@@ -133,7 +133,7 @@ def _look(
     if taken.root == snapshot.root or not (seen.files or seen.links or seen.folders):
         return seen, None, in_the_way
     keep(taken)
-    camera.shelf.save(str(target), taken.known)
+    camera.shelf.note(str(target), taken.known)  # written down when all is done
     return seen, taken.root, in_the_way
 
 

@@ -259,6 +259,7 @@ class Scan:
         self, folder: int, name: str, path: str, stat: os.stat_result
     ) -> Generator[Content, None, Fresh | None]:
         start = size = 0
+        cuts: list[int] = []
         for attempt in range(1, READ_TRIES + 1):
             try:
                 file = os.open(name, FILE_FLAGS, dir_fd=folder)
@@ -286,16 +287,17 @@ class Scan:
                     if data and (is_still or attempt == READ_TRIES):
                         yield from self._pieces((data,), path)
                 else:
-                    yield from self._pieces(stream_chunks(_reader(file, stat.st_size)), path)
+                    cuts.clear()
+                    yield from self._pieces(_noted(stream_chunks(_reader(file, stat.st_size)), cuts), path)
                     size = os.lseek(file, 0, os.SEEK_CUR)
                     is_still = size == stat.st_size and _is_same(stat, os.fstat(file))
             finally:
                 os.close(file)
             if is_still:
                 stamp = trusted(stamp_of(stat), read_at_ns=read_at_ns)
-                return self._done(Fresh(start, self._given - start, size, stamp))
+                return self._done(Fresh(start, self._given - start, size, stamp, tuple(cuts)))
         self.changed.append(path)
-        return self._done(Fresh(start, self._given - start, size, untrusted(stat.st_mode)))
+        return self._done(Fresh(start, self._given - start, size, untrusted(stat.st_mode), tuple(cuts)))
 
     def _pieces(self, pieces: Iterable[bytes], path: str) -> Iterator[Content]:
         for piece in pieces:
@@ -334,6 +336,12 @@ def _opened_below(root: int, path: str) -> int:
             os.close(folder)
         folder = below
     return folder
+
+
+def _noted(pieces: Iterable[bytes], cuts: list[int]) -> Iterator[bytes]:
+    for piece in pieces:
+        cuts.append(len(piece))
+        yield piece
 
 
 def _by_name(each: tuple[str, object]) -> bytes:

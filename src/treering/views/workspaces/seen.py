@@ -16,11 +16,12 @@ _RULES_MODE: Final = 0o600
 class Fresh:
     """A file that was read: its objects are the ``count`` contents from the ``start``-th on."""
 
-    __slots__ = ("count", "size", "stamp", "start")
+    __slots__ = ("count", "cuts", "size", "stamp", "start")
 
-    def __init__(self, start: int, count: int, size: int, stamp: Stamp) -> None:
+    def __init__(self, start: int, count: int, size: int, stamp: Stamp, cuts: tuple[int, ...]) -> None:
         self.start = start
         self.count = count
+        self.cuts = cuts
         self.size = size
         self.stamp = stamp
 
@@ -66,7 +67,7 @@ def _settled(
         known = each
         if isinstance(known, Fresh):
             content = tuple(names[known.start : known.start + known.count])
-            known = KnownFile(known.stamp, known.size, content)
+            known = KnownFile(known.stamp, known.size, content, known.cuts)
         files[name] = known
         size += known.size
         mode = known.stamp[4] & 0o777
