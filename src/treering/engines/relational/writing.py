@@ -21,7 +21,7 @@ from treering.engines.relational.session import in_chunks
 from treering.engines.relational.totals import add_to_rollups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from treering.core.batch import Event, Receipt
     from treering.core.rollup import Cell, Measures
@@ -38,6 +38,7 @@ def _insert(table: str, columns: Sequence[str], tail: str = "") -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) {tail}"
 
 
+_SPACE: Final = "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = ?"
 _SCOPE: Final = _insert("scope", ("no", "space", "name"))
 _COMMIT: Final = _insert(
     "commits", ("no", "space", "batch", "first_seq", "last_seq", "committed_at_us", "receipt", "links")
@@ -81,7 +82,7 @@ def write_group(
     scopes = _new_scopes(session, current, accepted)
     rows = _Rows()
     for each, commit_no in zip(accepted, current.commit_numbers, strict=False):
-        rows.add(each, commit_no, current, scopes)
+        rows.add(each, current.space, commit_no, current.now_us, scopes, current.list_numbers)
     rows.tell(session)
     totals = _merged(accepted)
     receipts = [each.receipt for each in accepted]
@@ -93,6 +94,25 @@ def write_group(
         if each.prepared.batch.texts:
             texts.put(session, current.space, scopes, each.prepared)
     return receipts
+
+
+def write_ordinary(
+    session: Session, space: int, each: Accepted, *, commit_no: int, now_us: int, scopes: dict[str, int]
+) -> bool:
+    """Write one batch that brings no scope, list or text that is new.
+
+    Gives back whether all its events were new; if not, the transaction must not be committed.
+    """
+    receipt, totals = each.receipt, each.prepared.deltas
+    session.tell(_SPACE, (receipt.last_seq, receipt.committed_at_us, space))
+    rows = _Rows()
+    rows.add(each, space, commit_no, now_us, scopes, {})
+    rows.tell(session)
+    if rows.events and not _insert_events(session, rows.events, all_new=False):
+        return False
+    if totals:
+        add_to_rollups(session, space, totals)
+    return True
 
 
 class _Rows:
@@ -123,8 +143,16 @@ class _Rows:
         self.grown: dict[str, Any] = {}
         self.items: list[Any] = []
 
-    def add(self, each: Accepted, commit_no: int, current: Current, scopes: dict[str, int]) -> None:
-        prepared, receipt, space = each.prepared, each.receipt, current.space
+    def add(
+        self,
+        each: Accepted,
+        space: int,
+        commit_no: int,
+        now_us: int,
+        scopes: dict[str, int],
+        new_lists: Container[str],
+    ) -> None:
+        prepared, receipt = each.prepared, each.receipt
         batch = prepared.batch
         first_seq, last_seq, at_us = receipt.first_seq, receipt.last_seq, receipt.committed_at_us
         stored = pack_receipt(receipt.versions, receipt.sums, receipt.new_events)
@@ -135,7 +163,7 @@ class _Rows:
             for number, (part, frame) in enumerate(zip(batch.parts, prepared.bodies, strict=True)):
                 self.bodies.append((body_key(commit_no, number), scopes[part.scope], frame))
         if prepared.objects:
-            until_us = current.now_us + STAGE_SECONDS * 1_000_000
+            until_us = now_us + STAGE_SECONDS * 1_000_000
             for name, kind, size, frame in prepared.objects:
                 self.objects.append((space, name, kind, size, at_us, until_us, frame))
         if batch.events:
@@ -159,7 +187,7 @@ class _Rows:
             state.scope = scope
             self.refs[name] = (space, name, scope, state.version, state.value, links, last_seq, at_us)
         for (append, state), sealed in zip(each.appends, prepared.items, strict=True):
-            if append.list in current.list_numbers:
+            if append.list in new_lists:
                 row = _list_row(space, append.list, scopes[append.scope], state, last_seq)
                 self.lists[append.list] = row
             else:
