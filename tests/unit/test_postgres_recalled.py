@@ -15,7 +15,7 @@ from treering.core.batch import ABSENT
 from treering.core.content import Content
 from treering.core.draft import Draft
 from treering.core.query import EventQuery
-from treering.engines.postgres import open_postgres
+from treering.engines.postgres import open_postgres, pipeline
 from treering.engines.postgres.failures import Lost
 from treering.engines.postgres.pipeline import _BUNDLED_FROM, Answer, Pipeline
 from treering.engines.relational import remembered
@@ -146,6 +146,18 @@ def test_an_event_that_is_there_already_is_not_counted_again(mine):
     assert len(mine.scan(SPACE, EventQuery()).records) == 3
 
 
+def test_an_event_that_is_there_already_is_found_in_one_statement_too(mine, exchanges):
+    event = batches.call()
+    mine.commit(batches.events(SPACE, event))
+    for _ in range(_BUNDLED_FROM + 2):
+        mine.commit(batches.events(SPACE, batches.call()))
+    exchanges.clear()
+    assert mine.commit(batches.events(SPACE, event)).new_events == 0
+    assert len(exchanges[0]) == 1
+    assert len(mine.scan(SPACE, EventQuery()).records) == _BUNDLED_FROM + 3
+    assert [each for each in mine.check(SPACE) if hasattr(each, "detail")] == []
+
+
 def test_times_go_on_from_what_is_remembered(mine, theirs, monkeypatch):
     monkeypatch.setattr(remembered, "PATIENCE", 0)
     monkeypatch.setattr(mine._postgres, "now_us", lambda: 1000)
@@ -220,15 +232,15 @@ def test_a_transaction_of_nothing_is_nothing(mine, exchanges):
 
 
 def test_only_so_many_become_one(mine, monkeypatch):
-    monkeypatch.setattr("treering.engines.postgres.pipeline._BUNDLES_LIMIT", 2)
-    pipeline = mine._postgres._pool.take()
+    monkeypatch.setattr(pipeline, "_BUNDLES_LIMIT", 2)
+    taken = mine._postgres._pool.take()
     for number in range(5):
-        pipeline._bundled([Answer(f"statement {number}", ())] * 2)
+        taken._bundled([Answer(f"statement {number}", ())] * 2)
         for _ in range(_BUNDLED_FROM):
-            pipeline._bundled([Answer("often", ())] * 2)
-    assert len(pipeline._sightings) == 2
-    assert pipeline._sightings["often", "often"] == _BUNDLED_FROM
-    mine._postgres._pool.give_back(pipeline)
+            taken._bundled([Answer("often", ())] * 2)
+    assert len(taken._sightings) == 2
+    assert taken._sightings["often", "often"] == _BUNDLED_FROM
+    mine._postgres._pool.give_back(taken)
 
 
 @pytest.mark.parametrize("before", [2, _BUNDLED_FROM + 3])
@@ -323,5 +335,7 @@ class InTurns:
 
 def test_random_histories_of_engines_in_turns(postgres_url, monkeypatch):
     monkeypatch.setattr(remembered, "PATIENCE", 0)
+    monkeypatch.setattr(pipeline, "_BUNDLED_FROM", 1)
+    monkeypatch.setattr(pipeline, "_BUNDLES_LIMIT", 1000)
     seeds = iter(range(1_000_000))
-    run_state_machine_as_test(engine_machine(lambda: InTurns(postgres_url, next(seeds))))  # type: ignore[arg-type, return-value]
+    run_state_machine_as_test(engine_machine(lambda: InTurns(postgres_url, next(seeds)), max_examples=12))  # type: ignore[arg-type, return-value]
