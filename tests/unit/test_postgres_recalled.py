@@ -333,6 +333,7 @@ class InTurns:
         return getattr(self._engine, name)
 
 
+@pytest.mark.timeout(600)  # a failure takes its time to shrink
 def test_random_histories_of_engines_in_turns(postgres_url, monkeypatch):
     monkeypatch.setattr(remembered, "PATIENCE", 0)
     monkeypatch.setattr(pipeline, "_BUNDLED_FROM", 1)
