@@ -148,7 +148,7 @@ class _Module:
                 }
 
     def methods(self, name: str) -> list[ast.FunctionDef]:
-        """The methods of a class, behind those of the classes of ours that it is made of."""
+        """The methods of a class, behind those that it has from other classes of ours."""
         node = self.classes[name]
         found: list[ast.FunctionDef] = []
         for base in node.bases:
@@ -157,7 +157,9 @@ class _Module:
                 other = _Module.read(home)
                 found += other.methods(theirs)
                 self.homes = other.homes | self.homes
-        return [*found, *(each for each in node.body if isinstance(each, ast.FunctionDef))]
+        own = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+        overridden = {each.name for each in own}
+        return [*(each for each in found if each.name not in overridden), *own]
 
     @classmethod
     def read(cls, name: str) -> _Module:

@@ -138,10 +138,6 @@ class AsyncStore:
         """Async twin of `Store.submit`."""
         return self._bridge.future(self._store.submit(batch))
 
-    async def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
-        """Async twin of `Store.verify`."""
-        return await self._bridge.call(self._store.verify, on_progress=self._bridge.in_loop(on_progress))
-
     async def gc(
         self,
         *,
@@ -170,6 +166,10 @@ class AsyncStore:
     def in_namespace(self, namespace: str) -> AsyncStore:
         """Async twin of `Store.in_namespace`."""
         return AsyncStore(self._store.in_namespace(namespace), self._bridge)
+
+    async def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
+        """Async twin of `Store.verify`."""
+        return await self._bridge.call(self._store.verify, on_progress=self._bridge.in_loop(on_progress))
 
     @property
     def hooks(self) -> Hooks:

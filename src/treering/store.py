@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # a program that only saves threads does not pay for the rest
     from treering.care.backup import BackupReport
     from treering.care.copying import CopyProgress, CopyReport
     from treering.care.forgetting import Forgotten
+    from treering.care.verification import Verification
+    from treering.core.records import Checked
     from treering.views.alerting.alerts import Alerts
     from treering.views.chats import Chat
     from treering.views.costs import Costs
@@ -94,6 +96,13 @@ class Store(Space):
             opener=self._opener,
             hooks=self._hooks,
         )
+
+    def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
+        """Rehash all content, follow every link and thread, recount what is derived; changes nothing."""
+        from treering.views.severed import severed
+
+        found = super().verify(on_progress=on_progress)
+        return found.with_problems(severed(self._engine, self._space))
 
     @property
     def hooks(self) -> Hooks:

@@ -19,8 +19,10 @@ def test_a_record_that_cannot_be_read_is_corrupt(folder):
     with treering.open(folder) as store:
         head = told(store).head
     damage(folder, f"UPDATE event SET data = X'7b2273746570223a317d' WHERE id = '{head.id}'")
-    with treering.open(folder) as store, pytest.raises(Corrupt, match=head.id):
-        store.thread("t").load()
+    with treering.open(folder) as store:
+        with pytest.raises(Corrupt, match=head.id):
+            store.thread("t").load()
+        assert [each.where for each in store.verify().problems] == [head.id]
 
 
 # Trimmed by retention
@@ -79,6 +81,9 @@ def test_a_missing_parent_is_an_error_not_a_short_history(folder):
         with pytest.raises(Corrupt, match=lost.id):
             thread.at(0)
         assert len(thread.load().messages) == 5
+        (problem,) = store.verify().problems
+        assert (problem.kind, problem.where) == ("dangling", "thread 't'")
+        assert lost.id in problem.detail
 
 
 def test_a_missing_parent_of_a_fork_is_an_error_too(folder):
@@ -100,6 +105,9 @@ def test_a_missing_head_is_an_error_not_a_new_thread(folder):
         for look in (thread.load, lambda: thread.append(say("b")), lambda: list(thread.history())):
             with pytest.raises(Corrupt, match=head.id):
                 look()
+        (problem,) = store.verify().problems
+        assert (problem.kind, problem.where) == ("dangling", "thread//t")
+        assert head.id in problem.detail
 
 
 @pytest.mark.parametrize(
@@ -163,3 +171,17 @@ def test_a_stretch_past_the_end_of_its_list_is_an_error(store):
     longer = msgspec.structs.replace(moment.checkpoint, lists={"messages": Stretch(stretch.list, 9)})
     with pytest.raises(Corrupt, match="should have 9 items"):
         _ = Moment(store.engine, store.space, longer).messages
+
+
+def test_what_was_removed_and_said_to_be_is_no_damage(store):
+    origin = store.thread("origin")
+    for count in range(6):
+        origin.checkpoint(state={"count": count}, tags=("kept",) if count == 2 else ())
+    origin.fork("fork", at=4).checkpoint(state={})
+    store.thread("origin").fork("other", at=5, namespace="bob")
+    told(store, "trimmed", steps=6)
+    store.gc(keep=treering.Keep(last=2, tagged=("kept",)), grace_seconds=0)
+    assert store.verify().ok
+    origin.delete()
+    store.forget(thread="trimmed")
+    assert store.verify().ok

@@ -59,6 +59,8 @@ def test_nothing_is_deleted_of_a_thread_that_was_never_saved(store):
         {"messages": 3},
         {"lists": {"sources": "a.md"}},
         {"state": ["todos"]},
+        {"state": {1: "todos"}},
+        {"lists": {1: ["a.md"]}},
         {"metadata": "draft"},
         {"tags": "draft"},
         {"note": 3},

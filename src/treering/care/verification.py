@@ -6,7 +6,7 @@ A store with problems is still read: nothing is repaired and nothing is hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -27,6 +27,21 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...]
     checked: Checked
     more: int = 0
+
+    def with_problems(self, further: Iterable[Problem]) -> Verification:
+        """The same with what else was found wrong."""
+        problems = [*self.problems, *_until_corrupt(further)]
+        more = self.more + len(problems[MAX_PROBLEMS:])
+        return msgspec.structs.replace(
+            self, ok=not problems, problems=tuple(problems[:MAX_PROBLEMS]), more=more
+        )
+
+
+def _until_corrupt(further: Iterable[Problem]) -> Iterator[Problem]:
+    try:
+        yield from further
+    except Corrupt as error:  # what lies behind this cannot be reached
+        yield Problem(kind="corrupt", where="threads", detail=str(error))
 
 
 def verify(

@@ -35,17 +35,17 @@ def asked(
     workspace: str | Path | None = None,
 ) -> Saving:
     """What will be saved, in lists and dicts of its own; `InvalidInput` for what is neither."""
-    if note is not None and type(note) is not str:
+    if note is not None and not isinstance(cast("object", note), str):
         raise InvalidInput(f"note is {_kind(note)}; give text")
     return Saving(
         thread_id=thread_id,
         namespace=namespace,
         messages=None if messages is None else _listed("messages", messages, "a list of messages"),
         appends=appends,
-        lists={name: _listed(name, items, "a list") for name, items in lists.items()} if lists else {},
-        state=None if state is None else _named("state", state, "a dict of state values"),
+        lists=_all_listed(lists) if lists else {},
+        state=None if state is None else _by_name("state", state),
         pending_interrupt=pending_interrupt,
-        metadata=_named("metadata", metadata, "a dict") if metadata else {},
+        metadata=_dict("metadata", metadata, "a dict") if metadata else {},
         note=note,
         tags=tuple(_listed("tags", tags, "a tuple of tags, ('release',)")) if tags else (),
         workspace=None if workspace is None else str(workspace),
@@ -66,10 +66,22 @@ def _listed(what: str, items: Any, wanted: str) -> list[Any]:
     return list(cast("Iterable[Any]", items))
 
 
-def _named(what: str, values: Any, wanted: str) -> dict[str, Any]:
+def _all_listed(lists: Any) -> dict[str, list[Any]]:
+    return {name: _listed(name, items, "a list") for name, items in _by_name("lists", lists).items()}
+
+
+def _by_name(what: str, values: Any) -> dict[str, Any]:
+    named = _dict(what, values, "a dict of state values" if what == "state" else "a dict of lists")
+    for name in named:
+        if not isinstance(cast("object", name), str):
+            raise InvalidInput(f"{what} has the name {name!r}, {_kind(name)}; give it a str")
+    return named
+
+
+def _dict(what: str, values: Any, wanted: str) -> dict[Any, Any]:
     if not isinstance(values, Mapping):
         raise InvalidInput(f"{what} is {_kind(values)}; give {wanted}")
-    return dict(cast("Mapping[str, Any]", values))
+    return dict(cast("Mapping[Any, Any]", values))
 
 
 def _kind(value: Any) -> str:

@@ -36,10 +36,10 @@ LEDGER: Final = str(Scope("", "ledger", "threads"))
 
 _FIRST_PAGE: Final = 20
 _LAST_PAGE: Final = 1000
-_RETENTION: Final = "retention"
+RETENTION: Final = "retention"
 _CARE: Final = str(Scope("", "store", "care"))
-_REMOVALS: Final = (
-    (_CARE, _RETENTION),
+REMOVALS: Final = (
+    (_CARE, RETENTION),
     (_CARE, "forget"),
     (LEDGER, DELETED),
     (LEDGER, CLEANED),
@@ -61,6 +61,13 @@ def heads_prefix(namespace: str) -> str:
 def thread_scope(thread_id: str, namespace: str) -> str:
     """The erasure scope of a thread."""
     return str(Scope(namespace, "thread", thread_id))
+
+
+def dropped_by(engine: Engine, space: str, record: Record) -> list[str]:
+    """The checkpoints that an event of retention says were dropped."""
+    body = record.event.body
+    dropped: Any = {} if body is None else decode(engine.get(space, [body])[0])
+    return dropped.get(KIND, [])
 
 
 class Journal:
@@ -152,20 +159,14 @@ class Journal:
         if self._records_of(checkpoint_id):
             return False
         after = str(self._found(child.id)[1].seq)
-        for scope, kind in _REMOVALS:
+        for scope, kind in REMOVALS:
             for record in self._records(EventQuery(kinds=(kind,), scope=scope), after):
-                if kind != _RETENTION or checkpoint_id in self._listed(record):
+                if kind != RETENTION or checkpoint_id in dropped_by(self._engine, self._space, record):
                     return True
         raise Corrupt(
             f"checkpoint {child.id!r} of thread {child.thread!r} has lost its parent {checkpoint_id!r}, and "
             "nothing says that it was removed; run verify, then restore it from a backup"
         )
-
-    def _listed(self, record: Record) -> list[str]:
-        """The checkpoints that retention dropped."""
-        body = record.event.body
-        dropped: Any = {} if body is None else decode(self._engine.get(self._space, [body])[0])
-        return dropped.get(KIND, [])
 
     def _found(self, checkpoint_id: str) -> tuple[Checkpoint, Record]:
         for record in self._records_of(checkpoint_id):

@@ -1,0 +1,135 @@
+"""Threads that were cut: heads and parents that are not stored, although nothing says that they were removed.
+
+The engine follows addresses; that a head stands at a checkpoint, and that a checkpoint has a parent, only
+threads know. One pass over the journal gathers the parents that are missing, one over what was removed takes
+off those that went by retention, `delete`, `clean` or `forget`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from treering.core.clock import day_of
+from treering.core.query import EventQuery
+from treering.core.records import Problem
+from treering.errors import Corrupt, InvalidInput
+from treering.views.checkpoints import KIND, PREFIX, by_id, created_at_us, read_checkpoint
+from treering.views.head_values import read_head
+from treering.views.journal import HEADS, REMOVALS, RETENTION, dropped_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from treering.core.engine import Engine
+    from treering.core.records import Record
+
+_PAGE: Final = 1000
+_ASKED: Final = 400
+"""How many ids one question names."""
+
+
+class _Child(msgspec.Struct, frozen=True):
+    """A checkpoint whose parent is not there."""
+
+    id: str
+    thread: str
+    seq: int
+
+
+def severed(engine: Engine, space: str) -> Iterator[Problem]:
+    """What is missing in the threads of a space."""
+    yield from _lost_heads(engine, space)
+    orphans: dict[str, list[_Child]] = {}
+    yield from _find_orphans(engine, space, orphans)
+    if orphans:
+        _take_off_removed(engine, space, orphans)
+    for parent, children in orphans.items():
+        for child in children:
+            yield _problem(
+                f"thread {child.thread!r}", f"checkpoint {child.id!r} has lost its parent {parent!r}"
+            )
+
+
+def _lost_heads(engine: Engine, space: str) -> Iterator[Problem]:
+    after = None
+    while page := engine.scan_refs(space, HEADS, after=after, limit=_PAGE):
+        after = page[-1].name
+        heads: dict[str, str] = {}
+        for ref in page:
+            try:
+                heads[ref.name] = read_head(ref).checkpoint
+            except Corrupt as error:
+                yield Problem(kind="corrupt", where=ref.name, detail=str(error))
+        stored = _stored(engine, space, heads.values())
+        lost = {name: head for name, head in heads.items() if head not in stored}
+        now = engine.refs(space, list(lost)) if lost else {}
+        for name, head in lost.items():
+            if name in now and read_head(now[name]).checkpoint == head:  # else it was removed meanwhile
+                yield _problem(name, f"its head is checkpoint {head!r}, which is not stored")
+
+
+def _find_orphans(engine: Engine, space: str, orphans: dict[str, list[_Child]]) -> Iterator[Problem]:
+    nearby: set[str] = set()
+    for records in _pages(engine, space, EventQuery(kinds=(KIND,))):
+        own = {record.event.id for record in records}
+        wanted: dict[str, list[_Child]] = {}
+        for record in records:
+            if not record.event.id.startswith(PREFIX):  # of someone who writes batches of their own
+                continue
+            try:
+                checkpoint = read_checkpoint(engine, space, record)
+            except Corrupt as error:
+                yield Problem(kind="corrupt", where=record.event.id, detail=str(error))
+                continue
+            parent = checkpoint.parent
+            if parent is not None and parent not in own and parent not in nearby:
+                child = _Child(checkpoint.id, checkpoint.thread, record.seq)
+                wanted.setdefault(parent, []).append(child)
+        for parent in wanted.keys() - _stored(engine, space, wanted):
+            orphans.setdefault(parent, []).extend(wanted[parent])
+        nearby = own
+
+
+def _take_off_removed(engine: Engine, space: str, orphans: dict[str, list[_Child]]) -> None:
+    for scope, kind in REMOVALS:
+        for records in _pages(engine, space, EventQuery(kinds=(kind,), scope=scope)):
+            for record in records:
+                gone = dropped_by(engine, space, record) if kind == RETENTION else list(orphans)
+                for parent in gone:
+                    left = [child for child in orphans.get(parent, ()) if child.seq > record.seq]
+                    if left:
+                        orphans[parent] = left
+                    else:
+                        orphans.pop(parent, None)
+
+
+def _stored(engine: Engine, space: str, ids: Iterable[str]) -> set[str]:
+    """Those of these checkpoints that are there."""
+    by_day: dict[int, list[str]] = {}
+    for each in ids:
+        try:
+            by_day.setdefault(day_of(created_at_us(each)), []).append(each)
+        except InvalidInput:  # nothing of that name can be there
+            continue
+    found: set[str] = set()
+    for of_a_day in by_day.values():
+        for start in range(0, len(of_a_day), _ASKED):
+            some = by_id(*of_a_day[start : start + _ASKED])
+            found.update(record.event.id for records in _pages(engine, space, some) for record in records)
+    return found
+
+
+def _pages(engine: Engine, space: str, query: EventQuery) -> Iterator[tuple[Record, ...]]:
+    after = None
+    while True:
+        page = engine.scan(space, query, after=after, limit=_PAGE)
+        yield page.records
+        if page.cursor is None:
+            return
+        after = page.cursor
+
+
+def _problem(where: str, what: str) -> Problem:
+    return Problem(kind="dangling", where=where, detail=f"{what}; restore it from a backup")
