@@ -111,12 +111,17 @@ def test_writes_that_nobody_comes_for_are_committed_and_the_next_ones_wait_more_
     waited = []
     is_landed = saver._scribe.queue.is_landed
     saver._scribe.queue.is_landed = lambda writes: waited.append(writes.task) or is_landed(writes)
+    for number in range(3):
+        saver.put_writes(where, [("x", number)], f"{number} of a single thread")
+    assert waited == []
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(put, saver, {"messages": []}, thread="bob").result(30)
     before = len(commits)
     for number in range(30):
         saver.put_writes(where, [("x", number)], f"task {number}")
         assert len(commits) == before + number + 1
     assert waited == ["task 0", "task 4", "task 20"]
-    assert len(TreeringSaver(store).get_tuple(config()).pending_writes) == 30
+    assert len(TreeringSaver(store).get_tuple(config()).pending_writes) == 33
 
 
 def test_an_interrupt_waits_for_nobody(store):

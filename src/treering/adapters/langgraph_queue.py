@@ -55,6 +55,8 @@ class Queue:
         self._failed: Exception | None = None
         self._lock = Lock()
         self._thread: threading.Thread | None = None
+        self._caller: int | None = None
+        self._are_many = False
         self._rest = 0
         self._failures = 0
 
@@ -84,6 +86,9 @@ class Queue:
     def line_up(self, writes: TaskWrites) -> bool:
         """Let writes wait whose caller will wait as well (see `is_landed`), unless it did not pay lately."""
         with self._lock:
+            self._notice_caller()
+            if not self._are_many:
+                return False  # whoever would put the checkpoint is this thread itself
             if self._rest:
                 self._rest -= 1
                 return False
@@ -114,7 +119,13 @@ class Queue:
     def take(self, scope: str) -> list[TaskWrites]:
         """What waits for a scope, to be committed while `gate` is held."""
         with self._lock:
+            self._notice_caller()
             return self._waiting.pop(scope, [])
+
+    def _notice_caller(self) -> None:
+        caller = threading.get_ident()
+        self._are_many = self._are_many or self._caller not in (None, caller)
+        self._caller = caller
 
     def put_back(self, writes: list[TaskWrites]) -> None:
         """Its commit was refused: let it wait again, in front."""
