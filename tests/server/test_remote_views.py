@@ -10,6 +10,9 @@ import inspect
 from importlib import import_module
 
 import pytest
+from tests.recording.test_alerts import receiver, secret  # noqa: F401 - fixtures of theirs
+from tests.recording.test_searching import small_pages  # noqa: F401 - a fixture of theirs
+from tests.recording.test_timeline_parts import run  # noqa: F401 - likewise
 from tests.server.running import running
 from tests.workspaces.conftest import folder  # noqa: F401 - a fixture of theirs
 
@@ -25,6 +28,12 @@ MODULES = {
     "sessions": "tests.seeds.test_004_user_states",
     "memory": "tests.memory.test_memory",
     "recording": "tests.recording.test_recording",
+    "timelines": "tests.recording.test_timeline_parts",
+    "searching": "tests.recording.test_searching",
+    "budgets": "tests.recording.test_shared_budgets",
+    "alerts": "tests.recording.test_alerts",
+    "comparing": "tests.recording.test_comparison",
+    "retention": "tests.recording.test_run_retention",
     "restore": "tests.workspaces.test_restore",
     "looking": "tests.workspaces.test_looking",
     "files": "tests.workspaces.test_checkpoints",
