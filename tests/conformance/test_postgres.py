@@ -25,5 +25,6 @@ class TestPostgresWithPacks(TestPostgres):
         return lambda: open_postgres(postgres_url, blobs=FolderBlobs(tmp_path / "packs"))
 
 
+@pytest.mark.timeout(600)  # a failure takes its time to shrink
 def test_random_histories(postgres_url):
     run_state_machine_as_test(engine_machine(lambda: open_postgres(postgres_url)))
