@@ -29,6 +29,7 @@ class Site:
         self.folder = folder
         self.known: dict[str, KnownFile] = {}
         self.stamps: dict[str, Stamp] = {}
+        self.cuts: dict[str, tuple[int, ...]] = {}
 
 
 class Source:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from treering.core.address import object_address
+from treering.core.content import Content
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, decode_tree
 from treering.errors import InvalidInput, NotFound, TimedOut
 from treering.store import Store
@@ -441,6 +442,27 @@ def test_a_collection_between_staging_and_commit_is_noticed(store: Store, folder
 
     camera.keeping(folder.resolve(), commit)
     assert [each.read_files for each in taken] == [1, 5]
+
+
+def test_a_collection_between_files_and_folders_is_noticed(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files are staged and swept, then the folders are staged: their root alone proves nothing."""
+    real = store.engine.stage
+    staged: list[int] = []
+
+    def stage(space: str, contents: Iterable[Content]) -> list[str]:
+        names = real(space, contents)
+        staged.append(len(names))
+        if len(staged) == 1:
+            assert store.gc(grace_seconds=0).swept.objects == len(names)
+        return names
+
+    monkeypatch.setattr(store.engine, "stage", stage)
+    snapshot = store.workspace.snapshot(folder)
+    assert len(staged) == 4
+    assert store.workspace.check(snapshot).ok
+    assert store.verify().ok
 
 
 def test_snapshots_are_listed_newest_first_and_by_name(store: Store, folder: Path) -> None:

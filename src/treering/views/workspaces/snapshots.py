@@ -4,8 +4,8 @@ Files that are not known are read once, straight into staging; then the trees ab
 snapshot writes is what changed. Its id is the name of the root tree: equal folders have equal ids, on any
 machine, and a file that was only touched changes nothing. Who and when is not in it; that is in the journal:
 an event of its own, or the checkpoint that the snapshot belongs to. **Invariant:** the commit that names a
-root requires it and the roots that its unread files were known from; if a collection took one of them away in
-between, the commit is refused and the folder is read again, whole.
+root requires it, all that was staged for it, and the roots that its unread files were known from; if a
+collection took one of them away in between, the commit is refused and the folder is read again, whole.
 """
 
 from __future__ import annotations
@@ -136,14 +136,15 @@ class Camera:
         with opened(folder) as descriptor:
             names = self._engine.stage(self._space, scan.contents(descriptor))
         seen, trees = scan.finish(names)
-        if trees:
-            self._engine.stage(self._space, trees)
+        staged = self._engine.stage(self._space, trees) if trees else []
         now = Known(roots=(seen.tree,), patterns=rules.patterns, folder=seen)
         if known is not None and seen is known.folder:
             now = known
         return Taken(
             root=seen.tree,
-            requires=tuple(dict.fromkeys((seen.tree, *(known.roots if known is not None else ())))),
+            requires=tuple(
+                dict.fromkeys((seen.tree, *(known.roots if known is not None else ()), *names, *staged))
+            ),
             files=seen.count,
             size_bytes=seen.size,
             read_files=scan.read_files,
