@@ -8,12 +8,13 @@ a batch is unique within its space: sending the same batch again changes nothing
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from treering.core.address import Address
 from treering.core.content import Content
+from treering.errors import Conflict
 
 ANY: Literal["any"] = "any"
 ABSENT: Literal["absent"] = "absent"
@@ -101,6 +102,9 @@ class Set(msgspec.Struct, frozen=True, kw_only=True, tag="set"):
     links: tuple[Address, ...] = ()
 
 
+_TOTAL_BITS: Final = 63
+
+
 class Delete(msgspec.Struct, frozen=True, tag="delete"):
     """Remove a ref; its version keeps counting."""
 
@@ -110,6 +114,20 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
 
     delta: int
     ceiling: int | None = None
+
+    def total(self, name: str, value: bytes | None) -> int:
+        """What the ref of that name holds afterwards; `Conflict` where that cannot be."""
+        try:
+            total = (int(value) if value is not None else 0) + self.delta
+        except ValueError:
+            raise Conflict(f"ref {name!r} does not hold an integer, so nothing can be added to it") from None
+        if self.ceiling is not None and total > self.ceiling:
+            raise Conflict(f"ref {name!r} would become {total}, past its ceiling {self.ceiling}")
+        if total.bit_length() > _TOTAL_BITS:
+            raise Conflict(
+                f"ref {name!r} would become {total}, more than {_TOTAL_BITS} bits; begin a new one"
+            )
+        return total
 
 
 class RefChange(msgspec.Struct, frozen=True, kw_only=True):

@@ -238,8 +238,8 @@ class Space:
                 return change, version + 1, new
             case Delete():
                 return change, version + 1 if value is not None else version, None
-            case Add(delta=delta, ceiling=ceiling):
-                return change, version + 1, b"%d" % _total(change.name, value, delta, ceiling)
+            case Add() as added:
+                return change, version + 1, b"%d" % added.total(change.name, value)
 
     def _grown(self, batch: Batch) -> list[tuple[Append, ListInfo]]:
         """What each append makes of its list; later ones see what earlier ones of the batch did."""
@@ -384,13 +384,3 @@ def _objects_in(batch: Batch) -> Iterator[str]:
         place = parse_address(address)
         if isinstance(place, ObjectAt):
             yield place.name
-
-
-def _total(name: str, value: bytes | None, delta: int, ceiling: int | None) -> int:
-    try:
-        total = (int(value) if value is not None else 0) + delta
-    except ValueError:
-        raise Conflict(f"ref {name!r} does not hold an integer, so nothing can be added to it") from None
-    if ceiling is not None and total > ceiling:
-        raise Conflict(f"ref {name!r} would become {total}, past its ceiling {ceiling}; nothing was added")
-    return total

@@ -124,6 +124,15 @@ class RefTests(EngineHarness):
         engine.commit(batches.set_ref(space, "head", b"41"))
         assert engine.commit(_add(space, "head", 1)).sums == {"head": 42}
 
+    def test_07_a_total_that_no_receipt_could_hold_is_refused(self, engine: Engine, space: str) -> None:
+        for value, delta in ((b"%d" % 2**63, 0), (b"%d" % (2**63 - 1), 1), (b"%d" % -(2**70), 1)):
+            engine.commit(batches.set_ref(space, "head", value))
+            with pytest.raises(Conflict, match="bits"):
+                engine.commit(_add(space, "head", delta))
+            assert engine.refs(space, ["head"])["head"].value == value
+        engine.commit(batches.set_ref(space, "head", b"%d" % (2**63 - 2)))
+        assert engine.commit(_add(space, "head", 1)).sums == {"head": 2**63 - 1}
+
     def test_07_concurrent_adds_all_count_and_none_passes_the_ceiling(
         self, engine: Engine, space: str
     ) -> None:

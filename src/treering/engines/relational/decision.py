@@ -118,17 +118,7 @@ def _moved(current: Current, change: RefChange) -> RefState:
         return RefState(version + 1, move.value, scope)
     if isinstance(move, Delete):
         return RefState(version + 1 if value is not None else version, None, scope)
-    return RefState(version + 1, b"%d" % _total(change.name, value, move.delta, move.ceiling), scope)
-
-
-def _total(name: str, value: bytes | None, delta: int, ceiling: int | None) -> int:
-    try:
-        total = (int(value) if value is not None else 0) + delta
-    except ValueError:
-        raise Conflict(f"ref {name!r} does not hold an integer, so nothing can be added to it") from None
-    if ceiling is not None and total > ceiling:
-        raise Conflict(f"ref {name!r} would become {total}, past its ceiling {ceiling}")
-    return total
+    return RefState(version + 1, b"%d" % move.total(change.name, value), scope)
 
 
 def _appended(current: Current, batch: Batch) -> list[tuple[Append, ListState]]:
