@@ -128,3 +128,10 @@ def test_hooks_that_veto_do_so_in_every_space(store):
     assert tenant.thread("t").append("said") is not None
     tenant.hooks.add("pre_checkpoint_save", lambda saving: False)  # noqa: ARG005
     assert store.thread("t").append("said") is None
+
+
+def test_a_hook_cannot_make_state_that_is_not_read_back(store):
+    store.hooks.add("pre_checkpoint_save", lambda saving: {"state": {1: saving.note}})
+    with pytest.raises(InvalidInput, match="give it a str"):
+        store.thread("t").checkpoint(state={"plan": "a"})
+    assert store.thread("t").load() is None

@@ -6,12 +6,12 @@ that an agent which changes one virtual file does not write all of them again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from treering.core.address import Address
 from treering.core.body import INLINE_LIMIT
 from treering.core.encoding import decode, encode
-from treering.errors import Corrupt, NotFound
+from treering.errors import Corrupt, InvalidInput, NotFound
 from treering.views.checkpoints import StateValue, Value
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def write_state(
     draft: Draft, known: Mapping[str, StateValue], state: Mapping[str, Any], *, scope: str
 ) -> dict[str, StateValue]:
     """Where each value lies; those that are not as ``known`` go into the batch."""
+    if odd := [name for name in state if not isinstance(cast("object", name), str)]:  # a hook's, perhaps
+        raise InvalidInput(f"state has the name {odd[0]!r}, a {type(odd[0]).__name__}; give it a str")
     return {name: _written(draft, known.get(name), value, scope) for name, value in state.items()}
 
 
