@@ -362,6 +362,7 @@ def test_writers_readers_and_pruners_at_the_same_time(config: StorageConfig, tmp
             with contextlib.suppress(Conflict, Corrupt):
                 prune_storage(config, grace_seconds=0)
 
+    BucketLog(open_bucket(config)).prepare()  # else a pruner that comes first finds no storage
     writers = [threading.Thread(target=guarded(lambda n=n: writer(n))) for n in range(3)]
     pruners = [threading.Thread(target=guarded(pruner)) for _ in range(2)]
     for each in (*writers, *pruners):
