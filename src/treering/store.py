@@ -202,6 +202,7 @@ class Store(Space):
             meta=meta,
             tags=tuple(tags),
             gate=self._guard,
+            readers=self,
         )
 
     def agent(self, name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:

@@ -77,6 +77,24 @@ def test_a_run_is_read_back_as_it_happened(store):
     assert store.runs.get(run.id).status == "ok"
 
 
+def test_a_run_tells_what_it_did_and_took_while_it_goes_on(store):
+    with store.run(agent="planner") as run:
+        run.message("user", "Hi")
+        assert [event.label for event in run.timeline()] == ["user message"]
+        with run.span("writer") as span:
+            span.message("assistant", "Yes.", model="gpt-5", usage={"output": 2}, cost="0.5", currency="EUR")
+        run.message("assistant", "Done.", model="mine", usage={"output": 3}, cost="0.25", currency="EUR")
+    took = run.cost()
+    assert took.total == store.cost.of_run(run.id).total
+    assert [(name, part.tokens) for name, part in took.by_agent.items()] == [("writer", 2), ("planner", 3)]
+    assert {name: part.tokens for name, part in took.by_model.items() if part.tokens} == {
+        "gpt-5": 2,
+        "mine": 3,
+    }
+    assert [*run.timeline(everything=True)] == [*store.timeline.each_of_run(run.id, everything=True)]
+    assert [*run.timeline()] == [*store.timeline.of_run(run.id).events]
+
+
 def test_pages_of_any_size_give_the_same_timeline(store):
     with store.run(agent="a") as run, run.span("outer") as outer:
         for number in range(7):

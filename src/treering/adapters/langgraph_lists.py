@@ -237,8 +237,7 @@ def _are_same_messages(before: Known, mine: list[Any]) -> bool:
     near = max(0, len(mine) - _NEAR)
     turn = before.looked if before.looked < near else 0
     return all(
-        not any(map(_extra_of, mine[start:stop]))
-        and fields[start:stop] == before.likenesses[start:stop]
+        not any(map(_extra_of, mine[start:stop])) and fields[start:stop] == before.likenesses[start:stop]
         for start, stop in ((near, len(mine)), (turn, min(turn + _TURN, near)))
     )
 

@@ -168,7 +168,7 @@ def diff(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two moments (messages, state, lists, files) or snapshots.
+    """Compare two moments (messages, state, files) or snapshots.
 
     With --json the state and each list are a JSON patch (RFC 6902).
     """

@@ -77,6 +77,14 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Cost, ...]
 
 
+class RunCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run took, in all and by name (``""``: what has none), the most expensive first."""
+
+    total: Cost
+    by_agent: dict[str, Cost]
+    by_model: dict[str, Cost]
+
+
 class Costs:
     """What the roll-ups of one space say."""
 

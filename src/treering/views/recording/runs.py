@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 from msgspec import structs
@@ -18,7 +18,7 @@ from treering.views.recording.failure import told_error
 from treering.views.recording.spans import ERROR, OK, Origin, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from contextvars import Token
     from types import TracebackType
 
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.draft import Draft
     from treering.core.records import Ref
+    from treering.views.costs import Costs, RunCost
     from treering.views.recording.recorder import NoteTaker
     from treering.views.recording.spans import Gate
+    from treering.views.timeline import Timeline, TimelineEvent
 
 RUN: Final = "run"
 RUNS: Final = "run/"
@@ -126,6 +128,20 @@ def write_state(draft: Draft, info: RunInfo, *, thread_key: str | None, expect: 
         )
 
 
+class Readers(Protocol):
+    """Where a run that was recorded is read again."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """What happened."""
+        ...
+
+    @property
+    def cost(self) -> Costs:
+        """What it took."""
+        ...
+
+
 class Run(Place):
     """A run that is being recorded; use it in a ``with`` statement."""
 
@@ -143,6 +159,7 @@ class Run(Place):
         meta: Mapping[str, Any] | None,
         tags: tuple[str, ...],
         gate: Gate | None = None,
+        readers: Readers | None = None,
     ) -> None:
         info = RunInfo(
             id=new_id() if id is None else check_id(id, "run id"),
@@ -161,6 +178,7 @@ class Run(Place):
         )
         super().__init__(origin, self._info.id, agent)
         self._token: Token[Place | None] | None = None
+        self._readers = readers
 
     @property
     def info(self) -> RunInfo:
@@ -196,6 +214,31 @@ class Run(Place):
     def flush(self) -> None:
         """Return when everything that was recorded so far is durable."""
         self._origin.recorder.flush()
+
+    def timeline(self, *, everything: bool = False) -> Iterator[TimelineEvent]:
+        """What it did so far, in order: the five kinds of line, or (``everything``) all that was recorded.
+
+        Waits until that is durable; in async code, await the store's ``flush`` and read its ``timeline``.
+        """
+        return self._read().timeline.each_of_run(self.id, everything=everything)
+
+    def cost(self) -> RunCost:
+        """What it took so far, in all, by agent and by model; waits as `timeline` does."""
+        from treering.views.costs import RunCost
+
+        costs = self._read().cost
+        by_agent, by_model = costs.of_run(self.id), costs.of_run(self.id, by="model")
+        return RunCost(
+            total=by_agent.total,
+            by_agent={str(part.key or ""): part for part in by_agent.parts},
+            by_model={str(part.key or ""): part for part in by_model.parts},
+        )
+
+    def _read(self) -> Readers:
+        if self._readers is None:
+            raise InvalidInput(f"run {self.id!r} is being imported; read it from the store afterwards")
+        self.flush()
+        return self._readers
 
     def write_to(self, draft: Draft) -> None:
         """The run as it ended."""
