@@ -7,7 +7,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from treering.blobs.folder import FolderBlobs
 from treering.engines.postgres import open_postgres
-from treering.testing.engine_suite import EngineSuite
+from treering.testing.engine_suite import CopyTests, EngineSuite, ErasureTests, ObjectTests, SweepTests
 from treering.testing.machine import engine_machine
 
 
@@ -19,10 +19,26 @@ class TestPostgres(EngineSuite):
         return lambda: open_postgres(postgres_url)
 
 
+@pytest.fixture
+def make_packing(postgres_url, tmp_path):
+    return lambda: open_postgres(postgres_url, blobs=FolderBlobs(tmp_path / "packs"))
+
+
+class TestPacks(ObjectTests, SweepTests, ErasureTests, CopyTests):
+    """What changes when objects lie in packs; `make soak` runs all of it."""
+
+    skips = TestPostgres.skips
+
+    @pytest.fixture
+    def make_engine(self, make_packing):
+        return make_packing
+
+
+@pytest.mark.soak
 class TestPostgresWithPacks(TestPostgres):
     @pytest.fixture
-    def make_engine(self, postgres_url, tmp_path):
-        return lambda: open_postgres(postgres_url, blobs=FolderBlobs(tmp_path / "packs"))
+    def make_engine(self, make_packing):
+        return make_packing
 
 
 @pytest.mark.timeout(600)  # a failure takes its time to shrink
