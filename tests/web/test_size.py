@@ -73,3 +73,20 @@ def test_a_thread_of_more_moments_than_a_page_is_read_to_its_root(page, tmp_path
         page.keyboard.press("End")
         expect(page.locator(".inspector .step")).to_have_text("0")
         page.close()
+
+
+def test_a_key_that_is_pressed_as_soon_as_a_list_is_there_is_not_lost(page, tmp_path):
+    with treering.open(tmp_path / "store", durability="fast") as store, running(store) as url:
+        thread = store.thread("long")
+        for number in range(40):
+            thread.append({"role": "user", "content": str(number)})
+        page.add_init_script(
+            """new MutationObserver((_, watcher) => {
+                if (!document.querySelector('.moments')) return;
+                watcher.disconnect();
+                document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'End', bubbles: true}));
+            }).observe(document, {childList: true, subtree: true})"""
+        )
+        page.goto(f"{url}/ui/#/threads/long")
+        expect(page.locator(".inspector .step")).to_have_text("0")
+        page.close()

@@ -1,5 +1,5 @@
 // The keyboard: views say which keys they know while they are shown; sequences such as `g r` are two keys.
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 
 export type Keys = Record<string, (event: KeyboardEvent) => void>;
 
@@ -11,7 +11,8 @@ let first: { key: string; at: number } | null = null;
 export function useKeys(keys: Keys, active = true): void {
   const held = useRef(keys);
   held.current = keys;
-  useEffect(() => {
+  // Not an effect after painting: a key that is pressed as soon as the view is seen must not be lost.
+  useLayoutEffect(() => {
     if (!active) return;
     stack.push(held);
     return () => void stack.splice(stack.indexOf(held), 1);
