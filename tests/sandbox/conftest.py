@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.sandbox.depots import make_place
 from tests.servers.bucket import S3Bucket
 from treering.sandbox import AgentProfile, StorageConfig
+from treering.sandbox.archive import Place
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,21 @@ def bucket(s3: S3Bucket) -> StorageConfig:
 def storage(tmp_path: Path) -> StorageConfig:
     """A new folder as a bucket."""
     return StorageConfig(tmp_path / "bucket")
+
+
+@pytest.fixture(params=["folder", "s3"])
+def config(request: pytest.FixtureRequest) -> StorageConfig:
+    """A bucket of each kind in turn."""
+    if request.param == "folder":
+        return request.getfixturevalue("storage")
+    request.applymarker(pytest.mark.s3)
+    return request.getfixturevalue("bucket")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A home with a workspace and an agent's settings."""
+    return make_place(tmp_path / "home")
 
 
 SCRIBBLER = AgentProfile(

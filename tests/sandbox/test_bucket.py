@@ -14,6 +14,7 @@ import pytest
 import treering
 import treering.sandbox
 from tests.sandbox.conftest import config_of
+from tests.sandbox.depots import make_place, save
 from tests.sandbox.rough_road import rough_road
 from tests.servers.bucket import S3Bucket
 from tests.workspaces.pictures import picture
@@ -26,33 +27,6 @@ from treering.sandbox.archive import Place
 from treering.sandbox.bucket_index import MANY
 from treering.sandbox.bucket_storage import BucketStorage
 from treering.sandbox.config import open_bucket
-from treering.sandbox.records import Label
-
-
-@pytest.fixture(params=["folder", "s3"])
-def config(request: pytest.FixtureRequest, tmp_path: Path) -> StorageConfig:
-    if request.param == "folder":
-        return StorageConfig(tmp_path / "bucket")
-    request.applymarker(pytest.mark.s3)
-    return config_of(request.getfixturevalue("s3"))
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return make_place(tmp_path / "home")
-
-
-def make_place(home: Path) -> Place:
-    (home / "workspace" / "src").mkdir(parents=True)
-    (home / "workspace" / "report.txt").write_text("Draft v1")
-    (home / "workspace" / "src" / "main.py").write_text("print(1)\n" * 500)
-    (home / ".claude" / "projects").mkdir(parents=True)
-    (home / ".claude" / "projects" / "1.jsonl").write_text('{"type": "user"}\n')
-    return Place(home=home, workspace=home / "workspace", settings=(".claude",))
-
-
-def save(depot: Depot, place: Place, *, tag: str = "s-1", parent: CheckpointInfo | None = None, **more):
-    return depot.save(place, Label(tag=tag, parent_id=None if parent is None else parent.id, **more))
 
 
 def test_another_machine_has_only_the_config(config: StorageConfig, place: Place, tmp_path: Path) -> None:
