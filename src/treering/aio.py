@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -1289,9 +1290,9 @@ class AsyncAlerts:
         """Async twin of `Alerts.remove_webhook`."""
         return await self._bridge.call(self._alerts.remove_webhook, name)
 
-    async def deliver(self, webhook: str) -> Delivery:
+    async def deliver(self, webhook: str, *, stop: Event | None = None) -> Delivery:
         """Async twin of `Alerts.deliver`."""
-        return await self._bridge.call(self._alerts.deliver, webhook)
+        return await self._bridge.call(self._alerts.deliver, webhook, stop=stop)
 
     def watch(self, *, seconds: float = 1.0) -> Watch:
         """Async twin of `Alerts.watch`."""

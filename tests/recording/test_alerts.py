@@ -29,6 +29,8 @@ class Receiver:
         self.answers = []
         self.requests = []
         self.arrived = threading.Condition()
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,6 +40,7 @@ class Receiver:
                     status = receiver.answers.pop(0) if receiver.answers else 200
                     receiver.requests.append((status, dict(self.headers.items()), body))
                     receiver.arrived.notify_all()
+                receiver.may_answer.wait()
                 self.send_response(status)
                 if status == 302:
                     self.send_header("location", receiver.url + "/elsewhere")
@@ -339,6 +342,83 @@ def test_the_watch_judges_and_sends_by_itself_and_tries_again(store, receiver):
         receiver.wait_for(3)
     assert len(receiver.messages()) == 1
     assert len({headers["Webhook-Id"] for _, headers, _ in receiver.requests}) == 1
+
+
+def raised(store, *whys):
+    store.alerts.set_rule("failed", "failed")
+    for why in whys:
+        failed(store, why=why)
+
+
+def test_a_receiver_that_does_not_answer_keeps_nobody_waiting(store, receiver):
+    slow = Receiver()
+    slow.may_answer.clear()
+    try:
+        store.alerts.set_webhook("a slow one", slow.url)
+        store.alerts.set_webhook("ops", receiver.url)
+        with Watch(store.alerts, seconds=0.01):
+            raised(store, "one")
+            slow.wait_for(1)
+            receiver.wait_for(1)
+            failed(store, why="two")
+            receiver.wait_for(2)  # judged and sent while the other one still thinks
+            assert len(slow.requests) == 1
+            slow.may_answer.set()
+            slow.wait_for(2)
+        assert [message[-3:] for message in slow.messages()] == ["one", "two"]
+    finally:
+        slow.may_answer.set()
+        slow.close()
+
+
+def test_closing_the_watch_waits_for_no_backlog(store, receiver):
+    store.alerts.set_webhook("ops", receiver.url)
+    receiver.may_answer.clear()
+    watch = store.alerts.watch(seconds=0.01)
+    raised(store, "one", "two")
+    with watch:
+        receiver.wait_for(1)
+        watch.stop()
+        receiver.may_answer.set()
+    assert len(receiver.messages()) == 1
+    assert store.alerts.deliver("ops").sent == 1
+    assert [message[-3:] for message in receiver.messages()] == ["one", "two"]
+
+
+def test_closing_the_watch_waits_only_so_long_for_an_answer(store, receiver):
+    store.alerts.set_webhook("ops", receiver.url)
+    receiver.may_answer.clear()
+    watch = store.alerts.watch(seconds=0.01).start()
+    raised(store, "one")
+    receiver.wait_for(1)
+    watch.close(seconds=0)
+    assert store.alerts.deliver("ops").is_busy  # its lease is held until the receiver has answered
+    receiver.may_answer.set()
+    watch.close(seconds=60)
+    assert store.alerts.deliver("ops").sent == 0
+
+
+def test_more_webhooks_than_turns_all_get_theirs(store, receiver, monkeypatch):
+    monkeypatch.setattr("treering.views.alerting.watch.SENDING_AT_ONCE", 1)
+    names = ("rules", "one", "two")  # a webhook may be named as anything
+    for name in names:
+        store.alerts.set_webhook(name, receiver.url)
+    raised(store, "no")
+    with store.alerts.watch(seconds=0.01):
+        receiver.wait_for(len(names))
+    assert [store.alerts.deliver(name).sent for name in names] == [0, 0, 0]
+
+
+def test_what_another_process_was_sending_is_looked_after(store, receiver):
+    store.alerts.set_webhook("ops", receiver.url)
+    raised(store, "one")
+    store.alerts.examine()
+    lease = store.engine.claim(store.space, "alerts/webhook/ops", holder="someone", seconds=60)
+    watch = store.alerts.watch()
+    watch.look()
+    watch.close(seconds=60)
+    assert watch.is_waiting
+    store.engine.release(lease)
 
 
 def test_webhooks_are_listed_and_removed(store):

@@ -2,7 +2,7 @@
 
 One thread goes over the projects, again and again, and looks only at those that something was written to.
 Several servers of one store may do this at once; each piece of work knows how far another one came. What
-goes wrong in one project keeps neither the others nor the thread from going on.
+goes wrong in one project keeps neither the others nor the thread from going on, nor does a slow webhook.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from treering.care.spaces import user_spaces
 from treering.errors import TreeringError
+from treering.views.alerting.watch import GOODBYE_SECONDS
 from treering.views.crashes import Rounds
 
 if TYPE_CHECKING:
@@ -54,6 +55,12 @@ class Background:
     ) -> None:
         self._end.set()
         self._thread.join()
+        watches = [project.watch for project in self._projects.values()]
+        for watch in watches:
+            watch.stop()
+        latest = time.monotonic() + GOODBYE_SECONDS
+        for watch in watches:
+            watch.close(seconds=max(latest - time.monotonic(), 0.0))
 
     def _work(self) -> None:
         while not self._end.wait(self._seconds):
@@ -75,7 +82,7 @@ class _Project:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._watch: Watch = store.alerts.watch()
+        self.watch: Watch = store.alerts.watch()
         self._rounds = Rounds(store.engine, store.space, clock=store.clock)
         self._seen = -1
         self._indexed: int = -1
@@ -104,8 +111,8 @@ class _Project:
             self._crashed_at = now + CRASHED_SECONDS
             self._store.runs.mark_crashed(newest=RUNS_A_ROUND)
             self._rounds.go_on(RUNS_A_ROUND)
-        if seq != self._seen or self._watch.is_waiting:
-            self._watch.look()
+        if seq != self._seen or self.watch.is_waiting:
+            self.watch.look()
         if search and seq != self._indexed:
             # Whoever writes much just now needs the time more; a search that must be fresh sees to it itself.
             if seq == self._seen or now >= self._index_by:

@@ -31,6 +31,7 @@ from treering.views.runs import Runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from threading import Event
 
     from treering.core.batch import Expect
     from treering.core.clock import Clock
@@ -140,12 +141,15 @@ class Alerts:
         self._remove(SENT + name)
         return self._remove(WEBHOOKS + name)
 
-    def deliver(self, webhook: str) -> Delivery:
-        """Send one webhook what it has not got yet; stops at the first alert that is not taken."""
+    def deliver(self, webhook: str, *, stop: Event | None = None) -> Delivery:
+        """Send one webhook what it has not got yet; stops at the first alert that is not taken.
+
+        Once ``stop`` is set, nothing more is begun.
+        """
         found = self._engine.refs(self._space, [WEBHOOKS + webhook]).get(WEBHOOKS + webhook)
         if found is None:
             raise NotFound(f"there is no webhook {webhook!r}; alerts.webhooks() lists them")
-        return deliver(self._engine, self._space, webhook_of(found), clock=self._clock)
+        return deliver(self._engine, self._space, webhook_of(found), clock=self._clock, stop=stop)
 
     def watch(self, *, seconds: float = 1.0) -> Watch:
         """A thread that examines and delivers, every so many seconds: ``with store.alerts.watch(): ...``."""

@@ -32,6 +32,8 @@ from treering.errors import Corrupt, InvalidInput
 from treering.views.alerting.alert import alert_at, listed_after, log
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.core.records import Ref
@@ -98,8 +100,10 @@ def signature(secret: str, id: str, timestamp: int, body: bytes) -> str:
     return "v1," + base64.b64encode(hmac.new(secret.encode(), signed, sha256).digest()).decode()
 
 
-def deliver(engine: Engine, space: str, webhook: Webhook, *, clock: Clock) -> Delivery:
-    """Send what was not sent yet, in order, until all is sent or something goes wrong."""
+def deliver(
+    engine: Engine, space: str, webhook: Webhook, *, clock: Clock, stop: Event | None = None
+) -> Delivery:
+    """Send what was not sent yet, in order, until all is sent, something goes wrong, or ``stop`` is set."""
     lease = engine.claim(space, WEBHOOKS + webhook.name, holder=new_id(), seconds=LEASE_SECONDS)
     if lease is None:
         return Delivery(webhook=webhook.name, is_busy=True)
@@ -111,6 +115,8 @@ def deliver(engine: Engine, space: str, webhook: Webhook, *, clock: Clock) -> De
             if not lines:
                 return Delivery(webhook=webhook.name, sent=sent)
             for line in lines:
+                if stop is not None and stop.is_set():
+                    return Delivery(webhook=webhook.name, sent=sent)
                 renewed = engine.heartbeat(lease, seconds=LEASE_SECONDS)
                 if renewed is None:
                     return Delivery(webhook=webhook.name, sent=sent, is_busy=True)
