@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from decimal import Decimal
@@ -16,13 +11,11 @@ from decimal import Decimal
 import pytest
 
 import treering
-from treering.core.batch import Usage
 from treering.core.clock import ManualClock
 from treering.core.query import EventQuery
-from treering.errors import InvalidInput, NotFound, Unreachable
+from treering.errors import InvalidInput, NotFound
 from treering.store import Store
 from treering.views.recording.context import carry
-from treering.views.recording.usage import usage_of
 
 
 @pytest.fixture
@@ -301,208 +294,12 @@ def test_wrong_words_are_refused_where_they_are_said(store):
     assert len(store.timeline.of_run(run.id).events) == 2
 
 
-@pytest.mark.parametrize(
-    "given, usage",
-    [
-        ({"input": 1, "output": 2, "cache_read": 3}, Usage(input=1, output=2, cache_read=3)),
-        (
-            {
-                "input_tokens": 5,
-                "output_tokens": 2,
-                "cache_read_input_tokens": 7,
-                "cache_creation_input_tokens": 1,
-            },
-            Usage(input=5, output=2, cache_read=7, cache_write=1),
-        ),
-        (
-            {
-                "prompt_tokens": 10,
-                "completion_tokens": 2,
-                "total_tokens": 12,
-                "prompt_tokens_details": {"cached_tokens": 4},
-            },
-            Usage(input=6, cache_read=4, output=2),
-        ),
-        (
-            {  # OpenAI's Responses API, as it comes
-                "input_tokens": 10,
-                "input_tokens_details": {"cached_tokens": 4},
-                "output_tokens": 9,
-                "output_tokens_details": {"reasoning_tokens": 7},
-                "total_tokens": 19,
-            },
-            Usage(input=6, cache_read=4, output=9, reasoning=7),
-        ),
-        (
-            {  # its chat completions
-                "prompt_tokens": 10,
-                "completion_tokens": 9,
-                "total_tokens": 19,
-                "prompt_tokens_details": {"audio_tokens": None, "cached_tokens": 0},
-                "completion_tokens_details": {"accepted_prediction_tokens": 0, "reasoning_tokens": 7},
-            },
-            Usage(input=10, output=9, reasoning=7),
-        ),
-        (
-            {  # Anthropic's, as it comes
-                "cache_creation": {"ephemeral_1h_input_tokens": 30, "ephemeral_5m_input_tokens": 20},
-                "cache_creation_input_tokens": 50,
-                "cache_read_input_tokens": 7,
-                "inference_geo": None,
-                "input_tokens": 5,
-                "output_tokens": 9,
-                "output_tokens_details": {"thinking_tokens": 4},
-                "server_tool_use": {"web_search_requests": 1},
-                "service_tier": "standard",
-            },
-            Usage(input=5, cache_read=7, cache_write=20, cache_write_1h=30, output=9, reasoning=4),
-        ),
-        ({"prompt": 100, "completion": 50, "total": 150}, Usage(input=100, output=50)),
-        ({"total": 9}, Usage(input=9)),
-        (None, None),
-    ],
-)
-def test_tokens_are_understood_in_the_words_of_the_providers(given, usage):
-    assert usage_of(given) == usage
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "many",
-        5,
-        {"tokens": 5},
-        {"input": "5"},
-        {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": -1}},
-    ],
-)
-def test_tokens_that_nobody_could_count_are_refused(wrong):
-    with pytest.raises(InvalidInput, match="usage"):
-        usage_of(wrong)
-
-
 def test_times_are_the_clock_s(slow_time):
     store, clock = slow_time
     with store.run(agent="a") as run, run.span("step"):
         clock.advance(seconds=8.23)
     store.flush()
     assert [event.label for event in store.timeline.of_run(run.id).events] == ["▶ step", "■ step (8.23s)"]
-
-
-def test_the_store_may_be_away_for_a_while(store, monkeypatch):
-    commit, failures = store.engine.commit, [3]
-
-    def failing(batch):
-        if failures[0]:
-            failures[0] -= 1
-            raise Unreachable("not now")
-        return commit(batch)
-
-    monkeypatch.setattr(store.engine, "commit", failing)
-    run = planned(store)
-    assert failures == [0]
-    assert len(store.timeline.of_run(run.id).events) == 6
-
-
-def test_what_cannot_be_written_is_told_and_harms_no_other(store, monkeypatch):
-    commit = store.engine.commit
-
-    def failing(batch):
-        if any(event.role == "bad" for event in batch.events):
-            raise InvalidInput("this one cannot be stored")
-        return commit(batch)
-
-    monkeypatch.setattr(store.engine, "commit", failing)
-    with store.run(agent="a") as run:
-        run.message("user", "before")
-        run.message("bad", "lost")
-        run.message("user", "after")
-    with pytest.warns(RuntimeWarning, match="cannot be stored"), pytest.raises(InvalidInput):
-        store.flush()
-    assert len(store.timeline.of_run(run.id).events) == 2
-
-
-CHILD = """
-import os, signal, sys, treering
-store = treering.open(sys.argv[1])
-run = store.run(agent="a", id="r").__enter__()
-span = run.span("long").__enter__()
-run.message("user", "kept")
-if sys.argv[2] == "kill":
-    store.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-elif sys.argv[2] == "term":
-    print("up", flush=True)
-    while True:
-        signal.pause()
-"""
-
-
-@pytest.mark.parametrize("how", ["exit", "kill", "term"])
-def test_nothing_that_was_recorded_is_lost_with_the_process(tmp_path, how):
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path / "store"), how], stdout=subprocess.PIPE
-    )
-    with child:
-        if how == "term":
-            assert child.stdout.readline() == b"up\n"
-            child.terminate()
-    assert child.returncode == {"exit": 0, "kill": -signal.SIGKILL, "term": -signal.SIGTERM}[how]
-    with treering.open(tmp_path / "store") as store:
-        assert [event.type for event in store.timeline.of_run("r").events] == ["agent.span.start", "message"]
-
-
-def test_a_run_whose_process_died_is_crashed(tmp_path):
-    subprocess.run([sys.executable, "-c", CHILD, str(tmp_path / "store"), "exit"], check=True)
-    with treering.open(tmp_path / "store") as store:
-        # It exited in order, so its lease was given back; the run never ended.
-        assert store.runs.get("r").status == "crashed"
-        assert [info.id for info in store.runs.mark_crashed()] == ["r"]
-        assert store.runs.mark_crashed() == []
-        assert store.runs.get("r").ended_at_us is not None
-        with store.run(agent="alive") as run:
-            store.flush()
-            assert store.runs.mark_crashed() == []
-            assert store.runs.get(run.id).status == "running"
-
-
-def test_a_forked_child_records_for_itself(tmp_path):
-    with treering.open(tmp_path / "store") as store:
-        run = store.run(agent="parent", id="parent").start()
-        store.flush()
-        run.message("user", "of the parent")
-        child = os.fork()
-        if child == 0:
-            try:
-                with store.run(agent="child", id="child") as own:
-                    own.message("user", "of the child")
-                store.flush()
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
-        run.end()
-        store.flush()
-        for who in ("parent", "child"):
-            assert [event.type for event in store.timeline.of_run(who).events] == ["message"]
-
-
-def test_many_threads_wait_when_the_store_cannot_keep_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("treering.views.recording.recorder.QUEUE_LIMIT", 50)
-    with treering.open(tmp_path / "store", durability="fast") as store:
-        with store.run(agent="a") as run:
-
-            def work():
-                for number in range(200):
-                    run.message("user", f"{number}")
-
-            workers = [threading.Thread(target=work) for _ in range(4)]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-        store.flush()
-        assert len(store.timeline.of_run(run.id, first=2000).events) == 800
 
 
 def test_the_same_words_awaited(tmp_path):

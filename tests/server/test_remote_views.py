@@ -28,6 +28,7 @@ MODULES = {
     "sessions": "tests.seeds.test_004_user_states",
     "memory": "tests.memory.test_memory",
     "recording": "tests.recording.test_recording",
+    "faults": "tests.recording.test_recording_faults",
     "timelines": "tests.recording.test_timeline_parts",
     "searching": "tests.recording.test_searching",
     "budgets": "tests.recording.test_shared_budgets",
