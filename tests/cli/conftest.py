@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import treering
 from treering.cli.main import main
 
 
@@ -57,3 +58,33 @@ def process(tmp_path):
         return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     return call
+
+
+@pytest.fixture
+def desk(tmp_path):
+    """Alice asked, was answered, asked on; that was taken back, forked, and alice waits for a decision."""
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        alice = store.thread("support/alice")
+        alice.append({"role": "user", "content": "Where is my refund?"})
+        draft = alice.append(
+            {"role": "assistant", "content": "It was sent on Monday."},
+            state={"todos": ["check the bank"], "tries": 1},
+            note="first draft",
+            tags=["release"],
+        )
+        alice.append({"role": "user", "content": "Nothing came."}, state={"tries": 2})
+        alice.append({"role": "assistant", "content": "Hm."})
+        alice.rewind(draft.id)
+        bolder = alice.fork("support/alice-bolder")
+        bolder.append({"role": "assistant", "content": "I am sending it again."})
+        alice.append({"role": "user", "content": "Thank you."})
+        alice.interrupt({"tool": "pay", "amount": 30}, interrupt_id="pay-1")
+        store.thread("notes", namespace="bob").append({"role": "user", "content": "mine"})
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def treering_(run, desk, monkeypatch):
+    """Run a command on that store."""
+    monkeypatch.setenv("TREERING_URL", str(desk))
+    return run

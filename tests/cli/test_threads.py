@@ -11,38 +11,9 @@ import pytest
 import treering
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Alice asked, was answered, asked on; that was taken back, forked, and alice waits for a decision."""
-    with treering.open(tmp_path / "store", durability="fast") as store:
-        alice = store.thread("support/alice")
-        alice.append({"role": "user", "content": "Where is my refund?"})
-        draft = alice.append(
-            {"role": "assistant", "content": "It was sent on Monday."},
-            state={"todos": ["check the bank"], "tries": 1},
-            note="first draft",
-            tags=["release"],
-        )
-        alice.append({"role": "user", "content": "Nothing came."}, state={"tries": 2})
-        alice.append({"role": "assistant", "content": "Hm."})
-        alice.rewind(draft.id)
-        bolder = alice.fork("support/alice-bolder")
-        bolder.append({"role": "assistant", "content": "I am sending it again."})
-        alice.append({"role": "user", "content": "Thank you."})
-        alice.interrupt({"tool": "pay", "amount": 30}, interrupt_id="pay-1")
-        store.thread("notes", namespace="bob").append({"role": "user", "content": "mine"})
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def treering_(run, folder, monkeypatch):
-    monkeypatch.setenv("TREERING_URL", str(folder))
-    return run
-
-
-def ids(folder, thread="support/alice"):
+def ids(desk, thread="support/alice"):
     """The ids of all moments of a thread, oldest first."""
-    with treering.open(folder) as store:
+    with treering.open(desk) as store:
         return [moment.id for moment in store.thread(thread).history(everything=True)][::-1]
 
 
@@ -74,9 +45,9 @@ class TestThreads:
         assert len(ran.out.splitlines()) == 2
         assert "2 older" in ran.err
 
-    def test_a_damaged_thread_hides_no_other(self, treering_, folder):
-        head = ids(folder)[-1]
-        with closing(sqlite3.connect(folder / "treering.db")) as database, database:
+    def test_a_damaged_thread_hides_no_other(self, treering_, desk):
+        head = ids(desk)[-1]
+        with closing(sqlite3.connect(desk / "treering.db")) as database, database:
             assert database.execute("DELETE FROM event WHERE id = ?", (head,)).rowcount == 1
         ran = treering_("threads", "--json")
         assert ran.code == 5
@@ -95,7 +66,7 @@ class TestThreads:
 
 
 class TestLog:
-    def test_a_tree_with_what_was_left_behind_and_forked_off(self, treering_, folder):
+    def test_a_tree_with_what_was_left_behind_and_forked_off(self, treering_, desk):
         lines = treering_("log", "support/alice").out.splitlines()
         assert lines[0] == "support/alice"
         told = [line.strip("├└│─ ").split() for line in lines[1:]]
@@ -115,7 +86,7 @@ class TestLog:
         assert 'waits for a decision: {"tool":"pay","amount":30}' in lines[-1]
         for line, moment in zip(
             (each for each in told if each[0].isdigit()),
-            [ids(folder)[index] for index in (0, 1, 2, 3, 4, 5)],
+            [ids(desk)[index] for index in (0, 1, 2, 3, 4, 5)],
             strict=True,
         ):
             assert moment.startswith(line[1])
@@ -125,9 +96,9 @@ class TestLog:
         assert lines[0] == "support/alice-bolder  forked from support/alice@1"
         assert len(lines) == 3
 
-    def test_as_json(self, treering_, folder):
+    def test_as_json(self, treering_, desk):
         told = treering_("log", "support/alice", "--json").json
-        moments = ids(folder)
+        moments = ids(desk)
         assert [each["id"] for each in told["moments"]] == moments[::-1]
         assert [each["on_line"] for each in told["moments"]] == [True, True, False, False, True, True]
         assert told["head"] == moments[-1]
@@ -156,8 +127,8 @@ class TestLog:
         assert "older moments: treering log long --before ckpt_" in lines[1]
         assert len(run("log", "long", "--store", "long", "--limit", 0).out.splitlines()) == 8
 
-    def test_a_page_of_another_thread(self, treering_, folder):
-        ran = treering_("log", "support/alice", "--before", ids(folder, "support/alice-bolder")[0])
+    def test_a_page_of_another_thread(self, treering_, desk):
+        ran = treering_("log", "support/alice", "--before", ids(desk, "support/alice-bolder")[0])
         assert ran.code == 3
         assert "is no moment of thread 'support/alice'" in ran.err
 
@@ -171,9 +142,9 @@ class TestShow:
         assert '  todos = ["check the bank"]' in out
 
     @pytest.mark.parametrize("way", ["step", "back", "id", "prefix", "time", "id of thread"])
-    def test_each_way_to_name_a_moment(self, treering_, folder, way):
-        first = ids(folder)[0]
-        with treering.open(folder) as store:
+    def test_each_way_to_name_a_moment(self, treering_, desk, way):
+        first = ids(desk)[0]
+        with treering.open(desk) as store:
             time = store.thread("support/alice").at(0).created_at
         name = {
             "step": "support/alice@0",
@@ -287,8 +258,8 @@ def ids_prefix(treering_):
 
 
 class TestDiff:
-    def test_messages_and_state(self, treering_, folder):
-        left = ids(folder)[3]
+    def test_messages_and_state(self, treering_, desk):
+        left = ids(desk)[3]
         out = treering_("diff", "support/alice", left).out.splitlines()
         assert out[0].endswith("2 messages in common")
         assert out[1:] == [
@@ -315,8 +286,8 @@ class TestDiff:
         assert told["common"] == 2
         assert told["changed"][0]["after"]["content"] == "I am sending it again."
 
-    def test_other_lists(self, treering_, folder):
-        with treering.open(folder) as store:
+    def test_other_lists(self, treering_, desk):
+        with treering.open(desk) as store:
             thread = store.thread("lists")
             thread.checkpoint(lists={"sources": ["a.md"]})
             thread.checkpoint(lists={"sources": ["b.md", "c.md"]})
@@ -329,100 +300,6 @@ class TestDiff:
 
     def test_nothing_differs(self, treering_):
         assert treering_("diff", "support/alice", "support/alice").out.splitlines()[1] == "nothing differs"
-
-
-class TestForkAndRewind:
-    def test_a_fork_goes_back_to_before_its_beginning(self, treering_, folder):
-        treering_("fork", "support/alice", "support/again", "--at", 1)
-        with treering.open(folder) as store:
-            left = store.thread("support/again").append({"role": "user", "content": "Left."})
-        told = treering_("rewind", "support/again", 0, "--json").json
-        assert (told["step"], told["from"]) == (0, left.id)
-        with treering.open(folder) as store:
-            head = store.thread("support/again").head
-            assert (head.id, head.parent_id) == (told["head"], told["to"])
-        drawn = treering_("log", "support/again").out.splitlines()
-        assert drawn[0] == "support/again  forked from support/alice@1"
-        assert drawn[1] == "├── left behind"
-        assert drawn[3].startswith("│   └──   2 ")
-        assert drawn[-1].startswith("└──   0 ")
-        assert drawn[-1].endswith("← head")
-
-    def test_a_fork_at_a_step(self, treering_):
-        ran = treering_("fork", "support/alice", "support/again", "--at", 0, "--json")
-        assert ran.json["thread_id"] == "support/again"
-        shown = treering_("show", "support/again", "--json").json
-        assert [each["content"] for each in shown["messages"]] == ["Where is my refund?"]
-        assert "begins at step 3" in treering_("fork", "support/alice", "x").out
-
-    def test_a_name_that_is_taken(self, treering_):
-        ran = treering_("fork", "support/alice", "support/alice-bolder")
-        assert ran.code == 4
-        assert "exists already" in ran.err
-
-    def test_a_rewind_says_what_is_left_behind_and_how_to_undo_it(self, treering_, folder):
-        before = ids(folder)
-        ran = treering_("rewind", "support/alice", 0)
-        assert ran.code == 0
-        lines = ran.out.splitlines()
-        assert lines[0] == "support/alice: step 3 -> 0, 3 moments left behind"
-        assert [line.split()[1] for line in lines[1:4]] == [before[5], before[4], before[1]]
-        assert treering_("show", "support/alice", "--json").json["step"] == 0
-        undo = lines[-1].removeprefix("to undo: treering ").split()
-        assert treering_(*undo).out.splitlines()[0] == "support/alice: step 0 -> 3, 0 moments left behind"
-        assert treering_("show", "support/alice", "--json").json["id"] == before[5]
-
-    def test_a_rewind_to_another_branch(self, treering_, folder):
-        moments = ids(folder)
-        told = treering_("rewind", "support/alice", moments[3], "--json").json
-        assert [each["id"] for each in told["left_behind"]] == [moments[5], moments[4]]
-        assert told["from"] == moments[5]
-
-    def test_one_step_back(self, treering_):
-        assert treering_("rewind", "support/alice", "~1", "--json").json["step"] == 2
-
-
-class TestResume:
-    def test_each_decision(self, treering_):
-        assert treering_("resume", "support/alice", "approve", "--interrupt", "pay-1", "--json").json[
-            "metadata"
-        ] == {"resumed": {"id": "pay-1", "decision": "approve", "payload": {"tool": "pay", "amount": 30}}}
-        ran = treering_("resume", "support/alice", "deny")
-        assert ran.code == 4
-        assert "waits for no decision" in ran.err
-
-    def test_edit_takes_a_value(self, treering_):
-        assert treering_("resume", "support/alice", "edit").code == 2
-        ran = treering_("resume", "support/alice", "edit", "--value", "{amount: 3}")
-        assert ran.code == 2
-        assert "not JSON" in ran.err
-        edited = treering_("resume", "support/alice", "edit", "--value", '{"amount": 3}', "--json").json
-        assert edited["metadata"]["resumed"]["payload"] == {"amount": 3}
-
-    def test_a_value_from_stdin(self, process, folder):
-        ran = process(
-            "resume", "support/alice", "edit", "--value", "-", "--store", folder, "--json", given=b'"cash"'
-        )
-        assert ran.json["metadata"]["resumed"]["payload"] == "cash"
-
-    def test_the_wrong_interrupt_and_the_wrong_word(self, treering_):
-        ran = treering_("resume", "support/alice", "approve", "--interrupt", "other")
-        assert (ran.code, "waits for interrupt 'pay-1'" in ran.err) == (4, True)
-        assert treering_("resume", "support/alice", "perhaps").code == 2
-        assert treering_("show", "support/alice", "--json").json["pending_interrupt"]["id"] == "pay-1"
-
-
-class TestDelete:
-    def test_a_thread(self, treering_):
-        assert treering_("delete", "notes", "--user-namespace", "bob").out == "deleted notes\n"
-        assert treering_("show", "notes", "--user-namespace", "bob").code == 3
-
-    def test_a_thread_whose_past_is_shared(self, treering_):
-        assert treering_("delete", "support/alice").code == 4
-        assert treering_("delete", "support/alice", "--cascade", "--json").json == {
-            "deleted": "support/alice",
-            "namespace": "",
-        }
 
 
 class TestEveryCommand:

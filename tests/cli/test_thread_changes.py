@@ -1,0 +1,101 @@
+"""Threads changed from the command line: forks, rewinds, decisions and deletions, each with what it says."""
+
+from __future__ import annotations
+
+from tests.cli.test_threads import ids
+
+import treering
+
+
+class TestForkAndRewind:
+    def test_a_fork_goes_back_to_before_its_beginning(self, treering_, desk):
+        treering_("fork", "support/alice", "support/again", "--at", 1)
+        with treering.open(desk) as store:
+            left = store.thread("support/again").append({"role": "user", "content": "Left."})
+        told = treering_("rewind", "support/again", 0, "--json").json
+        assert (told["step"], told["from"]) == (0, left.id)
+        with treering.open(desk) as store:
+            head = store.thread("support/again").head
+            assert (head.id, head.parent_id) == (told["head"], told["to"])
+        drawn = treering_("log", "support/again").out.splitlines()
+        assert drawn[0] == "support/again  forked from support/alice@1"
+        assert drawn[1] == "├── left behind"
+        assert drawn[3].startswith("│   └──   2 ")
+        assert drawn[-1].startswith("└──   0 ")
+        assert drawn[-1].endswith("← head")
+
+    def test_a_fork_at_a_step(self, treering_):
+        ran = treering_("fork", "support/alice", "support/again", "--at", 0, "--json")
+        assert ran.json["thread_id"] == "support/again"
+        shown = treering_("show", "support/again", "--json").json
+        assert [each["content"] for each in shown["messages"]] == ["Where is my refund?"]
+        assert "begins at step 3" in treering_("fork", "support/alice", "x").out
+
+    def test_a_name_that_is_taken(self, treering_):
+        ran = treering_("fork", "support/alice", "support/alice-bolder")
+        assert ran.code == 4
+        assert "exists already" in ran.err
+
+    def test_a_rewind_says_what_is_left_behind_and_how_to_undo_it(self, treering_, desk):
+        before = ids(desk)
+        ran = treering_("rewind", "support/alice", 0)
+        assert ran.code == 0
+        lines = ran.out.splitlines()
+        assert lines[0] == "support/alice: step 3 -> 0, 3 moments left behind"
+        assert [line.split()[1] for line in lines[1:4]] == [before[5], before[4], before[1]]
+        assert treering_("show", "support/alice", "--json").json["step"] == 0
+        undo = lines[-1].removeprefix("to undo: treering ").split()
+        assert treering_(*undo).out.splitlines()[0] == "support/alice: step 0 -> 3, 0 moments left behind"
+        assert treering_("show", "support/alice", "--json").json["id"] == before[5]
+
+    def test_a_rewind_to_another_branch(self, treering_, desk):
+        moments = ids(desk)
+        told = treering_("rewind", "support/alice", moments[3], "--json").json
+        assert [each["id"] for each in told["left_behind"]] == [moments[5], moments[4]]
+        assert told["from"] == moments[5]
+
+    def test_one_step_back(self, treering_):
+        assert treering_("rewind", "support/alice", "~1", "--json").json["step"] == 2
+
+
+class TestResume:
+    def test_each_decision(self, treering_):
+        assert treering_("resume", "support/alice", "approve", "--interrupt", "pay-1", "--json").json[
+            "metadata"
+        ] == {"resumed": {"id": "pay-1", "decision": "approve", "payload": {"tool": "pay", "amount": 30}}}
+        ran = treering_("resume", "support/alice", "deny")
+        assert ran.code == 4
+        assert "waits for no decision" in ran.err
+
+    def test_edit_takes_a_value(self, treering_):
+        assert treering_("resume", "support/alice", "edit").code == 2
+        ran = treering_("resume", "support/alice", "edit", "--value", "{amount: 3}")
+        assert ran.code == 2
+        assert "not JSON" in ran.err
+        edited = treering_("resume", "support/alice", "edit", "--value", '{"amount": 3}', "--json").json
+        assert edited["metadata"]["resumed"]["payload"] == {"amount": 3}
+
+    def test_a_value_from_stdin(self, process, desk):
+        ran = process(
+            "resume", "support/alice", "edit", "--value", "-", "--store", desk, "--json", given=b'"cash"'
+        )
+        assert ran.json["metadata"]["resumed"]["payload"] == "cash"
+
+    def test_the_wrong_interrupt_and_the_wrong_word(self, treering_):
+        ran = treering_("resume", "support/alice", "approve", "--interrupt", "other")
+        assert (ran.code, "waits for interrupt 'pay-1'" in ran.err) == (4, True)
+        assert treering_("resume", "support/alice", "perhaps").code == 2
+        assert treering_("show", "support/alice", "--json").json["pending_interrupt"]["id"] == "pay-1"
+
+
+class TestDelete:
+    def test_a_thread(self, treering_):
+        assert treering_("delete", "notes", "--user-namespace", "bob").out == "deleted notes\n"
+        assert treering_("show", "notes", "--user-namespace", "bob").code == 3
+
+    def test_a_thread_whose_past_is_shared(self, treering_):
+        assert treering_("delete", "support/alice").code == 4
+        assert treering_("delete", "support/alice", "--cascade", "--json").json == {
+            "deleted": "support/alice",
+            "namespace": "",
+        }
