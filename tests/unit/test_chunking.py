@@ -2,7 +2,9 @@
 
 import mmap
 import random
+from bisect import bisect
 from hashlib import sha256, shake_256
+from itertools import accumulate
 
 import pytest
 from hypothesis import example, given, settings
@@ -127,6 +129,45 @@ def test_a_stream_that_ends_at_a_buffer_boundary_is_cut_like_the_whole(size, ext
         return len(piece)
 
     assert list(stream_chunks(read)) == pieces(data)
+
+
+class Hollow:
+    """A stream of data and holes."""
+
+    def __init__(self, layout):
+        self.data = b"".join(
+            random_bytes(size, at) if at % 2 else bytes(size) for at, size in enumerate(layout)
+        )
+        self.ends = list(accumulate(layout))
+        self.at = self.read_bytes = 0
+
+    def read(self, buffer):
+        piece = self.data[self.at : self.at + len(buffer)]
+        buffer[: len(piece)] = piece
+        self.at += len(piece)
+        self.read_bytes += len(piece)
+        return len(piece)
+
+    def ahead(self):
+        number = bisect(self.ends, self.at)
+        return 0 if number % 2 or number == len(self.ends) else self.ends[number] - self.at
+
+    def skip(self, size):
+        assert 0 < size <= self.ahead()
+        self.at += size
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 7 * MIB), max_size=4))
+def test_holes_that_are_passed_over_are_cut_like_zeros(layout):
+    stream = Hollow(layout)
+    assert list(stream_chunks(stream.read, stream)) == pieces(stream.data)
+
+
+def test_of_a_long_hole_little_is_read_and_its_chunks_are_one():
+    stream = Hollow([50 * MIB, MIB, 50 * MIB])
+    assert len({id(chunk) for chunk in list(stream_chunks(stream.read, stream))}) < 30
+    assert stream.read_bytes < 12 * MIB
 
 
 def test_a_stream_is_not_read_far_ahead():

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from hashlib import md5
 from mmap import mmap
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -41,6 +41,18 @@ class Span(msgspec.Struct, frozen=True):
     stop: int
 
 
+class Holes(Protocol):
+    """What is known of a stream without reading it."""
+
+    def ahead(self) -> int:
+        """How many of the next bytes are zeros for certain."""
+        ...
+
+    def skip(self, size: int) -> None:
+        """Pass over some of them."""
+        ...
+
+
 Cutter = Callable[[memoryview], Iterator[int]]
 """Yields where each chunk of a buffer ends; the last one ends where the buffer does."""
 
@@ -57,10 +69,11 @@ def chunks(data: bytes | memoryview | mmap) -> Iterator[Span]:
         start = stop
 
 
-def stream_chunks(read: Callable[[memoryview], int]) -> Iterator[bytes]:
+def stream_chunks(read: Callable[[memoryview], int], holes: Holes | None = None) -> Iterator[bytes]:
     """The same chunks of what ``read`` puts into the buffers that it is given, until it says 0.
 
-    Takes a buffer of 4 MiB and the chunk that was given out last.
+    Takes a buffer of 4 MiB and the chunk that was given out last. Of long ``holes`` nothing is read, and
+    their chunks are one object, given out again and again.
     """
     window = memoryview(bytearray(_READ_BYTES))
     filled = _fill(read, window)
@@ -81,6 +94,13 @@ def stream_chunks(read: Callable[[memoryview], int]) -> Iterator[bytes]:
             return
         carried = filled - start
         window[:carried] = window[start:filled]
+        if holes is not None and (ahead := holes.ahead()) >= _MAX_BYTES and not any(window[:carried]):
+            left = carried + ahead
+            while left >= _MAX_BYTES:  # a cut depends on no more than these
+                yield _zeros()
+                left -= len(_zeros())
+            holes.skip(ahead - left)
+            carried = 0
         filled = carried + _fill(read, window[carried:])
 
 
@@ -89,6 +109,12 @@ def _fill(read: Callable[[memoryview], int], buffer: memoryview) -> int:
     while filled < len(buffer) and (got := read(buffer[filled:])):
         filled += got
     return filled
+
+
+@cache
+def _zeros() -> bytes:
+    """The chunk that a run of zeros begins with."""
+    return bytes(next(_cutter()(memoryview(bytes(_MAX_BYTES)))))
 
 
 @cache

@@ -17,8 +17,9 @@ def batches(files: Iterable[FileEntry]) -> Iterator[list[str]]:
     size = 0.0
     for entry in files:
         for name in entry.content:
+            if not names or name != names[-1]:  # as the pieces of a hole are: read once
+                size += entry.size / len(entry.content)
             names.append(name)
-            size += entry.size / len(entry.content)
             if size >= BATCH_BYTES or len(names) >= BATCH_OBJECTS:
                 yield names
                 names, size = [], 0.0

@@ -28,6 +28,7 @@ from treering.errors import Corrupt
 from treering.files import translated
 from treering.views.workspaces.batches import BATCH_BYTES, BATCH_OBJECTS, batches
 from treering.views.workspaces.exchanging import swap
+from treering.views.workspaces.holes import write_all, write_with_holes
 from treering.views.workspaces.known import KnownFile, Stamp, stamp_of, untrusted
 from treering.views.workspaces.patching import Moved, Present, Range, joined, opened_present
 from treering.views.workspaces.rules import TEMPORARY
@@ -40,7 +41,6 @@ _WAITING: Final = 16
 """So many large files wait for their thread at most; whoever adds more waits as well."""
 
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_HOLE: Final = 4096
 
 _WRITTEN: Final = failpoints.declare(
     "restore.file_written", "a restored file is complete under a temporary name"
@@ -254,7 +254,6 @@ class Filler:
         present: Present | None,
     ) -> None:
         size = 0
-        has_holes = False
         for piece in pieces:
             size += piece.size if isinstance(piece, Range) else len(piece)
             if size > entry.size:
@@ -262,14 +261,10 @@ class Filler:
             if isinstance(piece, Range):
                 if present is not None:
                     present.copy(piece, file)
-                continue
-            if entry.size > WHOLE_BYTES and _is_hole(piece):
-                os.lseek(file, len(piece), os.SEEK_CUR)
-                has_holes = True
-                continue
-            written = os.write(file, piece)
-            while written < len(piece):
-                written += os.write(file, memoryview(piece)[written:])
+            elif entry.size > WHOLE_BYTES:
+                write_with_holes(file, piece)
+            else:
+                write_all(file, piece)
         if size != entry.size:
             raise Corrupt(
                 f"file {above + entry.name!r} has not the {entry.size} bytes that the snapshot says; "
@@ -277,7 +272,7 @@ class Filler:
             )
         if present is not None:
             present.check()
-        if has_holes:
+        if entry.size > WHOLE_BYTES:  # it may end with a hole
             os.ftruncate(file, size)
         if (entry.mode | 0o200) & ~self._umask != entry.mode:
             os.fchmod(file, entry.mode)
@@ -298,10 +293,6 @@ def where(path: str) -> Generator[None]:
     """Refusals of the operating system, told of an entry."""
     with translated(f"entry {path!r}", writing=True):
         yield
-
-
-def _is_hole(piece: bytes) -> bool:
-    return len(piece) >= _HOLE and not piece[0] and piece.count(0) == len(piece)
 
 
 def _umask() -> int:

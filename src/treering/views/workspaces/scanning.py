@@ -42,6 +42,7 @@ FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXE
 # Without O_NONBLOCK, opening a named pipe that was swapped in would wait for its other end.
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
+_BLOCK: Final = 512  # what st_blocks counts in
 _SWAPPED: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOTDIR})
 
 
@@ -83,6 +84,7 @@ class Scan:
         self._root: Seen | KnownFolder | None = None
         self._young: list[tuple[Seen, str, str, os.stat_result]] = []
         self._given = 0
+        self._repeated: list[int] = []
         self._entries = 0
         self._read_bytes = 0
         self.read_files = 0
@@ -103,7 +105,7 @@ class Scan:
         ``names`` are those of the contents, in the order in which they were given.
         """
         assert self._root is not None  # noqa: S101 - contents() ran before
-        return settled(self._root, names, self._rules)
+        return settled(self._root, _spread(names, self._repeated), self._rules)
 
     # Walking
     def _walk(  # noqa: C901 - one loop over one folder, as flat as it can be: every file passes here
@@ -288,7 +290,9 @@ class Scan:
                         yield from self._pieces((data,), path)
                 else:
                     cuts.clear()
-                    yield from self._pieces(_noted(stream_chunks(_reader(file, stat.st_size)), cuts), path)
+                    reader = _Reader(file, stat.st_size)
+                    holes = reader if stat.st_blocks * _BLOCK < stat.st_size else None
+                    yield from self._pieces(_noted(stream_chunks(reader.read, holes), cuts), path)
                     size = os.lseek(file, 0, os.SEEK_CUR)
                     is_still = size == stat.st_size and _is_same(stat, os.fstat(file))
             finally:
@@ -300,6 +304,7 @@ class Scan:
         return self._done(Fresh(start, self._given - start, size, untrusted(stat.st_mode), tuple(cuts)))
 
     def _pieces(self, pieces: Iterable[bytes], path: str) -> Iterator[Content]:
+        last: bytes | None = None
         for piece in pieces:
             self._given += 1
             self._read_bytes += len(piece)
@@ -309,6 +314,10 @@ class Scan:
                     "exclude some with .treeringignore, or raise limits="
                 )
             self._check_time()
+            if piece is last:  # a hole goes on
+                self._repeated.append(self._given - 1)
+                continue
+            last = piece
             yield Content("bytes", piece)
 
     def _done(self, fresh: Fresh) -> Fresh:
@@ -338,6 +347,19 @@ def _opened_below(root: int, path: str) -> int:
     return folder
 
 
+def _spread(names: Sequence[str], repeated: Sequence[int]) -> Sequence[str]:
+    """Names with those in between, at the ``repeated`` places, that are the same as the one before."""
+    if not repeated:
+        return names
+    spread: list[str] = []
+    start = 0
+    for done, place in enumerate(repeated):
+        spread += names[start : place - done]
+        start = place - done
+        spread.append(spread[-1])
+    return spread + list(names[start:])
+
+
 def _noted(pieces: Iterable[bytes], cuts: list[int]) -> Iterator[bytes]:
     for piece in pieces:
         cuts.append(len(piece))
@@ -364,14 +386,28 @@ def _read_whole(file: int, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def _reader(file: int, size: int) -> Callable[[memoryview], int]:
+class _Reader:
     """Reads up to the size that the file had: one that grows and grows still has an end."""
-    left = size
 
-    def read(buffer: memoryview) -> int:
-        nonlocal left
-        got = os.readv(file, [buffer[:left]])
-        left -= got
+    def __init__(self, file: int, size: int) -> None:
+        self._file = file
+        self._left = size
+
+    def read(self, buffer: memoryview) -> int:
+        got = os.readv(self._file, [buffer[: self._left]])
+        self._left -= got
         return got
 
-    return read
+    def ahead(self) -> int:
+        """As much of a hole as comes next; file systems that know none say 0."""
+        at = os.lseek(self._file, 0, os.SEEK_CUR)
+        try:
+            data = os.lseek(self._file, at, os.SEEK_DATA)
+        except OSError as error:
+            return self._left if error.errno == errno.ENXIO else 0  # nothing but a hole up to the end
+        os.lseek(self._file, at, os.SEEK_SET)
+        return min(data - at, self._left)
+
+    def skip(self, size: int) -> None:
+        os.lseek(self._file, size, os.SEEK_CUR)
+        self._left -= size
