@@ -90,9 +90,10 @@ class Space:
     ) -> Collection:
         """Drop what ``keep`` does not want (without it, nothing), then sweep what nothing can reach.
 
-        ``keep`` is for checkpoints, snapshots and versions of memories. ``keep_runs`` is for runs, those of
-        each agent by themselves; what they cost goes with them. Works beside writers: what became
-        unreachable less than ``grace_seconds`` ago stays for now.
+        ``keep`` is for checkpoints of each thread, snapshots of each workspace, versions of each memory, and
+        for all checkpoints of sandboxes together. ``keep_runs`` is for runs, those of each agent by
+        themselves; what they cost goes with them. Works beside writers: what became unreachable less than
+        ``grace_seconds`` ago stays for now.
         """
         from treering.care.collection import collect
         from treering.views.run_retention import drop_runs

@@ -263,6 +263,26 @@ def test_policies_count_all_checkpoints_or_those_of_each_session(
     depot.close()
 
 
+def test_the_policy_of_a_store_counts_the_checkpoints_of_its_sandboxes(tmp_path: Path, place: Place) -> None:
+    with treering.open(str(tmp_path / "agents")) as store:
+        depot = depot_in(store)
+        tags = ["a-0", "a-1", "a-2", "b-0", "b-1"]
+        made = []
+        for number, tag in enumerate(tags):
+            write(place, "data.bin", number)
+            made.append(save(depot, place, tag=tag, comment="release" if number == 1 else None))
+        store.thread("t").checkpoint([{"role": "user", "content": "hi"}])
+        before = store.stats().total_bytes
+        done = store.gc(keep=Keep(last=2, tagged=("release",)), grace_seconds=0)
+        assert done.dropped == {"sandbox_checkpoint": 2}
+        assert done.kept == {"checkpoint": 1, "sandbox_checkpoint": 3}
+        assert [each.id for each in depot.list()] == [made[4].id, made[3].id, made[1].id]
+        assert all(depot.check(each).ok for each in depot.list())
+        assert before - store.stats().total_bytes > 100_000
+        store.gc(keep=Keep(last=1, tagged=("b",)))
+        assert [each.id for each in depot.list()] == [made[4].id, made[3].id]
+
+
 def test_nothing_is_deleted_while_a_checkpoint_cannot_be_followed(
     storage: StorageConfig, place: Place, tmp_path: Path
 ) -> None:

@@ -1,7 +1,8 @@
 """Collection: drop what a policy no longer wants, then sweep what nothing can reach.
 
 Retention works on journal events of the *retained kinds* (checkpoints, snapshots, versions of a memory),
-group by group: a `Keep` never compares the moments of one thread with those of another. What a ref names
+group by group: a `Keep` never compares the moments of one thread with those of another. Checkpoints of
+sandboxes are one group, as in a bucket: most have a session to themselves. What a ref names
 (``{"checkpoint": <event id>}`` or ``{"event": ...}``) is pinned, and pins are read again whenever the store
 moved on between the decision and the removal. **Invariant:** before anything is dropped, the journal holds
 a ``retention`` event that says what; a dry run decides in the same way and changes nothing.
@@ -45,14 +46,31 @@ def by_scope(event: Event) -> str:
     return event.scope
 
 
-class RetainedKind(msgspec.Struct, frozen=True):
-    """Events of this kind are subject to retention, each group by itself.
+def together(event: Event) -> str:  # noqa: ARG001 - as the others
+    """All there are are decided together."""
+    return ""
 
-    Tags and the size are taken from the event's data: ``{"tags": [...], "size_bytes": ...}``.
+
+def listed_tags(fields: dict[str, Any]) -> frozenset[str]:
+    """What an event's data says in ``tags``."""
+    tags: Any = fields.get("tags")
+    return frozenset(map(str, cast("list[object]", tags))) if isinstance(tags, list) else frozenset()
+
+
+def session_tags(fields: dict[str, Any]) -> frozenset[str]:
+    """The tag of a sandbox's session, what it begins with, and the comment of the checkpoint."""
+    tag = str(fields.get("tag") or "")
+    return frozenset(filter(None, (tag, tag.rpartition("-")[0], str(fields.get("comment") or ""))))
+
+
+class RetainedKind(msgspec.Struct, frozen=True):
+    """How events of a kind are subject to retention: each group by itself, with tags out of their data.
+
+    The size is in the data, too: ``{"size_bytes": ...}``.
     """
 
-    kind: str
     group: Callable[[Event], str] = by_thread
+    tags: Callable[[dict[str, Any]], frozenset[str]] = listed_tags
 
 
 class Collection(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,11 +85,6 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     swept: Swept
     dry_run: bool
     event: str | None = None
-
-
-def retain(kind: RetainedKind) -> None:
-    """Let retention decide on one more kind of event."""
-    _retained[kind.kind] = kind
 
 
 def collect(
@@ -115,11 +128,20 @@ def _decide(
     pins = _pins(engine, space)
     groups: dict[tuple[str, str], tuple[list[Entry], list[_Moment]]] = {}
     for seq, committed_at_us, event in _events(engine, space):
-        entries, moments = groups.setdefault((event.kind, _retained[event.kind].group(event)), ([], []))
-        tags, size = _described(event)
+        kind = _retained[event.kind]
+        entries, moments = groups.setdefault((event.kind, kind.group(event)), ([], []))
+        data = event.data or b""
+        fields = _fields(data)
+        size: Any = fields.get("size_bytes")
         # An event's id is unique only within its day; its sequence number is unique, and sorts like time.
         entries.append(
-            Entry(id=f"{seq:020}", ts_us=committed_at_us, tags=tags, size_bytes=size, pinned=event.id in pins)
+            Entry(
+                id=f"{seq:020}",
+                ts_us=committed_at_us,
+                tags=kind.tags(fields),
+                size_bytes=size if isinstance(size, int) else len(data),
+                pinned=event.id in pins,
+            )
         )
         moments.append(_Moment(seq, event.id))
     dropped: dict[str, list[_Moment]] = {}
@@ -179,17 +201,6 @@ def _pins(engine: Engine, space: str) -> set[str]:
     return pins
 
 
-def _described(event: Event) -> tuple[frozenset[str], int]:
-    data = event.data or b""
-    fields = _fields(data)
-    tags: Any = fields.get("tags")
-    size: Any = fields.get("size_bytes")
-    return (
-        frozenset(map(str, cast("list[object]", tags))) if isinstance(tags, list) else frozenset(),
-        size if isinstance(size, int) else len(data),
-    )
-
-
 def _fields(value: bytes) -> dict[str, Any]:
     """A JSON object, or an empty one for anything else that a ref or an event may hold."""
     if not value.startswith(b"{"):
@@ -205,7 +216,8 @@ def _rules(keep: Keep) -> dict[str, Any]:
 
 
 _retained: Final[dict[str, RetainedKind]] = {
-    "checkpoint": RetainedKind("checkpoint"),
-    "snapshot": RetainedKind("snapshot", by_scope),
-    "memory.version": RetainedKind("memory.version", by_scope),
+    "checkpoint": RetainedKind(),
+    "snapshot": RetainedKind(by_scope),
+    "memory.version": RetainedKind(by_scope),
+    "sandbox_checkpoint": RetainedKind(together, session_tags),
 }
