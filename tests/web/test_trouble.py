@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -79,6 +80,88 @@ def test_a_server_with_a_key_asks_for_it_once(new_page, planted, tmp_path):
         page.get_by_text("Summarise what customers said").first.wait_for()
         expect(dialog).to_have_count(0)
         page.close()
+
+
+def fail_once(page, pattern):
+    """The next answer at such an address is an error of the server."""
+    told = {"title": "A disk is full", "detail": "make room, then ask again", "status": 500}
+    page.route(
+        re.compile(pattern),
+        lambda route: route.fulfill(status=500, json=told, content_type="application/problem+json"),
+        times=1,
+    )
+    # As soon as it follows the stream, the page would ask for everything once more.
+    page.route(re.compile("/live"), lambda route: route.fulfill(status=503))
+
+
+@pytest.fixture(scope="module")
+def long_url(tmp_path_factory):
+    """Lists of more than one page."""
+    folder = tmp_path_factory.mktemp("long")
+    with treering.open(folder / "store") as store:
+        for number in range(130):
+            with store.run(agent="a", id=f"run-{number:03}"):
+                pass
+        with store.run(agent="long", id="long") as run:
+            for number in range(600):
+                run.message("user", f"message {number}")
+        store.flush()
+        thread = store.thread("long")
+        for number in range(520):
+            thread.append({"role": "user", "content": f"message {number}"})
+        with running(store) as url:
+            yield url
+
+
+@pytest.mark.parametrize(
+    "fragment, label, before, after",
+    [("runs", "Runs", 100, 131), ("threads/long", "Moments", 500, 520)],
+)
+def test_a_later_page_that_fails_is_told_and_can_be_tried_again(
+    fragment, label, before, after, new_page, long_url
+):
+    page = new_page(expected=("500", "503"))
+    fail_once(page, "cursor=")
+    page.goto(f"{long_url}/ui/#/{fragment}")
+    rows = page.get_by_role("region", name=label)
+    expect(rows).to_have_attribute("data-total", str(before))
+    page.keyboard.press("End")
+    hitch = page.locator(".hitch")
+    expect(hitch).to_contain_text("A disk is full: make room, then ask again")
+    expect(rows).to_have_attribute("data-total", str(before))  # what is there stays
+    shot(page, f"hitch-{label.lower()}")
+    assert axe_findings(page) == []
+    hitch.get_by_role("button", name="Try again").click()
+    expect(rows).to_have_attribute("data-total", str(after))
+    expect(hitch).to_have_count(0)
+
+
+def test_the_rest_of_a_run_that_cannot_be_read_is_told_and_tried_again(new_page, long_url):
+    page = new_page(expected=("500", "503"))
+    fail_once(page, "spans.*cursor=")
+    page.goto(f"{long_url}/ui/#/runs/long")
+    hitch = page.locator(".hitch")
+    expect(hitch).to_contain_text("A disk is full")
+    shot(page, "hitch-run")
+    assert axe_findings(page) == []
+    hitch.get_by_role("button", name="Try again").click()
+    page.get_by_text("600 of 600 events", exact=True).wait_for()
+    expect(hitch).to_have_count(0)
+
+
+def test_one_request_that_is_lost_is_no_server_that_is_gone(new_page, own_garden):
+    store, url = own_garden
+    page = new_page(expected=("ERR_FAILED",))
+    page.goto(f"{url}/ui/#/runs")
+    page.get_by_text("run-failed").wait_for()
+    page.locator(".pulse.on").wait_for()
+    page.route(re.compile("/runs[?]"), lambda route: route.abort(), times=1)
+    with store.run(agent="new", id="run-new"):
+        store.flush()
+        page.locator(".banner").wait_for()
+    store.flush()
+    page.get_by_text("run-new").wait_for()
+    expect(page.locator(".banner")).to_have_count(0)
 
 
 def test_an_empty_store_says_what_to_do(page, tmp_path):

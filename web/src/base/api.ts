@@ -67,6 +67,7 @@ export async function raw(
     reachable.value = false;
     throw new Problem(0, "The server does not answer", "It may have been stopped. This page goes on when it is back.");
   }
+  reachable.value = true;
   if (answer.ok) return answer;
   if (answer.status === 401) lock();
   throw await problemOf(answer);

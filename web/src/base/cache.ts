@@ -1,5 +1,5 @@
 // Contents that never change once they are complete: fetched once, and forgotten when there are too many.
-import { useEffect, useState } from "preact/hooks";
+import { useCallback, useEffect, useState } from "preact/hooks";
 
 import { epoch, get, Problem } from "./api";
 import { asProblem } from "./query";
@@ -18,9 +18,17 @@ export function once<T>(url: string): Promise<T> {
   return found;
 }
 
+interface Once<T> {
+  data: T | undefined;
+  problem: Problem | null;
+  retry: () => void;
+}
+
 /** Like `useGet`, from the cache; `fresh` asks again, for what is not complete yet. */
-export function useOnce<T>(url: string | null, fresh: unknown = null): { data: T | undefined; problem: Problem | null } {
+export function useOnce<T>(url: string | null, fresh: unknown = null): Once<T> {
   const [held, hold] = useState<{ url: string | null; data?: T; problem?: Problem }>({ url });
+  const [turn, setTurn] = useState(0);
+  const retry = useCallback(() => setTurn((was) => was + 1), []);
   const era = epoch.value;
   useEffect(() => {
     if (url === null) return;
@@ -33,6 +41,7 @@ export function useOnce<T>(url: string | null, fresh: unknown = null): { data: T
     return () => {
       current = false;
     };
-  }, [url, fresh, era]);
-  return held.url === url ? { data: held.data, problem: held.problem ?? null } : { data: undefined, problem: null };
+  }, [url, fresh, turn, era]);
+  const mine = held.url === url;
+  return { data: mine ? held.data : undefined, problem: mine ? (held.problem ?? null) : null, retry };
 }

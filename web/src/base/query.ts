@@ -8,6 +8,8 @@ export interface Asked<T> {
   problem: Problem | null;
   loading: boolean;
   reload: () => void;
+  /** Ask once more for what could not be read. */
+  retry: () => void;
 }
 
 interface Held<T> {
@@ -45,6 +47,7 @@ export function useGet<T>(url: string | null): Asked<T> {
     problem: mine ? held.problem : null,
     loading: mine ? held.loading : url !== null,
     reload,
+    retry: reload,
   };
 }
 
@@ -59,12 +62,14 @@ interface Pages<T> {
   items: T[] | undefined;
   cursor: string | null;
   problem: Problem | null;
+  /** Why the page after those that are there did not come. */
+  stuck: Problem | null;
   loading: boolean;
 }
 
 /** A list that is fetched page by page. `reload` fetches the first page and merges it with what is there. */
 export function usePages<T>(url: string | null, field: string, idOf: (item: T) => string): Listed<T> {
-  const empty: Pages<T> = { url, items: undefined, cursor: null, problem: null, loading: url !== null };
+  const empty: Pages<T> = { url, items: undefined, cursor: null, problem: null, stuck: null, loading: url !== null };
   const [pages, hold] = useState<Pages<T>>(empty);
   const [turn, setTurn] = useState(0);
   const busy = useRef(false);
@@ -85,7 +90,7 @@ export function usePages<T>(url: string | null, field: string, idOf: (item: T) =
           // Pages behind the first one stay, if they can be joined to it without a gap.
           const end = fresh.at(-1);
           const seam = cursor !== null && was.url === url && end ? (was.items ?? []).findIndex((item) => idOf(item) === idOf(end)) : -1;
-          if (seam < 0) return { url, items: fresh, cursor, problem: null, loading: false };
+          if (seam < 0) return { url, items: fresh, cursor, problem: null, stuck: null, loading: false };
           const known = new Set(fresh.map(idOf));
           const rest = was.items!.slice(seam + 1).filter((item) => !known.has(idOf(item)));
           const isWhole = rest.length === 0;
@@ -113,9 +118,10 @@ export function usePages<T>(url: string | null, field: string, idOf: (item: T) =
               ...was,
               items: [...(was.items ?? []), ...added],
               cursor: (page["next_cursor"] as string | null | undefined) ?? null,
+              stuck: null,
             };
           }),
-        (error: unknown) => hold((was) => ({ ...was, problem: asProblem(error) })),
+        (error: unknown) => hold((was) => (was.url === url ? { ...was, stuck: asProblem(error) } : was)),
       )
       .finally(() => {
         busy.current = false;
@@ -124,11 +130,12 @@ export function usePages<T>(url: string | null, field: string, idOf: (item: T) =
   const mine = pages.url === url;
   return {
     data: mine ? pages.items : undefined,
-    problem: mine ? pages.problem : null,
+    problem: mine ? (pages.problem ?? pages.stuck) : null,
     loading: mine ? pages.loading : url !== null,
     hasMore: mine && pages.cursor !== null,
     more,
     reload,
+    retry: mine && pages.problem === null && pages.stuck !== null ? more : reload,
   };
 }
 

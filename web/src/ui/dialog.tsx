@@ -1,6 +1,6 @@
 // A question that needs an answer before something is done.
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { asProblem } from "../base/query";
 
@@ -19,7 +19,8 @@ export function Dialog({
   firm?: boolean;
 }) {
   const element = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
+  // Before painting: a key that is pressed as soon as the question is seen is an answer to it.
+  useLayoutEffect(() => {
     element.current?.showModal();
   }, []);
   return (

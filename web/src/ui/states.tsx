@@ -1,7 +1,7 @@
 // Nothing there, not there yet, or gone wrong: each says so, and what can be done.
 import type { ComponentChildren } from "preact";
 
-import { Problem } from "../base/api";
+import { Problem, reachable } from "../base/api";
 import { Rings } from "./rings";
 
 export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
@@ -46,18 +46,41 @@ export function Failure({ problem, retry }: { problem: Problem; retry?: () => vo
   );
 }
 
+/** What could not be read while something is shown already: that stays, and this says that it is not all. */
+export function Hitch({ problem, retry }: { problem: Problem; retry: () => void }) {
+  if (!reachable.value) return null; // the banner says so, and the page goes on by itself
+  return (
+    <p class="hitch" role="alert">
+      <span>
+        This is not all, or not the newest. {problem.title}
+        {problem.detail && problem.detail !== problem.title && `: ${problem.detail}`}
+      </span>
+      <button type="button" onClick={retry}>
+        Try again
+      </button>
+    </p>
+  );
+}
+
 /** What is shown around an answer: waiting, a problem, or the answer itself. */
 export function Answer<T>({
   asked,
   what,
   children,
 }: {
-  asked: { data: T | undefined; problem: Problem | null; reload: () => void };
+  asked: { data: T | undefined; problem: Problem | null; retry: () => void };
   what?: string;
   children: (data: T) => ComponentChildren;
 }) {
-  if (asked.data !== undefined) return <>{children(asked.data)}</>;
-  if (asked.problem) return <Failure problem={asked.problem} retry={asked.reload} />;
+  if (asked.data !== undefined) {
+    return (
+      <>
+        {children(asked.data)}
+        {asked.problem && <Hitch problem={asked.problem} retry={asked.retry} />}
+      </>
+    );
+  }
+  if (asked.problem) return <Failure problem={asked.problem} retry={asked.retry} />;
   return <Loading {...(what ? { what } : {})} />;
 }
 

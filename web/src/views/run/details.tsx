@@ -20,7 +20,7 @@ export function Details({ trace, id, run }: { trace: Trace; id: string | null; r
     record?.is_open ? record : null,
   );
   if (id === null) return <Empty title="Choose an event">Click a bar or a message, or go through them with j and k.</Empty>;
-  if (asked.problem) return <Failure problem={asked.problem} />;
+  if (asked.problem) return <Failure problem={asked.problem} retry={asked.retry} />;
   if (!asked.data) return <Loading what="Reading the event" />;
   return <Whole run={run} record={record ?? asked.data.record} content={asked.data} />;
 }

@@ -9,7 +9,7 @@ import { asProblem, useGet } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
 import type { RunLine, RunRecord } from "../../base/shapes";
 import { Crumb, Figure, Head, Id, Status, Tabs, Tags, Time } from "../../ui/bits";
-import { Alone, Answer, Failure } from "../../ui/states";
+import { Alone, Answer, Failure, Hitch } from "../../ui/states";
 import { Conversation } from "./conversation";
 import { Details } from "./details";
 import { Replay } from "./replay";
@@ -74,6 +74,8 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
     "3": () => select({ tab: "cost" }),
     Enter: () => span && select({ tab: "details" }),
   });
+  const problem = trace.failed.value === null ? null : asProblem(trace.failed.value);
+  const load = () => void trace.load();
   return (
     <div class="view run-view">
       <Head
@@ -101,8 +103,8 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
           )}
         </dl>
       </Head>
-      {trace.failed.value && trace.records.length === 0 ? (
-        <Failure problem={asProblem(trace.failed.value)} retry={() => void trace.load()} />
+      {problem && trace.records.length === 0 ? (
+        <Failure problem={problem} retry={load} />
       ) : (
         <>
           <div class="panes">
@@ -118,6 +120,7 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
               </div>
             </section>
           </div>
+          {problem && <Hitch problem={problem} retry={load} />}
           <Replay start={start} end={end} until={until} moments={moments} onMove={move} />
         </>
       )}

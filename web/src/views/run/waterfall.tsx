@@ -1,6 +1,6 @@
 // Nested spans over time: zoom with Ctrl and the wheel, pan by dragging, collapse what is not of interest.
 import { useSignal } from "@preact/signals";
-import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 
 import { duration } from "../../base/format";
 import { useKeys } from "../../base/keys";
@@ -82,7 +82,7 @@ export function Waterfall({ trace, now, until, selected, onSelect }: Props) {
 
   const held = useRef({ zoom, pan, from, to });
   held.current = { zoom, pan, from, to };
-  useEffect(() => {
+  useLayoutEffect(() => {
     const element = lanes.current;
     if (!element) return;
     const wheel = (event: WheelEvent) => {
@@ -123,7 +123,7 @@ export function Waterfall({ trace, now, until, selected, onSelect }: Props) {
       <div class="waterfall-tools">
         <span class="muted small">
           {rows.length.toLocaleString("en")} of {trace.records.length.toLocaleString("en")} events
-          {trace.complete.value ? "" : ", loading …"}
+          {trace.complete.value || trace.failed.value ? "" : ", loading …"}
         </span>
         <span class="buttons tight">
           <button type="button" class="quiet" onClick={() => zoom(2)} aria-label="Zoom out">

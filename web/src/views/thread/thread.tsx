@@ -1,4 +1,5 @@
 // One thread: the tree of rings that it is part of, its moments, and one of them in full.
+import type { ComponentChildren } from "preact";
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 
 import { epoch, type Problem } from "../../base/api";
@@ -9,7 +10,7 @@ import { asProblem } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
 import { Crumb, Head, Tags, Time } from "../../ui/bits";
 import { Rows } from "../../ui/rows";
-import { Alone, Failure, Loading } from "../../ui/states";
+import { Alone, Failure, Hitch, Loading } from "../../ui/states";
 import { grow, type Grown, type Node } from "./growth";
 import { Inspector } from "./inspector";
 import { Section } from "./section";
@@ -45,7 +46,8 @@ export function Thread({ id }: { id: string }) {
     );
   }
   const older = () => grown.tree.lineages[0]!.next_cursor !== null && setPages(grown.pages + 1);
-  return <Shown id={id} grown={grown.tree} onChange={reload} onEnd={older} />;
+  const hitch = problem && <Hitch problem={problem} retry={reload} />;
+  return <Shown id={id} grown={grown.tree} onChange={reload} onEnd={older} hitch={hitch} />;
 }
 
 interface Props {
@@ -53,9 +55,10 @@ interface Props {
   grown: Grown;
   onChange: () => void;
   onEnd: () => void;
+  hitch: ComponentChildren;
 }
 
-function Shown({ id, grown, onChange, onEnd }: Props) {
+function Shown({ id, grown, onChange, onEnd, hitch }: Props) {
   const { query } = route.value;
   const [lineage] = grown.lineages;
   const mine = useMemo(() => momentsOf(grown), [grown]);
@@ -117,6 +120,7 @@ function Shown({ id, grown, onChange, onEnd }: Props) {
             onEnd={onEnd}
             row={(node) => <MomentRow node={node} onSelect={choose} />}
           />
+          {hitch}
         </div>
         {chosen && <Inspector key={chosen.moment.id} grown={grown} node={chosen} onChange={onChange} />}
       </div>
