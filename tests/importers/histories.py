@@ -1,4 +1,4 @@
-"""Threads to export, and how two stores are compared."""
+"""Threads to export and import, and how two stores are compared."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 from decimal import Decimal
 
 from treering.importers.export import export_jsonl
+from treering.importers.jsonl import import_jsonl
 
 
 def grow(store):
@@ -42,6 +43,12 @@ def exported(store, *names, namespace=None):
     threads = sorted(store.threads(namespace=namespace), key=lambda each: each.created_at_us)
     export_jsonl(store, [each for each in threads if not names or each.id in names], file.write)
     return file.getvalue()
+
+
+def bring(data, store, **options):
+    """Import such lines; how many of each kind there were, were new, and were known."""
+    report = import_jsonl(io.BytesIO(data), store, **options)
+    return {each.holds: (each.found, each.new, each.known) for each in report.files}
 
 
 def portrait(store, *, ids=None):

@@ -23,6 +23,7 @@ from treering.server.settings import Settings
 
 MODULES = {
     "checkpoints": "tests.seeds.test_000_checkpoints",
+    "moderator": "tests.seeds.test_000_moderator",
     "transcripts": "tests.seeds.test_000_transcripts",
     "chats": "tests.seeds.test_004_chat_threads",
     "sessions": "tests.seeds.test_004_user_states",
