@@ -19,7 +19,7 @@ from treering.adapters.langgraph_values import DeltaSnapshot
 from treering.core.address import Address, slot_address
 from treering.errors import Corrupt, NotFound
 from treering.views.graph_ids import Place, step_id, writes_key
-from treering.views.graphs import Graphs, Step, Written
+from treering.views.graphs import BEGUN, Graphs, Step, Written
 from treering.views.values import read_state
 
 if TYPE_CHECKING:
@@ -250,6 +250,9 @@ class Reader:
                 value = values.unpacked(place)
             elif form == "l":
                 value = [values.decode_message(next(contents)) for _ in place]
+            elif form in BEGUN:
+                read = values.decode_message if form == "p" else values.decode
+                value = [read(next(contents)) for _ in range(place[1] + len(place[2]))]
             else:
                 value = (values.decode_message if form == "m" else values.decode)(next(contents))
             merged.append((key[0], channel, value))
@@ -291,6 +294,12 @@ def _runs(positions: list[int]) -> list[tuple[int, int]]:
 def _places(form: str, place: Any, batch: str) -> list[Address | Spot]:
     if form == "v":
         return []
+    if form in BEGUN:
+        list_id, count, rest = place
+        return [
+            *((list_id, position) for position in range(count)),
+            *(place_of(each, batch) for each in rest),
+        ]
     return [place_of(each, batch) for each in (place if form == "l" else [place])]
 
 

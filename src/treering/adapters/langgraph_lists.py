@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from treering.adapters.langchain_messages import MESSAGE_CLASSES, copied, is_like, kind_of, likeness
-from treering.adapters.langgraph_pending import Recent, settle
+from treering.adapters.langgraph_pending import Begun, Recent, settle
 from treering.adapters.langgraph_rows import APART_LISTS, MESSAGE_LISTS
 from treering.core.body import INLINE_LIMIT
 from treering.core.ids import new_id
@@ -203,19 +203,36 @@ def _looked_at(items: list[Any], *, is_messages: bool) -> tuple[list[dict[str, A
     return fields, [each["content"] for each in fields]
 
 
+def begun(values: Values, before: Known, items: list[Any]) -> Begun | None:
+    """A list as what it begins with of another one, and the rest; ``None`` if they have nothing in common."""
+    same, _ = _compared(values, before, items)
+    rest = items[same:]
+    if not same or (before.is_messages and not MESSAGE_CLASSES.issuperset(map(kind_of, rest))):
+        return None
+    return Begun(before.stretch.list, items[:same], rest)
+
+
 def _common(values: Values, before: Known, items: list[Any]) -> int:
-    """How many items both begin with."""
-    count = min(before.stretch.length, len(items))
-    mine = items if count == len(items) else items[:count]
-    if _are_same_messages(before, mine) if before.is_messages else _is_same_data(before, mine):
-        return count
-    same = 0
-    while same < count and _is_like(values, before, items[same], same):
-        same += 1
+    """How many items both begin with; what is remembered of them are these, from now on."""
+    same, is_at_once = _compared(values, before, items)
+    if is_at_once:
+        return same
     # As good as those that were there, and the ones that come next time.
     before.held[:same] = items[:same]
     before.fields[:same], before.contents[:same] = _looked_at(items[:same], is_messages=before.is_messages)
     return same
+
+
+def _compared(values: Values, before: Known, items: list[Any]) -> tuple[int, bool]:
+    """How many items both begin with, and whether one look told that for all of them."""
+    count = min(before.stretch.length, len(items))
+    mine = items if count == len(items) else items[:count]
+    if _are_same_messages(before, mine) if before.is_messages else _is_same_data(before, mine):
+        return count, True
+    same = 0
+    while same < count and _is_like(values, before, items[same], same):
+        same += 1
+    return same, False
 
 
 def _is_same_data(before: Known, mine: list[Any]) -> bool:

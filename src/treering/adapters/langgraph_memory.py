@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from treering.adapters.langgraph_lists import Known
-from treering.adapters.langgraph_pending import Recent, Spot, TaskWrites
+from treering.adapters.langgraph_lists import Known, begun
+from treering.adapters.langgraph_pending import Begun, Recent, Spot, TaskWrites
+from treering.adapters.langgraph_values import Values
 from treering.views.graph_ids import Place, step_id, writes_key
 from treering.views.graphs import Step
 
@@ -88,7 +89,10 @@ class Memory:
         They are messages with ids (LangGraph gives those that have none one in place), all for one channel,
         whose list went on with what tasks wrote so far.
         """
-        channels = {channel for channel, _, form, _ in writes.entries if form in ("m", "l")}
+        lists = [
+            (channel, form, value) for channel, _, form, value in writes.entries if form in ("m", "l", "p")
+        ]
+        channels = {channel for channel, _, _ in lists}
         made = step_id(writes.place, writes.graph_id)
         base = self._bases.get(made[0]) if made is not None else None
         if base is None or len(channels) != 1:
@@ -102,12 +106,29 @@ class Memory:
             or not known.is_messages
             or checkpoint.lists.get(channel) != known.stretch
             or checkpoint.thread != writes.place.thread
+            or any(form == "p" and len(value.items) != known.stretch.length for _, form, value in lists)
             or any(each.known["id"] is None or each.known["type"] == "remove" for each in writes.messages)
         ):
             return None
         list_id, length = known.stretch.list, known.stretch.length
         before = [message.spot for each in self._written.get(writes.key, ()) for message in each.messages]
         return list_id, max([length, *(spot[1] + 1 for spot in before if spot and spot[0] == list_id)])
+
+    def begun(
+        self, values: Values, place: Place, graph_id: str, channel: str, items: list[Any]
+    ) -> Begun | None:
+        """What of a list that is written on a step was saved with that step, or with the one before it."""
+        made = step_id(place, graph_id)
+        base = self._bases.get(made[0]) if made is not None else None
+        if base is None:  # LangGraph may save the step from another thread at this moment
+            head = self._heads.get(place.ref)
+            base = self._bases.get(head.checkpoint) if head is not None else None
+        known = base.lists.get(channel) if base is not None else None
+        if base is None or known is None or not items:
+            return None
+        checkpoint = base.step.checkpoint
+        is_own = checkpoint.thread == place.thread and checkpoint.lists.get(channel) == known.stretch
+        return begun(values, known, items) if is_own else None
 
     def found(self, step: Step, channels: Iterable[str]) -> None:
         """A step was loaded, on which these channels had been written, here or elsewhere."""

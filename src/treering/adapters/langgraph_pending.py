@@ -2,7 +2,9 @@
 
 LangGraph hands over a task's writes, and a moment later a checkpoint that holds the same messages. They are
 stored once, in the list of the checkpoint, and the writes point there (see `langgraph_queue` for when); a
-message that is there already as a write is what its place in the list is the address of.
+message that is there already as a write is what its place in the list is the address of. A list that begins
+like the one that its channel holds is stored as that beginning and what comes behind it: a node that returns
+the whole conversation at every step writes no more than what is new in it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import orjson
 
-from treering.adapters.langchain_messages import is_like, likeness
+from treering.adapters.langchain_messages import is_like, kind_of, likeness
 from treering.adapters.langgraph_values import is_list_of_messages
 from treering.core.address import Address, list_address
 from treering.core.batch import Event
@@ -23,10 +25,10 @@ from treering.core.content import Content
 from treering.core.encoding import decode, encode_json
 from treering.views.checkpoints import MAX_ROW_BYTES
 from treering.views.graph_ids import Place, writes_key
-from treering.views.graphs import WRITES
+from treering.views.graphs import BEGUN, WRITES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from treering.adapters.langgraph_values import Values
     from treering.core.draft import Draft
@@ -59,10 +61,19 @@ class PendingMessage:
         self.place = self.spot = None
 
 
+class Begun(msgspec.Struct, frozen=True):
+    """A list that a task wrote and whose first items are those of a stored list; ``rest`` is all others."""
+
+    list_id: str
+    items: list[Any]
+    rest: list[Any]
+
+
 class TaskWrites(msgspec.Struct, frozen=True, kw_only=True):
     """What one task wrote in one call: channel, index, form and value of each write.
 
-    The forms: ``m`` a message, ``l`` a list of messages, ``v`` a small value, ``s`` a larger one.
+    The forms: ``m`` a message, ``l`` a list of messages, ``v`` a small value, ``s`` a larger one; ``p`` a
+    list of messages and ``q`` one of other values, each behind the beginning of a stored list.
     """
 
     place: Place
@@ -91,8 +102,9 @@ def taken(
     task: str,
     path: str,
     at_us: int,
+    begun: Callable[[str, list[Any]], Begun | None],
 ) -> TaskWrites:
-    """Writes as they are now, encoded."""
+    """Writes as they are now, encoded; ``begun`` tells of a channel's list what of it is stored."""
     entries: list[tuple[str, int, str, Any]] = []
     messages: list[PendingMessage] = []
     landed = Lock()
@@ -109,6 +121,12 @@ def taken(
             entries.append((channel, index, "v", _NONE))
         elif values.takes(value):
             entries.append((channel, index, "m", pending(value)))
+        elif kind_of(value) is list and (known := begun(channel, value)) is not None:
+            is_messages = values.takes(known.items[0])
+            rest = [*map(pending if is_messages else values.encode, known.rest)]
+            entries.append(
+                (channel, index, "p" if is_messages else "q", Begun(known.list_id, known.items, rest))
+            )
         elif is_list_of_messages(value):
             entries.append((channel, index, "l", [pending(each) for each in value]))
         else:
@@ -152,6 +170,10 @@ def write_event(draft: Draft, writes: TaskWrites, number: int) -> None:
             entries.append([channel, index, form, put(value)])
         elif form == "l":
             entries.append([channel, index, form, [put(each) for each in value]])
+        elif form in BEGUN:
+            links[list_address(value.list_id)] = None
+            rest = [put(each) if form == "p" else placed(draft.put(each, scope=scope)) for each in value.rest]
+            entries.append([channel, index, form, [value.list_id, len(value.items), rest]])
         elif form == "s":
             entries.append([channel, index, form, placed(draft.put(value, scope=scope))])
         else:

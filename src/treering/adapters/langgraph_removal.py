@@ -22,7 +22,7 @@ from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, InvalidInput
 from treering.views.checkpoints import KIND, Checkpoint, Stretch, Value, new_checkpoint_id, write_checkpoint
 from treering.views.graph_ids import Place, step_id, writes_key
-from treering.views.graphs import GRAPH, WRITES, Graphs, Step, graph_head
+from treering.views.graphs import BEGUN, GRAPH, WRITES, Graphs, Step, graph_head
 from treering.views.journal import CLEANED, DELETED, LEDGER
 
 if TYPE_CHECKING:
@@ -280,14 +280,19 @@ class _Copying:
             links[address] = None
             return address
 
+        def moved_as(form: str, place: Any) -> Any:
+            if form == "v":
+                return place
+            if form == "l":
+                return [moved(each) for each in place]
+            if form in BEGUN:
+                list_id, count, rest = place
+                first = moved([list_id, count - 1])[0] if count else ""
+                return [first, count, [moved(each) for each in rest]]
+            return moved(place)
+
         entries = [
-            [
-                channel,
-                index,
-                form,
-                place if form == "v" else [moved(each) for each in place] if form == "l" else moved(place),
-            ]
-            for channel, index, form, place in data["writes"]
+            [channel, index, form, moved_as(form, place)] for channel, index, form, place in data["writes"]
         ]
         graph_id, within = data["step"]
         draft.event(

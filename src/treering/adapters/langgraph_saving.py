@@ -9,6 +9,7 @@ child of where it is.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -133,7 +134,16 @@ class Scribe:
         """Save what a task wrote, as ``(channel, index, value)``: with its checkpoint, or soon, or (urgent)
         now.
         """
-        found = taken(values, place, graph_id, writes, task=task, path=path, at_us=self._clock.now_us())
+        found = taken(
+            values,
+            place,
+            graph_id,
+            writes,
+            task=task,
+            path=path,
+            at_us=self._clock.now_us(),
+            begun=partial(self._memory.begun, values, place, graph_id),
+        )
         self._memory.wrote(found)
         is_waiting = not found.is_urgent and self._lines_up(found)
         if not is_waiting:

@@ -51,10 +51,11 @@ def with_writes(items: Sequence[Any], writes: Sequence[TaskWrites], channel: str
     if len(merged) != len(items):
         return None
     for _, form, value in entries:
-        if form not in ("m", "l"):
+        if form not in ("m", "l", "p"):
             return None
-        for pending in [value] if form == "m" else value:
-            message = pending.message
+        begun: list[Any] = value.items if form == "p" else []
+        rest: list[Any] = value.rest if form == "p" else [value] if form == "m" else value
+        for message in (*begun, *(pending.message for pending in rest)):
             if not isinstance(message, RemoveMessage):
                 merged[message.id] = message
             elif message.id == REMOVE_ALL:

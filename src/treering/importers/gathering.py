@@ -14,7 +14,7 @@ from msgspec import structs
 
 from treering.core.address import Address, ListAt, SlotAt, parse_address, slot_address
 from treering.core.content import Content
-from treering.views.graphs import WRITES
+from treering.views.graphs import BEGUN, WRITES
 
 if TYPE_CHECKING:
     from treering.core.batch import Event
@@ -47,18 +47,25 @@ def _taken_out(engine: Engine, space: str, record: Record, contents: dict[Addres
     free = max(slots, default=-1) + 1
     added: list[Address] = []
 
+    def add(content: Content) -> int:
+        address = slot_address(record.batch, 0, free + len(added))
+        contents[address] = content
+        added.append(address)
+        return free + len(added) - 1
+
     def own(place: Any) -> Any:
         if not isinstance(place, list):
             return place
         list_id, position = cast("list[Any]", place)
-        address = slot_address(record.batch, 0, free + len(added))
-        contents[address] = engine.read_list(space, list_id, position, position + 1)[0]
-        added.append(address)
-        return free + len(added) - 1
+        return add(engine.read_list(space, list_id, position, position + 1)[0])
 
     for entry in told["writes"]:
         if entry[2] == "l":
             entry[3] = [own(each) for each in entry[3]]
+        elif entry[2] in BEGUN:
+            list_id, count, rest = entry[3]
+            first = engine.read_list(space, list_id, 0, count) if count else []
+            entry[3] = ["", 0, [*map(add, first), *map(own, rest)]]
         elif entry[2] != "v":
             entry[3] = own(entry[3])
     data = orjson.dumps(told)

@@ -42,6 +42,8 @@ HIDDEN: Final = "hidden"
 """Where the framework's metadata goes whose names are ours."""
 WRITES: Final = "writes"
 """The kind of the events that hold what tasks wrote."""
+BEGUN: Final = ("p", "q")
+"""The forms of a list that is written as ``[id of a list, how many of its first items, places of the rest]``."""
 
 _HEADS: Final = "graph/"
 _PAGE: Final = 500
