@@ -193,8 +193,6 @@ def test_a_damaged_file_is_named_and_never_empty(tmp_path, how, part, compress):
     saver.save(thread_id="odd/thread", messages=[say("x" * 3000)], state={"files": {"a": "y" * 9000}})
     saver.save(thread_id="other", messages=[say("fine")])
     (path,) = tmp_path.glob(f"{part}*")
-    if part == "head/odd" and how == "missing":
-        return  # that is how a thread is deleted
     damage(path, how)
     again = FileSaver(tmp_path, compress=compress)
     with pytest.raises(Corrupt, match=r"thread 'odd/thread'.*(restore|missing)"):
@@ -216,6 +214,25 @@ def test_a_severed_history_is_an_error_and_not_a_short_one(tmp_path):
     assert len(saver.load("conversation-1").messages) == 5
     with pytest.raises(NotFound):
         saver.load("conversation-1", third.id)
+
+
+def test_a_thread_whose_head_was_removed_by_hand_is_neither_empty_nor_saved_over(tmp_path):
+    saver = FileSaver(tmp_path)
+    talk(saver)
+    newest = saver.load("conversation-1")
+    (tmp_path / "head" / "conversation-1").unlink()
+    for refused in (
+        lambda: saver.load("conversation-1"),
+        lambda: saver.exists("conversation-1"),
+        lambda: saver.save(thread_id="conversation-1", messages=[say("again")]),
+        lambda: list(saver.list()),
+    ):
+        with pytest.raises(Corrupt, match=f"head 'head/conversation-1' is missing.*{newest.id}"):
+            refused()
+    assert saver.load("conversation-1", newest.id).messages == newest.messages
+    assert saver.delete("conversation-1")
+    assert saver.load("conversation-1") is None
+    assert [path for path in tmp_path.rglob("*conversation-1*") if "lock" not in str(path)] == []
 
 
 def test_a_value_under_another_key_is_not_taken_for_its_own():

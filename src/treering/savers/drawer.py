@@ -11,6 +11,8 @@
 ``<thread>`` is `treering.core.ids.file_name` of the thread's id. Everything but a head is written once, under
 a name that was never used before; only ``earlier`` of a record changes, when retention leads past others.
 What does change is compared and swapped where the store can do that: of two writers one begins again.
+**Invariant:** in a store that has folders or can swap, a thread's head is there before its first value and
+goes after its last one (it names no checkpoint then), so values without a head mean that the head was lost.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class Drawer:
     ) -> None:
         self._store = store
         self._swap = getattr(store, "compare_and_swap", None)
+        self._delete_all = getattr(store, "delete_all", None)
+        """What a store that has folders can do; there, looking into one is cheap as well."""
         self._head_text: Any = None
         self._namespace = namespace
         self._thread_id = thread_id
@@ -53,6 +57,8 @@ class Drawer:
     def head(self) -> dict[str, Any] | None:
         """What the head says; ``None`` for a thread that was never saved."""
         self._head_text = self._text(self.head_key)
+        if self._head_text is None and self._delete_all is not None:
+            self._refuse_a_lost_head()
         head = self._unsealed(self.head_key, self._head_text)
         if head is None or head["checkpoint"] is None:
             return None
@@ -159,13 +165,14 @@ class Drawer:
         if self._swap is not None:
             self._clear_beside_others(self._swap)
             return there
-        call(self._store.delete, self.head_key)
-        delete_all = getattr(self._store, "delete_all", None)
-        if delete_all is not None:
-            delete_all(self._folder)
+        if self._delete_all is None:
+            for key in (self.head_key, *self._all()):
+                call(self._store.delete, key)
             return there
-        for key in self._all():
-            call(self._store.delete, key)
+        if there:
+            call(self._store.set, self.head_key, self._empty_head())
+        self._delete_all(self._folder)
+        call(self._store.delete, self.head_key)
         return there
 
     def write(self, values: Sequence[tuple[str, str]], *, head: str) -> bool:
@@ -180,6 +187,8 @@ class Drawer:
             if not call(self._swap, self.head_key, None, empty):
                 return False
             self._head_text = empty
+        elif self._delete_all is not None and self._head_text is None:
+            call(self._store.set, self.head_key, self._empty_head())
         for key, text in values:
             call(self._store.set, key, text)
         if self._put(self.head_key, self._head_text, self._sealed_head(head)):
@@ -191,6 +200,23 @@ class Drawer:
     def key(self, id: str) -> str:
         """The key of a value."""
         return self._folder + id
+
+    def _refuse_a_lost_head(self) -> None:
+        """Raise `Corrupt` if there are values without a head; else the head is as it was read last."""
+        while values := set(call(self._store.list, self._folder)):
+            self._head_text = self._text(self.head_key)
+            if self._head_text is not None:
+                return
+            left = values.intersection(call(self._store.list, self._folder))
+            if left:  # these were there all the time, and the head was not
+                newest = max(
+                    (key.removeprefix(self._folder) for key in left if self.key(PREFIX) in key), default=None
+                )
+                raise Corrupt(
+                    f"thread {self._shown!r} is damaged: its head {self.head_key!r} is missing, its "
+                    f"checkpoints are not (the newest is {newest}); restore the head from a backup, load "
+                    "what you need by the id of its checkpoint, or delete the thread"
+                )
 
     def _part(self, id: str, record: Record | None) -> dict[str, Any]:
         key = self.key(id)

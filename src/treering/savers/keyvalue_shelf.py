@@ -115,12 +115,17 @@ class KeyValueShelf:
         return self._drawer(thread_id).head() is not None
 
     def threads(self) -> Iterator[str | TreeringError]:
-        """All threads, by the names of their heads."""
-        folder = self._root + "head/"
-        for key in sorted(call(self._store.list, folder)):
+        """All threads, by the names of their heads (and, in folders, of those that lost theirs)."""
+        names = {
+            key.removeprefix(self._root + "head/") for key in call(self._store.list, self._root + "head/")
+        }
+        if hasattr(self._store, "delete_all"):
+            names |= {
+                key.removeprefix(self._root + "data/") for key in call(self._store.list, self._root + "data/")
+            }
+        for name in sorted(names):
             try:
-                drawer = Drawer(self._store, self._root, self._namespace, key.removeprefix(folder), None)
-                head = drawer.head()
+                head = Drawer(self._store, self._root, self._namespace, name, None).head()
             except TreeringError as error:
                 yield error
             else:
