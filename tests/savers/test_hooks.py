@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 import treering
@@ -82,6 +83,40 @@ def test_a_hook_that_answers_nonsense_is_told(somewhere):
             saver.save(thread_id="t")
     with pytest.raises(InvalidInput, match="no hook 'pre_save'"):
         somewhere.open(hooks={"pre_save": []})
+
+
+@pytest.mark.parametrize(
+    "answer, told",
+    [
+        ({"messages": "Hi"}, "messages is a str; give a list of messages"),
+        ({"messages": {"role": "user"}}, "messages is a dict"),
+        ({"state": [1]}, "state is a list"),
+        ({"metadata": "x"}, "metadata is a str"),
+        ({"tags": "draft"}, "tags is a str"),
+        ({"note": 7}, "note is a int"),
+        ({"thread_id": "elsewhere"}, "changed thread_id"),
+    ],
+)
+def test_what_a_hook_gives_is_checked_as_what_a_caller_gives(somewhere, answer, told):
+    saver = somewhere.open(hooks={"pre_checkpoint_save": [lambda _: answer]})
+    with pytest.raises(InvalidInput, match=f"hook '<lambda>'.* {told}"):
+        saver.save(thread_id="t", messages=[say("Hi")])
+    assert saver.load("t") is None
+    with treering.open("memory:") as store:
+        store.hooks.add("pre_checkpoint_save", lambda _: answer)
+        for save in (lambda: store.thread("t").append(say("Hi")), lambda: store.thread("t").checkpoint([])):
+            with pytest.raises(InvalidInput, match=told):
+                save()
+        assert store.thread("t").head is None
+
+
+def test_a_hook_may_answer_with_all_fields(somewhere):
+    def tag(saving):
+        return {**msgspec.structs.asdict(saving), "tags": ["kept"]}
+
+    saver = somewhere.open(hooks={"pre_checkpoint_save": [tag]})
+    saved = saver.save(thread_id="t", messages=[say("Hi")], state={"a": 1})
+    assert (saved.tags, saved.messages, saved.state["a"]) == (("kept",), [say("Hi")], 1)
 
 
 def test_a_stores_own_hooks_fire_once_whoever_saves():

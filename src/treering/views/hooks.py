@@ -8,7 +8,7 @@ function: it is awaited, also where the save itself is synchronous.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -133,12 +133,20 @@ async def _awaited(hook: Hook, told: Saving | Saved) -> Any:
 
 
 def _changed(saving: Saving, answer: Any, hook: Hook) -> Saving:
+    from treering.views.asking import asked  # what a hook asks for is checked as what a caller does
+
+    name = getattr(hook, "__name__", hook)
     if not isinstance(answer, Mapping):
         raise InvalidInput(
-            f"hook {getattr(hook, '__name__', hook)!r} returned {type(answer).__name__}; "
+            f"hook {name!r} returned {type(answer).__name__}; "
             "return nothing, False to veto, or a dict of fields to change"
         )
+    fields = dict(cast("Mapping[str, Any]", answer))
+    for place in ("thread_id", "namespace"):
+        if fields.pop(place, getattr(saving, place)) != getattr(saving, place):
+            raise InvalidInput(f"hook {name!r} changed {place}; save to the other thread itself")
     try:
-        return msgspec.structs.replace(saving, **answer)
-    except TypeError as error:
-        raise InvalidInput(f"hook {getattr(hook, '__name__', hook)!r}: {error}") from None
+        checked = asked(saving.thread_id, saving.namespace, **fields)
+    except (TypeError, InvalidInput) as error:
+        raise InvalidInput(f"hook {name!r}: {error}") from None
+    return msgspec.structs.replace(saving, **{field: getattr(checked, field) for field in fields})
