@@ -18,8 +18,8 @@ from treering.views.thread_keys import thread_of_key
 if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.engine import Engine
+    from treering.views.recording.origin import Origin
     from treering.views.recording.recorder import Recorder
-    from treering.views.recording.spans import Origin
     from treering.views.shared_budgets import SharedBudget, Standing
 
 REFRESH_SECONDS: Final = 5.0

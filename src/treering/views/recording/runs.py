@@ -15,7 +15,8 @@ from treering.core.scopes import Scope
 from treering.errors import Corrupt, InvalidInput
 from treering.views.recording.context import here
 from treering.views.recording.failure import told_error
-from treering.views.recording.spans import ERROR, OK, Origin, Place
+from treering.views.recording.origin import Origin
+from treering.views.recording.spans import ERROR, OK, Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from treering.core.draft import Draft
     from treering.core.records import Ref
     from treering.views.costs import Costs, RunCost
+    from treering.views.recording.origin import Gate
     from treering.views.recording.recorder import NoteTaker
-    from treering.views.recording.spans import Gate
     from treering.views.timeline import Timeline, TimelineEvent
 
 RUN: Final = "run"

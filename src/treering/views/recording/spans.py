@@ -8,7 +8,7 @@ who look on while it runs; the row at its end then says that it was announced.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from treering.core.address import Address
 from treering.core.batch import Event
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from treering.core.batch import Usage
-    from treering.core.clock import Clock
     from treering.core.draft import Draft
-    from treering.views.recording.recorder import NoteTaker
+    from treering.views.recording.origin import Origin
 
 SPAN: Final = "span."
 OPEN: Final = "open."
@@ -44,37 +43,6 @@ ERROR: Final = "error"
 _NOTHING: Final[Any] = object()
 _CALLS: Final = frozenset({"llm", "tool"})
 _KINDS: Final = frozenset({"agent", "llm", "tool", "retrieval", "file", "reasoning"})
-
-
-class Gate(Protocol):
-    """What a call of a model or a tool has to pass before it begins."""
-
-    def admit(self, origin: Origin, agent: str | None) -> None:
-        """Raise if an agent must not make a call in this run."""
-        ...
-
-
-class Origin:
-    """What everything of one run has in common."""
-
-    __slots__ = ("clock", "gate", "recorder", "run", "scope", "thread")
-
-    def __init__(
-        self,
-        recorder: NoteTaker,
-        clock: Clock,
-        *,
-        run: str,
-        scope: str,
-        thread: str | None,
-        gate: Gate | None = None,
-    ) -> None:
-        self.recorder = recorder
-        self.clock = clock
-        self.gate = gate
-        self.run = run
-        self.scope = scope
-        self.thread = thread
 
 
 class Place:
