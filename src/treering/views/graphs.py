@@ -43,7 +43,7 @@ HIDDEN: Final = "hidden"
 WRITES: Final = "writes"
 """The kind of the events that hold what tasks wrote."""
 BEGUN: Final = ("p", "q")
-"""The forms of a list that is written as ``[id of a list, how many of its first items, places of the rest]``."""
+"""The forms of a list that is written as ``[id of a list, length of its beginning, places of the rest]``."""
 
 _HEADS: Final = "graph/"
 _PAGE: Final = 500
