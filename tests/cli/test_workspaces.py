@@ -167,3 +167,14 @@ def test_errors_are_one_line(run, work: Path) -> None:
     run("snapshot", work)
     assert run("ls", "0" * 64).code == 3
     assert run("snapshot", work, "--seconds", "-1").code == 12
+
+
+def test_names_that_are_no_utf_8_are_told_to_programs_as_well(run, work: Path, tmp_path: Path) -> None:
+    (work / os.fsdecode(b"bad\xff.txt")).write_text("x")
+    snapshot = run("snapshot", work).out.strip()
+    told = ["bad\\xff.txt", "latest.txt", "report.txt", "src"]
+    assert [each["path"] for each in run("ls", snapshot, "--json").json] == told
+    done = run("restore", snapshot, tmp_path / "new", "--json")
+    assert done.code == 0
+    assert "bad\\xff.txt" in done.json["written"]
+    assert picture(tmp_path / "new") == picture(work)

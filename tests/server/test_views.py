@@ -1,5 +1,7 @@
 """Memory, state, schedules, workspaces and care over HTTP."""
 
+import os
+
 import pytest
 
 
@@ -78,6 +80,9 @@ def test_snapshots_are_looked_into(client, store, tmp_path):
     (change,) = client.get(f"/snapshots/diff?a={one}&b={two}").json()["changes"]
     assert (change["path"], change["change"]) == ("notes.txt", "added")
     assert client.get(f"/snapshots/{two}/check").json()["problems"] == []
+    (folder / os.fsdecode(b"bad\xff")).touch()
+    three = store.workspace.snapshot(folder)
+    assert client.get(f"/snapshots/{three}/ls").json()["entries"][0]["path"] == "bad\\xff"
     assert client.get(f"/snapshots/{one}/cat?path=../../etc/passwd").status_code in {404, 422}
     assert client.get(f"/snapshots/{'0' * 64}/ls").status_code == 404
 

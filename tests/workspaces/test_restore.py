@@ -19,6 +19,7 @@ from treering.store import Store
 from treering.views.workspaces import restoring
 from treering.views.workspaces.planning import stays_inside
 from treering.views.workspaces.progress import FileProgress
+from treering.views.workspaces.rules import TEMPORARY
 
 
 def test_a_restored_folder_equals_the_original(store: Store, folder: Path, tmp_path: Path) -> None:
@@ -213,6 +214,17 @@ def test_holes_are_not_read_and_leave_the_name_as_it_is(
         assert (read < 25_000_000) == hole
     assert ids[0] == ids[1]
     assert store.workspace.check(ids[0]).ok
+
+
+def test_litter_goes_also_where_nothing_is_kept(store: Store, folder: Path) -> None:
+    snapshot = store.workspace.snapshot(folder)
+    (folder / f"{TEMPORARY}file").write_text("half")
+    (folder / f"{TEMPORARY}folder").mkdir()
+    (folder / f"{TEMPORARY}folder" / "inner").write_text("half")
+    store.workspace.restore(snapshot, folder, keep_before=False, dry_run=True)
+    assert len(list(folder.glob(f"{TEMPORARY}*"))) == 2
+    store.workspace.restore(snapshot, folder, keep_before=False)
+    assert not list(folder.glob(f"{TEMPORARY}*"))
 
 
 @pytest.mark.parametrize("point", ["restore.file_written", "restore.file_placed"])

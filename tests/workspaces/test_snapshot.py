@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -13,7 +14,7 @@ import pytest
 
 from treering.core.address import object_address
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, decode_tree
-from treering.errors import InvalidInput, NotFound, TimedOut
+from treering.errors import InvalidInput, NotFound, TimedOut, Unreachable
 from treering.store import Store
 from treering.views.workspaces import scanning
 from treering.views.workspaces.rules import CREDENTIALS, DEFAULT_EXCLUDES
@@ -168,6 +169,36 @@ def test_a_folder_in_which_only_names_can_be_read(
     taken = info(store, folder)
     assert [(each.path, each.reason) for each in taken.left_out] == [("src/main.py", "unreadable")]
     assert "README.md" in paths(store, taken.id)
+
+
+@pytest.mark.parametrize("becomes", ["nothing", "a file"])
+def test_a_link_that_goes_while_it_is_looked_at(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch, becomes: str
+) -> None:
+    real = os.readlink
+
+    def readlink(name: str, *, dir_fd: int) -> str:
+        os.unlink(name, dir_fd=dir_fd)
+        if becomes == "a file":
+            os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=dir_fd))
+        return real(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(scanning.os, "readlink", readlink)
+    taken = info(store, folder)
+    assert "latest" not in paths(store, taken.id)
+    assert taken.changed == (("latest",) if becomes == "a file" else ())
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(scanning.os, "read", read)
+    with pytest.raises(Unreachable, match=r"'README\.md' in the workspace: Input/output error"):
+        store.workspace.snapshot(folder, exclude=["run.sh", "src"])
+    assert not list(store.workspace.snapshots())
 
 
 def test_sockets_pipes_and_devices_are_named_and_left_out(store: Store, folder: Path) -> None:

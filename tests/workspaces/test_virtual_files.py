@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,29 @@ def test_what_is_no_file_is_not_read(make_files: MakeFiles, root: Path) -> None:
             files.read(path)
     assert files.stat("/pipe").kind == "other"
     assert not files.grep("x", "/pipe")
+
+
+def test_what_may_not_be_read_ends_no_search(
+    make_files: MakeFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "closed").mkdir()
+    (root / "locked.txt").write_text("needle")
+    (root / "open.txt").write_text("needle")
+    files = make_files(root)
+    real = Beneath.open
+
+    def refusing(self: Beneath, names: Sequence[str], flags: int, mode: int = 0) -> int:
+        if names and names[-1] in {"closed", "locked.txt"}:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(self, names, flags, mode)
+
+    monkeypatch.setattr(Beneath, "open", refusing)
+    assert [each.path for each in files.grep("needle")] == ["/open.txt"]
+    assert "/closed" in {each.path for each in files.glob("**")}
+    with pytest.raises(ReadOnly):
+        files.read("/locked.txt")
+    with pytest.raises(ReadOnly):
+        files.glob("**", "/closed")
 
 
 def test_a_sparse_file_does_not_fill_the_memory(make_files: MakeFiles, root: Path) -> None:

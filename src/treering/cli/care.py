@@ -321,8 +321,7 @@ def _collection_lines(result: Collection) -> list[str]:
     swept = result.swept
     removed = {"objects": swept.objects, "bodies": swept.bodies, "lists": swept.lists, "packs": swept.packs}
     dropped, kept = (
-        {f"{kind.replace('_', ' ')}s": number for kind, number in each.items()}
-        for each in (result.dropped, result.kept)
+        {f"{kind}s": number for kind, number in each.items()} for each in (result.dropped, result.kept)
     )
     lines = [f"{would}drop {counts(dropped)}, keep {counts(kept)}"] if kept else []
     return [*lines, f"{would}sweep {counts(removed)} ({size(swept.bytes)})"]

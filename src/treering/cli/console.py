@@ -15,7 +15,9 @@ def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+        from treering.core.readable import readable_json
+
+        typer.echo(msgspec.json.format(readable_json(value), indent=2).decode())
     else:
         for line in lines:
             typer.echo(line)

@@ -14,6 +14,7 @@ from msgspec import inspect as shapes
 from starlette.requests import Request
 from starlette.responses import Response
 
+from treering.core.readable import readable_json
 from treering.errors import InvalidInput, TreeringError
 from treering.server.bodies import read_body
 from treering.server.endpoints import Call, Endpoint
@@ -105,7 +106,7 @@ async def _body(request: Request, endpoint: Endpoint, state: ServerState) -> Any
 def _json(request: Request, endpoint: Endpoint, reply: Any) -> Response:
     if reply is None:
         return Response(status_code=204)
-    data = msgspec.json.encode(reply, enc_hook=_shown)
+    data = readable_json(reply, enc_hook=_shown)
     headers: dict[str, str] = {"cache-control": "no-cache"}
     if endpoint.method == "GET":
         tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'

@@ -60,7 +60,7 @@ def restore(
 ) -> Restored:
     """Make a folder into a snapshot; ``keep`` commits what was there before (``None``: it is not kept)."""
     rules = snapshot.rules
-    current, before, in_the_way = _look(camera, snapshot, target, keep=None if dry_run else keep)
+    current, before, in_the_way = _look(camera, snapshot, target, keep=keep, dry_run=dry_run)
     planner = Planner(snapshot, delete=delete, links=links, in_the_way=in_the_way)
     plan = planner.plan(current)
     if dry_run:
@@ -120,11 +120,18 @@ def _paths(plan: FolderPlan) -> Iterator[str]:
 
 
 def _look(
-    camera: Camera, snapshot: Snapshot, target: Path, *, keep: Callable[[Taken], None] | None
+    camera: Camera,
+    snapshot: Snapshot,
+    target: Path,
+    *,
+    keep: Callable[[Taken], None] | None,
+    dry_run: bool,
 ) -> tuple[KnownFolder, str | None, frozenset[str]]:
     """The target as it is, the snapshot of it if there is something to keep, and what no snapshot holds."""
-    if keep is None:
-        seen, left_out = camera.look(target, snapshot.rules, limits=snapshot.limits)
+    if keep is None or dry_run:
+        seen, left_out, litter = camera.look(target, snapshot.rules, limits=snapshot.limits)
+        if not dry_run:
+            sweep(target, litter)
         return seen, None, frozenset(each.path for each in left_out)
     taken = camera.take(target, snapshot.rules, limits=snapshot.limits)
     sweep(target, taken.litter)

@@ -83,6 +83,7 @@ class Scan:
         self._on_progress = on_progress
         self._root: Seen | KnownFolder | None = None
         self._young: list[tuple[Seen, str, str, os.stat_result]] = []
+        self._at = ""
         self._given = 0
         self._repeated: list[int] = []
         self._entries = 0
@@ -95,9 +96,12 @@ class Scan:
 
     def contents(self, folder: int) -> Iterator[Content]:
         """The contents of all files that are not known, below an open folder."""
-        with translated("the workspace", writing=False):
+        try:
             self._root = yield from self._walk(folder, "", self._known, 0, 0)
             yield from self._read_young(folder)
+        except OSError as error:
+            with translated(f"{self._at or '.'!r} in the workspace", writing=False):
+                raise error from None
 
     def finish(self, names: Sequence[str]) -> tuple[KnownFolder, list[Content]]:
         """The folder as it was seen, and the trees that are new, those below before those above.
@@ -157,7 +161,7 @@ class Scan:
                         below.append((name, st_mode & 0o777))
                 elif kind == stats.S_IFLNK:
                     if name in known_links or self._is_wanted(path + name, is_folder=False):
-                        seen.links[name] = os.readlink(name, dir_fd=folder)
+                        self._link(folder, name, path, seen)
                 else:
                     self._leave_out(path + name, _KINDS.get(kind, "device"))
         self._count(len(files) + len(fresh) + len(below) + len(seen.links), path)
@@ -185,6 +189,7 @@ class Scan:
     def _below(
         self, folder: int, name: str, path: str, known: KnownFolder | None, mode: int, depth: int
     ) -> Generator[Content, None, Seen | KnownFolder | None]:
+        self._at = path + name
         try:
             inner = os.open(name, FOLDER_FLAGS, dir_fd=folder)
         except FileNotFoundError:
@@ -199,6 +204,16 @@ class Scan:
             return (yield from self._walk(inner, f"{path}{name}/", known, mode, depth + 1))
         finally:
             os.close(inner)
+
+    def _link(self, folder: int, name: str, path: str, seen: Seen) -> None:
+        try:
+            seen.links[name] = os.readlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.changed.append(path + name)  # it became something else just now
 
     def _fresh(
         self, folder: int, path: str, seen: Seen, fresh: list[tuple[str, os.stat_result]]
@@ -260,6 +275,7 @@ class Scan:
     def _file(
         self, folder: int, name: str, path: str, stat: os.stat_result
     ) -> Generator[Content, None, Fresh | None]:
+        self._at = path
         start = size = 0
         cuts: list[int] = []
         for attempt in range(1, READ_TRIES + 1):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from treering.core.readable import readable
 from treering.errors import InvalidInput, MissingObjects, NotFound
 from treering.files import translated
 from treering.views.workspaces.known import Known, KnownFolder, Shelf
@@ -59,9 +60,9 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
         """What the moment that keeps these files should say of them: nothing, if all is in them and whole."""
         told: dict[str, Any] = {}
         if self.left_out:
-            told["left_out"] = [[shown(each.path), each.reason] for each in self.left_out[:LISTED]]
+            told["left_out"] = [[readable(each.path), each.reason] for each in self.left_out[:LISTED]]
         if self.changed:
-            told["changed"] = [shown(each) for each in self.changed[:LISTED]]
+            told["changed"] = [readable(each) for each in self.changed[:LISTED]]
         return {"workspace": told} if told else {}
 
 
@@ -156,13 +157,13 @@ class Camera:
 
     def look(
         self, folder: Path, rules: Rules, *, limits: Limits | None = None
-    ) -> tuple[KnownFolder, tuple[LeftOut, ...]]:
-        """A folder as it is, and what was left out, without storing anything of it."""
+    ) -> tuple[KnownFolder, tuple[LeftOut, ...], tuple[str, ...]]:
+        """A folder as it is, what was left out and what is litter, without storing anything of it."""
         known = self._trusted(folder, rules)
         scan = Scan(rules, known=None if known is None else known.folder, avoid=self._avoid, limits=limits)
         with opened(folder) as descriptor:
             names = [content.name for content in scan.contents(descriptor)]
-        return scan.finish(names)[0], tuple(scan.left_out)
+        return scan.finish(names)[0], tuple(scan.left_out), tuple(scan.litter)
 
     def _trusted(self, folder: Path, rules: Rules) -> Known | None:
         known = self.shelf.load(str(folder))
@@ -251,8 +252,3 @@ def _homes() -> set[Path]:
     with suppress(KeyError):
         homes.add(Path(pwd.getpwuid(os.getuid()).pw_dir))
     return {home.resolve() for home in homes if home.is_absolute() and home != Path("/")}
-
-
-def shown(path: str) -> str:
-    """A path as text that any record can hold."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

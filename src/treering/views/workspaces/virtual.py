@@ -48,6 +48,9 @@ _READ: Final = os.O_RDONLY | os.O_NONBLOCK
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE: Final = 256 * 1024
 
+_PASSED_OVER: Final = (NotFound, InvalidInput, ReadOnly, Unreachable)
+"""What a search meets on its way and goes on: it went, became something else, or may not be read."""
+
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
     """A line in which a text was found; lines count from 1."""
@@ -341,7 +344,7 @@ class Files:
             yield rest
 
     def _matching(self, names: tuple[str, ...], needle: bytes) -> Iterator[tuple[int, str]]:
-        with contextlib.suppress(NotFound, InvalidInput, Unreachable):  # it went, or may not be read
+        with contextlib.suppress(*_PASSED_OVER):
             for number, line in enumerate(self._lines(names), 1):
                 if b"\0" in line:
                     return
@@ -361,7 +364,7 @@ class Files:
                 return
         try:
             listed = self.ls(shown(names))
-        except (NotFound, Unreachable):
+        except _PASSED_OVER:
             if not depth:
                 raise
             return

@@ -22,6 +22,7 @@ from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import check_id
 from treering.core.query import EventQuery
+from treering.core.readable import readable
 from treering.core.scopes import Scope
 from treering.errors import InvalidInput
 from treering.views.recording.context import here
@@ -33,7 +34,7 @@ from treering.views.workspaces.planning import LinkPolicy
 from treering.views.workspaces.progress import FileProgress
 from treering.views.workspaces.restoring import Restored, download, foreseen, restore
 from treering.views.workspaces.scanning import LeftOut, Limits
-from treering.views.workspaces.snapshots import LISTED, Camera, Taken, made_folder, real_folder, shown
+from treering.views.workspaces.snapshots import LISTED, Camera, Taken, made_folder, real_folder
 from treering.views.workspaces.stored import Snapshot
 from treering.views.workspaces.virtual import Access, Files
 
@@ -347,10 +348,10 @@ def _told(info: SnapshotInfo) -> dict[str, Any]:
     if info.tags:
         told["tags"] = list(info.tags)
     if info.left_out:
-        told["left_out"] = [[shown(each.path), each.reason] for each in info.left_out[:LISTED]]
+        told["left_out"] = [[readable(each.path), each.reason] for each in info.left_out[:LISTED]]
         told["left_out_count"] = len(info.left_out)
     if info.changed:
-        told["changed"] = [shown(each) for each in info.changed[:LISTED]]
+        told["changed"] = [readable(each) for each in info.changed[:LISTED]]
         told["changed_count"] = len(info.changed)
     return told
 
