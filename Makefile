@@ -6,8 +6,17 @@ WORKERS ?= 2
 ARGS ?=
 
 UV := uv==0.13.7
-RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
+# Bytecode is kept, whatever the environment says: tests start hundreds of processes that import the same files.
+RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" PYTHONDONTWRITEBYTECODE=
 WEB := $(shell find web -name node_modules -prune -o -type f -print)
+
+# Where tests put their files: in memory where there is plenty, for they sync thousands of times; else in TMPDIR.
+SCRATCH := $(shell \
+  awk '/^MemAvailable/ { exit $$2 < 8000000 }' /proc/meminfo 2>/dev/null && \
+  df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "/dev/shm" }')
+TESTED := scratch=$$(mktemp -d "$(or $(SCRATCH),$${TMPDIR:-/tmp})/treering.XXXXXX") && chmod 711 "$$scratch" && \
+  trap 'rm -rf "$$scratch"' EXIT && trap 'exit 1' HUP INT TERM && \
+  $(RUN) TMPDIR="$$scratch"
 
 .PHONY: help demo docs test soak check bench format clean
 .DEFAULT_GOAL := help
@@ -22,10 +31,10 @@ docs: .venv/tools ## build the site of docs/ into site/, strictly
 	@$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build --strict $(ARGS)
 
 test: .venv/tools ## run the tests against real servers (ARGS="-k lists" narrows them)
-	@$(RUN) HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} pytest -n $(WORKERS) --dist worksteal -m "not soak" $(ARGS)
+	@$(TESTED) HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} pytest -n $(WORKERS) --dist worksteal -m "not soak" $(ARGS)
 
 soak: .venv/tools ## the long versions of the fault tests
-	@$(RUN) HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-long} pytest -n $(WORKERS) --dist worksteal -m soak $(ARGS)
+	@$(TESTED) HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-long} pytest -n $(WORKERS) --dist worksteal -m soak $(ARGS)
 
 check: .venv/tools ## formatting, lint, types, layers, generated files
 	@$(RUN) ruff format --check --quiet
