@@ -121,7 +121,10 @@ class Engine(Protocol):
         ...
 
     def scan_refs(self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000) -> list[Ref]:
-        """Refs whose name starts with ``prefix``, by name in code point order, behind ``after``."""
+        """Refs whose name starts with ``prefix``, by name in code point order, behind ``after``.
+
+        ``limit`` of them, unless there are no more.
+        """
         ...
 
     def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
@@ -143,7 +146,10 @@ class Engine(Protocol):
     def scan_scopes(
         self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000
     ) -> list[str]:
-        """Erasure scopes that anything is stored under, by name in code point order, behind ``after``."""
+        """Erasure scopes that anything is stored under, by name in code point order, behind ``after``.
+
+        ``limit`` of them, unless there are no more.
+        """
         ...
 
     def spaces(self) -> list[str]:

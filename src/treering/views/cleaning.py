@@ -7,13 +7,14 @@ wipes it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from treering.core.batch import Event
 from treering.core.draft import Draft
 from treering.core.encoding import encode_json
+from treering.core.pages import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.views.checkpoints import KIND, read_checkpoint
 from treering.views.journal import CLEANED, DELETED, LEDGER, REWIND
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.views.heads import Head
 
-_PAGE: Final = 1000
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,22 +94,16 @@ class _Events:
         self.rewinds: list[int] = []
         self.lists: dict[str, None] = {}
         named: set[str] = set()
-        after = None
-        while True:
-            page = engine.scan(space, EventQuery(scope=scope), after=after, limit=_PAGE)
-            for record in page.records:
-                kind = record.event.kind
-                if kind == KIND:
-                    self.checkpoints.append(record.seq)
-                    stretches = read_checkpoint(engine, space, record).lists.values()
-                    named.update(stretch.list for stretch in stretches)
-                elif kind == REWIND:
-                    self.rewinds.append(record.seq)
-                elif record.event.run is None:
-                    self.transcript.append(record.seq)
-            if page.cursor is None:
-                break
-            after = page.cursor
+        for record in each_record(engine, space, EventQuery(scope=scope)):
+            kind = record.event.kind
+            if kind == KIND:
+                self.checkpoints.append(record.seq)
+                stretches = read_checkpoint(engine, space, record).lists.values()
+                named.update(stretch.list for stretch in stretches)
+            elif kind == REWIND:
+                self.rewinds.append(record.seq)
+            elif record.event.run is None:
+                self.transcript.append(record.seq)
         for list_id in sorted(named):
             for info in engine.lineage(space, list_id):
                 if info.scope == scope:

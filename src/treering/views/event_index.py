@@ -23,6 +23,7 @@ from treering.core.address import Address
 from treering.core.batch import ABSENT, Text
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode, encode_json
+from treering.core.pages import each_record, record_pages, ref_pages
 from treering.core.query import Erasure, EventQuery
 from treering.core.scopes import Scope
 from treering.core.stems import words
@@ -114,11 +115,7 @@ class EventIndex:
 
     def tail(self) -> Iterator[Sequence[Record]]:
         """The events that are not indexed yet, in commit order, by pages."""
-        after: str | None = str(self.through)
-        while after is not None:
-            page = self._engine.scan(self._space, EventQuery(), after=after, limit=PAGE)
-            yield page.records
-            after = page.cursor
+        return record_pages(self._engine, self._space, EventQuery(), after=str(self.through), limit=PAGE)
 
     def blocks(self, names: Sequence[tuple[str, str]]) -> list[Block]:
         """The blocks behind texts, given as (run, name); what was forgotten meanwhile is left out."""
@@ -127,13 +124,8 @@ class EventIndex:
 
     def records(self, block: Block, part: EventQuery | None = None) -> Iterator[Record]:
         """The events of a block, or those of a part of its range."""
-        after = None
-        while True:
-            page = self._engine.scan(self._space, part or block.query, after=after, limit=PAGE)
-            yield from (each for each in page.records if block.first_seq <= each.seq <= block.last_seq)
-            if page.cursor is None:
-                return
-            after = page.cursor
+        found = each_record(self._engine, self._space, part or block.query, limit=PAGE)
+        return (each for each in found if block.first_seq <= each.seq <= block.last_seq)
 
     def contents(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, str]]:
         """The text of each piece; what is gone or damaged has none here (`verify` tells)."""
@@ -148,15 +140,13 @@ class EventIndex:
     def take_out(self, run: str) -> list[str]:
         """Take a run's words out, for who removes it without its scope; gives the refs to be erased too."""
         refs: list[str] = []
-        after: str | None = None
-        while page := self._engine.scan_refs(self._space, f"{BLOCKS}{run}/", after=after):
+        for page in ref_pages(self._engine, self._space, f"{BLOCKS}{run}/"):
             draft = Draft(self._space)
             for ref in page:
                 name = _block(ref).name
                 draft.text(Text(collection=COLLECTION, name=name, scope=_SCOPE, source=None))
                 refs.append(ref.name)
             self._engine.commit(draft.batch())
-            after = page[-1].name
         return refs
 
     def _index(self, records: Sequence[Record], version: Expect) -> None:

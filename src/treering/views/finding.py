@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from treering.core.clock import DAY_US, day_of, from_datetime
 from treering.core.ids import time_of
+from treering.core.pages import each_record
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.views.checkpoints import KIND, PREFIX, read_checkpoint
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _ID_CHARS: Final = 26
 _MIN_CHARS: Final = 4
-_PAGE: Final = 1000
 _MS_US: Final = 1000
 _NEAR: Final = 3
 _CANDIDATES: Final = 5
@@ -126,15 +126,9 @@ class Finder:
             until_us=until_us,
             order="time",
         )
-        after = None
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            for record in page.records:
-                if record.event.id.startswith(prefix):
-                    yield read_checkpoint(self._engine, self._space, record)
-            if page.cursor is None:
-                return
-            after = page.cursor
+        for record in each_record(self._engine, self._space, query):
+            if record.event.id.startswith(prefix):
+                yield read_checkpoint(self._engine, self._space, record)
 
     def _known(self, text: str) -> ThreadInfo | None:
         return thread_info(self._engine, self._space, text, self._namespace) if text else None

@@ -16,6 +16,7 @@ import msgspec
 from treering.core.batch import Event
 from treering.core.draft import Draft
 from treering.core.encoding import encode, encode_json
+from treering.core.pages import each_record, each_scope
 from treering.core.query import Erasure, EventQuery
 from treering.core.retention import Entry, Keep, select
 from treering.core.scopes import Scope, parse_scope
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 _CARE: Final = str(Scope("", "store", "care"))
 _LISTED: Final = ":listed"
 _OWN: Final = frozenset({RUN, MESSAGE, ALERT, LOG, ATTRIBUTES})
-_PAGE: Final = 1000
 _AT_ONCE: Final = 20_000
 """Events that one erasure takes: each of them looks at the whole store once."""
 
@@ -80,27 +80,18 @@ def _listed(engine: Engine, space: str, clock: Clock) -> Iterator[tuple[Record, 
     """Every run that has a line in a ledger and a ref."""
     for namespace in _namespaces(engine, space):
         infos = {info.id: info for info in Runs(engine, space, clock=clock, namespace=namespace).each()}
-        after = None
-        while True:
-            query = EventQuery(scope=ledger_scope(namespace), kinds=(RUN,))
-            page = engine.scan(space, query, after=after, limit=_PAGE)
-            for record in page.records:
-                info = infos.get(record.event.id.removesuffix(_LISTED))
-                if info is not None:
-                    yield record, info
-            if page.cursor is None:
-                break
-            after = page.cursor
+        query = EventQuery(scope=ledger_scope(namespace), kinds=(RUN,))
+        for record in each_record(engine, space, query):
+            info = infos.get(record.event.id.removesuffix(_LISTED))
+            if info is not None:
+                yield record, info
 
 
 def _namespaces(engine: Engine, space: str) -> Iterator[str]:
-    after: str | None = None
-    while page := engine.scan_scopes(space, "", after=after, limit=_PAGE):
-        for text in page:
-            scope = parse_scope(text)
-            if (scope.kind, scope.id) == ("ledger", "runs"):
-                yield scope.namespace
-        after = page[-1]
+    for text in each_scope(engine, space, ""):
+        scope = parse_scope(text)
+        if (scope.kind, scope.id) == ("ledger", "runs"):
+            yield scope.namespace
 
 
 def _entry(record: Record, info: RunInfo) -> Entry:
@@ -144,13 +135,9 @@ def _drop(engine: Engine, space: str, runs: list[tuple[Record, RunInfo]]) -> Non
 
 
 def _events(engine: Engine, space: str, run: str) -> Iterator[int]:
-    after = None
-    while True:
-        page = engine.scan(space, EventQuery(run=run, order="time"), after=after, limit=_PAGE)
-        yield from (record.seq for record in page.records if _is_recorded(record.event.kind))
-        if page.cursor is None:
-            return
-        after = page.cursor
+    for record in each_record(engine, space, EventQuery(run=run, order="time")):
+        if _is_recorded(record.event.kind):
+            yield record.seq
 
 
 def _is_recorded(kind: str) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from treering.core.clock import day_of
+from treering.core.pages import each_record, record_pages, ref_pages
 from treering.core.query import EventQuery
 from treering.core.records import Problem
 from treering.errors import Corrupt, InvalidInput
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from treering.core.engine import Engine
-    from treering.core.records import Record
 
-_PAGE: Final = 1000
 _ASKED: Final = 400
 """How many ids one question names."""
 
@@ -53,9 +52,7 @@ def severed(engine: Engine, space: str) -> Iterator[Problem]:
 
 
 def _lost_heads(engine: Engine, space: str) -> Iterator[Problem]:
-    after = None
-    while page := engine.scan_refs(space, HEADS, after=after, limit=_PAGE):
-        after = page[-1].name
+    for page in ref_pages(engine, space, HEADS):
         heads: dict[str, str] = {}
         for ref in page:
             try:
@@ -72,7 +69,7 @@ def _lost_heads(engine: Engine, space: str) -> Iterator[Problem]:
 
 def _find_orphans(engine: Engine, space: str, orphans: dict[str, list[_Child]]) -> Iterator[Problem]:
     nearby: set[str] = set()
-    for records in _pages(engine, space, EventQuery(kinds=(KIND,))):
+    for records in record_pages(engine, space, EventQuery(kinds=(KIND,))):
         own = {record.event.id for record in records}
         wanted: dict[str, list[_Child]] = {}
         for record in records:
@@ -94,15 +91,14 @@ def _find_orphans(engine: Engine, space: str, orphans: dict[str, list[_Child]]) 
 
 def _take_off_removed(engine: Engine, space: str, orphans: dict[str, list[_Child]]) -> None:
     for scope, kind in REMOVALS:
-        for records in _pages(engine, space, EventQuery(kinds=(kind,), scope=scope)):
-            for record in records:
-                gone = dropped_by(engine, space, record) if kind == RETENTION else list(orphans)
-                for parent in gone:
-                    left = [child for child in orphans.get(parent, ()) if child.seq > record.seq]
-                    if left:
-                        orphans[parent] = left
-                    else:
-                        orphans.pop(parent, None)
+        for record in each_record(engine, space, EventQuery(kinds=(kind,), scope=scope)):
+            gone = dropped_by(engine, space, record) if kind == RETENTION else list(orphans)
+            for parent in gone:
+                left = [child for child in orphans.get(parent, ()) if child.seq > record.seq]
+                if left:
+                    orphans[parent] = left
+                else:
+                    orphans.pop(parent, None)
 
 
 def _stored(engine: Engine, space: str, ids: Iterable[str]) -> set[str]:
@@ -117,18 +113,8 @@ def _stored(engine: Engine, space: str, ids: Iterable[str]) -> set[str]:
     for of_a_day in by_day.values():
         for start in range(0, len(of_a_day), _ASKED):
             some = by_id(*of_a_day[start : start + _ASKED])
-            found.update(record.event.id for records in _pages(engine, space, some) for record in records)
+            found.update(record.event.id for record in each_record(engine, space, some))
     return found
-
-
-def _pages(engine: Engine, space: str, query: EventQuery) -> Iterator[tuple[Record, ...]]:
-    after = None
-    while True:
-        page = engine.scan(space, query, after=after, limit=_PAGE)
-        yield page.records
-        if page.cursor is None:
-            return
-        after = page.cursor
 
 
 def _problem(where: str, what: str) -> Problem:

@@ -18,6 +18,7 @@ from treering.core.batch import ABSENT, Add, Event
 from treering.core.draft import Draft
 from treering.core.encoding import encode_json
 from treering.core.ids import check_id
+from treering.core.pages import each_record, each_ref
 from treering.core.query import EventQuery, encode_cursor
 from treering.core.scopes import Scope, namespace_prefix
 from treering.errors import Conflict, RefMoved
@@ -148,13 +149,8 @@ class State:
         backwards = Backwards(self._engine, self._space, ref)
         query = EventQuery(kinds=STATE_KINDS, scope=scope, newest_first=True)
         after = None if ref is None else encode_cursor(query, 0, ref.seq + 1)
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            for record in page.records:
-                yield backwards.change(key, record)
-            if page.cursor is None:
-                return
-            after = page.cursor
+        for record in each_record(self._engine, self._space, query, after=after):
+            yield backwards.change(key, record)
 
     def watch(self, prefix: str = "", *, seconds: float | None = None) -> Iterator[StateEntry]:
         """Entries that change from now on, by whichever process, as they are when you get them.
@@ -233,10 +229,7 @@ class State:
         return self._engine.refs(self._space, [name]).get(name)
 
     def _refs(self, prefix: str) -> Iterator[Ref]:
-        after = None
-        while page := self._engine.scan_refs(self._space, self._prefix + prefix, after=after, limit=_PAGE):
-            yield from page
-            after = page[-1].name
+        return each_ref(self._engine, self._space, self._prefix + prefix)
 
     def _entry(self, ref: Ref) -> StateEntry:
         return StateEntry(

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from treering.core.batch import ABSENT, Event
 from treering.core.encoding import encode_json
+from treering.core.pages import each_record
 from treering.core.query import EventQuery
 from treering.core.scopes import MOVED
 from treering.views.recording.runs import (
@@ -319,13 +320,7 @@ class Traces:
         ]
 
     def _records(self, id: str) -> Iterator[Record]:
-        after = None
-        while True:
-            page = self._engine.scan(self._space, EventQuery(run=id, order="time"), after=after, limit=_PAGE)
-            yield from page.records
-            if page.cursor is None:
-                return
-            after = page.cursor
+        return each_record(self._engine, self._space, EventQuery(run=id, order="time"))
 
 
 def is_from_here(info: RunInfo) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from treering.core.pages import each_record, each_ref
 from treering.core.query import EventQuery
 from treering.errors import Corrupt
 from treering.views.schedules.fires import TASK_KINDS
@@ -87,13 +88,10 @@ class Board:
             self._read_all()
             return
         changed = self._doubted
-        after: str | None = str(self._seen)
-        while after is not None:
-            page = self._engine.scan(self._space, EventQuery(kinds=TASK_KINDS), after=after, limit=_PAGE)
-            for record in page.records:
-                changed.add(ref_of_scope(record.event.scope))
-                self._seen = record.seq
-            after = page.cursor
+        query = EventQuery(kinds=TASK_KINDS)
+        for record in each_record(self._engine, self._space, query, after=str(self._seen)):
+            changed.add(ref_of_scope(record.event.scope))
+            self._seen = record.seq
         self._doubted = set()
         self._read(changed)
 
@@ -123,11 +121,8 @@ class Board:
         self._doubted.add(ref)
 
     def _read_all(self) -> None:
-        after = None
-        while page := self._engine.scan_refs(self._space, SCHEDULES, after=after, limit=_PAGE):
-            for ref in page:
-                self._take(ref)
-            after = page[-1].name
+        for ref in each_ref(self._engine, self._space, SCHEDULES):
+            self._take(ref)
 
     def _read(self, refs: Iterable[str]) -> None:
         names = list(refs)

@@ -17,6 +17,7 @@ from treering.core.batch import ABSENT
 from treering.core.clock import to_datetime
 from treering.core.draft import Draft
 from treering.core.ids import check_id
+from treering.core.pages import each_record, each_ref
 from treering.core.query import EventQuery
 from treering.core.scopes import Scope, namespace_prefix
 from treering.errors import InvalidInput, NotFound, RefMoved
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from treering.views.schedules.worker import Handler, Worker
 
 MAX_TASK_BYTES: Final = 32 * 1024
-_PAGE: Final = 500
 
 
 class Schedules:
@@ -174,15 +174,9 @@ class Schedules:
         scope = None if task_id is None else str(Scope(self._namespace, "schedule", task_id))
         query = EventQuery(kinds=FIRE_KINDS, scope=scope, newest_first=True)
         mine = namespace_prefix(self._namespace)
-        after = None
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            for record in page.records:
-                if record.event.scope.startswith(mine):
-                    yield report_of(self._engine, self._space, record)
-            if page.cursor is None:
-                return
-            after = page.cursor
+        for record in each_record(self._engine, self._space, query):
+            if record.event.scope.startswith(mine):
+                yield report_of(self._engine, self._space, record)
 
     # Changing tasks
     def cancel_task(self, task_id: str) -> Task:
@@ -332,11 +326,7 @@ class Schedules:
         return ref
 
     def _refs(self) -> Iterator[Ref]:
-        prefix = SCHEDULES + namespace_prefix(self._namespace)
-        after = None
-        while page := self._engine.scan_refs(self._space, prefix, after=after, limit=_PAGE):
-            yield from page
-            after = page[-1].name
+        return each_ref(self._engine, self._space, SCHEDULES + namespace_prefix(self._namespace))
 
 
 def _checked_prompt(prompt: str) -> str:
