@@ -158,3 +158,30 @@ def test_a_session_that_went_quiet_is_over_and_may_go_on(store, monkeypatch):
     assert (run.status, run.duration_us) == ("unfinished", 0)
     send(store, REQUEST, resource=CLAUDE)
     assert store.runs.get("5b0c").status == "running"
+
+
+def test_a_record_that_cannot_be_stored_does_not_take_the_others_along(store):
+    deep = []
+    for _ in range(250):
+        deep = [deep]
+    told = send(store, log(body="fine", attributes={}), log("deep", body=deep, attributes={}))
+    assert (told.accepted, told.refused) == (1, 1)
+    assert "log 'deep'" in told.message
+
+
+def test_a_request_of_codex_is_a_call_only_when_it_failed(store):
+    session = {"conversation.id": "c-2", "model": "gpt-5-codex"}
+    request = {"http.response.status_code": 200, "duration_ms": 500}
+    failure = {"http.response.status_code": 529, "error.message": "overloaded", "duration_ms": 90}
+    answer = {"event.kind": "response.completed", "input_token_count": 10, "output_token_count": 5}
+    send(
+        store,
+        log("codex.api_request", attributes=session | failure),
+        log("codex.api_request", attributes=session | request, at_ms=100),
+        log("codex.sse_event", attributes=session | answer, at_ms=200),
+        resource={"service.name": "codex_cli_rs"},
+    )
+    failed, answered = (event for event in rows(store, "c-2") if event.kind == "span.llm")
+    assert (failed.status, answered.status) == ("error", "ok")
+    assert json.loads(failed.data)["error"] == {"type": "529", "message": "overloaded"}
+    assert store.cost.of_run("c-2").total.tokens == 15

@@ -35,6 +35,7 @@ KINDS = {
     "gen_ai.operation.name": ["chat", "generate_content", "execute_tool", "invoke_agent", "search_memory"],
     "traceloop.span.kind": ["workflow", "tool", "agent"],
     "llm.request.type": ["chat", "completion", "rerank"],
+    "ai.operationId": ["ai.generateText", "ai.streamText.doStream", "ai.embed.doEmbed", "ai.toolCall"],
 }
 plain = st.text(
     st.characters(codec="ascii", min_codepoint=33, exclude_characters='"\\{[$'), min_size=3, max_size=9

@@ -301,3 +301,46 @@ def test_text_that_is_json_is_kept_as_what_it_says(store, text):
     assert given(store, step) == expected
     assert came(store, step) == expected
     assert store.verify().ok
+
+
+VERCEL = {
+    "ai.model.id": "gpt-5",
+    "ai.model.provider": "openai.chat",
+    "ai.usage.inputTokens": 1000,
+    "ai.usage.cachedInputTokens": 400,
+    "ai.usage.outputTokens": 200,
+    "ai.usage.reasoningTokens": 50,
+    "ai.response.text": "hello",
+}
+
+
+def test_spans_of_vercels_sdk_are_calls_and_tools_and_count_once(store):
+    send(
+        store,
+        span("ai.streamText.doStream", id=2, parent=1, ms=20, at_ms=1, attributes=VERCEL | {
+            "ai.operationId": "ai.streamText.doStream", "ai.prompt.messages": '[{"role": "user"}]',
+            "ai.response.msToFirstChunk": 3.5}),
+        span("ai.toolCall", id=3, parent=1, at_ms=30, attributes={"ai.operationId": "ai.toolCall",
+             "ai.toolCall.name": "weather", "ai.toolCall.args": '{"city": "Oslo"}',
+             "ai.toolCall.result": '{"degrees": 3}'}),
+    )  # fmt: skip
+    outer = VERCEL | {"ai.operationId": "ai.streamText", "ai.prompt": '{"prompt": "hi"}'}
+    send(store, span("ai.streamText", id=1, ms=60, attributes=outer))
+    chain, call, tool = rows(store)
+    assert (chain.kind, call.kind, tool.kind, tool.name) == ("span.chain", "span.llm", "span.tool", "weather")
+    assert (call.model, call.usage.input, call.usage.cache_read, call.usage.reasoning) == (
+        "gpt-5",
+        600,
+        400,
+        50,
+    )
+    assert (given(store, call), came(store, call)) == ([{"role": "user"}], "hello")
+    assert (given(store, tool), came(store, tool)) == ({"city": "Oslo"}, {"degrees": 3})
+    assert told(call)["first_token_us"] == 3500
+    assert chain.usage is None
+    assert store.cost.of_run(TRACE).total.tokens == 1200
+
+
+def test_a_sum_of_vercels_sdk_counts_where_no_call_is_told(store):
+    send(store, span("ai.generateText", id=1, attributes=VERCEL | {"ai.operationId": "ai.generateText"}))
+    assert store.cost.of_run(TRACE).total.tokens == 1200

@@ -280,8 +280,14 @@ def test_wrong_words_are_refused_where_they_are_said(store):
         for wrong in ({"inptu": 3}, {"input": -1}, {"output": 1.5}):
             with pytest.raises(InvalidInput, match="usage"):
                 run.message("user", "x", usage=wrong)
-        with pytest.raises(InvalidInput, match="money"):
-            run.message("user", "x", cost="dear")
+        with pytest.raises(InvalidInput, match="usage has input"):
+            run.message("user", "x", usage={"input": 1 << 60})
+        for dear in ("dear", "1e999999999"):
+            with pytest.raises(InvalidInput, match="money"):
+                run.message("user", "x", cost=dear)
+        with pytest.raises(InvalidInput, match="more than one event can cost"):
+            run.message("user", "x", cost=1e10)
+        run.message("assistant", "x", model="gpt-5", usage={"output": 1 << 49})  # no price for so many
         with pytest.raises(InvalidInput, match="currency"):
             run.message("user", "x", cost=1, currency="euro")
         with pytest.raises(InvalidInput, match="span name"):
@@ -291,7 +297,45 @@ def test_wrong_words_are_refused_where_they_are_said(store):
             span.start()
         span.end()
     store.flush()
-    assert len(store.timeline.of_run(run.id).events) == 2
+    assert len(store.timeline.of_run(run.id).events) == 3
+    assert store.cost.of_run(run.id).total.unpriced_tokens == 1 << 49
+
+
+class Mute:
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+
+class MuteError(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def test_what_has_no_text_at_all_fails_no_run_and_hides_no_error(store):
+    deep = []
+    for _ in range(3000):
+        deep = [deep]
+
+    @store.tool
+    def use(*_):
+        raise MuteError
+
+    def talk():
+        with store.run(agent="a") as run:
+            talks.append(run.id)
+            run.message("user", Mute())
+            run.message("user", deep)
+            use(Mute(), deep)
+
+    talks = []
+    with pytest.raises(MuteError):
+        talk()
+    store.flush()
+    first, second, *_, result = store.timeline.of_run(talks[0]).events
+    assert store.timeline.content(first.body)[0] == {"_opaque": "Mute", "text": "(no text: RuntimeError)"}
+    assert store.timeline.content(second.body)[0]["_opaque"] == "list"
+    assert result.type == "tool.result"
+    assert store.runs.get(talks[0]).status == "error"
 
 
 def test_times_are_the_clock_s(slow_time):

@@ -6,9 +6,12 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
+from treering.core.intake import NUMBER_BITS
 from treering.errors import InvalidInput
 
 NANOS: Final = 1_000_000_000
+_DIGITS: Final = 24
+"""No amount has more before its point: it is a mistake, and might take minutes to write out."""
 
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 
@@ -20,9 +23,20 @@ def to_nanos(amount: Decimal | float | str) -> int:
     """
     try:
         exact = amount if isinstance(amount, Decimal) else Decimal(str(amount))
+        if exact.adjusted() > _DIGITS:
+            raise OverflowError
         nanos = int((exact * NANOS).to_integral_value())
     except (InvalidOperation, ValueError, OverflowError):
         raise InvalidInput(f"{amount!r} is no amount of money; use a number or a Decimal") from None
+    return nanos
+
+
+def to_cost(amount: Decimal | float | str) -> int:
+    """An amount in nano-units that one event can hold."""
+    nanos = to_nanos(amount)
+    if abs(nanos) >> NUMBER_BITS:
+        most = (1 << NUMBER_BITS) // NANOS
+        raise InvalidInput(f"{amount!r} is more than one event can cost ({most:,}); give what this call cost")
     return nanos
 
 

@@ -16,7 +16,7 @@ from treering.core.batch import ABSENT, Event
 from treering.core.clock import DAY_US, day_of
 from treering.core.encoding import decode_json, encode, encode_json
 from treering.core.ids import check_id, new_id, time_of
-from treering.core.money import to_nanos
+from treering.core.money import to_cost
 from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput, NotFound
 from treering.services.sessions import within
@@ -161,7 +161,7 @@ def save_message(
             role=check_id(role, "role"),
             model=model,
             usage=usage_of(tokens),
-            cost_nanos=None if cost_eur is None else to_nanos(cost_eur),
+            cost_nanos=None if cost_eur is None else to_cost(cost_eur),
             currency=None if cost_eur is None else EUR,
             body=transaction.put(encode(content, keep_order=True), scope=scope),
         )

@@ -19,6 +19,7 @@ import msgspec
 
 from treering.core.clock import SECOND_US, to_datetime
 from treering.core.encoding import decode_json, encode_json
+from treering.core.intake import NUMBER_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +86,8 @@ class RateCard(msgspec.Struct, frozen=True, kw_only=True):
                 if rate is None:
                     return None
                 total += count * rate.at(all_input)
-        return _rounded(total)
+        nanos = _rounded(total)
+        return None if nanos >> NUMBER_BITS else nanos  # more than an event can cost: no price for so much
 
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):

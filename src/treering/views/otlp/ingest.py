@@ -180,7 +180,7 @@ class Ingest:
         for request in group:
             try:
                 request.received = _READERS[request.signal, request.form](request.data)
-                name_logs(request.received.logs)
+                name_logs(request.received)
                 readable.append(request)
             except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
                 request.future.set_exception(error)

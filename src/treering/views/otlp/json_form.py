@@ -6,6 +6,7 @@ that it stands in, and a body that is no OTLP at all is refused whole.
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode
 from typing import Any, Final, cast
 
@@ -19,7 +20,7 @@ _DROPPED: Final = {
     "droppedEventsCount": "dropped_events_count",
     "droppedLinksCount": "dropped_links_count",
 }
-_SHAPE: Final = (AttributeError, KeyError, TypeError, ValueError)
+_SHAPE: Final = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 _ENUMS: Final = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2} | {
     f"SPAN_KIND_{name}": number
     for number, name in enumerate(("UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"))
@@ -55,10 +56,7 @@ def read_logs(data: bytes) -> Received:
 
 
 def _leaves(data: bytes, outer: str, middle: str, inner: str) -> list[tuple[Source, Any]]:
-    try:
-        request = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"the body is not JSON ({error}); nothing was written") from None
+    request = _parsed(data)
     leaves: list[tuple[Source, Any]] = []
     try:
         for each in request.get(outer) or ():
@@ -72,6 +70,19 @@ def _leaves(data: bytes, outer: str, middle: str, inner: str) -> list[tuple[Sour
     except _SHAPE as error:
         raise InvalidInput(f"the body is no OTLP request ({error!r:.120}); nothing was written") from None
     return leaves
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        strict = error
+    # Senders that cut text in the middle of a character write half of it: that is no reason to lose the rest.
+    try:
+        text = json.dumps(json.loads(data.decode("utf-8", "replace")), ensure_ascii=False, allow_nan=False)
+        return orjson.loads(text.encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        raise InvalidInput(f"the body is not JSON ({strict}); nothing was written") from None
 
 
 def _span(message: dict[str, Any], source: Source) -> ReceivedSpan:

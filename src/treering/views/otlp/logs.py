@@ -18,10 +18,11 @@ import orjson
 from treering.core.batch import Event, Usage
 from treering.core.encoding import encode, encode_json
 from treering.core.intake import MAX_INLINE_BYTES
-from treering.core.money import to_nanos
+from treering.core.money import to_cost
 from treering.core.scopes import Scope
 from treering.errors import InvalidInput
 from treering.views.otlp.meaning import LLM, TOOL, as_count, content_of, disjoint, thread_of, word
+from treering.views.otlp.received import Refused
 from treering.views.otlp.traces import Trace
 from treering.views.prices import CURRENCY, fill_in
 from treering.views.recording.given import told_input
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
 
     from treering.core.content import Content
     from treering.core.draft import Draft
-    from treering.views.otlp.received import ReceivedLog
+    from treering.views.otlp.received import Received, ReceivedLog
 
 LOG: Final = "log"
 
 _TOOLS_OF: Final = ("claude_code", "codex", "gemini_cli", "qwen-code")
 _PROMPTS: Final = ("user_prompt",)
-_CALLS: Final = ("api_request", "api_response")
+_ASKED: Final = "api_request"
+_CALLS: Final = (_ASKED, "api_response")
 _FAILURES: Final = ("api_error",)
 _TOOL_RESULTS: Final = ("tool_result", "tool_call")
 _STREAMED: Final = "sse_event"
@@ -49,6 +51,10 @@ _MESSAGES: Final = {
 }  # fmt: skip
 _DETAILS: Final = "gen_ai.client.inference.operation.details"
 
+_STATUSES: Final = ("http.response.status_code", "status_code")
+_LEAST_FAILURE: Final = 400
+
+_COSTS: Final = ("cost_usd",)
 _INPUTS: Final = ("input_tokens", "input_token_count")
 _OUTPUTS: Final = ("output_tokens", "output_token_count")
 _READS: Final = ("cache_read_tokens", "cached_token_count", "cached_content_token_count")
@@ -66,16 +72,25 @@ def run_of(log: ReceivedLog) -> str | None:
     return session
 
 
-def name_logs(logs: Iterable[ReceivedLog]) -> None:
-    """Give the records of one request their ids; equal ones are told apart by how often they came."""
+def name_logs(received: Received) -> None:
+    """Give the records of one request their ids; equal ones are told apart by how often they came.
+
+    A record that has no encoding is refused.
+    """
     twins: dict[str, int] = {}
+    logs, received.logs = received.logs, []
     for log in logs:
         told = [log.trace, log.span, log.ts_us, log.severity, log.event, log.body, log.attributes]
         told.append(log.source.resource)
-        digest = blake2b(encode_json(told), digest_size=12).digest()
+        try:
+            digest = blake2b(encode_json(told), digest_size=12).digest()
+        except InvalidInput as error:
+            received.refused.append(Refused(f"log {log.event[:80]!r}", str(error)))
+            continue
         name = "log." + urlsafe_b64encode(digest).decode()
         twins[name] = twins.get(name, 0) + 1
         log.id = name if twins[name] == 1 else f"{name}.{twins[name]}"
+        received.logs.append(log)
 
 
 def write_logs(draft: Draft, trace: Trace | None, logs: Iterable[ReceivedLog]) -> None:
@@ -213,10 +228,12 @@ def _write_agent_event(row: _Row, name: str) -> None:
             f"({row.rest.get('prompt_length', '?')} characters, not sent)" if prompt is None else str(prompt)
         )
         row.write(kind=MESSAGE, role="user", content=encode(text))
+    elif name in _FAILURES or (name in _CALLS and _has_failed(row)):
+        _write_call(row, status=ERROR)
+    elif name == _ASKED and not any(each in row.rest for each in (*_INPUTS, *_OUTPUTS, *_COSTS)):
+        row.write(kind=LOG)  # Codex and Gemini CLI tell what it took when the answer has come
     elif name in _CALLS or (name == _STREAMED and row.rest.get("event.kind") == "response.completed"):
         _write_call(row, status=OK)
-    elif name in _FAILURES:
-        _write_call(row, status=ERROR)
     elif name in _TOOL_RESULTS:
         _write_tool(row)
     else:
@@ -224,11 +241,16 @@ def _write_agent_event(row: _Row, name: str) -> None:
         row.write(kind=LOG, content=None if body is None else content_of(body))
 
 
+def _has_failed(row: _Row) -> bool:
+    status = next((as_count(row.rest[name]) for name in _STATUSES if name in row.rest), None)
+    return bool(row.rest.get("error.message")) or (status or 0) >= _LEAST_FAILURE
+
+
 def _write_call(row: _Row, *, status: str) -> None:
     data: dict[str, Any] = {}
     if status == ERROR:
         data["error"] = {
-            "type": str(row.take("error_type", "status_code") or ""),
+            "type": str(row.take("error_type", *_STATUSES) or ""),
             "message": str(row.take("error", "error_message", "error.message") or "")[:2000],
         }
     duration_us = _micros(row.take("duration_ms"))
@@ -259,9 +281,9 @@ def _usage(row: _Row) -> Usage | None:
 
 
 def _nanos(row: _Row) -> int | None:
-    told = row.take("cost_usd")
+    told = row.take(*_COSTS)
     try:
-        return None if told is None else to_nanos(told)
+        return None if told is None else to_cost(told)
     except InvalidInput:
         row.rest["cost_usd"] = told
         return None

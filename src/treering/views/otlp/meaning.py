@@ -1,9 +1,10 @@
 """What the attributes of a span mean, in whichever of the conventions they are written.
 
-OpenTelemetry's GenAI conventions (the present names and those before them), OpenInference, OpenLLMetry and
-Logfire say the same few things by many names. The tables below list the names of each thing, the one to be
-believed first. What has been understood is taken out of the attributes. **Invariant:** what is left in
-``rest``, together with what was understood, is everything that came; nothing is dropped.
+OpenTelemetry's GenAI conventions (the present names and those before them), OpenInference, OpenLLMetry,
+Logfire and Vercel's AI SDK say the same few things by many names. The tables below list the names of each
+thing, the one to be believed first. What has been understood is taken out of the attributes.
+**Invariant:** what is left in ``rest``, together with what was understood, is everything that came; nothing
+is dropped.
 """
 
 from __future__ import annotations
@@ -41,12 +42,21 @@ _OPENINFERENCE: Final = {
     "PROMPT": "prompt", "DECISION": "reasoning",
 }  # fmt: skip
 _TRACELOOP: Final = {"agent": AGENT, "tool": TOOL, "workflow": "workflow", "task": "task"}
+_VERCEL: Final = {
+    "ai.generateText": "chain", "ai.generateText.doGenerate": LLM,
+    "ai.streamText": "chain", "ai.streamText.doStream": LLM,
+    "ai.generateObject": "chain", "ai.generateObject.doGenerate": LLM,
+    "ai.streamObject": "chain", "ai.streamObject.doStream": LLM,
+    "ai.embed": "chain", "ai.embed.doEmbed": "embedding",
+    "ai.embedMany": "chain", "ai.embedMany.doEmbed": "embedding", "ai.toolCall": TOOL,
+}  # fmt: skip
 _REQUESTS: Final = {"chat": LLM, "completion": LLM, "embedding": "embedding", "rerank": "reranker"}
 _KINDS: Final = (
     ("openinference.span.kind", _OPENINFERENCE),
     ("gen_ai.operation.name", _OPERATIONS),
     ("traceloop.span.kind", _TRACELOOP),
     ("llm.request.type", _REQUESTS),
+    ("ai.operationId", _VERCEL),
 )
 
 _TOLD: Final = frozenset({*_OPENINFERENCE, *_TRACELOOP} - {"DECISION"}) | {
@@ -57,11 +67,13 @@ _TOLD: Final = frozenset({*_OPENINFERENCE, *_TRACELOOP} - {"DECISION"}) | {
 _MODELS: Final = (
     "gen_ai.response.model", "gen_ai.request.model", "llm.response.model_name", "llm.model_name",
     "llm.request.model_name", "embedding.model_name", "reranker.model_name", "llm.response.model",
-    "llm.request.model",
+    "llm.request.model", "ai.response.model", "ai.model.id",
 )  # fmt: skip
-_PROVIDERS: Final = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "llm.vendor")
+_PROVIDERS: Final = (
+    "gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "llm.vendor", "ai.model.provider",
+)  # fmt: skip
 _AGENTS: Final = ("gen_ai.agent.name", "agent.name", "agent_name", "traceloop.agent.name")
-_TOOLS: Final = ("gen_ai.tool.name", "tool.name")
+_TOOLS: Final = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")
 _THREADS: Final = (
     "gen_ai.conversation.id", "session.id", "traceloop.association.properties.session_id",
     "traceloop.association.properties.thread_id", "traceloop.association.properties.conversation_id",
@@ -73,21 +85,26 @@ _TIERS: Final = (
 _COSTS: Final = ("gen_ai.usage.cost", "llm.cost.total", "operation.cost", "gen_ai.usage.total_cost")
 
 _INPUT_TOKENS: Final = ("gen_ai.usage.input_tokens", "llm.token_count.prompt", "gen_ai.usage.prompt_tokens",
-                        "llm.usage.prompt_tokens")  # fmt: skip
+                        "llm.usage.prompt_tokens", "ai.usage.inputTokens", "ai.usage.promptTokens",
+                        "ai.usage.tokens")  # fmt: skip
 _OUTPUT_TOKENS: Final = ("gen_ai.usage.output_tokens", "llm.token_count.completion",
-                         "gen_ai.usage.completion_tokens", "llm.usage.completion_tokens")  # fmt: skip
+                         "gen_ai.usage.completion_tokens", "llm.usage.completion_tokens",
+                         "ai.usage.outputTokens", "ai.usage.completionTokens")  # fmt: skip
 _CACHE_READ: Final = (
     "gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens",
     "llm.token_count.prompt_details.cache_read", "gen_ai.usage.details.cache_read_tokens",
     "gen_ai.usage.input_tokens.cached", "llm.token_count.prompt_details.cache_input",
+    "ai.usage.inputTokenDetails.cacheReadTokens", "ai.usage.cachedInputTokens",
 )  # fmt: skip
 _CACHE_WRITE: Final = (
     "gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_creation_input_tokens",
     "llm.token_count.prompt_details.cache_write", "gen_ai.usage.details.cache_write_tokens",
+    "ai.usage.inputTokenDetails.cacheWriteTokens",
 )  # fmt: skip
 _REASONING: Final = (
     "gen_ai.usage.reasoning.output_tokens", "gen_ai.usage.reasoning_tokens", "llm.usage.reasoning_tokens",
     "llm.token_count.completion_details.reasoning", "gen_ai.usage.details.reasoning_tokens",
+    "ai.usage.outputTokenDetails.reasoningTokens", "ai.usage.reasoningTokens",
 )  # fmt: skip
 _TOTAL: Final = ("llm.token_count.total", "llm.usage.total_tokens", "gen_ai.usage.total_tokens")
 _SELDOM: Final = frozenset((*_TIERS, *_COSTS, *_CACHE_READ, *_CACHE_WRITE, *_REASONING, *_TOTAL))
@@ -96,11 +113,13 @@ _ANY_THREAD: Final = frozenset(_THREADS)
 
 _INPUTS: Final = (
     "gen_ai.input.messages", "gen_ai.tool.call.arguments", "tool_arguments", "gen_ai.retrieval.query.text",
-    "input.value", "traceloop.entity.input", "gen_ai.prompt",
+    "input.value", "traceloop.entity.input", "gen_ai.prompt", "ai.prompt.messages", "ai.prompt",
+    "ai.toolCall.args",
 )  # fmt: skip
 _OUTPUTS: Final = (
     "gen_ai.output.messages", "gen_ai.tool.call.result", "tool_response", "gen_ai.retrieval.documents",
-    "output.value", "traceloop.entity.output", "gen_ai.completion", "final_result",
+    "output.value", "traceloop.entity.output", "gen_ai.completion", "final_result", "ai.response.text",
+    "ai.response.object", "ai.response.toolCalls", "ai.toolCall.result",
 )  # fmt: skip
 _SPREAD_INPUTS: Final = ("llm.input_messages.", "gen_ai.prompt.", "llm.prompts.")
 _SPREAD_OUTPUTS: Final = (
@@ -145,6 +164,7 @@ def meaning_of(span: ReceivedSpan) -> Meaning:
     if kind == AGENT and agent is None:
         agent = name
     counts = kind in (LLM, "embedding", "reranker") or (kind == AGENT and span.kind == CLIENT)
+    counts = counts or (kind == "chain" and "ai.operationId" in rest)  # the AI SDK's sum over its steps
     is_model = counts or kind in ("chain", STEP)
     is_more = counts and not _SELDOM.isdisjoint(rest)
     is_spread = ".0." in "\n".join(rest)

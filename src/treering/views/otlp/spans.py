@@ -13,7 +13,7 @@ import orjson
 
 from treering.core.batch import Event
 from treering.core.encoding import encode, encode_json
-from treering.core.money import to_nanos
+from treering.core.money import to_cost
 from treering.errors import InvalidInput
 from treering.views.otlp.meaning import LLM, meaning_of, word
 from treering.views.otlp.received import ERROR as FAILED
@@ -50,6 +50,7 @@ _PROVIDERS: Final = {
 _PLAIN: Final = frozenset({str, int, bool})
 _FIRST_TOKEN_SECONDS: Final = ("gen_ai.response.time_to_first_chunk", "gen_ai.response.time_to_first_token")
 """How long a stream took to begin, as attributes tell it."""
+_FIRST_TOKEN_MS: Final = ("ai.response.msToFirstChunk", "ai.stream.msToFirstChunk")
 _FIRST_TOKEN_EVENTS: Final = frozenset({"First Token Stream Event", "llm.content.completion.chunk"})
 """What OpenInference and OpenLLMetry call the moment in which it began."""
 
@@ -220,10 +221,11 @@ def _rest(
 
 def _first_token_us(span: ReceivedSpan) -> int | None:
     """When the first piece of a streamed answer came, after the start of its span."""
-    for name in _FIRST_TOKEN_SECONDS:
-        seconds = span.attributes.get(name)
-        if isinstance(seconds, (int, float)) and 0 <= seconds * 1e6 <= span.end_us - span.start_us:
-            return round(seconds * 1e6)
+    for names, unit_us in ((_FIRST_TOKEN_SECONDS, 1e6), (_FIRST_TOKEN_MS, 1e3)):
+        for name in names:
+            waited = span.attributes.get(name)
+            if isinstance(waited, (int, float)) and 0 <= waited * unit_us <= span.end_us - span.start_us:
+                return round(waited * unit_us)
     if not span.events:
         return None
     began = [event["ts_us"] for event in span.events if event["name"] in _FIRST_TOKEN_EVENTS]
@@ -264,7 +266,7 @@ def _cost(data: dict[str, Any], meaning: Meaning) -> tuple[int | None, str | Non
     if meaning.cost is None:
         return None, None
     try:
-        return to_nanos(meaning.cost), CURRENCY
+        return to_cost(meaning.cost), CURRENCY
     except InvalidInput:
         data["told_cost"] = meaning.cost
         return None, None

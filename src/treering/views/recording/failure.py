@@ -15,6 +15,13 @@ def told_error(error: BaseException) -> dict[str, str]:
     """What is kept of an exception; the end of a long traceback, where it was raised."""
     return {
         "type": type(error).__qualname__,
-        "message": str(error)[:_MESSAGE],
+        "message": _message(error)[:_MESSAGE],
         "traceback": "".join(traceback.format_exception(error, limit=-_FRAMES))[-_TRACEBACK:],
     }
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the one that is recorded must not be replaced by another one
+        return "(it has no text)"

@@ -15,7 +15,7 @@ from treering.core.batch import Event
 from treering.core.content import Content
 from treering.core.encoding import encode, encode_json
 from treering.core.ids import check_id, new_id
-from treering.core.money import check_currency, to_nanos
+from treering.core.money import check_currency, to_cost
 from treering.errors import InvalidInput, Unencodable
 from treering.views.prices import fill_in
 from treering.views.recording.chunks import CHUNKS, FIRST_TOKEN, Chunks
@@ -126,7 +126,7 @@ class Place:
             model=model,
             content=_content(content),
             usage=usage_of(usage),
-            cost_nanos=None if cost is None else to_nanos(cost),
+            cost_nanos=None if cost is None else to_cost(cost),
             currency=None if cost is None else check_currency(currency),
             metadata=metadata,
         )
@@ -199,7 +199,7 @@ class Span(Place):
         """Say which tokens this span itself took (not those of messages that are recorded below it)."""
         self._usage = usage_of(usage)
         if cost is not None:
-            self._cost_nanos = to_nanos(cost)
+            self._cost_nanos = to_cost(cost)
             self._currency = check_currency(currency)
 
     def chunk(self, text: str, *, ts_us: int | None = None) -> None:
@@ -378,4 +378,11 @@ def _content(value: Any) -> Content:
             return Content("text", value.encode())
         return encode(value, keep_order=True)
     except Unencodable:
-        return encode({"_opaque": type(value).__qualname__, "text": repr(value)[:10_000]})
+        return encode({"_opaque": type(value).__qualname__, "text": _text(value)[:10_000]})
+
+
+def _text(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - a value without even a text: it is the agent's, and the run goes on
+        return f"(no text: {type(error).__name__})"

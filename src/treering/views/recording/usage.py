@@ -33,6 +33,8 @@ _WRITTEN_1H: Final = ("ephemeral_1h_input_tokens",)
 _NO_TOKENS: Final = frozenset({"server_tool_use"})
 """What else is in Anthropic's usage; what is text there (``service_tier``) is no count either."""
 _TOTALS: Final = ("total", "total_tokens")
+_MOST: Final = 1 << 50
+"""More tokens than anyone used yet, in one event: a mistake."""
 
 
 def usage_of(given: Usage | Mapping[str, Any] | None) -> Usage | None:
@@ -50,7 +52,7 @@ def usage_of(given: Usage | Mapping[str, Any] | None) -> Usage | None:
             f"usage is of type {type(shape).__name__}; pass names and counts "
             "(of a provider's object: usage.model_dump())"
         )
-    if _OWN.issuperset(given) and all(type(count) is int and count >= 0 for count in given.values()):
+    if _OWN.issuperset(given) and all(type(count) is int and 0 <= count < _MOST for count in given.values()):
         return Usage(**given)  # most often: our own words, with nothing to work out
     rest = {name: value for name, value in given.items() if value is not None and name not in _NO_TOKENS}
     details = _details(rest)
@@ -79,8 +81,10 @@ def _taken(rest: dict[str, Any], names: tuple[str, ...]) -> int:
     for name in names:
         if name in rest:
             count = rest.pop(name)
-            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-                raise InvalidInput(f"usage has {name}={count!r}; a count of tokens is a whole number from 0")
+            if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < _MOST:
+                raise InvalidInput(
+                    f"usage has {name}={count!r}; a count of tokens is a whole number from 0 to {_MOST:,}"
+                )
             total += count
     return total
 
