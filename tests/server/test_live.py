@@ -20,7 +20,7 @@ from treering.errors import Corrupt
 from treering.server.access import Keys
 from treering.server.routes.live import EventStream
 from treering.server.settings import Settings
-from treering.server.streams import Feed
+from treering.server.streams import Delivery, Feed
 from treering.views.following import Selection
 
 
@@ -110,6 +110,37 @@ def test_without_a_place_only_what_is_new_comes(store, url):
         (event,) = reader.events(1)
     assert event["id"] == "new"
     assert (event["agent"], event["run"], event["model"], event["seq"]) == ("planner", "r-1", "gpt-5", 2)
+
+
+@pytest.mark.parametrize("place", ["7", str(10**30)])
+def test_behind_a_place_that_the_journal_never_had_what_is_new_comes(store, url, place):
+    note(store, "old")  # of a journal that was begun anew, say
+    with Reader(f"{url}/live", headers={"Last-Event-ID": place}) as reader:
+        assert reader.next() == ("place", "1")
+        note(store, "new")
+        assert [event["id"] for event in reader.events(1)] == ["new"]
+        assert reader.last_id == "2"
+    following = store.timeline.follow(after=int(place))
+    assert following.position == 2
+    note(store, "newer")
+    assert next(following).id == "newer"
+
+
+def test_what_another_server_told_already_is_not_told_again(store):
+    feed = Feed(store.engine, store.space)
+    feed._thread = threading.Thread()  # no reader: this server has seen nothing yet
+    note(store, "a", "b")
+    events = list(store.timeline.follow(after=0, seconds=0))
+
+    async def go_on():
+        pieces = feed.subscribe(Selection(), after=1)
+        assert (await anext(pieces)).seq == 1
+        feed._add([Delivery(each, 0) for each in events], 2, threading.Event())
+        piece = await anext(pieces)
+        await pieces.aclose()
+        return [each.event.id for each in piece.deliveries]
+
+    assert asyncio.run(go_on()) == ["b"]
 
 
 def test_only_what_is_asked_for_comes(store, url):

@@ -95,11 +95,16 @@ class Feed:
     async def subscribe(
         self, wanted: Selection, *, after: int | None, heartbeat_seconds: float = HEARTBEAT_SECONDS
     ) -> AsyncGenerator[Piece]:
-        """Pieces for one subscriber, behind a sequence number (``None``: only what is new)."""
+        """Pieces for one subscriber, behind a sequence number.
+
+        Only what is new comes behind ``None``, and behind a number that this journal has not given yet.
+        """
         self._subscribers += 1
         try:
             await self._run()
             position = self._position if after is None else after
+            if position > self._position:  # another server is ahead, or it is no place of this journal
+                position = min(position, await to_thread.run_sync(last_seq, self._engine, self._space))
             yield Piece(position)
             while position < self._complete_from and not self._is_over:
                 piece = await to_thread.run_sync(self._catch_up, wanted, position)
@@ -150,8 +155,8 @@ class Feed:
             room -= each.size
             if room < 0:
                 break
-        found = [each for each in some if wanted.holds(each.event)]
-        return Piece(some[-1].event.seq if some else position, found), number + len(some)
+        found = [each for each in some if each.event.seq > position and wanted.holds(each.event)]
+        return Piece(max(position, some[-1].event.seq if some else 0), found), number + len(some)
 
     def _number_behind(self, position: int) -> int:
         """The number of the first event behind a sequence number."""

@@ -145,7 +145,8 @@ class Following(Iterator[LiveEvent]):
         self._seconds = seconds
         self._ready: deque[LiveEvent] = deque()
         self._is_closed = threading.Event()
-        self.position = last_seq(engine, space) if after is None else after
+        last = last_seq(engine, space)
+        self.position = last if after is None else min(after, last)
         """Everything up to here was given out."""
         self._read_to = self.position
 
