@@ -27,6 +27,7 @@ from treering.core.content import Content
 from treering.core.draft import Draft
 from treering.core.encoding import decode, encode
 from treering.core.ids import new_id
+from treering.core.pages import each_ref
 from treering.core.query import Erasure
 from treering.core.scopes import Scope, namespace_prefix
 from treering.errors import Busy, ListMoved, RefMoved
@@ -35,7 +36,6 @@ from treering.store import Store
 USER: Final = "user:"
 """Names that begin so are of the user, in whichever session."""
 _TRIES: Final = 50
-_PAGE: Final = 1000
 _REFERENCES: Final = 5
 """How many references to other artifacts are followed, as in the SDK."""
 
@@ -233,10 +233,8 @@ class Artifacts:
             wanted.append(Path(app=app, user=user, session=session, name=""))
         found: list[str] = []
         for path in wanted:
-            after = None
-            while refs := self._engine.scan_refs(self._space, self._ref(path), after=after, limit=_PAGE):
-                found += [_decoded(each.value).name for each in refs]
-                after = refs[-1].name
+            refs = each_ref(self._engine, self._space, self._ref(path))
+            found += [_decoded(each.value).name for each in refs]
         return sorted(found)
 
     def count(self, path: Path) -> int:

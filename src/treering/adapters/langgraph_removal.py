@@ -18,6 +18,7 @@ from treering.core.batch import Event
 from treering.core.draft import Draft
 from treering.core.encoding import encode_json
 from treering.core.ids import new_id
+from treering.core.pages import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, InvalidInput
 from treering.views.checkpoints import KIND, Checkpoint, Stretch, Value, new_checkpoint_id, write_checkpoint
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from treering.store import Store
     from treering.views.checkpoints import StateValue
 
-_PAGE: Final = 500
 _SLICE: Final = 5000
 _AT_ONCE: Final = 50
 
@@ -195,13 +195,8 @@ class _Copying:
             self._engine.commit(draft.batch())
 
     def _records(self) -> Iterator[Record]:
-        query, after = EventQuery(kinds=(KIND, WRITES), scope=self._source.scope), None
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            yield from page.records
-            if page.cursor is None:
-                return
-            after = page.cursor
+        query = EventQuery(kinds=(KIND, WRITES), scope=self._source.scope)
+        return each_record(self._engine, self._space, query)
 
     def _copy_step(self, draft: Draft, record: Record, clock: Clock) -> None:
         step = self._graphs.by_id(record.event.id)

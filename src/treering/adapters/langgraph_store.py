@@ -52,6 +52,7 @@ from treering.core.clock import Clock, SystemClock
 from treering.core.content import Content
 from treering.core.draft import Draft
 from treering.core.encoding import decode, encode_json
+from treering.core.pages import ref_pages
 from treering.core.query import MAX_PAGE, SearchQuery
 from treering.core.records import Ref
 from treering.core.terms import text_of
@@ -387,7 +388,4 @@ class TreeringStore(Closing, BaseStore):
         return [decode(content) for content in self._engine.get(self._space, addresses)] if addresses else []
 
     def _pages(self, prefix: str) -> Iterator[list[Ref]]:
-        after = None
-        while page := self._engine.scan_refs(self._space, prefix, after=after, limit=_PAGE):
-            yield page
-            after = page[-1].name
+        return ref_pages(self._engine, self._space, prefix, limit=_PAGE)

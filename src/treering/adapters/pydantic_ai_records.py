@@ -24,6 +24,7 @@ from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 from treering.adapters.transcripts import Head, Transcript, heads_of, thread_id_for
 from treering.core.clock import DAY_US, SECOND_US, to_iso
 from treering.core.encoding import decode
+from treering.core.pages import each_record
 from treering.core.query import EventQuery
 from treering.core.scopes import parse_scope
 from treering.errors import InvalidInput, NotFound, RefMoved
@@ -278,16 +279,10 @@ class Records:
 
     def _scan(self, query: EventQuery) -> Iterator[Checkpoint]:
         store = self._store
-        after = None
-        while True:
-            page = store.engine.scan(store.space, query, after=after, limit=_PAGE)
-            for record in page.records:
-                checkpoint = read_checkpoint(store.engine, store.space, record)
-                if checkpoint.namespace == self._namespace:
-                    yield checkpoint
-            if page.cursor is None:
-                return
-            after = page.cursor
+        for record in each_record(store.engine, store.space, query, limit=_PAGE):
+            checkpoint = read_checkpoint(store.engine, store.space, record)
+            if checkpoint.namespace == self._namespace:
+                yield checkpoint
 
     def _items(self, stretch: Stretch, last: int | None = None) -> list[dict[str, Any]]:
         store = self._store

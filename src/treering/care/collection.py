@@ -22,6 +22,7 @@ from treering.core.batch import Event
 from treering.core.clock import Clock
 from treering.core.encoding import encode
 from treering.core.engine import Engine
+from treering.core.pages import each_record, each_ref
 from treering.core.query import Erasure, EventQuery
 from treering.core.records import Swept
 from treering.core.retention import Entry, Keep, select
@@ -180,24 +181,16 @@ def _drop(engine: Engine, space: str, dropped: dict[str, list[_Moment]], keep: K
 
 
 def _events(engine: Engine, space: str) -> Iterator[tuple[int, int, Event]]:
-    query, cursor = EventQuery(kinds=tuple(_retained)), None
-    while True:
-        page = engine.scan(space, query, after=cursor, limit=_BATCH)
-        yield from ((each.seq, each.committed_at_us, each.event) for each in page.records)
-        cursor = page.cursor
-        if cursor is None:
-            return
+    for each in each_record(engine, space, EventQuery(kinds=tuple(_retained))):
+        yield each.seq, each.committed_at_us, each.event
 
 
 def _pins(engine: Engine, space: str) -> set[str]:
     """The ids of events that a ref names."""
     pins: set[str] = set()
-    after: str | None = None
-    while page := engine.scan_refs(space, "", after=after):
-        for ref in page:
-            named = _fields(ref.value)
-            pins.update(named[key] for key in _PINS if isinstance(named.get(key), str))
-        after = page[-1].name
+    for ref in each_ref(engine, space, ""):
+        named = _fields(ref.value)
+        pins.update(named[key] for key in _PINS if isinstance(named.get(key), str))
     return pins
 
 

@@ -25,8 +25,8 @@ from treering.core.draft import Draft
 from treering.core.dump import Slice
 from treering.core.engine import Engine
 from treering.core.ids import new_id
+from treering.core.pages import each_record, each_ref, each_scope
 from treering.core.query import MAX_PAGE, Erasure, EventQuery
-from treering.core.records import Ref
 from treering.core.scopes import Scope
 from treering.errors import Conflict, InvalidInput, ReadOnly
 
@@ -230,12 +230,14 @@ class _Copy:
 
     def _prune(self) -> None:
         """Remove from the target what the source has forgotten or dropped since it was copied."""
-        gone = _only_in_second(_scopes(self.source, self.space), _scopes(self.target, self.into))
+        gone = _only_in_second(
+            each_scope(self.source, self.space, ""), each_scope(self.target, self.into, "")
+        )
         if gone:
             self.target.erase(self.into, Erasure(scopes=tuple(gone), cascade=True, secure=True))
         names = _only_in_second(
-            (ref.name for ref in _refs(self.source, self.space)),
-            (ref.name for ref in _refs(self.target, self.into)),
+            (ref.name for ref in each_ref(self.source, self.space, "")),
+            (ref.name for ref in each_ref(self.target, self.into, "")),
         )
         seqs = _only_in_second(_seqs(self.source, self.space), _seqs(self.target, self.into))
         if names:
@@ -288,32 +290,12 @@ def _byte_count(part: Slice) -> int:
 
 
 def _same_refs(source: Engine, space: str, target: Engine, into: str) -> bool:
-    ours, theirs = _refs(source, space), _refs(target, into)
+    ours, theirs = each_ref(source, space, ""), each_ref(target, into, "")
     return all(ref == next(theirs, None) for ref in ours) and next(theirs, None) is None
 
 
-def _refs(engine: Engine, space: str) -> Iterator[Ref]:
-    after: str | None = None
-    while page := engine.scan_refs(space, "", after=after):
-        yield from page
-        after = page[-1].name
-
-
-def _scopes(engine: Engine, space: str) -> Iterator[str]:
-    after: str | None = None
-    while page := engine.scan_scopes(space, "", after=after):
-        yield from page
-        after = page[-1]
-
-
 def _seqs(engine: Engine, space: str) -> Iterator[int]:
-    query, cursor = EventQuery(), None
-    while True:
-        page = engine.scan(space, query, after=cursor, limit=MAX_PAGE)
-        yield from (record.seq for record in page.records)
-        cursor = page.cursor
-        if cursor is None:
-            return
+    return (record.seq for record in each_record(engine, space, EventQuery(), limit=MAX_PAGE))
 
 
 def _only_in_second(first: Iterator[_T], second: Iterator[_T]) -> list[_T]:

@@ -19,6 +19,7 @@ from treering.care.ledger import record
 from treering.core.clock import Clock
 from treering.core.engine import Engine
 from treering.core.ids import check_id, new_id
+from treering.core.pages import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.core.scopes import MOVED, Scope, namespace_prefix, parse_scope
 from treering.errors import InvalidInput, NotFound
@@ -136,18 +137,12 @@ def _scopes(engine: Engine, space: str, chosen: Selection) -> tuple[str, ...]:
 def _moved(engine: Engine, space: str, chosen: Selection) -> list[str]:
     """The scopes of runs that began before it was known that they are of this thread."""
     namespace = parse_scope(chosen.text).namespace
-    moved: list[str] = []
-    after: str | None = None
-    while True:
-        query = EventQuery(scope=chosen.text, kinds=(MOVED,))
-        page = engine.scan(space, query, after=after, limit=_PAGE)
-        for each in page.records:
-            own = str(Scope(namespace, "run", each.event.run or ""))
-            if engine.scan_scopes(space, own, limit=1) == [own]:
-                moved.append(own)
-        if page.cursor is None:
-            return list(dict.fromkeys(moved))
-        after = page.cursor
+    moved: dict[str, None] = {}
+    for each in each_record(engine, space, EventQuery(scope=chosen.text, kinds=(MOVED,))):
+        own = str(Scope(namespace, "run", each.event.run or ""))
+        if engine.scan_scopes(space, own, limit=1) == [own]:
+            moved[own] = None
+    return list(moved)
 
 
 def _digest(salt: str, text: str) -> str:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from treering.cli.console import size
+from treering.core.pages import each_ref
 
 if TYPE_CHECKING:
     from treering.api import Place
@@ -270,15 +271,12 @@ def schedules(store: Store) -> Iterator[Finding]:
     overdue: list[str] = []
     held: list[str] = []
     count = 0
-    after: str | None = None
-    while page := store.engine.scan_refs(store.space, SCHEDULES, after=after, limit=500):
-        after = page[-1].name
-        for task in map(decoded, page):
-            count += task.active
-            if task.active and task.next_run_us is not None and task.next_run_us < now_us - _OVERDUE_US:
-                overdue.append(task.id)
-            if any(fire.worker and fire.claimed_at_us < now_us - _LONG_CLAIMED_US for fire in task.fires):
-                held.append(task.id)
+    for task in map(decoded, each_ref(store.engine, store.space, SCHEDULES)):
+        count += task.active
+        if task.active and task.next_run_us is not None and task.next_run_us < now_us - _OVERDUE_US:
+            overdue.append(task.id)
+        if any(fire.worker and fire.claimed_at_us < now_us - _LONG_CLAIMED_US for fire in task.fires):
+            held.append(task.id)
     if overdue:
         yield Finding(
             what="schedules",

@@ -20,6 +20,7 @@ from treering.cli.options import (
     UserNamespaceOption,
     takes_store,
 )
+from treering.core.pages import each_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -266,19 +267,13 @@ def _latest(store: Store) -> str:
     from treering.views.checkpoints import KIND, read_checkpoint
 
     newest = next(store.workspace.snapshots(last=1), None)
-    after = None
     query = EventQuery(
         kinds=(KIND,), newest_first=True, since_us=None if newest is None else newest.taken_at_us
     )
-    while True:
-        page = store.engine.scan(store.space, query, after=after, limit=100)
-        for record in page.records:
-            kept = read_checkpoint(store.engine, store.space, record).snapshot
-            if kept is not None:
-                return kept.removeprefix("o:")
-        if page.cursor is None:
-            break
-        after = page.cursor
+    for record in each_record(store.engine, store.space, query, limit=100):
+        kept = read_checkpoint(store.engine, store.space, record).snapshot
+        if kept is not None:
+            return kept.removeprefix("o:")
     if newest is None:
         raise NotFound(f"{store.url} holds no snapshot yet; take one with: treering snapshot FOLDER")
     return newest.id

@@ -14,6 +14,7 @@ import msgspec
 from treering.core.address import Address
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json
+from treering.core.pages import each_record, each_ref
 from treering.core.query import EventQuery
 from treering.importers.gathering import gathered
 from treering.importers.histories import COLUMNS, REWIND, further_heads
@@ -114,32 +115,26 @@ class _Export:
             )
         )
         scope = thread_scope(thread.id, thread.namespace)
-        after = None
-        while True:
-            page = self._engine.scan(self._space, EventQuery(scope=scope), after=after, limit=_PAGE)
-            for record in page.records:
-                event = record.event
-                if event.kind == KIND:
-                    self._moment(read_checkpoint(self._engine, self._space, record))
-                elif event.kind == REWIND:
-                    self._rewinds += 1
-                    told = decode_json(event.data or b"{}")
-                    self._write(
-                        write_line(
-                            RewindLine(
-                                id=event.id,
-                                thread=thread.id,
-                                namespace=thread.namespace,
-                                at=to_iso(event.ts_us),
-                                told=raw_value(told),
-                            )
+        for record in each_record(self._engine, self._space, EventQuery(scope=scope)):
+            event = record.event
+            if event.kind == KIND:
+                self._moment(read_checkpoint(self._engine, self._space, record))
+            elif event.kind == REWIND:
+                self._rewinds += 1
+                told = decode_json(event.data or b"{}")
+                self._write(
+                    write_line(
+                        RewindLine(
+                            id=event.id,
+                            thread=thread.id,
+                            namespace=thread.namespace,
+                            at=to_iso(event.ts_us),
+                            told=raw_value(told),
                         )
                     )
-                else:
-                    self._other(record, thread)
-            if page.cursor is None:
-                break
-            after = page.cursor
+                )
+            else:
+                self._other(record, thread)
         self._further_heads(thread)
         if thread.head not in self._written:  # rewound to a moment of another thread
             self._moment(Journal(self._engine, self._space, thread.namespace).by_id(thread.head))
@@ -183,19 +178,11 @@ class _Export:
 
     def _further_heads(self, thread: ThreadInfo) -> None:
         prefix = further_heads(thread.id, thread.namespace)
-        after = None
-        while refs := self._engine.scan_refs(self._space, prefix, after=after):
-            for ref in refs:
-                head: str = decode_json(ref.value)["checkpoint"]
-                if head in self._written:
-                    self._write(
-                        write_line(
-                            RefLine(
-                                name=ref.name, thread=thread.id, namespace=thread.namespace, checkpoint=head
-                            )
-                        )
-                    )
-            after = refs[-1].name
+        for ref in each_ref(self._engine, self._space, prefix):
+            head: str = decode_json(ref.value)["checkpoint"]
+            if head in self._written:
+                line = RefLine(name=ref.name, thread=thread.id, namespace=thread.namespace, checkpoint=head)
+                self._write(write_line(line))
 
     def _moment(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint behind those of its ancestors that are not in the file yet."""

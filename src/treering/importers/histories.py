@@ -21,6 +21,7 @@ from treering.core.batch import ABSENT, Event
 from treering.core.content import Content
 from treering.core.draft import Draft
 from treering.core.encoding import encode_json
+from treering.core.pages import each_record
 from treering.core.query import EventQuery
 from treering.core.scopes import namespace_prefix
 from treering.errors import Conflict, NotFound, RefMoved
@@ -144,14 +145,7 @@ class Histories:
         return self._events(EventQuery(scope=thread_scope(thread, namespace)))
 
     def _events(self, query: EventQuery) -> set[str]:
-        found: set[str] = set()
-        after = None
-        while True:
-            page = self._engine.scan(self._space, query, after=after)
-            found.update(record.event.id for record in page.records)
-            if page.cursor is None:
-                return found
-            after = page.cursor
+        return {record.event.id for record in each_record(self._engine, self._space, query)}
 
     def add(self, made: Made, *, size: int = 0) -> None:
         """Take a moment whose parent was taken before, or is stored; ``size`` is about how many bytes."""

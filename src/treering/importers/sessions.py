@@ -16,6 +16,7 @@ import msgspec
 
 from treering.core.batch import Event
 from treering.core.encoding import decode_json, encode, encode_json
+from treering.core.pages import each_record
 from treering.core.query import EventQuery
 from treering.core.scopes import Scope
 from treering.errors import Conflict, Unreachable
@@ -112,13 +113,8 @@ class Session:
 
     def look_up_run(self, run_id: str) -> None:
         """Learn everything that the store holds of a run."""
-        after = None
-        while True:
-            page = self.store.engine.scan(self.store.space, EventQuery(run=run_id), after=after)
-            self.known.update({record.event.id: record.event.thread for record in page.records})
-            if page.cursor is None:
-                return
-            after = page.cursor
+        records = each_record(self.store.engine, self.store.space, EventQuery(run=run_id))
+        self.known.update({record.event.id: record.event.thread for record in records})
 
     def is_foreign(self, id: str) -> bool:
         """Whether another session holds it: tools copy what was said when a session is resumed."""

@@ -18,6 +18,7 @@ from treering.core.clock import SystemClock
 from treering.core.draft import Draft
 from treering.core.encoding import encode
 from treering.core.ids import new_id
+from treering.core.pages import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.core.records import Record
 from treering.core.scopes import Scope
@@ -126,13 +127,7 @@ class StoreStorage:
         return Pruned(deleted=swept.packs, freed_bytes=swept.bytes, dry_run=dry_run)
 
     def _records(self, query: EventQuery) -> Iterator[Record]:
-        cursor = None
-        while True:
-            page = self._store.engine.scan(self._store.space, query, after=cursor, limit=_BATCH)
-            yield from page.records
-            cursor = page.cursor
-            if cursor is None:
-                return
+        return each_record(self._store.engine, self._store.space, query, limit=_BATCH)
 
     def reindex(self) -> int:
         """Rebuild the store's roll-ups and search index; its rows say where files are, none can be lost."""

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 from treering.care.ledger import record
 from treering.core.clock import SystemClock
 from treering.core.encoding import encode
 from treering.core.engine import Engine
+from treering.core.pages import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.core.records import Record
 from treering.core.retention import Entry, Keep, select
@@ -19,8 +19,6 @@ from treering.store import Store
 from treering.views.checkpoints import KIND, read_checkpoint
 from treering.views.directory import thread_info
 from treering.views.journal import thread_scope
-
-_PAGE: Final = 1000
 
 
 def drop_from_store(store: Store, thread_id: str, namespace: str, keep: Keep) -> None:
@@ -56,10 +54,4 @@ def _entries(engine: Engine, space: str, records: Iterable[Record]) -> Iterator[
 
 
 def _records(engine: Engine, space: str, scope: str) -> Iterator[Record]:
-    query, after = EventQuery(kinds=(KIND,), scope=scope), None
-    while True:
-        page = engine.scan(space, query, after=after, limit=_PAGE)
-        yield from page.records
-        if page.cursor is None:
-            return
-        after = page.cursor
+    return each_record(engine, space, EventQuery(kinds=(KIND,), scope=scope))

@@ -20,6 +20,7 @@ from treering.core.clock import Clock
 from treering.core.draft import Draft
 from treering.core.engine import Engine
 from treering.core.ids import check_space, new_id
+from treering.core.pages import each_ref
 from treering.core.query import Erasure
 from treering.core.scopes import Scope as ErasureScope
 from treering.errors import Corrupt, Forbidden, InvalidInput, NotFound, Unauthorized
@@ -102,12 +103,7 @@ class Keys:
 
     def list(self) -> list[Key]:
         """All keys, oldest first."""
-        found: list[Key] = []
-        after = None
-        while page := self._engine.scan_refs(KEYS_SPACE, _REF, after=after):
-            found += [_key(ref.value) for ref in page]
-            after = page[-1].name
-        return found
+        return [_key(ref.value) for ref in each_ref(self._engine, KEYS_SPACE, _REF)]
 
     def has_any(self) -> bool:
         """Whether there is a key at all."""

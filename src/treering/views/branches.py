@@ -13,6 +13,7 @@ import msgspec
 
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json
+from treering.core.pages import each_record
 from treering.core.query import EventQuery
 from treering.errors import NotFound
 from treering.views.checkpoints import KIND, Checkpoint, read_checkpoint
@@ -23,12 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from treering.core.engine import Engine
-    from treering.core.records import Record
 
 MAX_FORKS_SEARCHED: Final = 5_000
 """Forks are looked for among so many of the threads that are younger than their origin."""
-
-_PAGE: Final = 500
 
 
 class Rewind(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +127,7 @@ def _line(journal: Journal, thread: ThreadInfo, shown: set[str]) -> frozenset[st
 
 
 def _rewinds(engine: Engine, space: str, scope: str) -> Iterator[Rewind]:
-    for record in _records(engine, space, EventQuery(kinds=("rewind",), scope=scope)):
+    for record in each_record(engine, space, EventQuery(kinds=("rewind",), scope=scope)):
         told = decode_json(record.event.data or b"{}")
         yield Rewind(at_us=record.event.ts_us, before=told.get("from"), to=told.get("to", ""))
 
@@ -162,13 +160,3 @@ def _forks(engine: Engine, space: str, thread: ThreadInfo) -> Iterator[Fork]:
 def _first(engine: Engine, space: str, thread: ThreadInfo) -> Checkpoint | None:
     page = engine.scan(space, EventQuery(kinds=(KIND,), scope=_scope(thread)), limit=1)
     return read_checkpoint(engine, space, page.records[0]) if page.records else None
-
-
-def _records(engine: Engine, space: str, query: EventQuery) -> Iterator[Record]:
-    after = None
-    while True:
-        page = engine.scan(space, query, after=after, limit=_PAGE)
-        yield from page.records
-        if page.cursor is None:
-            return
-        after = page.cursor

@@ -16,6 +16,7 @@ from treering.core.batch import ABSENT, Event
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import check_id
+from treering.core.pages import each_ref
 from treering.core.query import Erasure, EventQuery
 from treering.core.scopes import Scope, namespace_prefix
 from treering.errors import Corrupt, RefMoved
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 _RESET: Final = "chat.reset"
 _SYNCHRONISED: Final = "chat.synchronised"
-_PAGE: Final = 1000
 
 
 class Chat:
@@ -190,15 +190,10 @@ class Chat:
         if self._is_taken(0):
             yield 0
         prefix = heads_prefix(self._namespace)
-        after = None
-        while page := self._engine.scan_refs(
-            self._space, f"{prefix}{self._id.base}_s", after=after, limit=_PAGE
-        ):
-            for ref in page:
-                parsed = parse_thread_id(ref.name[len(prefix) :])
-                if isinstance(parsed, ChatId) and parsed.base == self._id.base:
-                    yield parsed.resets
-            after = page[-1].name
+        for ref in each_ref(self._engine, self._space, f"{prefix}{self._id.base}_s"):
+            parsed = parse_thread_id(ref.name[len(prefix) :])
+            if isinstance(parsed, ChatId) and parsed.base == self._id.base:
+                yield parsed.resets
 
     def _is_taken(self, number: int) -> bool:
         name = head_ref(self._thread_id(number), self._namespace)

@@ -15,6 +15,7 @@ import msgspec
 from treering.core.address import Address
 from treering.core.batch import Usage
 from treering.core.encoding import decode_json
+from treering.core.pages import record_pages
 from treering.core.query import EventQuery, SumQuery, day_start_us
 from treering.core.terms import text_of
 from treering.errors import InvalidInput
@@ -229,11 +230,8 @@ def _difference(one: _Walked | None, other: _Walked | None) -> Difference | None
 
 
 def _steps(engine: Engine, space: str, run_id: str) -> Iterator[_Walked]:
-    after = None
-    query = EventQuery(run=run_id, order="time")
-    while True:
-        page = engine.scan(space, query, after=after, limit=_PAGE)
-        rows = [record for record in page.records if _is_step(record.event.kind)]
+    for records in record_pages(engine, space, EventQuery(run=run_id, order="time"), limit=_PAGE):
+        rows = [record for record in records if _is_step(record.event.kind)]
         inputs = {record.seq: _given(engine, space, record) for record in rows}
         wanted = [each for record in rows for each in (inputs[record.seq], record.event.body) if each]
         unique = list(dict.fromkeys(wanted))
@@ -241,9 +239,6 @@ def _steps(engine: Engine, space: str, run_id: str) -> Iterator[_Walked]:
         for record in rows:
             given, body = inputs[record.seq], record.event.body
             yield _Walked(record, found[given] if given else None, found[body] if body else None)
-        if page.cursor is None:
-            return
-        after = page.cursor
 
 
 def _given(engine: Engine, space: str, record: Record) -> Address | None:

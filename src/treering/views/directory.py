@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from treering.core.clock import to_iso
+from treering.core.pages import each_ref
 from treering.views.head_values import read_head
 from treering.views.journal import HEADS, head_ref, heads_prefix
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
     from treering.core.engine import Engine
     from treering.core.records import Ref
-
-_PAGE: Final = 1000
 
 
 class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +63,7 @@ def thread_info(engine: Engine, space: str, thread_id: str, namespace: str) -> T
 
 def _heads(engine: Engine, space: str, namespace: str | None, prefix: str) -> Iterator[Ref]:
     wanted = HEADS if namespace is None else heads_prefix(namespace) + prefix
-    after = None
-    while page := engine.scan_refs(space, wanted, after=after, limit=_PAGE):
-        yield from page
-        after = page[-1].name
+    return each_ref(engine, space, wanted)
 
 
 def _info(ref: Ref) -> ThreadInfo:

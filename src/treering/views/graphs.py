@@ -21,6 +21,7 @@ import msgspec
 
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import MAX_ID_CHARS
+from treering.core.pages import each_record
 from treering.core.query import EventQuery
 from treering.core.scopes import namespace_prefix
 from treering.errors import Corrupt, InvalidInput
@@ -260,26 +261,16 @@ class Graphs:
 
     def written_as(self, key: str) -> list[Written]:
         """What tasks wrote, by its key."""
-        found: list[Written] = []
-        query, after = EventQuery(kinds=(WRITES,), thread=key), None
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            found += [self.read_written(record) for record in page.records]
-            if page.cursor is None:
-                return found
-            after = page.cursor
+        query = EventQuery(kinds=(WRITES,), thread=key)
+        return [self.read_written(each) for each in each_record(self._engine, self._space, query)]
 
     def written_since(self, place: Place, since_us: int) -> dict[str, list[Written]]:
         """What tasks of a thread wrote since a time, by key and in the order of commits."""
         found: dict[str, list[Written]] = {}
-        query, after = EventQuery(kinds=(WRITES,), scope=place.scope, since_us=since_us), None
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            for record in page.records:
-                found.setdefault(record.event.thread or "", []).append(self.read_written(record))
-            if page.cursor is None:
-                return found
-            after = page.cursor
+        query = EventQuery(kinds=(WRITES,), scope=place.scope, since_us=since_us)
+        for record in each_record(self._engine, self._space, query):
+            found.setdefault(record.event.thread or "", []).append(self.read_written(record))
+        return found
 
     def children(self, place: Place, step: Step) -> list[Step]:
         """The steps of the same thread that grew out of this one, oldest first."""

@@ -9,6 +9,7 @@ from treering.core.batch import Event
 from treering.core.draft import Draft
 from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import check_id
+from treering.core.pages import record_pages
 from treering.core.query import Erasure, EventQuery, encode_cursor
 from treering.core.scopes import Scope
 from treering.views.thread_keys import thread_key
@@ -91,17 +92,13 @@ class Log:
     def each(self, *, newest_first: bool = False, after: str | None = None) -> Iterator[Entry]:
         """The events in order, read a page at a time."""
         query = EventQuery(kinds=(self._kind,), thread=self._key, newest_first=newest_first)
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            bodies = [record.event.body for record in page.records if record.event.body is not None]
+        for records in record_pages(self._engine, self._space, query, after=after, limit=_PAGE):
+            bodies = [record.event.body for record in records if record.event.body is not None]
             contents = iter(self._engine.get(self._space, bodies) if bodies else [])
-            for record in page.records:
+            for record in records:
                 event = record.event
                 content = decode(next(contents)) if event.body is not None else None
                 yield Entry(event, record.seq, encode_cursor(query, event.ts_us, record.seq), content)
-            if page.cursor is None:
-                return
-            after = page.cursor
 
     def last(self, count: int) -> list[Entry]:
         """The newest events, in order; what comes before them is not read."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from treering.core.encoding import decode_json
+from treering.core.pages import each_record
 from treering.core.query import EventQuery
 from treering.core.rollup import ERROR
 from treering.errors import InvalidInput
@@ -122,13 +123,7 @@ class Performance:
     def _newest(self, run: str | None, by: PerformanceBy) -> Iterator[Record]:
         order = "seq" if run is None else "time"
         query = EventQuery(kinds=_KINDS[by], run=run, order=order, newest_first=True)
-        after = None
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            yield from page.records
-            if page.cursor is None:
-                return
-            after = page.cursor
+        return each_record(self._engine, self._space, query, limit=_PAGE)
 
 
 class _Call(msgspec.Struct):

@@ -15,6 +15,7 @@ import msgspec
 
 from treering.core.address import Address
 from treering.core.encoding import decode, decode_json
+from treering.core.pages import record_pages
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput
 from treering.views.recording.chunks import CHUNKS, cut
@@ -131,16 +132,11 @@ def _moments(
 
 def _records(engine: Engine, space: str, run_id: str) -> Iterator[tuple[Record, dict[Address, Any]]]:
     """The rows of a run in the order of time, with everything they point at; never the run's own row."""
-    after = None
-    while True:
-        page = engine.scan(space, EventQuery(run=run_id, order="time"), after=after, limit=_PAGE)
-        wanted = {each: None for record in page.records for each in _addresses(record)}
+    for records in record_pages(engine, space, EventQuery(run=run_id, order="time"), limit=_PAGE):
+        wanted = {each: None for record in records for each in _addresses(record)}
         found = engine.get(space, list(wanted)) if wanted else []
         contents = dict(zip(wanted, map(decode, found), strict=True))
-        yield from ((record, contents) for record in page.records if record.event.kind != RUN)
-        if page.cursor is None:
-            return
-        after = page.cursor
+        yield from ((record, contents) for record in records if record.event.kind != RUN)
 
 
 def _addresses(record: Record) -> Iterator[Address]:

@@ -19,6 +19,7 @@ from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import check_id
 from treering.core.money import check_currency, from_nanos, to_nanos
+from treering.core.pages import each_ref
 from treering.core.query import SumQuery
 from treering.core.scopes import Scope
 from treering.errors import BudgetExceeded, Corrupt, InvalidInput
@@ -265,10 +266,7 @@ class SharedBudgets:
         return today - to_datetime(self._clock.now_us()).day + 1, today
 
     def _refs(self) -> Iterator[Ref]:
-        after: str | None = None
-        while page := self._engine.scan_refs(self._space, BUDGETS, after=after):
-            yield from page
-            after = page[-1].name
+        return each_ref(self._engine, self._space, BUDGETS)
 
 
 def _limits(budget: SharedBudget) -> dict[Measure, int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from treering.core.pages import each_record
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.views.asked_words import AskedWords
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.core.records import Record
 
-_SCAN: Final = 1000
 _SUFFIX: Final = ":open"
 
 
@@ -117,16 +117,10 @@ class Sieve:
         """A span and all that are below it, whatever order their clocks give them."""
         children: dict[str | None, set[str]] = {}
         known: set[str] = set()
-        after = None
-        while True:
-            page = self._engine.scan(self._space, self._whole, after=after, limit=_SCAN)
-            for event in (each.event for each in page.records):
-                if event.span is not None and event.kind.startswith((SPAN, OPEN)):
-                    children.setdefault(event.parent, set()).add(event.span)
-                    known.add(event.span)
-            if page.cursor is None:
-                break
-            after = page.cursor
+        for event in (each.event for each in each_record(self._engine, self._space, self._whole)):
+            if event.span is not None and event.kind.startswith((SPAN, OPEN)):
+                children.setdefault(event.parent, set()).add(event.span)
+                known.add(event.span)
         if span not in known:
             raise NotFound(f"there is no span {span!r} here; the timeline's refs name those that there are")
         waiting, seen = [span], {span}

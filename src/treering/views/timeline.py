@@ -19,6 +19,7 @@ from treering.core.address import Address
 from treering.core.clock import to_iso
 from treering.core.encoding import decode, decode_json
 from treering.core.money import from_nanos
+from treering.core.pages import each_record, record_pages
 from treering.core.query import EventQuery, encode_cursor
 from treering.errors import InvalidInput
 from treering.views.event_index import EventIndex
@@ -226,20 +227,8 @@ class Timeline:
         return TimelinePage(events=tuple(lines), cursor=_encoded(after, ends) if ends else None)
 
     def _wanted(self, sieve: Sieve, after: str | None) -> Iterator[Record]:
-        while True:
-            page = self._engine.scan(self._space, sieve.query, after=after, limit=_SCAN)
-            yield from sieve.pick(page.records)
-            if page.cursor is None:
-                return
-            after = page.cursor
-
-    def _records(self, query: EventQuery, after: str | None) -> Iterator[Record]:
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_SCAN)
-            yield from page.records
-            if page.cursor is None:
-                return
-            after = page.cursor
+        for records in record_pages(self._engine, self._space, sieve.query, after=after, limit=_SCAN):
+            yield from sieve.pick(records)
 
     def _spans(self, query: EventQuery, wanted: Sequence[tuple[str, int]]) -> Iterator[Record]:
         if not wanted:
@@ -247,9 +236,8 @@ class Timeline:
         times = [ts_us for _, ts_us in wanted]
         ids = tuple(span for span, _ in wanted)
         # In the order of time, so that this is a range of the run's index and no walk over the journal.
-        yield from self._records(
-            structs.replace(query, ids=ids, since_us=min(times), until_us=max(times) + 1), None
-        )
+        some = structs.replace(query, ids=ids, since_us=min(times), until_us=max(times) + 1)
+        yield from each_record(self._engine, self._space, some, limit=_SCAN)
 
 
 def _show(lines: list[TimelineEvent], record: Record, phase: Phase, *, everything: bool) -> None:

@@ -10,6 +10,7 @@ from treering.core.batch import ABSENT
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import check_id
+from treering.core.pages import each_ref
 from treering.core.query import EventQuery
 from treering.errors import NotFound, RefMoved
 from treering.views.alerting.alert import Alert, AlertPage, newest_alerts, raise_alert
@@ -208,7 +209,4 @@ class Alerts:
         return True
 
     def _refs(self, prefix: str) -> Iterator[Ref]:
-        after: str | None = None
-        while page := self._engine.scan_refs(self._space, prefix, after=after):
-            yield from page
-            after = page[-1].name
+        return each_ref(self._engine, self._space, prefix)

@@ -18,6 +18,7 @@ from treering.core.batch import ABSENT, Event, Text
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import check_id, new_id
+from treering.core.pages import record_pages, ref_pages
 from treering.core.query import Erasure, EventQuery, encode_cursor
 from treering.errors import MissingObjects, NotFound, RefMoved
 from treering.views.memory.documents import MemoryDocument, MemoryVersion, Provenance, least_trust
@@ -137,14 +138,10 @@ class Shelf:
         query = EventQuery(kinds=MEMORY_KINDS, scope=scope_of(self._namespace, id), newest_first=True)
         after = None if ref is None else encode_cursor(query, 0, ref.seq + 1)
         newer = None if ref is None else ref.version + 1
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            for change in self._versions(id, page.records, newer):
+        for records in record_pages(self._engine, self._space, query, after=after, limit=_PAGE):
+            for change in self._versions(id, records, newer):
                 newer = change.version
                 yield change
-            if page.cursor is None:
-                return
-            after = page.cursor
 
     def document(self, ref: Ref, record: Stored, content: str | None = None) -> MemoryDocument:
         """A document with its content."""
@@ -154,10 +151,7 @@ class Shelf:
 
     def pages(self, prefix: str) -> Iterator[list[Ref]]:
         """The refs of documents whose ids start so, in order."""
-        after = None
-        while page := self._engine.scan_refs(self._space, self._prefix + prefix, after=after, limit=_PAGE):
-            yield page
-            after = page[-1].name
+        return ref_pages(self._engine, self._space, self._prefix + prefix, limit=_PAGE)
 
     def name(self, id: str) -> str:
         """The name of a document's ref."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from treering.core.pages import each_record, ref_pages
 from treering.core.query import EventQuery
 from treering.core.scopes import namespace_prefix, parse_scope
 from treering.errors import InvalidInput, MissingExtra
@@ -133,17 +134,13 @@ class _Table:
         if newest == self._seen:
             return
         changed: dict[str, None] = {}
-        after: str | None = str(self._seen)
-        while after is not None:
-            page = self._engine.scan(self._space, self._query, after=after, limit=_PAGE)
-            after = page.cursor
-            for record in page.records:
-                if record.event.kind == _FORGOTTEN or len(changed) > _CHANGED_AT_ONCE:
-                    self._load(newest)
-                    return
-                scope = parse_scope(record.event.scope)
-                if self._namespace is None or scope.namespace == self._namespace:
-                    changed[prefix_of(scope.namespace) + scope.id] = None
+        for record in each_record(self._engine, self._space, self._query, after=str(self._seen), limit=_PAGE):
+            if record.event.kind == _FORGOTTEN or len(changed) > _CHANGED_AT_ONCE:
+                self._load(newest)
+                return
+            scope = parse_scope(record.event.scope)
+            if self._namespace is None or scope.namespace == self._namespace:
+                changed[prefix_of(scope.namespace) + scope.id] = None
         self._seen = newest
         if changed:
             self._reread(list(changed))
@@ -175,10 +172,8 @@ class _Table:
         prefix = _of_embedder(self._embedder)
         if self._namespace is not None:
             prefix += namespace_prefix(self._namespace)
-        after = None
-        while page := self._engine.scan_refs(self._space, prefix, after=after, limit=_PAGE):
+        for page in ref_pages(self._engine, self._space, prefix, limit=_PAGE):
             self._put(page)
-            after = page[-1].name
 
     def _reread(self, documents: list[str]) -> None:
         for start in range(0, len(documents), _PAGE):

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -21,6 +22,7 @@ from treering.core.batch import Event
 from treering.core.draft import Draft
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import check_id
+from treering.core.pages import each_record
 from treering.core.query import EventQuery
 from treering.core.readable import readable
 from treering.core.scopes import Scope
@@ -238,17 +240,9 @@ class Workspace:
             label = _label(name.resolve()) if isinstance(name, Path) else name
             scope = str(Scope("", "workspace", label))
         query = EventQuery(kinds=(SNAPSHOT,), scope=scope, newest_first=True)
-        after, count = None, 0
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
-            for record in page.records:
-                if last is not None and count >= last:
-                    return
-                count += 1
-                yield _read_info(record.event)
-            if page.cursor is None:
-                return
-            after = page.cursor
+        stop = None if last is None else max(last, 0)
+        for record in islice(each_record(self._engine, self._space, query, limit=_PAGE), stop):
+            yield _read_info(record.event)
 
     def files(
         self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, Access]] | None = None
