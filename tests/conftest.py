@@ -2,7 +2,8 @@
 
 A test asks for what it needs and gets an empty one of its own:
 
-- `postgres_url`: a new PostgreSQL database (`postgres_server` makes several),
+- `postgres_url`: a new PostgreSQL database with the tables of a store (`postgres_server` makes several),
+- `empty_postgres_url`: one without any table, for those who make them,
 - `redis_url`: an empty logical database of Valkey,
 - `s3`: a new bucket of SeaweedFS, which honours conditional writes,
 - `lossy_s3`: a new bucket of rclone's server, which ignores them,
@@ -37,6 +38,7 @@ from tests.servers.valkey import ValkeyServer
 _MARKERS = {
     "postgres_server": "postgres",
     "postgres_url": "postgres",
+    "empty_postgres_url": "postgres",
     "redis_url": "redis",
     "s3": "s3",
     "lossy_s3": "s3",
@@ -93,6 +95,14 @@ def postgres_server(server: Callable[..., Any]) -> PostgresServer:
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """The URL of a new PostgreSQL database with the tables of a store, dropped after the test."""
+    url = postgres_server.create_store()
+    yield url
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """The URL of a new, empty PostgreSQL database, dropped after the test."""
     url = postgres_server.create_database()
     yield url

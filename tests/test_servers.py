@@ -17,6 +17,7 @@ import pytest
 import redis
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
+import treering
 from tests.servers import ports
 from tests.servers.bucket import S3Bucket
 from tests.servers.fleet import Fleet, opened
@@ -26,15 +27,16 @@ from tests.servers.process import ServerFailed, ServerMissing
 _ROOT = Path(__file__).parents[1]
 
 
-def test_postgres_answers(postgres_url: str) -> None:
-    with psycopg.connect(postgres_url) as connection:
+def test_postgres_answers(empty_postgres_url: str) -> None:
+    with psycopg.connect(empty_postgres_url) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
         assert connection.info.server_version >= 150000
 
 
 @pytest.mark.parametrize("_turn", [1, 2])
-def test_each_test_gets_an_empty_postgres_database(postgres_url: str, _turn: int) -> None:
-    with psycopg.connect(postgres_url) as connection:
+def test_each_test_gets_an_empty_postgres_database(empty_postgres_url: str, _turn: int) -> None:
+    with psycopg.connect(empty_postgres_url) as connection:
+        assert connection.execute("SELECT FROM pg_tables WHERE schemaname = 'public'").fetchall() == []
         connection.execute("CREATE TABLE kept (id int)")
 
 
@@ -43,6 +45,17 @@ def test_one_test_may_use_several_postgres_databases(postgres_server: PostgresSe
     assert len(set(urls)) == 2
     for url in urls:
         postgres_server.drop_database(url)
+
+
+def test_no_two_stores_of_one_template_share_an_id(postgres_server: PostgresServer) -> None:
+    urls = [postgres_server.create_store() for _ in range(2)]
+    ids = set()
+    for url in urls:
+        treering.open(url).close()
+        with psycopg.connect(url) as connection:
+            ids |= set(connection.execute("SELECT value FROM meta WHERE key = 'store_id'"))
+        postgres_server.drop_database(url)
+    assert len(ids) == 2
 
 
 def test_a_postgres_listener_hears_a_notification(postgres_url: str) -> None:

@@ -129,12 +129,12 @@ def test_a_sqlite_saver_comes_over_whole(sqlite_source, tmp_path):
         assert store.verify().ok
 
 
-def test_a_postgres_saver_comes_over_whole(postgres_url, tmp_path):
-    with PostgresSaver.from_conn_string(postgres_url) as theirs:
+def test_a_postgres_saver_comes_over_whole(empty_postgres_url, tmp_path):
+    with PostgresSaver.from_conn_string(empty_postgres_url) as theirs:
         theirs.setup()
         fill(theirs)
         with treering.open(tmp_path / "store") as store:
-            report = import_langgraph(postgres_url, store)
+            report = import_langgraph(empty_postgres_url, store)
             assert report.new == sum(file.found for file in report.files) > 0
             ours = TreeringSaver(store)
             for thread in ("alice", "odd\nname"):

@@ -88,14 +88,14 @@ class TestLangGraph:
         ]
         assert len(run("log", "t", "--json").json["moments"]) == 6
 
-    def test_a_postgres_saver(self, run, postgres_url):
+    def test_a_postgres_saver(self, run, empty_postgres_url):
         from langgraph.checkpoint.postgres import PostgresSaver
 
-        with PostgresSaver.from_conn_string(postgres_url) as saver:
+        with PostgresSaver.from_conn_string(empty_postgres_url) as saver:
             saver.setup()
             graph = self.graph(saver)
             graph.invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": "t"}})
-        done = run("import", "langgraph", postgres_url, "--json").json
+        done = run("import", "langgraph", empty_postgres_url, "--json").json
         assert counts(done)["checkpoints"] == (3, 3, 0)
         assert run("show", "t", "--json").json["message_count"] == 2
 

@@ -36,9 +36,11 @@ def page(name: str, *replaced: tuple[str, str]) -> str:
     return text
 
 
-def test_move_to_postgres(postgres_url, capsys):
-    assert walk(page("postgres.md", ("postgresql://agents@db.example/agents", postgres_url)), capsys) == 2
-    with treering.open(postgres_url) as store:
+def test_move_to_postgres(empty_postgres_url, capsys):
+    assert (
+        walk(page("postgres.md", ("postgresql://agents@db.example/agents", empty_postgres_url)), capsys) == 2
+    )
+    with treering.open(empty_postgres_url) as store:
         assert store.thread("support/alice-2").load().message_count == 2
         assert store.verify().ok
 

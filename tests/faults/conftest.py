@@ -22,4 +22,4 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Where a store will be; nothing is there yet."""
     if request.param == "sqlite":
         return sqlite_place(tmp_path / "store")
-    return postgres_place(request.getfixturevalue("postgres_url"), tmp_path / "packs")
+    return postgres_place(request.getfixturevalue("empty_postgres_url"), tmp_path / "packs")

@@ -50,7 +50,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """An empty database."""
     if request.param == "sqlite":
         return sqlite_database(tmp_path / "first")
-    return Database("postgresql", request.getfixturevalue("postgres_url"))
+    return Database("postgresql", request.getfixturevalue("empty_postgres_url"))
 
 
 @pytest.fixture

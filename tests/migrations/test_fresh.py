@@ -143,29 +143,29 @@ def test_a_database_of_someone_else_is_left_alone(database: Database, tables):
     assert database.tables() == set(tables)
 
 
-def test_a_message_names_the_database_without_the_password(postgres_url):
-    database = Database("postgresql", postgres_url)
+def test_a_message_names_the_database_without_the_password(empty_postgres_url):
+    database = Database("postgresql", empty_postgres_url)
     database.run("CREATE TABLE customer (number integer)")
-    secret = postgres_url.replace("treering@", "treering:hunter2@")
+    secret = empty_postgres_url.replace("treering@", "treering:hunter2@")
     with pytest.raises(InvalidInput) as refused:
         Database("postgresql", secret).prepare()
     assert "hunter2" not in str(refused.value)
     assert database.name in str(refused.value)
 
 
-def test_two_stores_live_in_two_schemas_of_one_database(postgres_url):
-    whole = Database("postgresql", postgres_url)
+def test_two_stores_live_in_two_schemas_of_one_database(empty_postgres_url):
+    whole = Database("postgresql", empty_postgres_url)
     whole.run("CREATE SCHEMA oak")
     whole.run("CREATE TABLE customer (number integer)")
-    oak = Database("postgresql", postgres_url + "?options=-csearch_path%3Doak")
+    oak = Database("postgresql", empty_postgres_url + "?options=-csearch_path%3Doak")
     assert oak.prepare("in-oak") == "in-oak"
     assert whole.rows("SELECT to_regclass('oak.event') IS NOT NULL, to_regclass('public.event') IS NULL") == [
         (True, True)
     ]
 
 
-def test_a_search_path_without_a_schema_is_named(postgres_url):
-    lost = Database("postgresql", postgres_url + "?options=-csearch_path%3Dnowhere")
+def test_a_search_path_without_a_schema_is_named(empty_postgres_url):
+    lost = Database("postgresql", empty_postgres_url + "?options=-csearch_path%3Dnowhere")
     with pytest.raises(InvalidInput, match="CREATE SCHEMA"):
         lost.prepare()
 

@@ -5,12 +5,16 @@ side opens every folder up to the root to other users, which a test run has no b
 PostgreSQL refuses to run as root, so under root it runs as an account that every system has. That
 account must be able to reach the binaries; where the checkout is private, they are copied.
 
+A database for a store is copied from one that has the tables already. That one has no id, as a store that
+Alembic made and nobody opened, so no two copies share theirs.
+
 The cluster is thrown away with the run, so it does not fsync. What is tested here is what a client
 sees, including clients that are killed; not PostgreSQL's own recovery.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import pwd
@@ -35,6 +39,7 @@ _SETTINGS = {
     "fsync": "off",
     "full_page_writes": "off",
     "max_connections": "200",
+    "max_wal_size": "4GB",  # a checkpoint writes what nobody will read
     "shared_buffers": "32MB",
 }
 
@@ -48,11 +53,15 @@ class PostgresServer:
     def url(self, database: str) -> str:
         return f"postgresql://treering@127.0.0.1:{self.port}/{database}"
 
-    def create_database(self) -> str:
-        """The URL of a new, empty database."""
+    def create_database(self, *, template: str = "template1") -> str:
+        """The URL of a new database, empty unless a template is named."""
         name = f"test_{uuid.uuid4().hex}"
-        self._admin(f"CREATE DATABASE {name} STRATEGY file_copy")
+        self._admin(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
         return self.url(name)
+
+    def create_store(self) -> str:
+        """The URL of a new database with the tables of a store, in which nothing is."""
+        return self.create_database(template=_planted(self))
 
     def drop_database(self, url: str) -> None:
         """Remove the database, together with whatever is still connected to it."""
@@ -63,6 +72,20 @@ class PostgresServer:
 
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(sql)
+
+
+@functools.cache
+def _planted(server: PostgresServer) -> str:
+    """The name of this process's database with the tables of a store that was never opened."""
+    import psycopg
+
+    from treering.engines import schema
+
+    url = server.create_database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        schema.prepare(connection, "postgresql", location=url, store_id="")
+        connection.execute("DELETE FROM meta WHERE key = 'store_id'")
+    return url.rpartition("/")[2]
 
 
 def start(folder: Path) -> Started:

@@ -31,7 +31,7 @@ def open_kind(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callab
 
     def open_one(kind: str, name: str = "store", **options: str) -> Store:
         if kind == "postgres" and name not in databases:
-            databases[name] = request.getfixturevalue("postgres_server").create_database()
+            databases[name] = request.getfixturevalue("postgres_server").create_store()
         urls = {"memory": "memory:", "sqlite": str(tmp_path / name), "postgres": databases.get(name, "")}
         opened.append(treering.open(urls[kind], **options))
         return opened[-1]

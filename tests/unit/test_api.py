@@ -250,13 +250,13 @@ except treering.errors.MissingExtra as error:
         treering.open(tmp_path / "store").close()
         open_existing(tmp_path / "store").close()
 
-    def test_what_must_be_there_is_not_made_in_a_database_either(self, postgres_url: str) -> None:
+    def test_what_must_be_there_is_not_made_in_a_database_either(self, empty_postgres_url: str) -> None:
         with pytest.raises(errors.NotFound, match="there is no store in postgresql://"):
-            open_existing(postgres_url)
-        assert not look(locate(postgres_url)).there
-        treering.open(postgres_url).close()
-        open_existing(postgres_url).close()
-        assert migrate(postgres_url).before == migrate(postgres_url).after
+            open_existing(empty_postgres_url)
+        assert not look(locate(empty_postgres_url)).there
+        treering.open(empty_postgres_url).close()
+        open_existing(empty_postgres_url).close()
+        assert migrate(empty_postgres_url).before == migrate(empty_postgres_url).after
 
     def test_a_damaged_database_is_there_and_says_what_is_wrong(self, tmp_path: Path) -> None:
         (tmp_path / "store").mkdir()

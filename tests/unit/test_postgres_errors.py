@@ -44,22 +44,22 @@ def test_a_missing_database_is_named(postgres_url):
         open_postgres(missing)
 
 
-def test_a_wrong_password_is_said_and_not_shown(postgres_url):
+def test_a_wrong_password_is_said_and_not_shown(empty_postgres_url):
     user = f"u{uuid.uuid4().hex}"
-    _admin(postgres_url, f"CREATE ROLE {user} LOGIN PASSWORD 'right'")
-    _require_password(postgres_url, user)
+    _admin(empty_postgres_url, f"CREATE ROLE {user} LOGIN PASSWORD 'right'")
+    _require_password(empty_postgres_url, user)
     try:
         with pytest.raises(Unreachable) as caught:
-            open_postgres(_as_user(postgres_url, user, "wr0ng"))
+            open_postgres(_as_user(empty_postgres_url, user, "wr0ng"))
         assert "password authentication failed" in str(caught.value)
         assert "wr0ng" not in str(caught.value)
-        _admin(postgres_url, f"GRANT CREATE ON SCHEMA public TO {user}")
-        engine = open_postgres(_as_user(postgres_url, user, "right"))
+        _admin(empty_postgres_url, f"GRANT CREATE ON SCHEMA public TO {user}")
+        engine = open_postgres(_as_user(empty_postgres_url, user, "right"))
         assert "right" not in engine.url
-        assert engine.url == _as_user(postgres_url, user)
+        assert engine.url == _as_user(empty_postgres_url, user)
         engine.close()
     finally:
-        _admin(postgres_url, f"DROP OWNED BY {user}", f"DROP ROLE {user}")
+        _admin(empty_postgres_url, f"DROP OWNED BY {user}", f"DROP ROLE {user}")
 
 
 def _require_password(url, user):
@@ -87,10 +87,10 @@ def test_a_url_that_cannot_be_read_is_invalid():
     assert "geheim" not in str(caught.value)
 
 
-def test_a_foreign_database_is_refused(postgres_url):
-    _admin(postgres_url, "CREATE TABLE invoices (no int)")
+def test_a_foreign_database_is_refused(empty_postgres_url):
+    _admin(empty_postgres_url, "CREATE TABLE invoices (no int)")
     with pytest.raises(InvalidInput, match="invoices"):
-        open_postgres(postgres_url)
+        open_postgres(empty_postgres_url)
 
 
 def test_a_database_in_another_encoding_is_refused(postgres_url):
@@ -101,9 +101,9 @@ def test_a_database_in_another_encoding_is_refused(postgres_url):
     _admin(postgres_url, f"DROP DATABASE {name}")
 
 
-def test_a_store_may_live_in_a_schema_of_its_own(postgres_url):
-    _admin(postgres_url, "CREATE TABLE invoices (no int)", "CREATE SCHEMA agents")
-    engine = open_postgres(postgres_url + "?options=-csearch_path%3Dagents")
+def test_a_store_may_live_in_a_schema_of_its_own(empty_postgres_url):
+    _admin(empty_postgres_url, "CREATE TABLE invoices (no int)", "CREATE SCHEMA agents")
+    engine = open_postgres(empty_postgres_url + "?options=-csearch_path%3Dagents")
     engine.commit(batches.set_ref("default", "r"))
     assert engine.refs("default", ["r"])
     engine.close()

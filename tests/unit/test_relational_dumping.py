@@ -35,7 +35,7 @@ def make_engine(tmp_path, request):
             opened.append(open_sqlite(tmp_path / name, blobs=blobs, durability="fast"))
         else:
             if name not in urls:
-                urls[name] = request.getfixturevalue("postgres_server").create_database()
+                urls[name] = request.getfixturevalue("postgres_server").create_store()
             opened.append(open_postgres(urls[name], blobs=blobs))
         return opened[-1]
 
