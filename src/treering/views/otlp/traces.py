@@ -321,8 +321,3 @@ class Traces:
 
     def _records(self, id: str) -> Iterator[Record]:
         return each_record(self._engine, self._space, EventQuery(run=id, order="time"))
-
-
-def is_from_here(info: RunInfo) -> bool:
-    """Whether a run came by OTLP."""
-    return info.meta.get("source") == SOURCE
