@@ -63,7 +63,7 @@ def test_a_postgres_listener_hears_a_notification(postgres_url: str) -> None:
         hears.execute("LISTEN ring")
         speaks.execute("NOTIFY ring, 'one'")
         speaks.commit()
-        assert [heard.payload for heard in hears.notifies(timeout=10, stop_after=1)] == ["one"]
+        assert [heard.payload for heard in hears.notifies(timeout=60, stop_after=1)] == ["one"]
 
 
 def test_redis_keeps_a_value(redis_url: str) -> None:
@@ -164,10 +164,9 @@ def test_a_server_that_will_not_start_is_tried_once_per_run() -> None:
     with opened() as fleet:
         with pytest.raises(ServerFailed, match="No module named"):
             fleet.address("unheard_of")
-        began = time.monotonic()
-        with pytest.raises(ServerFailed):
+        (fleet.folder / "unheard_of.json").write_text('{"failed": "as it was told"}')
+        with pytest.raises(ServerFailed, match="as it was told"):
             Fleet.join(str(fleet.folder)).address("unheard_of")
-        assert time.monotonic() - began < 0.1
 
 
 def test_a_missing_server_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +187,7 @@ sys.stdin.read()
 
 
 def _until(true: object) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not true():
-        assert time.monotonic() < deadline, "still not so after 10 seconds"
+        assert time.monotonic() < deadline, "still not so after 60 seconds"
         time.sleep(0.01)

@@ -86,7 +86,7 @@ def test_a_slow_plain_store_does_not_hold_up_the_loop():
 
     class Slow(PlainStore):
         def get(self, key):
-            assert ticking.wait(10)
+            assert ticking.wait(60)
             return super().get(key)
 
     async def main():
@@ -102,7 +102,7 @@ def test_a_cancelled_save_is_finished_all_the_same():
     class Slow(PlainStore):
         def set(self, key, value):
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             super().__setitem__(key, value)
 
     saver = KeyValueStoreSaver(Slow())

@@ -263,7 +263,7 @@ def test_a_plain_store_does_not_hold_up_the_loop_that_calls_it():
 
     def slow(_key):
         threads.append(threading.current_thread())
-        return ticking.wait(timeout=10)
+        return ticking.wait(timeout=60)
 
     async def main():
         asyncio.get_running_loop().call_later(0.01, ticking.set)

@@ -47,7 +47,7 @@ class Reader:
     """A client of server-sent events that reads one by one."""
 
     def __init__(self, url, **options):
-        self._client = httpx.Client(timeout=20)
+        self._client = httpx.Client(timeout=60)
         self._stream = self._client.stream("GET", url, **options)
         self.response = self._stream.__enter__()
         self._lines = self.response.iter_lines() if self.response.status_code == 200 else iter(())
@@ -250,9 +250,9 @@ def test_a_server_that_stops_says_where_to_go_on(store):
             name, data = reader.next()
         assert (name, data) == ("end", {"resume": 1})
         assert reader.next() == (None, None)
-    assert json.loads(talker.recv(timeout=5)) == {"seq": 1, "end": "end", "events": []}
+    assert json.loads(talker.recv(timeout=60)) == {"seq": 1, "end": "end", "events": []}
     with pytest.raises(ConnectionClosed) as closed:
-        talker.recv(timeout=5)
+        talker.recv(timeout=60)
     assert closed.value.rcvd.code == 1001
 
 

@@ -38,7 +38,7 @@ class TestWriting:
     def test_submit_gives_a_future(self, store: Store) -> None:
         draft = store.draft()
         draft.set_ref("n", b"1", scope=ALICE)
-        assert store.submit(draft.batch()).result(timeout=10).versions == {"n": 1}
+        assert store.submit(draft.batch()).result(timeout=60).versions == {"n": 1}
 
     def test_a_batch_of_another_space_is_refused(self, store: Store) -> None:
         stranger = treering.Store(MemoryEngine(), space="other").draft()

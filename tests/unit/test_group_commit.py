@@ -27,7 +27,7 @@ class Writing:
     def __call__(self, group):
         self.groups.append(list(group))
         self.is_inside.set()
-        assert self.may_go_on.wait(20)
+        assert self.may_go_on.wait(60)
         outcomes = [self.answers.get(each, each) for each in group]
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, Conflict):
@@ -52,7 +52,7 @@ def queue(pool, group, writing, *batches):
     """Let one batch be written while the others queue up behind it; futures of all."""
     writing.may_go_on.clear()
     first = pool.submit(group.commit, "first")
-    assert writing.is_inside.wait(20)
+    assert writing.is_inside.wait(60)
     others = []
     for number, batch in enumerate(batches, 1):
         others.append(pool.submit(group.commit, batch))

@@ -72,7 +72,7 @@ def _require_password(url, user):
         connection.execute("CREATE TEMP TABLE rules AS SELECT unnest(%s::text[]) AS line", (lines,))
         connection.execute(f"COPY rules TO '{path}'")
         connection.execute("SELECT pg_reload_conf()")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:  # the server reads its rules in a moment
         try:
             psycopg.connect(_as_user(url, user)).close()

@@ -173,7 +173,7 @@ class CommitTests(EngineHarness):
     ) -> None:
         futures = [engine.submit(batches.set_ref(space, f"r{number:03}")) for number in range(100)]
         engine.close()
-        assert all(future.result(timeout=10).versions for future in futures)
+        assert all(future.result(timeout=60).versions for future in futures)
         assert len(open_engine().scan_refs(space, "r")) == 100
 
     def test_02_a_closed_engine_says_so(self, engine: Engine, space: str) -> None:
@@ -194,7 +194,7 @@ class CommitTests(EngineHarness):
         first = engine.commit(draft.batch())
         before = portrait(engine, space)
         assert engine.commit(draft.batch()) == first
-        assert engine.submit(draft.batch()).result(timeout=10) == first
+        assert engine.submit(draft.batch()).result(timeout=60) == first
         assert portrait(engine, space) == before
 
     def test_03_a_replay_is_answered_before_any_precondition(self, engine: Engine, space: str) -> None:
