@@ -318,3 +318,14 @@ class TestEveryCommand:
         out = process("log", "t" * 200, "--store", "store").out
         assert "n" * 300 in out
         assert "…" not in out
+
+
+def test_json_says_everything_and_steers_no_terminal(treering_, desk):
+    odd = "\x1b[31m \x9b31m \x7f \u202e \u2066 \u2028 ü 名"
+    with treering.open(desk) as store:
+        store.thread("odd").append({"role": "user", "content": odd}, note=odd)
+    shown = treering_("show", "odd", "--json")
+    assert shown.json["messages"] == [{"role": "user", "content": odd}]
+    assert "ü 名" in shown.out
+    for out in (shown.out, treering_("threads", "--json").out, treering_("show", "\u202enope", "--json").err):
+        assert set(out) - {"\n"} == {each for each in out if each.isprintable()}

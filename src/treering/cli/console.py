@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import typer
+
+_STEERING: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""What JSON leaves as it is and a terminal obeys: the second set of controls, and changes of direction."""
 
 
 def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
@@ -17,7 +21,7 @@ def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
 
         from treering.core.readable import readable_json
 
-        typer.echo(msgspec.json.format(readable_json(value), indent=2).decode())
+        typer.echo(clean_json(msgspec.json.format(readable_json(value), indent=2)))
     else:
         for line in lines:
             typer.echo(line)
@@ -37,6 +41,11 @@ def rows(table: Sequence[Sequence[str]]) -> list[str]:
 def clean(text: str) -> str:
     """Text that cannot steer a terminal: control characters are shown, not sent."""
     return "".join(each if each.isprintable() or each in "\n\t" else _visible(each) for each in text)
+
+
+def clean_json(data: bytes) -> str:
+    """JSON that says the same and cannot steer a terminal."""
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", data.decode())
 
 
 def _visible(character: str) -> str:

@@ -112,8 +112,10 @@ def _report(error: TreeringError, *, as_json: bool) -> None:
         return
     import msgspec
 
+    from treering.cli.console import clean_json
+
     what = {"error": type(error).__name__, "message": message, "retryable": error.retryable}
-    typer.echo(msgspec.json.encode(what).decode(), err=True)
+    typer.echo(clean_json(msgspec.json.encode(what)), err=True)
 
 
 if __name__ == "__main__":

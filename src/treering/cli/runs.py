@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treering.cli.console import clean, rows, say, show
+from treering.cli.console import clean, clean_json, rows, say, show
 from treering.cli.options import (
     JsonOption,
     StorePlace,
@@ -273,7 +273,9 @@ def _line_of_json(step: ReplayStep) -> str:
     import msgspec
 
     plain = {"offset_us": step.offset_us, "wait_us": step.wait_us, "label": step.label, "chunk": step.chunk}
-    return msgspec.json.encode({**plain, "event": _plain(step.event), "content": raw(step.content)}).decode()
+    return clean_json(
+        msgspec.json.encode({**plain, "event": _plain(step.event), "content": raw(step.content)})
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from treering.cli.console import clean
+from treering.cli.console import clean, clean_json
 from treering.cli.options import (
     JsonOption,
     StorePlace,
@@ -69,7 +69,7 @@ def tail(
 def _json(event: LiveEvent) -> str:
     import msgspec
 
-    return msgspec.json.encode(event).decode()
+    return clean_json(msgspec.json.encode(event))
 
 
 def _line(event: LiveEvent) -> str:
