@@ -193,29 +193,22 @@ class TestKilled:
         run("export", "--all", "--store", "long", "-o", "long.jsonl")
         return tmp_path / "long.jsonl"
 
+    def code_of_import(self, history, store, moment):
+        """How an import ends that is killed at a moment, if it comes so far."""
+        done = subprocess.run(
+            [sys.executable, "-m", "treering.cli.main", "import", "jsonl", history, "--store", store],
+            capture_output=True,
+            check=False,
+            timeout=60,
+            env={**os.environ, "TREERING_FAILPOINTS": moment},
+        )
+        return done.returncode
+
     @pytest.mark.parametrize(
         "moment", ["commit.begin=kill:3", "commit.before_commit=kill:2", "commit.after_commit=kill:3"]
     )
     def test_an_import_that_was_killed_is_finished_by_the_next(self, run, history, tmp_path, moment):
-        command = [
-            sys.executable,
-            "-m",
-            "treering.cli.main",
-            "import",
-            "jsonl",
-            str(history),
-            "--store",
-            "new",
-        ]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            check=False,
-            timeout=60,
-            cwd=tmp_path,
-            env={**os.environ, "TREERING_FAILPOINTS": moment},
-        )
-        assert done.returncode == -signal.SIGKILL
+        assert self.code_of_import(history, tmp_path / "new", moment) == -signal.SIGKILL
         with treering.open(tmp_path / "new") as store:
             assert list(store.threads()) == []  # no half thread is seen
         report = run("import", "jsonl", history, "--store", "new", "--json").json
@@ -230,29 +223,11 @@ class TestKilled:
         assert counts(run("import", "jsonl", history, "--store", "new", "--json").json)["checkpoints"][1] == 0
 
     def test_killed_between_two_heads(self, run, history, tmp_path):
-        env = {**os.environ, "TREERING_FAILPOINTS": "commit.begin=kill:999"}
-        command = [
-            sys.executable,
-            "-m",
-            "treering.cli.main",
-            "import",
-            "jsonl",
-            str(history),
-            "--store",
-            "new",
-        ]
-        assert (
-            subprocess.run(
-                command, check=False, timeout=60, cwd=tmp_path, env=env, capture_output=True
-            ).returncode
-            == 0
-        )
+        assert self.code_of_import(history, tmp_path / "new", "commit.begin=kill:999") == 0
         with treering.open(tmp_path / "new") as store:
             commits = store.stats().rows["commits"]
-        env["TREERING_FAILPOINTS"] = f"commit.begin=kill:{commits - 1}"
-        command[-1] = "again"
-        killed = subprocess.run(command, check=False, timeout=60, cwd=tmp_path, env=env, capture_output=True)
-        assert killed.returncode == -signal.SIGKILL
+        code = self.code_of_import(history, tmp_path / "again", f"commit.begin=kill:{commits - 1}")
+        assert code == -signal.SIGKILL
         with treering.open(tmp_path / "again") as store:
             assert len(list(store.threads())) == 1
         report = run("import", "jsonl", history, "--store", "again", "--json").json
