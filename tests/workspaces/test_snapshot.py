@@ -138,6 +138,9 @@ def test_patterns_that_make_no_sense_are_refused(store: Store, folder: Path) -> 
         store.workspace.snapshot(folder, exclude=["!"])
     with pytest.raises(InvalidInput, match="no text"):
         store.workspace.snapshot(folder, exclude=["*.log", 1])
+    with pytest.raises(InvalidInput, match="pattern"):
+        store.workspace.snapshot(folder, exclude=["[z-a]"])
+    store.workspace.snapshot(folder, exclude=["[[:alpha:]]"])  # and nothing is said of it
     (folder / ".treeringignore").write_bytes(b"*.log\n" * 200_000)
     with pytest.raises(InvalidInput, match="no list of patterns"):
         store.workspace.snapshot(folder)

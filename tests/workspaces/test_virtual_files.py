@@ -16,6 +16,7 @@ from treering.errors import Conflict, InvalidInput, NotFound, ReadOnly, Treering
 from treering.views.workspaces import virtual
 from treering.views.workspaces.beneath import Beneath, has_openat2
 from treering.views.workspaces.patterns import glob_pattern
+from treering.views.workspaces.rules import make_rules
 from treering.views.workspaces.virtual import Files
 
 MakeFiles = Callable[..., Files]
@@ -270,6 +271,17 @@ def test_long_files_are_read_by_lines(make_files: MakeFiles, root: Path) -> None
 )
 def test_globs(pattern: str, path: str, *, matches: bool) -> None:
     assert bool(glob_pattern(pattern).fullmatch(path)) is matches
+
+
+@pytest.mark.parametrize("part", ["*a", "**a", "*?a", "*[ab]"])
+def test_no_pattern_takes_for_ever(part: str) -> None:
+    """Tried one after the other, the ways to place so many stars would outlast us."""
+    pattern = part * 20 + "*b"
+    assert not glob_pattern(pattern).fullmatch("a" * 200)
+    assert glob_pattern(pattern).fullmatch("a" * 200 + "b")
+    rules = make_rules(ignore_lines=[pattern])
+    assert rules.reason("x/" + "a" * 200, is_folder=False) is None
+    assert rules.reason("x/" + "a" * 200 + "b", is_folder=False) == "ignored"
 
 
 def race(files: Files, root: Path, outside: Path, tries: int) -> dict[str, int]:

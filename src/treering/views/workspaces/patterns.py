@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Final
 
 from treering.errors import InvalidInput
+
+_DOUBLED: Final = re.compile(r"(?:\[\^/\]\*){2,}")
+_STARS: Final = re.compile(
+    r"(?P<star>\[\^/\]\*|\.\*)"  # within a name, or across folders
+    r"(?P<fixed>(?:\\.|\(\?!/\)|\[\^/\](?!\*)|\[[^\]\\/]+\](?!\*)|[^][\\(){}*+?|^$./])+)"
+    r"(?=(?P=star))",
+    re.DOTALL,
+)
 
 
 @lru_cache(maxsize=256)
@@ -35,7 +44,16 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
         else:
             parts.append(re.escape(given[at]))
             at += 1
-    return re.compile("".join(parts), re.DOTALL)
+    return re.compile(bounded("".join(parts)), re.DOTALL)
+
+
+def bounded(regex: str) -> str:
+    """The same expression, without the choices that would make a hostile pattern take for ever.
+
+    Of several stars in a row, each but the last may take the first place where what follows it fits: the next
+    one can take whatever lies between, so going back never helps.
+    """
+    return _STARS.sub(r"(?>\g<star>?\g<fixed>)", _DOUBLED.sub("[^/]*", regex))
 
 
 def _characters(inside: str) -> str:

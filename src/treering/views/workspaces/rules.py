@@ -14,13 +14,16 @@ the rules of that snapshot, not today's, so what was left out then is not touche
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
 from treering.errors import Corrupt, InvalidInput, NewerStore
+from treering.views.workspaces.patterns import bounded
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -180,7 +183,7 @@ def _listed(patterns: Iterable[str], what: str) -> list[str]:
 def _checked(patterns: tuple[str, ...]) -> Rules:
     try:
         _spec(patterns)
-    except ValueError as error:
+    except (ValueError, re.error) as error:
         raise InvalidInput(f"a pattern is not one that .gitignore knows: {error}") from error
     return Rules(patterns=patterns)
 
@@ -188,8 +191,16 @@ def _checked(patterns: tuple[str, ...]) -> Rules:
 @lru_cache(maxsize=64)
 def _spec(patterns: tuple[str, ...]) -> GitIgnoreSpec:
     from pathspec import GitIgnoreSpec  # slow to import, and most workspaces need the defaults only
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-    return GitIgnoreSpec.from_lines(patterns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # Python may read [[ in another way one day
+        read = cast("Iterable[Any]", GitIgnoreSpec.from_lines(patterns).patterns)
+        return GitIgnoreSpec(
+            GitIgnoreSpecPattern(re.compile(bounded(each.regex.pattern)), include=each.include)
+            for each in read
+            if each.include is not None
+        )
 
 
 # The two lists above are asked about every name of a workspace, so they are cut up once: most of a list is
