@@ -14,8 +14,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import treering
+from benchmarks.bare_threads import BareThreads
 from benchmarks.report import Measurement, Section, at_least, at_most, in_turns, seconds_of
-from benchmarks.work import open_bare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 STEPS = int(os.environ.get("TREERING_BENCH_STEPS", "1000"))
 AGENTS = 8
 TURNS = 3
-
-BARE_TABLES = """
-CREATE TABLE message (thread TEXT NOT NULL, position INTEGER NOT NULL, data TEXT NOT NULL,
-                      PRIMARY KEY (thread, position)) WITHOUT ROWID;
-CREATE TABLE checkpoint (id TEXT PRIMARY KEY, thread TEXT NOT NULL, parent TEXT, step INTEGER NOT NULL,
-                         length INTEGER NOT NULL, ts INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE head (thread TEXT PRIMARY KEY, checkpoint TEXT NOT NULL) WITHOUT ROWID;
-"""
 
 
 def run(scratch: Path) -> Section:
@@ -173,7 +165,7 @@ def _append_all(thread: Thread, work: list[list[dict[str, Any]]]) -> None:
 def _against_bare(scratch: Path, work: list[list[dict[str, Any]]]) -> Measurement:
     numbers = itertools.count()
     store = treering.open(scratch / "fast", durability="fast")
-    bare = _Bare(scratch / "bare-fast.db", "fast")
+    bare = BareThreads(scratch / "bare-fast.db", "fast")
     mine, peer = in_turns(
         TURNS,
         lambda: seconds_of(lambda: _append_all(store.thread(f"t{next(numbers)}"), work)),
@@ -187,7 +179,7 @@ def _against_bare(scratch: Path, work: list[list[dict[str, Any]]]) -> Measuremen
 def _eight_agents(scratch: Path) -> Measurement:
     work = steps(max(STEPS // 5, 50))
     store = treering.open(scratch / "agents", durability="full")
-    bare = _Bare(scratch / "bare-full.db", "full")
+    bare = BareThreads(scratch / "bare-full.db", "full")
     numbers = itertools.count()
 
     def ours() -> float:
@@ -352,41 +344,6 @@ def _growth(scratch: Path) -> Measurement:
         target=target,
         met=met,
     )
-
-
-class _Bare:
-    """What a careful person would write by hand for the same steps."""
-
-    def __init__(self, path: Path, durability: str) -> None:
-        self._connection = open_bare(path, durability)
-        self._connection.executescript(BARE_TABLES)
-        self._lock = threading.Lock()
-
-    def append_all(self, thread: str, work: list[list[dict[str, Any]]]) -> None:
-        position, parent = 0, None
-        for number, step in enumerate(work):
-            name = os.urandom(13).hex()
-            with self._lock:
-                execute = self._connection.execute
-                execute("BEGIN IMMEDIATE")
-                for message in step:
-                    data = json.dumps(message)
-                    execute("INSERT INTO message VALUES (?, ?, ?)", (thread, position, data))
-                    position += 1
-                execute(
-                    "INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?)",
-                    (name, thread, parent, number, position, time.time_ns() // 1000),
-                )
-                execute(
-                    "INSERT INTO head VALUES (?, ?) "
-                    "ON CONFLICT (thread) DO UPDATE SET checkpoint = excluded.checkpoint",
-                    (thread, name),
-                )
-                execute("COMMIT")
-            parent = name
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 def _size(folder: Path) -> int:
