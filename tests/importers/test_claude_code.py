@@ -363,3 +363,11 @@ def test_what_the_real_cli_writes_now_is_understood(store, tmp_path):
     told = Decimal(str(json.loads(printed.splitlines()[-1])["total_cost_usd"]))
     assert store.cost.of_days().total.amount("USD") == told.quantize(Decimal("1e-9"))
     assert {run.status for run in store.runs.each()} == {"ok"}
+
+
+def test_links_count_nothing_twice_and_pipes_are_passed_over(store, projects):
+    alone = import_claude_code(projects, store, dry_run=True)
+    os.mkfifo(projects / "pipe.jsonl")
+    (projects / "again").symlink_to(projects, target_is_directory=True)
+    (projects / "twin").symlink_to(next(each for each in projects.iterdir() if each.is_dir()))
+    assert counts(import_claude_code(projects, store, dry_run=True)) == counts(alone)

@@ -374,16 +374,23 @@ def found_files(source: Path) -> Iterator[Files]:
         agents = sorted((source.parent / source.stem / "subagents").glob("agent-*.jsonl"))
         yield Files(project=source.parent.name, id=source.stem, main=source, agents=tuple(agents))
         return
-    folders = [source, *sorted(each for each in source.iterdir() if each.is_dir())]
-    for folder in folders:
+    folders: dict[Path, Path] = {}
+    for folder in [source, *sorted(each for each in source.iterdir() if each.is_dir())]:
+        folders.setdefault(folder.resolve(), folder)  # a link to one that is there counts nothing twice
+    for folder in folders.values():
         yield from _of_project(folder)
 
 
 def _of_project(folder: Path) -> Iterator[Files]:
-    mains = {path.stem: path for path in sorted(folder.glob("*.jsonl")) if not path.stem.startswith("agent-")}
     agents: dict[str, list[Path]] = {}
-    for path in sorted(folder.glob("agent-*.jsonl")):
-        agents.setdefault(session_of_agent(path) or path.stem, []).append(path)
+    mains: dict[str, Path] = {}
+    for path in sorted(
+        each for each in folder.glob("*.jsonl") if each.is_file()
+    ):  # a pipe would wait forever
+        if path.stem.startswith("agent-"):
+            agents.setdefault(session_of_agent(path) or path.stem, []).append(path)
+        else:
+            mains[path.stem] = path
     for path in sorted(folder.glob("*/subagents/agent-*.jsonl")):
         agents.setdefault(path.parent.parent.name, []).append(path)
     for id_ in dict.fromkeys([*mains, *agents]):

@@ -39,7 +39,8 @@ def import_codex(
     if not path.exists():
         raise NotFound(f"there is nothing at {str(source)!r}; Codex keeps its sessions in {DEFAULT}")
     began = time.perf_counter()
-    found = [path] if path.is_file() else sorted(path.rglob("rollout-*.jsonl"))
+    below = (each for each in path.rglob("rollout-*.jsonl") if each.is_file())
+    found = [path] if path.is_file() else sorted(below)
     if not found:
         raise NotFound(f"{path} holds no session of Codex (files rollout-*.jsonl); give {DEFAULT}")
     root = path if path.is_dir() else path.parent

@@ -83,7 +83,7 @@ def import_orchestrator_log(
     path = Path(source)
     if not path.exists():
         raise NotFound(f"there is nothing at {str(source)!r}; give a log file of the Orchestrator")
-    files = [path] if path.is_file() else sorted(path.glob("*.jsonl"))
+    files = [path] if path.is_file() else sorted(each for each in path.glob("*.jsonl") if each.is_file())
     if not files:
         raise NotFound(f"{path} holds no log (files *.jsonl)")
     runs: dict[str, list[LogLine]] = {}
