@@ -16,7 +16,7 @@ from treering.core.address import object_address
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, decode_tree
 from treering.errors import InvalidInput, NotFound, TimedOut, Unreachable
 from treering.store import Store
-from treering.views.workspaces import scanning
+from treering.views.workspaces import rules, scanning, snapshots
 from treering.views.workspaces.rules import CREDENTIALS, DEFAULT_EXCLUDES
 from treering.views.workspaces.scanning import Limits
 from treering.views.workspaces.stored import Snapshot
@@ -116,6 +116,19 @@ def test_credentials_are_never_archived(store: Store, folder: Path, pattern: str
     assert told.left_out[0].path == f"src/{name}".rstrip("/")
     for file in store._folder.rglob("*"):  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
         assert not file.is_file() or secret.encode() not in file.read_bytes()
+
+
+def test_what_was_read_before_a_list_grew_is_read_again(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "kaggle.json").write_text("canary-7f3a")
+    with monkeypatch.context() as before:
+        before.setattr(rules, "_SECRETS", rules._Cut(()))  # pyright: ignore[reportPrivateUsage]
+        before.setattr(snapshots, "LISTS", "shorter")
+        assert "kaggle.json" in paths(store, store.workspace.snapshot(folder))
+    told = info(store, folder)
+    assert [each.path for each in told.left_out] == ["kaggle.json"]
+    assert "kaggle.json" not in paths(store, told.id)
 
 
 def test_the_ignore_file_and_patterns_of_the_caller(store: Store, folder: Path) -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from treering.views.heads import Head
 
 
-
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
     """How much was removed; ``kept`` names shared content that had to stay, and why."""
 

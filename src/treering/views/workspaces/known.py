@@ -61,10 +61,14 @@ class KnownFolder(msgspec.Struct, array_like=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole workspace as it was read, by which rules, and the stored roots that hold its content."""
+    """A whole workspace as it was read, by which rules, and the stored roots that hold its content.
+
+    ``lists`` are those of `rules` that went without saying.
+    """
 
     roots: tuple[str, ...]
     patterns: tuple[str, ...]
+    lists: str
     folder: KnownFolder
 
 

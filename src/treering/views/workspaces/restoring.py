@@ -20,7 +20,7 @@ from treering.views.workspaces.known import Known, KnownFolder
 from treering.views.workspaces.placing import Placer
 from treering.views.workspaces.planning import FolderPlan, LinkPolicy, Planner
 from treering.views.workspaces.progress import FileProgress
-from treering.views.workspaces.rules import TEMPORARY
+from treering.views.workspaces.rules import LISTS, TEMPORARY
 from treering.views.workspaces.snapshots import Taken, opened
 from treering.views.workspaces.sweeping import sweep
 
@@ -72,7 +72,7 @@ def restore(
         known = placer.place(plan, folder)
     roots = (snapshot.root,) if before is None else (snapshot.root, before)
     if before is not None or plan.is_exact:
-        camera.shelf.save(str(target), Known(roots=roots, patterns=rules.patterns, folder=known))
+        camera.shelf.save(str(target), Known(roots=roots, patterns=rules.patterns, lists=LISTS, folder=known))
     else:  # some of what is there is stored nowhere
         camera.shelf.drop(str(target))
     return Restored(

@@ -18,6 +18,7 @@ import re
 import warnings
 from collections.abc import Iterable
 from functools import lru_cache
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
@@ -63,6 +64,9 @@ CREDENTIALS: Final = (
     # tokens
     "token.json",
     "*.token",
+    ".huggingface/token",
+    ".cache/huggingface/token",
+    ".vault-token",
     # sign-ins of common tools
     ".netrc",
     "_netrc",
@@ -77,8 +81,20 @@ CREDENTIALS: Final = (
     ".config/gcloud/",
     ".config/gh/hosts.yml",
     ".docker/config.json",
+    ".dockercfg",
     ".kube/config",
     "application_default_credentials.json",
+    ".boto",
+    ".s3cfg",
+    "rclone.conf",
+    ".my.cnf",
+    ".mylogin.cnf",
+    ".cargo/credentials",
+    ".gem/credentials",
+    ".terraform.d/credentials.tfrc.json",
+    ".pulumi/credentials.json",
+    ".databrickscfg",
+    "kaggle.json",
     # keys
     ".ssh/",
     ".gnupg/",
@@ -86,6 +102,8 @@ CREDENTIALS: Final = (
     "id_dsa",
     "id_ecdsa",
     "id_ed25519",
+    "id_ecdsa_sk",
+    "id_ed25519_sk",
     "*.key",
     "*.ppk",
     "*.p12",
@@ -103,6 +121,9 @@ CREDENTIALS: Final = (
 where it holds secrets."""
 
 Reason = Literal["ignored", "credential", "reserved"]
+
+LISTS: Final = sha256("\n".join((*DEFAULT_EXCLUDES, "", *CREDENTIALS)).encode()).hexdigest()
+"""Which lists these are: what was read by others has to be read again."""
 
 _VERSION: Final = 1
 _WILD: Final = frozenset("*?[")

@@ -25,7 +25,7 @@ from treering.errors import InvalidInput, MissingObjects, NotFound
 from treering.files import translated
 from treering.views.workspaces.known import Known, KnownFolder, Shelf
 from treering.views.workspaces.progress import FileProgress
-from treering.views.workspaces.rules import IGNORE_FILE, Rules, make_rules
+from treering.views.workspaces.rules import IGNORE_FILE, LISTS, Rules, make_rules
 from treering.views.workspaces.scanning import FILE_FLAGS, LeftOut, Limits, Scan
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Camera:
             names = self._engine.stage(self._space, scan.contents(descriptor))
         seen, trees = scan.finish(names)
         staged = self._engine.stage(self._space, trees) if trees else []
-        now = Known(roots=(seen.tree,), patterns=rules.patterns, folder=seen)
+        now = Known(roots=(seen.tree,), patterns=rules.patterns, lists=LISTS, folder=seen)
         if known is not None and seen is known.folder:
             now = known
         return Taken(
@@ -167,7 +167,7 @@ class Camera:
 
     def _trusted(self, folder: Path, rules: Rules) -> Known | None:
         known = self.shelf.load(str(folder))
-        if known is None or known.patterns != rules.patterns:
+        if known is None or (known.patterns, known.lists) != (rules.patterns, LISTS):
             return None
         if self._engine.missing(self._space, known.roots) or not (
             self._has_all_of is None or self._has_all_of(known)
