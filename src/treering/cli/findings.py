@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from treering.cli.console import size
-from treering.core.pages import each_ref
 
 if TYPE_CHECKING:
     from treering.api import Place
@@ -265,6 +264,7 @@ def runs(store: Store) -> Iterator[Finding]:
 
 def schedules(store: Store) -> Iterator[Finding]:
     """Tasks that are due and nobody does, and fires that a worker took long ago."""
+    from treering.core.pages import each_ref
     from treering.views.schedules.tasks import SCHEDULES, decoded
 
     now_us = time.time_ns() // 1000

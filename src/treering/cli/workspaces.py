@@ -20,7 +20,6 @@ from treering.cli.options import (
     UserNamespaceOption,
     takes_store,
 )
-from treering.core.pages import each_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -262,6 +261,7 @@ def _of_sandbox(store: Store, text: str) -> str | None:
 
 def _latest(store: Store) -> str:
     """The newest snapshot of the store, taken by itself or with a checkpoint."""
+    from treering.core.pages import each_record
     from treering.core.query import EventQuery
     from treering.errors import NotFound
     from treering.views.checkpoints import KIND, read_checkpoint
