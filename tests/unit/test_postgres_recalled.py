@@ -15,7 +15,7 @@ from treering.core.batch import ABSENT
 from treering.core.content import Content
 from treering.core.draft import Draft
 from treering.core.query import EventQuery
-from treering.engines.postgres import open_postgres, pipeline
+from treering.engines.postgres import follow, open_postgres, pipeline
 from treering.engines.postgres.failures import Lost
 from treering.engines.postgres.pipeline import _BUNDLED_FROM, Answer, Pipeline
 from treering.engines.relational import remembered
@@ -50,16 +50,21 @@ def theirs(postgres_url: str) -> Iterator[PostgresEngine]:
 
 @pytest.fixture
 def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The statements of each exchange of a transaction that writes."""
+    """The statements of each exchange of a transaction that writes, all on one connection.
+
+    Nothing is announced: whoever announces borrows a connection, and a commit that comes meanwhile takes
+    another, which has not yet seen what the first one has.
+    """
     seen: list[list[str]] = []
     send = Pipeline.send
 
     def counted(self: Pipeline) -> None:
         statements = [due.sql for due in self._due if not isinstance(due, str)]
         if not statements[0].startswith("BEGIN ISOLATION LEVEL REPEATABLE") and statements != ["COMMIT"]:
-            seen.append(statements)  # (the announcer reads, in a thread of its own)
+            seen.append(statements)
         send(self)
 
+    monkeypatch.setattr(follow.Announcer, "say", lambda *_: None)
     monkeypatch.setattr(Pipeline, "send", counted)
     return seen
 
