@@ -70,6 +70,23 @@ def test_the_exit_code_is_the_programs(treering) -> None:
     assert (neither.returncode, "either a command" in neither.stderr) == (2, True)
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="only Linux shows environments")
+def test_nothing_that_a_program_started_outlives_its_sandbox(work: Path, treering) -> None:
+    left = "sleep 600 & echo $! >>pids; setsid sleep 600 & echo $! >>pids"
+    ran = treering("run", "--workspace", "work", "--", "sh", "-c", left)
+    assert ran.returncode == 0
+    for number in map(int, (work / "work" / "pids").read_text().split()):
+        stat = Path(f"/proc/{number}/stat")
+        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_workspace_that_is_gone_is_told_once(work: Path, treering) -> None:
+    ran = treering("run", "--workspace", "work", "--", "sh", "-c", f"rm -r '{work}/work'")
+    assert ran.returncode == 0
+    assert ran.stderr.count("no checkpoint was taken") == 1
+    assert ran.stderr.startswith("warning: ")
+
+
 def test_checkpoints_go_where_storage_says(work: Path, treering) -> None:
     done = treering("run", "--storage", "./bucket", "--json", "--", "sh", "-c", "echo hi > a.txt")
     told = json.loads(done.stdout)

@@ -8,6 +8,7 @@ exit code is the program's.
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -64,11 +65,12 @@ def run(
     Any other program works as well.
     """
     from treering.errors import InvalidInput
-    from treering.sandbox.sandbox import Sandbox
+    from treering.sandbox.sandbox import CheckpointWarning, Sandbox
 
     if (prompt is None) == (not command):
         raise InvalidInput("give either a command behind --, or --agent and --prompt")
-    with place.open() as store:
+    with place.open() as store, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)  # the result has it, and it is told below
         sandbox = Sandbox(
             agent or _known(command) or ("claude" if prompt is not None else "program"),
             model=model,

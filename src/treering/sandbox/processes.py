@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ Listener = Callable[[str, bytes], None]
 _LONGEST: Final = 1 << 20
 _GRACE_SECONDS: Final = 5.0
 _LINGER_SECONDS: Final = 2.0
+_ROUNDS: Final = 10
 
 
 class Program:
@@ -105,3 +107,33 @@ class Program:
                 with self._lock:
                     self._lines += 1
                     self._listener(name, line)
+
+
+def end_all_of(home: Path) -> None:
+    """End what programs with this home started and left behind, wherever it went to.
+
+    It is known by its environment, which Linux shows; elsewhere there is nothing to look at.
+    """
+    mark = os.fsencode(f"HOME={home}")
+    for _ in range(_ROUNDS):  # they may have started more meanwhile
+        if not sum(_end_if(int(entry.name), mark) for entry in Path("/proc").glob("[0-9]*")):
+            return
+
+
+def _end_if(number: int, mark: bytes) -> bool:
+    if number == os.getpid():
+        return False
+    try:
+        process = os.pidfd_open(number)  # from here on the number cannot come to mean another one
+    except (AttributeError, OSError):
+        return False
+    try:
+        if mark not in Path(f"/proc/{number}/environ").read_bytes().split(b"\0"):
+            return False
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        select.select([process], [], [], _GRACE_SECONDS)
+    except OSError:
+        return False
+    finally:
+        os.close(process)
+    return True

@@ -28,6 +28,7 @@ from treering.sandbox.local import (
     make_sandbox,
     resettle,
 )
+from treering.sandbox.processes import end_all_of
 from treering.sandbox.profiles import AgentProfile, find_profile, treering_home
 from treering.sandbox.records import CheckpointInfo, Label, RunResult
 from treering.sandbox.running import Output, Recorder, Running
@@ -182,7 +183,10 @@ class Sandbox:
         self._session.is_paused = False
 
     def kill(self) -> None:
-        """End whatever runs, close the log, and remove the sandbox. The next run has a new one."""
+        """End whatever runs (on Linux also what a run left behind), close the log, and remove the sandbox.
+
+        The next run has a new one.
+        """
         at = None if self._session is None else self._session.at
         if at is None and self._wanted is not None:
             with contextlib.suppress(NotFound):
@@ -190,6 +194,7 @@ class Sandbox:
         self._leave()
         self._wanted = None
         if at is not None:
+            end_all_of(at.home)
             at.remove()
 
     def set_session(self, sandbox_id: str) -> None:
