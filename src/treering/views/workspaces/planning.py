@@ -153,7 +153,7 @@ class Planner:
         if reason := self._rules.reason(path, is_folder=is_folder):
             raise Corrupt(
                 f"entry {path!r} is in snapshot {self._snapshot.root[:12]}, but its own rules leave it out "
-                f"({reason}); nothing was written"
+                f"({reason}); nothing was written. Single files can be had by `download`"
             )
         if path in self._in_the_way:
             raise Conflict(f"{path!r} is in the way and in no snapshot; move it first. Nothing was written")
