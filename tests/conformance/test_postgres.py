@@ -43,10 +43,4 @@ class TestPostgresWithPacks(TestPostgres):
 
 @pytest.mark.timeout(600)  # a failure takes its time to shrink
 def test_random_histories(postgres_url):
-    run_state_machine_as_test(engine_machine(lambda: open_postgres(postgres_url), max_examples=12))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_many_random_histories(postgres_url):
     run_state_machine_as_test(engine_machine(lambda: open_postgres(postgres_url)))

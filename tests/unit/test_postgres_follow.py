@@ -151,7 +151,7 @@ def test_a_wait_ends_when_time_is_up_or_there_is_something_already(engine):
     assert engine.wait("default", seq - 1, seconds=60) == seq
     started = time.monotonic()
     assert engine.wait("default", seq, seconds=0.2) == seq
-    assert time.monotonic() - started > 0.15
+    assert 0.15 < time.monotonic() - started < 5
 
 
 def test_closing_does_not_wait_for_waiters(postgres_url):
