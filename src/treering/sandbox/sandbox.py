@@ -183,10 +183,7 @@ class Sandbox:
         self._session.is_paused = False
 
     def kill(self) -> None:
-        """End whatever runs (on Linux also what a run left behind), close the log, and remove the sandbox.
-
-        The next run has a new one.
-        """
+        """End whatever runs or was left running, close the log, and remove the sandbox."""
         at = None if self._session is None else self._session.at
         if at is None and self._wanted is not None:
             with contextlib.suppress(NotFound):

@@ -32,6 +32,7 @@ from treering.views.workspaces.known import (
     untrusted,
 )
 from treering.views.workspaces.progress import FileProgress
+from treering.views.workspaces.reading import Reader, read_whole
 from treering.views.workspaces.rules import TEMPORARY, Rules
 from treering.views.workspaces.seen import Fresh, Seen, settled
 
@@ -299,14 +300,14 @@ class Scan:
                 read_at_ns = time_ns()
                 start = self._given
                 if stat.st_size <= WHOLE_BYTES:
-                    data = _read_whole(file, stat.st_size)
+                    data = read_whole(file, stat.st_size)
                     size = len(data)
                     is_still = size == stat.st_size and _is_same(stat, os.fstat(file))
                     if data and (is_still or attempt == READ_TRIES):
                         yield from self._pieces((data,), path)
                 else:
                     cuts.clear()
-                    reader = _Reader(file, stat.st_size)
+                    reader = Reader(file, stat.st_size)
                     holes = reader if stat.st_blocks * _BLOCK < stat.st_size else None
                     yield from self._pieces(_noted(stream_chunks(reader.read, holes), cuts), path)
                     size = os.lseek(file, 0, os.SEEK_CUR)
@@ -388,42 +389,3 @@ def _by_name(each: tuple[str, object]) -> bytes:
 
 def _is_same(before: os.stat_result, after: os.stat_result) -> bool:
     return stamp_of(before) == stamp_of(after)
-
-
-def _read_whole(file: int, size: int) -> bytes:
-    data = os.read(file, size)
-    if not data or len(data) == size:
-        return data
-    pieces = [data]
-    left = size - len(data)
-    while left and (data := os.read(file, left)):
-        pieces.append(data)
-        left -= len(data)
-    return b"".join(pieces)
-
-
-class _Reader:
-    """Reads up to the size that the file had: one that grows and grows still has an end."""
-
-    def __init__(self, file: int, size: int) -> None:
-        self._file = file
-        self._left = size
-
-    def read(self, buffer: memoryview) -> int:
-        got = os.readv(self._file, [buffer[: self._left]])
-        self._left -= got
-        return got
-
-    def ahead(self) -> int:
-        """As much of a hole as comes next; file systems that know none say 0."""
-        at = os.lseek(self._file, 0, os.SEEK_CUR)
-        try:
-            data = os.lseek(self._file, at, os.SEEK_DATA)
-        except OSError as error:
-            return self._left if error.errno == errno.ENXIO else 0  # nothing but a hole up to the end
-        os.lseek(self._file, at, os.SEEK_SET)
-        return min(data - at, self._left)
-
-    def skip(self, size: int) -> None:
-        os.lseek(self._file, size, os.SEEK_CUR)
-        self._left -= size
