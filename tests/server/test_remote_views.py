@@ -10,9 +10,9 @@ import inspect
 from importlib import import_module
 
 import pytest
-from tests.recording.test_alerts import receiver, secret  # noqa: F401 - fixtures of theirs
 from tests.recording.test_searching import small_pages  # noqa: F401 - a fixture of theirs
 from tests.recording.test_timeline_parts import run  # noqa: F401 - likewise
+from tests.recording.test_webhooks import receiver, secret  # noqa: F401 - fixtures of theirs
 from tests.server.running import running
 from tests.workspaces.conftest import folder  # noqa: F401 - a fixture of theirs
 
@@ -34,9 +34,11 @@ MODULES = {
     "searching": "tests.recording.test_searching",
     "budgets": "tests.recording.test_shared_budgets",
     "alerts": "tests.recording.test_alerts",
+    "webhooks": "tests.recording.test_webhooks",
     "comparing": "tests.recording.test_comparison",
     "retention": "tests.recording.test_run_retention",
     "restore": "tests.workspaces.test_restore",
+    "sparse": "tests.workspaces.test_sparse_files",
     "looking": "tests.workspaces.test_looking",
     "files": "tests.workspaces.test_checkpoints",
     "state": "tests.state.test_state",
