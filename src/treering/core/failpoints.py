@@ -93,6 +93,11 @@ def hit(name: str) -> None:
         _pass(name)
 
 
+def is_armed(name: str) -> bool:
+    """Whether something happens at a name."""
+    return name in _armed
+
+
 def arm(name: str, action: str) -> None:
     """Let something happen at a declared name from now on, instead of what was armed there before."""
     if name not in _declared:

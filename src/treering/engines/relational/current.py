@@ -134,6 +134,7 @@ def read_current(session: Session, space: int, needs: Needs, now_us: int, memory
     current = Current(space, now_us)
     counters, receipts = session.lock(space, needs.batches)
     unknown_scopes, unknown_refs, unknown_lists = needs.scopes, needs.refs, needs.lists
+    unknown_objects, unknown_slots = needs.objects.keys(), needs.slots.keys()
     reserve = 0
     if memory.counters_first:
         ((seq, committed_at_us, removals),) = counters
@@ -141,14 +142,17 @@ def read_current(session: Session, space: int, needs: Needs, now_us: int, memory
         unknown_scopes = _take(needs.scopes, memory.scopes, current.scopes)
         unknown_refs = _take(needs.refs, memory.refs, current.refs)
         unknown_lists = _take(needs.lists, memory.lists, current.lists)
+        current.objects = unknown_objects & memory.objects
+        current.bodies = unknown_slots & memory.bodies
+        unknown_objects, unknown_slots = unknown_objects - current.objects, unknown_slots - current.bodies
     elif not memory.doubts:
         reserve = RESERVE
     scopes = _asked(session, _SCOPES, space, unknown_scopes) if unknown_scopes else ()
     refs = _asked(session, _REFS, space, unknown_refs) if unknown_refs else ()
     lists = _asked(session, _LISTS, space, unknown_lists) if unknown_lists else ()
     leases = _asked(session, _LEASES, space, needs.leases) if needs.leases else ()
-    objects = _asked(session, _OBJECTS, space, map(bytes.fromhex, needs.objects)) if needs.objects else ()
-    bodies = _asked(session, _BODIES, space, {batch for batch, _ in needs.slots}) if needs.slots else ()
+    objects = _asked(session, _OBJECTS, space, map(bytes.fromhex, unknown_objects)) if unknown_objects else ()
+    bodies = _asked(session, _BODIES, space, {batch for batch, _ in unknown_slots}) if unknown_slots else ()
     current.commit_numbers = session.numbers("commits", len(needs.batches) + reserve)
     ((current.seq, current.committed_at_us, current.removals),) = counters
     for row in receipts:
@@ -181,9 +185,11 @@ def recall_current(space: int, needs: Needs, now_us: int, memory: Memory) -> Cur
     """
     if memory.seq < 0 or memory.doubts or len(memory.commit_numbers) < len(needs.batches):
         return None
-    if needs.leases or needs.objects or needs.slots:
+    if needs.leases or not (needs.slots.keys() <= memory.bodies and needs.objects.keys() <= memory.objects):
         return None
     current = Current(space, now_us)
+    current.bodies.update(needs.slots)
+    current.objects.update(needs.objects)
     if (
         _take(needs.scopes, memory.scopes, current.scopes)
         or _take(needs.refs, memory.refs, current.refs)

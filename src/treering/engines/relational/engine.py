@@ -29,10 +29,9 @@ from treering.engines.relational.group import GroupCommit
 from treering.engines.relational.items import ItemCache
 from treering.engines.relational.needs import together
 from treering.engines.relational.objects import PackGone
-from treering.engines.relational.ordinary import accept, holds, remember
 from treering.engines.relational.prepared import prepare
 from treering.engines.relational.remembered import Remembered
-from treering.engines.relational.writing import write_group, write_ordinary
+from treering.engines.relational.writing import write_group
 from treering.errors import NotFound
 
 if TYPE_CHECKING:
@@ -49,17 +48,12 @@ if TYPE_CHECKING:
     from treering.engines.relational.group import Outcome
     from treering.engines.relational.objects import Objects
     from treering.engines.relational.prepared import Prepared
-    from treering.engines.relational.remembered import Memory
     from treering.engines.relational.session import Database, Session
     from treering.engines.relational.texts import TextIndex
 
 BEGIN: Final = declare("commit.begin", "a batch was accepted for commit; nothing is written")
 BEFORE_COMMIT: Final = declare("commit.before_commit", "all rows of a group are written, not committed")
 AFTER_COMMIT: Final = declare("commit.after_commit", "a group is durable, nobody has heard of it")
-
-
-class _NotNew(Exception):
-    """An event of the batch is there already."""
 
 
 class RelationalEngine:
@@ -105,39 +99,12 @@ class RelationalEngine:
 
     def _write_space(self, space: int, group: list[Prepared], *, all_new: bool = False) -> list[Outcome]:
         memory = self._remembered.of(space)
-        if memory.counters_first and len(group) == 1:
-            receipt = self._write_ordinary(space, group[0], memory)
-            if receipt is not None:
-                return [receipt]
         needs = together([prepared.needs for prepared in group])
         with self._database.writing() as session:  # the space is locked with the first question
             current = read_current(session, space, needs, self._database.now_us(), memory)
             outcomes = self._write_decided(session, current, decide_all(current, group), all_new=all_new)
         memory.keep(current, len(group))
         return outcomes
-
-    def _write_ordinary(self, space: int, prepared: Prepared, memory: Memory) -> Receipt | None:
-        """Commit a batch that is ordinary, or leave everything as it is."""
-        now_us = self._database.now_us()
-        each = accept(prepared, memory, now_us)
-        if each is None:
-            return None
-        try:
-            with self._database.writing() as session:
-                (counters,), receipts = session.lock(space, prepared.needs.batches)
-                if receipts or not holds(memory, counters):
-                    return None
-                (commit_no,) = session.numbers("commits", 1)
-                is_new = write_ordinary(
-                    session, space, each, commit_no=commit_no, now_us=now_us, scopes=memory.scopes
-                )
-                if not is_new:
-                    raise _NotNew
-                hit(BEFORE_COMMIT)
-        except _NotNew:
-            return None
-        remember(memory, each)
-        return each.receipt
 
     def _write_decided(
         self, session: Session, current: Current, decisions: Sequence[Accepted | Outcome], *, all_new: bool

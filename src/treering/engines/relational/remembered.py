@@ -1,9 +1,10 @@
 """What this process remembers of a space between its commits, so that it need not ask again.
 
-A scope keeps its number as long as nothing is removed from the space, and a ref or list is where the last
-commit left it as long as nobody else has committed. The counters of the space tell both: ``seq`` moves with
-every commit, ``scopes_dropped`` with every removal. (The time of the last commit is compared as well: a
-server that was set back, and lost commits by that, may have come to the same ``seq`` again.)
+A scope keeps its number, and a body or object stays, as long as nothing is removed from the space; a ref or
+list is where the last commit left it as long as nobody else has committed. The counters of the space tell
+both: ``seq`` moves with every commit, ``scopes_dropped`` with every removal. (The time of the last commit is
+compared as well: a server that was set back, and lost commits by that, may have come to the same ``seq``
+again.)
 **Invariant:** something is remembered only after the transaction that made it true has ended, and used only
 under the lock, when the counters say that it holds.
 
@@ -21,12 +22,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from treering.engines.relational.current import Current, ListState, RefState
     from treering.engines.relational.session import Session
 
 SCOPES: Final = 10_000
 STATES: Final = 4_096
-"""How many scopes, and how many refs and lists each, are remembered of a space at most."""
+"""How many scopes, and how many refs, lists, bodies and objects each, are remembered of a space at most."""
 
 VALUE_BYTES: Final = 512
 """A ref that holds more is not remembered."""
@@ -37,7 +40,7 @@ RESERVE: Final = 64
 
 
 def count_removal(session: Session, space: int) -> None:
-    """Say, in the transaction that does it, that scopes, refs or lists change otherwise than by a commit.
+    """Say, in the transaction that does it, that something changes otherwise than by a commit.
 
     From then on nobody uses what it remembers of the space, nor the numbers that it has in reserve.
     """
@@ -48,11 +51,14 @@ class Memory:
     """What is remembered of one space, and the counters at which it was so."""
 
     __slots__ = (
+        "bodies",
+        "commit_no",
         "commit_numbers",
         "committed_at_us",
         "counters_first",
         "doubts",
         "lists",
+        "objects",
         "refs",
         "removals",
         "scopes",
@@ -66,10 +72,14 @@ class Memory:
         self.committed_at_us: int = 0
         self.doubts = 0
         """How many commits more have to find everything as it was left before one is decided unasked."""
+        self.commit_no = 0
+        """The number of the last ordinary commit, if nothing came behind it here."""
         self.commit_numbers: list[int] = []
         self.scopes: dict[str, int] = {}
         self.refs: dict[str, RefState] = {}
         self.lists: dict[str, ListState] = {}
+        self.bodies: set[tuple[str, int]] = set()
+        self.objects: set[str] = set()
 
     def check(self, seq: int, committed_at_us: int, removals: int) -> None:
         """Forget what the counters of the locked space show to be out of date."""
@@ -79,6 +89,8 @@ class Memory:
             return
         if seq <= self.seq or removals != self.removals:
             self.scopes.clear()
+            self.bodies.clear()
+            self.objects.clear()
         if self.seq >= 0:
             self.doubts = PATIENCE
         self.refs.clear()
@@ -101,9 +113,20 @@ class Memory:
                 self.refs[name] = state
             else:
                 self.refs.pop(name, None)
+        self.hold(current.bodies, current.objects)
+        self.commit_no = 0
         self.commit_numbers = current.commit_numbers[batches:]
         self.committed_at_us = current.committed_at_us
         self.seq = current.seq
+
+    def hold(self, bodies: Iterable[tuple[str, int]], objects: Iterable[str]) -> None:
+        """Remember that these are stored."""
+        if len(self.bodies) > STATES:
+            self.bodies.clear()
+        if len(self.objects) > STATES:
+            self.objects.clear()
+        self.bodies.update(bodies)
+        self.objects.update(objects)
 
 
 class Remembered:

@@ -209,6 +209,7 @@ class Removal:
                     (SLICE,),
                 )
             )
+            count_removal(session, self._space)
             sql = "DELETE FROM body WHERE key IN (@) RETURNING key"
             gone = {key for (key,) in in_chunks(session, sql, (), list(sizes))}
         self._forget("dead_body", sizes)
@@ -222,6 +223,7 @@ class Removal:
                 f"SELECT key, bytes, pack FROM {table} d WHERE {_spared('object')} {condition} LIMIT ?",
                 (SLICE,),
             )
+            count_removal(session, self._space)
             sql = (
                 "DELETE FROM object WHERE space = ? AND stored_at_us <= ? AND staged_until_us <= ? "
                 "AND name IN (@) RETURNING name"

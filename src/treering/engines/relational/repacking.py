@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from treering.core import failpoints
 from treering.core.packs import HEAD, Pack, check_head, index_span, read_index, trimmed
+from treering.engines.relational.remembered import count_removal
 from treering.engines.relational.staging import (
     LINGER_SECONDS,
     PACK_SUFFIX,
@@ -213,6 +214,7 @@ class _Switch(NamedTuple):
             late = now_us - self.begun_us > LINGER_SECONDS * 1_000_000
             if late or _inside(session, self.old_no) != self.inside:
                 return False
+            count_removal(session, self.space)
             session.many(
                 "DELETE FROM object WHERE space = ? AND name = ? AND pack = ?",
                 [(self.space, bytes.fromhex(name), self.old_no) for name in self.inside & self.drop],

@@ -27,7 +27,19 @@ WHERE space = ? AND batch IN (@)"""
 """What a repeated batch is answered from."""
 
 
-class Session(Protocol):
+class Telling(Protocol):
+    """Where statements go whose outcome nobody waits for."""
+
+    def tell(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement: an error shows at the end of the transaction."""
+        ...
+
+    def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement once for each row, in the same way; no two rows may stand for the same key."""
+        ...
+
+
+class Session(Telling, Protocol):
     """An open transaction."""
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
@@ -47,14 +59,6 @@ class Session(Protocol):
 
         Over a network, questions that are asked before any answer is looked at travel together.
         """
-        ...
-
-    def tell(self, sql: str, parameters: Sequence[Any] = ()) -> None:
-        """Run a statement whose outcome nobody waits for: an error shows at the end of the transaction."""
-        ...
-
-    def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a statement once for each row, in the same way; no two rows may stand for the same key."""
         ...
 
     def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:

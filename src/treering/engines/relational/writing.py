@@ -21,13 +21,13 @@ from treering.engines.relational.session import in_chunks
 from treering.engines.relational.totals import add_to_rollups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from treering.core.batch import Event, Receipt
     from treering.core.rollup import Cell, Measures
     from treering.engines.relational.current import Current, ListState
     from treering.engines.relational.decision import Accepted
-    from treering.engines.relational.session import Session
+    from treering.engines.relational.session import Session, Telling
     from treering.engines.relational.texts import TextIndex
 
 STAGE_SECONDS: Final = 3600
@@ -103,16 +103,32 @@ def write_ordinary(
 
     Gives back whether all its events were new; if not, the transaction must not be committed.
     """
-    receipt, totals = each.receipt, each.prepared.deltas
+    rows = _tell_ordinary(session, space, each, commit_no, now_us, scopes)
+    if rows.events and not _insert_events(session, rows.events, all_new=False):
+        return False
+    if each.prepared.deltas:
+        add_to_rollups(session, space, each.prepared.deltas)
+    return True
+
+
+def tell_ordinary(
+    session: Telling, space: int, each: Accepted, *, commit_no: int, now_us: int, scopes: dict[str, int]
+) -> None:
+    """The same for one that has no totals, without waiting for an answer: fails where an event is not new."""
+    rows = _tell_ordinary(session, space, each, commit_no, now_us, scopes)
+    for columns, picked in _by_shape(rows.events):
+        session.tell_many(_event_sql(columns, ""), picked)
+
+
+def _tell_ordinary(
+    session: Telling, space: int, each: Accepted, commit_no: int, now_us: int, scopes: dict[str, int]
+) -> _Rows:
+    receipt = each.receipt
     session.tell(_SPACE, (receipt.last_seq, receipt.committed_at_us, space))
     rows = _Rows()
     rows.add(each, space, commit_no, now_us, scopes, {})
     rows.tell(session)
-    if rows.events and not _insert_events(session, rows.events, all_new=False):
-        return False
-    if totals:
-        add_to_rollups(session, space, totals)
-    return True
+    return rows
 
 
 class _Rows:
@@ -197,7 +213,7 @@ class _Rows:
                 self.items.append((key, kind, frame, address))
                 key += 1
 
-    def tell(self, session: Session) -> None:
+    def tell(self, session: Telling) -> None:
         """Write all but the events."""
         session.tell_many(_COMMIT, self.commits)
         if self.runs:
@@ -228,19 +244,24 @@ def _insert_events(session: Session, rows: list[tuple[Any, ...]], *, all_new: bo
         first = {(row[2], row[3]): row for row in reversed(rows)}  # by day and id: shapes mix up the order
         if len(first) < count:
             rows = list(reversed(first.values()))
-    shapes: dict[tuple[bool, ...], list[tuple[Any, ...]]] = {}
-    for row in rows:
-        shapes.setdefault(tuple(map(is_not, row, _NOTHING)), []).append(row)
     written = 0
-    for shape, same in shapes.items():
-        columns, chosen = _event_shape(shape)
-        picked = [chosen(row) for row in same]
+    for columns, picked in _by_shape(rows):
         if all_new and len(rows) == count:
             session.tell_many(_event_sql(columns, ""), picked)
             written += len(picked)
         else:
             written += session.many(_event_sql(columns, "ON CONFLICT (space, day, id) DO NOTHING"), picked)
     return written == count
+
+
+def _by_shape(rows: list[tuple[Any, ...]]) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+    """The columns that rows of one shape have, and what such rows have there."""
+    shapes: dict[tuple[bool, ...], list[tuple[Any, ...]]] = {}
+    for row in rows:
+        shapes.setdefault(tuple(map(is_not, row, _NOTHING)), []).append(row)
+    for shape, same in shapes.items():
+        columns, chosen = _event_shape(shape)
+        yield columns, [chosen(row) for row in same]
 
 
 @lru_cache(maxsize=1024)

@@ -19,7 +19,7 @@ import time
 import weakref
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from treering.engines.sqlite.failures import FAILURES, damaged, is_busy, translated
 from treering.engines.sqlite.session import SqliteSession
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
     from treering.core.clock import Clock
     from treering.engines.relational.session import Dialect
+    from treering.engines.sqlite.bundles import Bundle
 
 Durability = Literal["full", "fast"]
+Answer = TypeVar("Answer")
 
 BUSY_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 0.002
@@ -89,6 +91,19 @@ class SqliteDatabase:
     def writing(self, space: int | None = None) -> AbstractContextManager[SqliteSession]:  # noqa: ARG002 - one lock for all
         """A write transaction: the only one in this database, of any process."""
         return _Writing(self)
+
+    def run(self, bundle: Bundle) -> bool:
+        """Run a bundle as a write transaction; whether it came through."""
+        self.hold()
+        try:
+            session = self.write_session()
+            self.turns.enter(BUSY_SECONDS)
+            return _patiently(lambda: session.bundles.run(bundle))
+        except FAILURES as error:
+            raise translated(error, str(self.path)) from error
+        finally:
+            self.turns.leave()
+            self.let_go()
 
     def tidy(self, *, secure: bool) -> None:
         """Give free pages back to the disk; when ``secure``, leave no old page in the log either."""
@@ -253,25 +268,21 @@ class SqliteDatabase:
         self._closed = closed
 
 
-def _patiently(action: Callable[[], object]) -> None:
+def _patiently(action: Callable[[], Answer]) -> Answer:
     """Do something that needs a lock of the database, patiently but not for ever."""
     try:
-        action()
+        return action()
     except sqlite3.OperationalError as error:
         if not is_busy(error):
             raise
-    else:
-        return
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         time.sleep(random.uniform(0, RETRY_SECONDS))
         try:
-            action()
+            return action()
         except sqlite3.OperationalError as error:
             if not is_busy(error) or time.monotonic() > deadline:
                 raise
-        else:
-            return
 
 
 class _Reading:

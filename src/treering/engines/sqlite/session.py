@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.engines.relational.session import RECEIPTS, ask_in_chunks
+from treering.engines.sqlite.bundles import Bundles
 
 if TYPE_CHECKING:
     import sqlite3
@@ -25,11 +26,12 @@ class SqliteSession:
     Whatever is over when its call returns goes through one cursor: making one costs as much as a statement.
     """
 
-    __slots__ = ("_execute", "_execute_many", "_largest_commit", "connection")
+    __slots__ = ("_execute", "_execute_many", "_largest_commit", "bundles", "connection")
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         cursor = connection.cursor()
         self.connection = connection
+        self.bundles = Bundles(connection)
         self._execute = cursor.execute
         self._execute_many = cursor.executemany
         self._largest_commit: int | None = None
