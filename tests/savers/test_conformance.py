@@ -217,8 +217,11 @@ def test_what_cannot_be_saved_is_refused(saver):
         ({"thread_id": "t", "state": [1]}, "state is a list"),
         ({"thread_id": "t", "metadata": "x"}, "metadata is a str"),
         ({"thread_id": "t", "tags": "release"}, "tags is a str"),
+        ({"thread_id": "t", "tags": ["release", 1]}, "tags has 1"),
         ({"thread_id": "t", "note": 3}, "note is a int"),
         ({"thread_id": "t", "step": -1}, "step=-1"),
+        ({"thread_id": "t", "step": 2**60}, "step="),
+        (7, "int is no checkpoint"),
     ):
         with pytest.raises(InvalidInput, match=problem):
             saver.save(given)

@@ -219,6 +219,24 @@ def test_a_saver_is_not_migrated_into_itself():
         migrate_checkpoints(source=saver, destination=saver)
 
 
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        ({"tags": ["a", 1]}, "tags has 1"),
+        ({"step": "12"}, "step='12'"),
+        ({"messages": "Hi"}, "messages is a str"),
+        ({"state": {1: 2}}, "state has the name 1"),
+    ],
+)
+@pytest.mark.parametrize("make", [MemorySaver, lambda: KeyValueStoreSaver(PlainStore())])
+def test_a_transform_cannot_make_what_is_not_read_back(make, change, problem):
+    source, destination = MemorySaver(), make()
+    talk(source, "t", 2)
+    report = migrate_checkpoints(source=source, destination=destination, transform=lambda _: change)
+    assert problem in report.failed["t"]
+    assert destination.load("t") is None
+
+
 def test_a_transform_that_answers_nonsense_is_told():
     source = MemorySaver()
     talk(source, "t")

@@ -1,3 +1,5 @@
+from urllib.parse import quote
+
 import pytest
 
 
@@ -82,6 +84,23 @@ def test_a_pending_interrupt_is_answered_once(client, alice):
     answered = client.post(f"{alice}/resume", json={"decision": "deny", "interrupt_id": "i1"}).json()
     assert answered["metadata"]["resumed"]["decision"] == "deny"
     assert client.post(f"{alice}/resume", json={"decision": "approve"}).status_code == 409
+
+
+@pytest.mark.parametrize(
+    "lost", [{"messages": ["all"]}, {"lists": {"sources": ["a.md"]}}, {"pending_interrupt": {"tool": "rm"}}]
+)
+def test_what_an_append_cannot_save_is_refused_instead_of_lost(client, alice, lost):
+    answer = client.post(f"{alice}/checkpoints", json={"append": ["x"], **lost})
+    assert (answer.status_code, "append goes with" in answer.json()["detail"]) == (422, True)
+    assert client.get(alice).json()["moment"]["step"] == 2
+
+
+def test_a_moment_has_a_place(client, alice):
+    before = client.get(f"{alice}/checkpoints/1").json()["moment"]
+    for place in ("~1", "~", before["created_at"]):
+        assert client.get(f"{alice}/checkpoints/{quote(place)}").json()["moment"]["id"] == before["id"]
+    assert client.get(f"{alice}/checkpoints/yesterday").status_code == 422
+    assert client.get(f"{alice}/checkpoints/~900").status_code == 404
 
 
 def test_whoever_knows_an_older_head_gets_a_conflict(client, alice):

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.told_threads import say, steps, told
 
 import treering
+from treering.core.clock import to_datetime
 from treering.errors import InvalidInput, NotFound, Unencodable
 
 
@@ -63,6 +64,13 @@ def test_nothing_is_deleted_of_a_thread_that_was_never_saved(store):
         {"lists": {1: ["a.md"]}},
         {"metadata": "draft"},
         {"tags": "draft"},
+        {"tags": [1]},
+        {"tags": ["draft", None]},
+        {"step": "12"},
+        {"step": 1.5},
+        {"step": True},
+        {"step": -1},
+        {"step": 2**60},
         {"note": 3},
         {"on_conflict": "retry"},
         {"on_conflict": "ignore"},
@@ -135,3 +143,37 @@ def test_a_hook_cannot_make_state_that_is_not_read_back(store):
     with pytest.raises(InvalidInput, match="give it a str"):
         store.thread("t").checkpoint(state={"plan": "a"})
     assert store.thread("t").load() is None
+
+
+def test_a_moment_is_named_by_its_place_as_on_the_command_line(store):
+    thread = told(store)
+    first, head = thread.at(0), thread.head
+    assert thread.at("~1").id == thread.at(f"{head.step - 1}").id == head.parent_id
+    assert thread.at("~").id == head.parent_id
+    assert thread.at(first.created_at) == first
+    assert thread.at(f"{to_datetime(first.checkpoint.created_at_us):%Y-%m-%dT%H:%M:%S.%f}") == first
+    for nowhere in ("~900", "900", "2001-01-01"):
+        with pytest.raises(NotFound, match="has no"):
+            thread.at(nowhere)
+    for wrong in ("", "yesterday", "9" * 5000, "~" + "9" * 5000, "~-1"):
+        with pytest.raises(InvalidInput, match="no place in a thread"):
+            thread.at(wrong)
+
+
+def test_a_number_of_messages_is_never_less_than_none(store):
+    moment = told(store).head
+    for wrong in (-1, "2", 1.5):
+        for read in (
+            lambda last: store.thread("t").load(last=last),
+            lambda last: list(store.thread("t").history(last=last)),
+            lambda last: moment.items("messages", last=last),
+            moment.last_messages,
+            store.thread("t").shorten,
+        ):
+            with pytest.raises(InvalidInput, match="give a number"):
+                read(wrong)
+
+
+def test_one_tag_is_not_looked_for_letter_by_letter(store):
+    with pytest.raises(InvalidInput, match="tuple of tags"):
+        list(told(store).history(tags="draft"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, cast
 
 from treering.core.ids import check_id
 from treering.errors import InvalidInput
 from treering.savers.checkpoint import Checkpoint
 from treering.savers.shelf import Writing
-from treering.views.asking import asked
+from treering.views.asking import asked, check_step
 
 
 class Fields(TypedDict, total=False):
@@ -36,8 +36,7 @@ def writing_of(
     if "thread_id" not in given:
         raise InvalidInput("save needs a thread_id: save(thread_id='conversation-1', messages=[...])")
     step = given.get("step")
-    if step is not None and (type(step) is not int or step < 0):
-        raise InvalidInput(f"step={step!r} is not acceptable; give a whole number from 0 on")
+    check_step(step)
     content: dict[str, Any] = {name: given[name] for name in _CONTENT if name in given}
     saving = asked(checked(given["thread_id"]), namespace, **content)
     return Writing(
@@ -68,6 +67,8 @@ def _given(checkpoint: Checkpoint | Mapping[str, Any] | None, namespace: str) ->
         return {}
     if isinstance(checkpoint, Checkpoint):
         return {name: getattr(checkpoint, name) for name in _OF_A_LOADED_ONE}
+    if not isinstance(cast("object", checkpoint), Mapping):
+        raise InvalidInput(f"{type(checkpoint).__name__} is no checkpoint; give fields by name, or a dict")
     given = {name: value for name, value in checkpoint.items() if name not in _OF_THE_SAVER}
     if (checkpoint.get("namespace") or namespace) != namespace:
         raise InvalidInput(

@@ -22,8 +22,9 @@ from treering.core.ids import check_id
 from treering.errors import Conflict, Corrupt, InvalidInput, TreeringError
 from treering.keyvalue.awaiting import call
 from treering.savers.checkpoint import Checkpoint
+from treering.savers.fields import writing_of
 from treering.savers.saver import Saver
-from treering.savers.shelf import NEW, Origin, Shelf, Writing
+from treering.savers.shelf import NEW, Origin, Shelf
 from treering.views.checkpoints import PREFIX, created_at_us
 
 Transform = Callable[[Checkpoint], Any]
@@ -213,24 +214,16 @@ class _Target:
         """Put a checkpoint behind what is there."""
         made = self._named(original.id, original)
         before = self._ids[-1] if self._ids else None
+        changed = None if wanted.step == original.step else wanted.step
+        writing = writing_of(wanted, {"thread_id": self._thread_id, "step": changed}, self._shelf.namespace)
+        origin = Origin(
+            id=made,
+            parent_id=before or original.parent_id,
+            created_at_us=wanted.facts.created_at_us,
+            updated_at_us=wanted.facts.updated_at_us,
+        )
         self._shelf.write(
-            Writing(
-                thread_id=self._thread_id,
-                messages=wanted.messages,
-                state=wanted.state,
-                pending_interrupt=wanted.pending_interrupt,
-                metadata=wanted.metadata,
-                note=wanted.note,
-                tags=wanted.tags,
-                step=wanted.step,
-                expect=before or NEW,
-                origin=Origin(
-                    id=made,
-                    parent_id=before or original.parent_id,
-                    created_at_us=wanted.facts.created_at_us,
-                    updated_at_us=wanted.facts.updated_at_us,
-                ),
-            )
+            msgspec.structs.replace(writing, step=wanted.step, expect=before or NEW, origin=origin)
         )
         self._ids.append(made)
         self._newest = wanted

@@ -13,7 +13,7 @@ from treering.views.moments import Moment
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 Which = Annotated[str, Meta(min_length=1)]
-"""A moment: its id, or its step."""
+"""A moment: its id, its step, ``~1`` or a time."""
 
 
 class Where(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,7 +140,7 @@ class Lineage(Struct, frozen=True, kw_only=True):
 
 
 class DiffQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which two moments, by id or step; of two threads, if ``other`` names the one of ``b``."""
+    """Which two moments; of two threads, if ``other`` names the one of ``b``."""
 
     a: Which
     b: Which

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from treering.core.intake import NUMBER_BITS
 from treering.errors import InvalidInput
 from treering.views.hooks import Saving
 
@@ -47,9 +48,30 @@ def asked(
         pending_interrupt=pending_interrupt,
         metadata=_dict("metadata", metadata, "a dict") if metadata else {},
         note=note,
-        tags=tuple(_listed("tags", tags, "a tuple of tags, ('release',)")) if tags else (),
+        tags=check_tags(tags) if tags else (),
         workspace=None if workspace is None else str(workspace),
     )
+
+
+def check_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    """Tags as a tuple; `InvalidInput` for a bare text, and for what is no text in it."""
+    listed = _listed("tags", tags, "a tuple of tags, ('release',)")
+    for tag in listed:
+        if not isinstance(tag, str):
+            raise InvalidInput(f"tags has {tag!r}, {_kind(tag)}; give each as a str")
+    return tuple(listed)
+
+
+def check_count(what: str, count: int | None) -> None:
+    """Raise `InvalidInput` for what is no number of messages or moments; ``None`` is for all."""
+    if count is not None and (not isinstance(cast("object", count), int) or count < 0):
+        raise InvalidInput(f"{what} is {count!r}; give a number, 0 or more")
+
+
+def check_step(step: int | None) -> None:
+    """Raise `InvalidInput` for a step that cannot be one; ``None`` is for the next one."""
+    if step is not None and (type(step) is not int or step < 0 or step >> NUMBER_BITS):
+        raise InvalidInput(f"step={step!r} is not acceptable; give a whole number from 0 on")
 
 
 def check_choice(given: str, choices: tuple[str, ...]) -> None:

@@ -8,11 +8,10 @@ text is tried as a thread before it is cut. What is not there raises `NotFound` 
 
 from __future__ import annotations
 
-from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from treering.core.clock import DAY_US, day_of, from_datetime
+from treering.core.clock import DAY_US, day_of
 from treering.core.ids import time_of
 from treering.core.pages import each_record
 from treering.core.query import EventQuery
@@ -20,6 +19,7 @@ from treering.errors import InvalidInput, NotFound
 from treering.views.checkpoints import KIND, PREFIX, read_checkpoint
 from treering.views.directory import list_threads, thread_info
 from treering.views.journal import Journal
+from treering.views.places import find_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,20 +67,7 @@ class Finder:
         """A checkpoint by its place in a thread: ``12``, ``~1``, ``ckpt_...`` or an ISO time."""
         if place.startswith(PREFIX):
             return self.checkpoint(place)
-        if place.isdecimal():
-            found = next((each for each in self._line(thread) if each.step == int(place)), None)
-            what = f"no step {int(place)}"
-        elif place.startswith("~") and (place[1:].isdecimal() or place == "~"):
-            back = int(place[1:] or 1)
-            found = next(islice(self._line(thread), back, None), None)
-            what = f"no moment {back} before its head"
-        else:
-            until_us = _time_us(place)
-            found = next((each for each in self._line(thread) if each.created_at_us <= until_us), None)
-            what = f"no moment at or before {place}"
-        if found is None:
-            raise NotFound(f"thread {thread.id!r} has {what}; `treering log {thread.id}` shows what there is")
-        return found
+        return find_place(self._line(thread), place, thread.id)
 
     def checkpoint(self, prefix: str) -> Checkpoint:
         """The one checkpoint of the space whose id begins like this."""
@@ -155,13 +142,3 @@ class Finder:
         if near:
             return f"there is no thread {text!r}{where}; did you mean {' or '.join(map(repr, near))}?"
         return f"there is no thread {text!r}{where}; `treering threads` lists what there is"
-
-
-def _time_us(text: str) -> int:
-    try:
-        return from_datetime(datetime.fromisoformat(text))
-    except ValueError:
-        raise InvalidInput(
-            f"{text!r} is no place in a thread; use a step (12), steps back (~1), "
-            f"a checkpoint ({PREFIX}...) or a time (2026-11-16T08:00)"
-        ) from None

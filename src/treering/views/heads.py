@@ -8,7 +8,6 @@ threads it is used.
 
 from __future__ import annotations
 
-from datetime import datetime
 from itertools import takewhile
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +16,6 @@ import msgspec
 
 from treering.core.address import object_address
 from treering.core.batch import ABSENT, Event
-from treering.core.clock import from_datetime
 from treering.core.draft import Draft
 from treering.core.encoding import encode_json
 from treering.core.ids import MAX_ID_CHARS
@@ -27,10 +25,12 @@ from treering.views.channels import Channel, First
 from treering.views.checkpoints import MESSAGES, PREFIX, Checkpoint, new_checkpoint_id, write_checkpoint
 from treering.views.head_values import head_value, read_head
 from treering.views.journal import REWIND, Journal, head_ref, thread_scope
+from treering.views.places import find_place
 from treering.views.values import write_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
@@ -119,21 +119,10 @@ class Head:
         return self.journal.line(self.peek())
 
     def find(self, which: str | int | datetime) -> Checkpoint:
-        """A checkpoint by its id, or on the line to the head by its step or as of a time; else `NotFound`."""
-        if isinstance(which, str):
+        """A checkpoint by its id, or by its place on the line to the head (see `places`); else `NotFound`."""
+        if isinstance(which, str) and which.startswith(PREFIX):
             return self.journal.by_id(which)
-        if isinstance(which, int) and not isinstance(which, bool):
-            found = next((each for each in self.line() if each.step == which), None)
-            what = f"step {which}"
-        elif isinstance(which, datetime):
-            until_us = from_datetime(which)
-            found = next((each for each in self.line() if each.created_at_us <= until_us), None)
-            what = f"moment at or before {which.isoformat()}"
-        else:
-            raise InvalidInput(f"{which!r} is no moment; give its id, its step or a datetime")
-        if found is None:
-            raise NotFound(f"thread {self._thread_id!r} has no {what}; history() shows what there is")
-        return found
+        return find_place(self.line(), which, self._thread_id)
 
     def see_once(self) -> Checkpoint | None:
         """What was last seen; looks only if nothing was seen yet."""

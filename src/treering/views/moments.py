@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from treering.errors import Corrupt, InvalidInput, NotFound
 from treering.views import channels
+from treering.views.asking import check_count
 from treering.views.checkpoints import MESSAGES, Checkpoint, by_id
 from treering.views.values import read_state
 
@@ -143,6 +144,7 @@ class Moment:
 
     def items(self, channel: str, *, last: int | None = None) -> list[Any]:
         """What a list channel held, or only its end; empty when there was none of that name."""
+        check_count("last", last)
         stretch = self.checkpoint.lists.get(channel)
         if stretch is None or last == 0:
             return []

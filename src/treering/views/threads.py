@@ -11,10 +11,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from treering.core.ids import check_id, new_id
-from treering.errors import InvalidInput, NotFound
+from treering.errors import NotFound
 from treering.views import interrupts
 from treering.views.actions import Actions, do_actions, read_actions
-from treering.views.asking import asked, check_choice
+from treering.views.asking import asked, check_choice, check_count, check_step, check_tags
 from treering.views.budgets import Budgets, Counters
 from treering.views.channels import First
 from treering.views.chat_ids import ChatId, TaskId, parse_thread_id
@@ -102,6 +102,7 @@ class Thread:
         a hook vetoed it.
         """
         check_choice(on_conflict, ("raise", "fork"))
+        check_step(step)
         saving = self._asked(
             messages=messages,
             lists=lists,
@@ -154,8 +155,7 @@ class Thread:
 
         Like `rewind`, but to any length: the moments before still have what is cut off here.
         """
-        if length < 0:
-            raise InvalidInput(f"a thread cannot have {length} messages; give 0 or more")
+        check_count("length", length)
         saving = self._asked(metadata=metadata, note=note)
         if saving is None:
             return None
@@ -247,8 +247,7 @@ class Thread:
 
         With ``last``, its ``messages`` are only that many from the end, and no others are read.
         """
-        if last is not None and last < 0:
-            raise InvalidInput(f"last is {last}; give the number of messages to read, 0 or more")
+        check_count("last", last)
         checkpoint = self._head.see()
         if checkpoint is None:
             return None
@@ -257,7 +256,10 @@ class Thread:
         return moment
 
     def at(self, which: str | int | datetime | Moment) -> Moment:
-        """A moment by its id, by its step or as of a time (both along the line that leads to the head)."""
+        """A moment by its id, or on the line to the head by its step, ``"~1"`` or a time.
+
+        A time is a `datetime` or ISO 8601 text (without an offset: UTC), and names the newest moment of then.
+        """
         if isinstance(which, Moment):
             if is_of(which, self._engine, self._space):
                 return which
@@ -279,15 +281,14 @@ class Thread:
         ``metadata`` (equal values) choose before ``last`` counts. ``everything`` gives all of this thread's
         own moments instead, those left behind by a rewind too.
         """
-        if last is not None and last < 0:
-            raise InvalidInput(f"last is {last}; give the number of moments, 0 or more")
+        check_count("last", last)
         cursor = after.id if isinstance(after, Moment) else after
         if everything:
             source = self._head.journal.all_of(self._head.scope, behind=cursor)
         else:
             source = self._head.line() if cursor is None else self._head.journal.line_behind(cursor)
         if tags or metadata:
-            wanted_tags, wanted = set(tags), dict(metadata or {})
+            wanted_tags, wanted = set(check_tags(tags)), dict(metadata or {})
             source = (checkpoint for checkpoint in source if checkpoint.has(wanted_tags, wanted))
         yield from map(self._moment, islice(source, last))
 

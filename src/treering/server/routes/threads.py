@@ -102,7 +102,7 @@ def get_lineage(call: Call[LineageQuery, None]) -> Lineage:
 
 @endpoint("GET", "/threads/{id}/checkpoints/{checkpoint}", tag="threads")
 def get_checkpoint(call: Call[ContentQuery, None]) -> MomentContent:
-    """One moment by its id or step: messages, state and lists."""
+    """One moment by its id, step, `~1` or a time: messages, state and lists."""
     return moment_content(_at(_thread(call), call.path["checkpoint"]), call.query.last)
 
 
@@ -130,6 +130,10 @@ def save_checkpoint(call: Call[Where, NewMoment]) -> MomentLine:
                 f"not at {body.expect_head!r}; load it again"
             )
     if body.append is not None:
+        if body.messages is not None or body.lists is not None or body.pending_interrupt is not None:
+            raise InvalidInput(
+                "append goes with state, metadata, note and tags; for the rest, give messages"
+            )
         saved = thread.append(
             *body.append,
             state=body.state,
@@ -239,7 +243,7 @@ def _never_saved(thread_id: str) -> NotFound:
 
 def _at(thread: Thread, which: str) -> Moment:
     _head(thread)
-    return thread.at(int(which) if which.isascii() and which.isdigit() and len(which) < 10 else which)  # noqa: PLR2004
+    return thread.at(which)
 
 
 def _saved(moment: Moment | None) -> MomentLine:
