@@ -61,22 +61,20 @@ class ItemCache:
     def found(self, list_no: int, start: int, stop: int) -> list[Content]:
         """The items from ``start`` on, as far as they are here without a gap."""
         shelf = self._shelf
-        contents: list[Content] = []
         if not shelf.lock.acquire(blocking=False):
-            return contents
+            return []
         try:
             held = shelf.lists.pop(list_no, None)
-            if held is not None:
-                shelf.lists[list_no] = held
-                look_up = held.contents.get
-                for position in range(start, stop):
-                    content = look_up(position)
-                    if content is None:
-                        break
-                    contents.append(content)
+            if held is None:
+                return []
+            shelf.lists[list_no] = held
+            contents = held.contents
+            try:
+                return [*map(contents.__getitem__, range(start, stop))]
+            except KeyError as error:
+                return [contents[position] for position in range(start, error.args[0])]
         finally:
             shelf.lock.release()
-        return contents
 
     def keep(self, list_no: int, start: int, contents: Sequence[Content]) -> None:
         """Keep items that were fetched, unless they alone would take half of the room."""
