@@ -37,7 +37,7 @@ NUMBER_BITS: Final = 53
 """Numbers stay within what every JSON reader keeps exact, and their sums within 64 bits."""
 
 _NONE: Final[frozenset[str]] = frozenset()
-_EXPECT_WORDS: Final = frozenset({ANY, ABSENT})
+_EXPECT_WORDS: Final = (ANY, ABSENT)
 
 
 def check_batch(batch: Batch) -> list[Place]:
@@ -198,7 +198,7 @@ def _check_refs(batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -
         check_id(change.name, "ref name")
         check_id(change.scope, "scope")
         expect = change.expect
-        if expect not in _EXPECT_WORDS and (isinstance(expect, str) or expect < 1):
+        if expect < 1 if type(expect) is int else expect not in _EXPECT_WORDS:
             raise InvalidInput(
                 f"ref {change.name!r} expects {expect!r}; use 'any', 'absent' or a version (1 or more)"
             )
