@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pytest
 
@@ -43,19 +43,20 @@ def run(capsys, tmp_path, monkeypatch):
 
 @pytest.fixture
 def process(tmp_path):
-    """Run a command in a process of its own, with what it shall read."""
+    """Run a command in a process of its own, with what it reads and where it prints to."""
 
-    def call(*arguments: object, given: bytes = b"") -> Ran:
+    def call(*arguments: object, given: bytes = b"", out: IO[bytes] | int = subprocess.PIPE) -> Ran:
         done = subprocess.run(
             [sys.executable, "-m", "treering.cli.main", *map(str, arguments)],
             input=given,
-            capture_output=True,
+            stdout=out,
+            stderr=subprocess.PIPE,
             check=False,
             timeout=60,
             cwd=tmp_path,
             env={name: value for name, value in os.environ.items() if name != "TREERING_URL"},
         )
-        return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+        return Ran(done.returncode, (done.stdout or b"").decode(), done.stderr.decode())
 
     return call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from contextlib import closing
 
@@ -318,6 +319,19 @@ class TestEveryCommand:
         out = process("log", "t" * 200, "--store", "store").out
         assert "n" * 300 in out
         assert "…" not in out
+
+
+@pytest.mark.parametrize(
+    "command", [["threads"], ["threads", "--json"], ["log", "t"], ["export", "t"], ["show", "--help"]]
+)
+def test_a_reader_who_has_had_enough_ends_it_as_other_programs(process, tmp_path, command):
+    with treering.open(tmp_path / ".treering", durability="fast") as store:
+        store.thread("t").append("Hi")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        ran = process(*command, out=closed)
+    assert (ran.code, ran.err) == (141, "")
 
 
 def test_json_says_everything_and_steers_no_terminal(treering_, desk):

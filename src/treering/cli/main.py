@@ -99,8 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        # Whoever read our output has had enough; do not complain about it while exiting either.
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        # Whoever read our output has had enough, which Typer and Rich take for a failure. Other programs end
+        # by SIGPIPE then; do not complain about it while exiting either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
 
