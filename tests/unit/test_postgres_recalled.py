@@ -14,13 +14,13 @@ from hypothesis.stateful import run_state_machine_as_test
 from treering.core.batch import ABSENT
 from treering.core.content import Content
 from treering.core.draft import Draft
-from treering.core.query import EventQuery
+from treering.core.query import Erasure, EventQuery
 from treering.engines.postgres import follow, open_postgres, pipeline
 from treering.engines.postgres.failures import Lost
 from treering.engines.postgres.pipeline import _BUNDLED_FROM, Answer, Pipeline
 from treering.engines.relational import remembered
 from treering.engines.relational.marking import Mark
-from treering.errors import ListMoved, RefMoved, TreeringError
+from treering.errors import ListMoved, MissingObjects, NotFound, RefMoved, TreeringError
 from treering.testing import batches
 from treering.testing.machine import engine_machine
 
@@ -90,6 +90,25 @@ def test_a_lone_writer_commits_in_one_exchange(mine, exchanges):
     for at in range(3, 10):
         assert counted(mine, exchanges, step(at)) == 1
         assert [each for each in exchanges[0] if each.startswith("SELECT")] == []
+
+
+def test_what_was_brought_before_is_pointed_at_in_one_exchange(mine, theirs, exchanges):
+    """State that stays the same from step to step is not asked for at every step."""
+
+    def pointing() -> Batch:
+        draft = Draft(SPACE)
+        draft.set_ref("head", b"", scope=batches.SCOPE, links=(slot, content))
+        return draft.batch()
+
+    draft = Draft(SPACE)
+    slot = draft.put(Content("text", b"small"), scope=batches.SCOPE)
+    content = draft.put(Content("bytes", b"large" * 5000), scope=batches.SCOPE)
+    draft.set_ref("head", b"", scope=batches.SCOPE, links=(slot, content))
+    mine.commit(draft.batch())
+    assert [counted(mine, exchanges, pointing()) for _ in range(3)] == [1, 1, 1]
+    theirs.erase(SPACE, Erasure(scopes=(batches.SCOPE,)))
+    with pytest.raises((NotFound, MissingObjects)):
+        mine.commit(pointing())
 
 
 def test_numbers_in_reserve_run_out_and_come_again(mine, exchanges, monkeypatch):

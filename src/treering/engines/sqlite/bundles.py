@@ -55,7 +55,6 @@ class Bundles:
     """The bundles that a connection knows."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
         self._execute = connection.cursor().execute
         self._known: dict[tuple[str, ...], str] = {}
         self._seen: dict[tuple[str, ...], int] = {}
