@@ -47,15 +47,15 @@ def blob(data: bytes, mime_type: str = "image/png") -> types.Part:
 class TestContract:
     def test_versions_are_numbered_and_kept(self, artifacts: BaseArtifactService) -> None:
         async def run() -> None:
-            parts = [text("one"), blob(b"\0\xff" * 5000), text(""), blob(b"small")]
+            parts = [text("one"), blob(b"\0\xff" * 5000), text("caf\udce9"), text(""), blob(b"small")]
             for number, part in enumerate(parts):
                 saved = await artifacts.save_artifact(**HERE, filename="f", artifact=part)
                 assert saved == number
             for number, part in enumerate(parts):
                 assert await artifacts.load_artifact(**HERE, filename="f", version=number) == part
             assert await artifacts.load_artifact(**HERE, filename="f") == parts[-1]
-            assert await artifacts.list_versions(**HERE, filename="f") == [0, 1, 2, 3]
-            for version in (4, -1):
+            assert await artifacts.list_versions(**HERE, filename="f") == [0, 1, 2, 3, 4]
+            for version in (5, -1):
                 assert await artifacts.load_artifact(**HERE, filename="f", version=version) is None
             assert await artifacts.load_artifact(**HERE, filename="g") is None
             assert await artifacts.list_versions(**HERE, filename="g") == []

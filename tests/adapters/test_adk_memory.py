@@ -104,6 +104,14 @@ class TestContract:
 
         asyncio.run(run())
 
+    def test_half_a_character_hides_nothing(self, memories: BaseMemoryService) -> None:
+        async def run() -> None:
+            events = [said("caf\udce9 by the peanuts", at=1.0), said("cut peanuts \ud83d", at=2.0)]
+            await memories.add_session_to_memory(session("s", *events))
+            assert len(found(await memories.search_memory(**ALICE, query="peanuts"))) == 2
+
+        asyncio.run(run())
+
     def test_a_search_gives_no_more_than_ten(self, memories: BaseMemoryService) -> None:
         async def run() -> None:
             await memories.add_session_to_memory(session("s", *(said(f"walnut {n}") for n in range(30))))

@@ -189,6 +189,25 @@ class TestOnAStore:
 
         asyncio.run(go())
 
+    def test_half_a_character_does_not_lock_a_session(self, store: Store) -> None:
+        """A tool that reads a file's name, or a text that was cut, gives half of one."""
+
+        async def run() -> None:
+            sessions = TreeringSessionService(store)
+            session = await sessions.create_session(**ALICE, session_id="s")
+            for text in ("cut \ud83d", "joined \ud83d\ude00"):
+                event = said(text, actions=EventActions(state_delta={"path": "caf\udce9"}))
+                await sessions.append_event(session, event)
+            await sessions.append_event(session, event)  # sent again
+            found = await sessions.get_session(**ALICE, session_id="s")
+            assert found is not None
+            assert texts(found) == ["cut \ufffd", "joined \U0001f600"]
+            stored = store.thread(thread_id_of(session)).load()
+            assert stored is not None
+            assert stored.messages[0]["content"]["parts"][0]["text"] == "cut \ud83d"
+
+        asyncio.run(run())
+
     def test_tasks_that_share_a_session_keep_their_order(self, store: Store) -> None:
         async def go() -> None:
             sessions = TreeringSessionService(store)

@@ -186,6 +186,23 @@ class TestRuns:
 
         asyncio.run(run())
 
+    def test_half_a_character_does_not_stop_the_next_run(self, store: Store) -> None:
+        async def run() -> None:
+            conversations = TreeringConversationStore(store)
+            model = TestModel(custom_output_text="found")
+            agent = Agent(model, capabilities=[TreeringCheckpoints(conversations)])
+            agent.tool_plain(name="find")(lambda: "caf\udce9")
+            first = await agent.run("one", conversation=Conversation(conversation_id="c"))
+            second = await agent.run("two", conversation=first.conversation)
+            loaded = await conversations.load("c")
+            assert loaded is not None
+            third = await agent.run("three", conversation=loaded)
+            stored = await conversations.load("c")
+            assert stored is not None
+            assert len(stored.messages) == len(third.all_messages()) == len(second.all_messages()) + 2
+
+        asyncio.run(run())
+
     def test_a_run_saves_to_its_scope_only(self, store: Store) -> None:
         async def run() -> None:
             conversations = TreeringConversationStore(store)

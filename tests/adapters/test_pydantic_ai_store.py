@@ -212,6 +212,26 @@ class TestOnAStore:
 
         asyncio.run(run())
 
+    def test_half_a_character_does_not_lock_a_conversation(self, store: Store) -> None:
+        """A tool that reads a file's name, or a text that was cut, gives half of one."""
+
+        async def run() -> None:
+            conversations = TreeringConversationStore(store)
+            call = ModelResponse(parts=[ToolCallPart("open", {"path": "caf\udce9"})])
+            given = [said("cut \ud83d"), call, said("joined \ud83d\ude00")]
+            await conversations.save(Conversation(conversation_id="c", messages=given))
+            found = await conversations.load("c")
+            assert found is not None
+            assert words([found.messages[0], found.messages[2]]) == ["cut \ufffd", "joined \U0001f600"]
+            assert found.messages[1].parts[0] == ToolCallPart(
+                "open", {"path": "caf\ufffd"}, tool_call_id=call.tool_calls[0].tool_call_id
+            )
+            stored = store.thread("c").load()
+            assert stored is not None
+            assert stored.messages[0]["parts"][0]["content"] == "cut \ud83d"
+
+        asyncio.run(run())
+
     def test_a_collection_leaves_branches_and_forks(self, store: Store) -> None:
         async def run() -> None:
             conversations = TreeringConversationStore(store)

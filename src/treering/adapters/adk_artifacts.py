@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
-import orjson
 from google.adk.artifacts import artifact_util
 from google.adk.artifacts.base_artifact_service import ArtifactVersion, BaseArtifactService, ensure_part
 from google.adk.errors.input_validation_error import InputValidationError
@@ -19,6 +18,7 @@ from google.adk.platform import time as platform_time
 from google.genai import types
 from pydantic_core import to_jsonable_python
 
+from treering.adapters.halves import json_for_models
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.adapters.transcripts import quoted
 from treering.core.address import list_address
@@ -297,7 +297,7 @@ def _taken_apart(path: Path, part: types.Part) -> tuple[dict[str, Any], Content]
     if blob is not None:
         content, mime_type, left_out = Content("bytes", blob.data or b""), blob.mime_type, "inline_data"
     elif part.text is not None:
-        content, mime_type, left_out = Content("text", part.text.encode()), "text/plain", "text"
+        content, mime_type, left_out = encode(part.text), "text/plain", "text"
     elif part.file_data is not None:
         content, mime_type, left_out = Content("bytes", b""), _mime_type(path, part), ""
     else:
@@ -309,8 +309,8 @@ def _taken_apart(path: Path, part: types.Part) -> tuple[dict[str, Any], Content]
 
 
 def _put_together(note: dict[str, Any], content: Content) -> types.Part:
-    part = types.Part.model_validate_json(orjson.dumps(note["part"]))
-    if content.kind == "text":
+    part = types.Part.model_validate_json(json_for_models(note["part"]))
+    if content.kind != "bytes":
         part.text = decode(content)
     elif part.inline_data is not None:
         part.inline_data.data = content.data

@@ -18,6 +18,7 @@ from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.sessions.session import Session
 from google.genai import types
 
+from treering.adapters.halves import without_halves
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.adapters.transcripts import quoted
 from treering.core.ids import new_id
@@ -175,7 +176,7 @@ def _document(
     id: str, content: types.Content, facts: Mapping[str, Any], custom: Mapping[str, object] | None
 ) -> list[MemoryDocument]:
     """A document of the texts in a content; nothing when it has none. Thoughts are not remembered."""
-    texts = [part.text for part in content.parts or [] if part.text and not part.thought]
+    texts = [without_halves(part.text) for part in content.parts or [] if part.text and not part.thought]
     if not texts:
         return []
     metadata: dict[str, Any] = {key: value for key, value in facts.items() if value is not None}

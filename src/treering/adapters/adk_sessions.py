@@ -8,12 +8,10 @@ them is; a session object that is not at the newest event is told so (`StaleSess
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
-import orjson
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -23,6 +21,7 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 from pydantic_core import to_jsonable_python
 
+from treering.adapters.halves import json_for_models
 from treering.adapters.transcripts import Head, Transcript, heads_of, quoted
 from treering.core.address import Address
 from treering.core.batch import ABSENT, Expect
@@ -348,11 +347,7 @@ def _session(names: Names, state: dict[str, Any], checkpoint: Checkpoint, events
 
 
 def _event(plain: dict[str, Any]) -> Event:
-    try:
-        text: bytes | str = orjson.dumps(plain)
-    except TypeError:  # an integer past 64 bits, which only the slower one writes
-        text = json.dumps(plain)
-    return Event.model_validate_json(text)
+    return Event.model_validate_json(json_for_models(plain))
 
 
 def _contended(names: Names) -> Busy:

@@ -14,6 +14,7 @@ from copy import copy
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
+from treering.adapters.halves import json_text
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.adapters.transcripts import Vetoed
 from treering.errors import InvalidInput, MissingExtra
@@ -181,7 +182,10 @@ class TreeringCheckpoints(AbstractCapability[Any]):
             raise ConversationConflict(conversation_id)
         self._revision = record.revision
         entries = await self._conversations.read_history(record.head_id, limit=len(ctx.messages))
-        stored, given = (dump_messages(each) for each in ([e.message for e in entries], ctx.messages))
+        stored, given = (
+            [json_text(each) for each in dump_messages(messages)]
+            for messages in ([entry.message for entry in entries], ctx.messages)
+        )
         most = min(len(stored), len(given))
         count = next(n for n in range(most, -1, -1) if stored[len(stored) - n :] == given[:n])
         if count == 0 and record.head_id is not None:

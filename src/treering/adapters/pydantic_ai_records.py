@@ -8,7 +8,6 @@ tells, without an index of its own. **Invariant:** where an entry lies is believ
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
@@ -16,11 +15,11 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-import orjson
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.conversation_store import ConversationConflict, ConversationEntry, ConversationRecord
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 
+from treering.adapters.halves import json_for_models
 from treering.adapters.transcripts import Head, Transcript, heads_of, thread_id_for
 from treering.core.clock import DAY_US, SECOND_US, to_iso
 from treering.core.encoding import decode
@@ -302,18 +301,11 @@ def dump_messages(messages: Sequence[ModelMessage]) -> list[dict[str, Any]]:
 def load_messages(stored: Sequence[Any]) -> list[ModelMessage]:
     """Messages out of their JSON values; other keys than pydantic-ai's are left aside."""
     try:
-        return ModelMessagesTypeAdapter.validate_json(_json(stored))
+        return ModelMessagesTypeAdapter.validate_json(json_for_models(stored))
     except (ValidationError, TypeError) as error:
         raise InvalidInput(
             f"these are not messages of pydantic-ai ({str(error)[:300]}); was the thread written otherwise?"
         ) from error
-
-
-def _json(stored: Sequence[Any]) -> bytes | str:
-    try:
-        return orjson.dumps(stored)
-    except TypeError:  # an integer past 64 bits, which only the slower one writes
-        return json.dumps(stored)
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
