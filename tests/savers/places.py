@@ -70,6 +70,10 @@ class Place:
         """All keys of a key-value store."""
         return sorted(call(self._store.list, ""))
 
+    def delete(self, key: str) -> None:
+        """Lose a key of a key-value store."""
+        call(self._store.delete, key)
+
     def close(self) -> None:
         for saver in self._opened:
             saver.close()

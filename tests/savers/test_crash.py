@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,10 +13,10 @@ import sys
 import pytest
 
 import treering
-from tests.savers.places import PlainStore, say, talk
+from tests.savers.places import KEY_VALUES, PlainStore, kinds, place, say, talk
 from treering.errors import Corrupt, NotFound
-from treering.keyvalue import FolderStore
-from treering.savers import FileSaver, KeyValueStoreSaver, SqliteSaver
+from treering.keyvalue import FolderStore, InMemoryStore
+from treering.savers import FileSaver, KeyValueStoreSaver, MemorySaver, SqliteSaver, migrate_checkpoints
 
 VICTIM = """
 import sys
@@ -233,6 +234,62 @@ def test_a_thread_whose_head_was_removed_by_hand_is_neither_empty_nor_saved_over
     assert saver.delete("conversation-1")
     assert saver.load("conversation-1") is None
     assert [path for path in tmp_path.rglob("*conversation-1*") if "lock" not in str(path)] == []
+
+
+@pytest.mark.parametrize("kind", kinds(KEY_VALUES))
+def test_a_store_that_lost_a_head_is_told_so(kind, request):
+    where = place(kind, request)
+    saver = where.open()
+    talk(saver, "other", 1)
+    talk(saver)
+    newest = saver.load("conversation-1")
+    where.delete("checkpoints/head/conversation-1")
+    for ask in (saver, where.open()):
+        for refused in (
+            lambda ask=ask: ask.load("conversation-1"),
+            lambda ask=ask: ask.exists("conversation-1"),
+            lambda ask=ask: ask.save(thread_id="conversation-1", messages=[say("again")]),
+            lambda ask=ask: ask.fork("other", "conversation-1"),
+            lambda ask=ask: list(ask.list()),
+        ):
+            with pytest.raises(Corrupt, match=f"is missing.*{newest.id}"):
+                refused()
+    told = migrate_checkpoints(source=saver, destination=MemorySaver())
+    assert (told.threads, len(told.failed)) == (1, 1)
+    assert saver.load("conversation-1", newest.id).messages == newest.messages
+    assert saver.delete("conversation-1")
+    assert saver.load("conversation-1") is None
+    talk(saver)
+    assert saver.delete("other")
+    assert saver.delete("conversation-1")
+    assert where.keys() == []
+
+
+@pytest.mark.parametrize("make", [PlainStore, InMemoryStore])
+def test_a_delete_that_was_cut_short_leaves_no_thread_and_no_damage(make):
+    class Dying(make):
+        left = 1000
+
+        def delete(self, key):
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left -= 1
+            super().delete(key)
+
+    for left in range(12):
+        kept = Dying()
+        saver = KeyValueStoreSaver(kept)
+        talk(saver)
+        kept.left = left
+        with contextlib.suppress(KeyboardInterrupt):
+            saver.delete("conversation-1")
+        kept.left = 1000
+        again = KeyValueStoreSaver(kept)
+        assert again.load("conversation-1") is None
+        talk(again)
+        assert len(list(again.list("conversation-1"))) == 5
+        again.delete("conversation-1")
+        assert kept.list() == []
 
 
 def test_a_value_under_another_key_is_not_taken_for_its_own():

@@ -119,6 +119,42 @@ def test_without_it_the_later_head_stays():
     assert texts(mine.list("t")) == [["mine"], ["one"]]
 
 
+def test_a_delete_takes_along_what_was_saved_while_it_looked():
+    store = Interrupted()
+    mine, theirs = KeyValueStoreSaver(store), KeyValueStoreSaver(store)
+    mine.save(thread_id="t", messages=[say("one")])
+    looked = []
+
+    def between(call, key):
+        if call == "list":
+            looked.append(key)
+        elif call == "get" and "head/" in key and len(looked) == 1:
+            looked.append(key)
+            theirs.save(thread_id="t", messages=[say("one"), say("theirs")])
+
+    store.between = between
+    assert mine.delete("t")
+    assert store.list() == []
+
+
+def test_a_save_that_is_about_to_be_taken_back_is_no_lost_head():
+    store = Interrupted()
+    mine, theirs = KeyValueStoreSaver(store), KeyValueStoreSaver(store)
+    mine.save(thread_id="t", messages=[say("one")])
+    deleted, seen = [], []
+
+    def between(call, key):
+        if call == "set" and "/ckpt_" in key and not deleted:
+            deleted.append(theirs.delete("t"))
+        elif call == "swap" and "head/" in key and deleted and not seen:
+            seen.append((len(store.list()), theirs.load("t")))
+
+    store.between = between
+    mine.save(thread_id="t", messages=[say("one"), say("mine")])
+    assert (deleted, seen) == ([True], [(1, None)])
+    assert texts(mine.list("t")) == [["one", "mine"]]
+
+
 def test_of_two_forks_to_one_name_one_is_told():
     store = Interrupted()
     mine, theirs = KeyValueStoreSaver(store), KeyValueStoreSaver(store)

@@ -11,8 +11,8 @@
 ``<thread>`` is `treering.core.ids.file_name` of the thread's id. Everything but a head is written once, under
 a name that was never used before; only ``earlier`` of a record changes, when retention leads past others.
 What does change is compared and swapped where the store can do that: of two writers one begins again.
-**Invariant:** in a store that has folders or can swap, a thread's head is there before its first value and
-goes after its last one (it names no checkpoint then), so values without a head mean that the head was lost.
+**Invariant:** a thread's head is there before its first value and goes after its last one (it names no
+checkpoint then), so checkpoints without a head mean that the head was lost.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Drawer:
         self._store = store
         self._swap = getattr(store, "compare_and_swap", None)
         self._delete_all = getattr(store, "delete_all", None)
-        """What a store that has folders can do; there, looking into one is cheap as well."""
+        """What a store that has folders can do."""
         self._head_text: Any = None
         self._namespace = namespace
         self._thread_id = thread_id
@@ -57,7 +57,7 @@ class Drawer:
     def head(self) -> dict[str, Any] | None:
         """What the head says; ``None`` for a thread that was never saved."""
         self._head_text = self._text(self.head_key)
-        if self._head_text is None and self._delete_all is not None:
+        if self._head_text is None:
             self._refuse_a_lost_head()
         head = self._unsealed(self.head_key, self._head_text)
         if head is None or head["checkpoint"] is None:
@@ -143,8 +143,7 @@ class Drawer:
 
     def drop(self, records: Iterable[str], values: Iterable[str]) -> None:
         """Remove checkpoints, and then values that nobody else needs."""
-        for name in (*records, *sorted(values)):
-            call(self._store.delete, self.key(name))
+        self._delete(self.key(name) for name in (*records, *sorted(values)))
 
     def sweep(self, line: Iterable[Record]) -> None:
         """Remove what none of a thread's checkpoints needs; only while nobody else can be saving to it."""
@@ -157,7 +156,7 @@ class Drawer:
                 call(self._store.delete, key)
 
     def clear(self) -> bool:
-        """Remove the head, then all values; whether there was a head."""
+        """Remove all values, then the head; whether there was one."""
         try:
             there = self.head() is not None
         except Corrupt:
@@ -165,13 +164,12 @@ class Drawer:
         if self._swap is not None:
             self._clear_beside_others(self._swap)
             return there
-        if self._delete_all is None:
-            for key in (self.head_key, *self._all()):
-                call(self._store.delete, key)
-            return there
         if there:
             call(self._store.set, self.head_key, self._empty_head())
-        self._delete_all(self._folder)
+        if self._delete_all is not None:
+            self._delete_all(self._folder)
+        else:
+            self._delete(self._all())
         call(self._store.delete, self.head_key)
         return there
 
@@ -181,20 +179,17 @@ class Drawer:
         False, with nothing left behind, if the head has moved since it was read; only a store that can swap
         notices that.
         """
-        if self._swap is not None and self._head_text is None:
+        if self._head_text is None:
             # Whoever deletes what is there by now changes this head, which "no head" would not tell.
             empty = self._empty_head()
-            if not call(self._swap, self.head_key, None, empty):
+            if not self._put(self.head_key, None, empty):
                 return False
             self._head_text = empty
-        elif self._delete_all is not None and self._head_text is None:
-            call(self._store.set, self.head_key, self._empty_head())
         for key, text in values:
             call(self._store.set, key, text)
         if self._put(self.head_key, self._head_text, self._sealed_head(head)):
             return True
-        for key, _ in reversed(values):
-            call(self._store.delete, key)
+        self._delete(key for key, _ in reversed(values))
         return False
 
     def key(self, id: str) -> str:
@@ -203,20 +198,36 @@ class Drawer:
 
     def _refuse_a_lost_head(self) -> None:
         """Raise `Corrupt` if there are values without a head; else the head is as it was read last."""
-        while values := set(call(self._store.list, self._folder)):
+        while values := self._values():
             self._head_text = self._text(self.head_key)
             if self._head_text is not None:
                 return
-            left = values.intersection(call(self._store.list, self._folder))
-            if left:  # these were there all the time, and the head was not
-                newest = max(
-                    (key.removeprefix(self._folder) for key in left if self.key(PREFIX) in key), default=None
-                )
+            left = values & self._values()  # these were there all the time, and the head was not
+            records = sorted((name for name in left if name.startswith(PREFIX)), reverse=True)
+            if self._swap is not None and not any(self._has_its_past(each, left) for each in records):
+                return
+            if left:
                 raise Corrupt(
                     f"thread {self._shown!r} is damaged: its head {self.head_key!r} is missing, its "
-                    f"checkpoints are not (the newest is {newest}); restore the head from a backup, load "
-                    "what you need by the id of its checkpoint, or delete the thread"
+                    f"checkpoints are not (the newest is {records[0] if records else None}); restore the "
+                    "head from a backup, load what you need by the id of its checkpoint, or delete the thread"
                 )
+
+    def _has_its_past(self, checkpoint_id: str, values: set[str]) -> bool:
+        """Whether a checkpoint is not of a save that lost its thread to a `clear` and will be taken back."""
+        record = self.record(checkpoint_id)
+        return record is not None and (record.earlier is None or record.earlier in values)
+
+    def _values(self) -> set[str]:
+        """The names of all values, as far as the store can tell them."""
+        try:
+            return {key.removeprefix(self._folder) for key in call(self._store.list, self._folder)}
+        except Corrupt:  # a damaged value of any thread: this one has to be none the worse for it
+            return set()
+
+    def _delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            call(self._store.delete, key)
 
     def _part(self, id: str, record: Record | None) -> dict[str, Any]:
         key = self.key(id)
@@ -253,18 +264,19 @@ class Drawer:
         A head that no save has seen takes the place of the one that was read, so that a save whose values
         are among those that go is told to begin again, under other names.
         """
-        empty = self._empty_head()
-        while True:
-            keys = self._all()
+        empty: str | None = None
+        while (keys := self._all()) or empty is None:
             try:
-                before = call(self._store.get, self.head_key)
+                before = call(self._store.get, self.head_key) if empty is None else empty
             except Corrupt:  # nobody saves behind a head that cannot be read
                 call(self._store.delete, self.head_key)
                 continue
-            if call(swap, self.head_key, before, empty):
-                break
-        for key in keys:
-            call(self._store.delete, key)
+            fresh = self._empty_head()
+            if call(swap, self.head_key, before, fresh):
+                self._delete(keys)
+                empty = fresh
+            elif empty is not None:
+                return  # a later save has begun the thread anew
         call(swap, self.head_key, empty, None)
 
     def _all(self) -> list[str]:

@@ -115,14 +115,12 @@ class KeyValueShelf:
         return self._drawer(thread_id).head() is not None
 
     def threads(self) -> Iterator[str | TreeringError]:
-        """All threads, by the names of their heads (and, in folders, of those that lost theirs)."""
+        """All threads, by the names of their heads, and of the values of those that lost theirs."""
         names = {
-            key.removeprefix(self._root + "head/") for key in call(self._store.list, self._root + "head/")
+            key.removeprefix(self._root + folder).partition("/")[0]
+            for folder in ("head/", "data/")
+            for key in call(self._store.list, self._root + folder)
         }
-        if hasattr(self._store, "delete_all"):
-            names |= {
-                key.removeprefix(self._root + "data/") for key in call(self._store.list, self._root + "data/")
-            }
         for name in sorted(names):
             try:
                 head = Drawer(self._store, self._root, self._namespace, name, None).head()
