@@ -10,7 +10,9 @@ import asyncio
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 
 import treering
+from tests.server.running import running
 from treering.adapters.langgraph import TreeringSaver
+from treering.server.settings import Settings
 
 COUNTS = {
     "put": 17,
@@ -78,6 +80,11 @@ def test_sqlite_has_full_marks(tmp_path):
 
 def test_postgres_has_full_marks(postgres_url):
     assert marks_of(postgres_url) == full_marks()
+
+
+def test_a_remote_store_has_full_marks():
+    with running(treering.open("memory:"), Settings(calls_per_second=1e6)) as url:
+        assert marks_of(url) == full_marks()
 
 
 def test_the_sync_methods_have_full_marks_as_well(tmp_path):
