@@ -141,6 +141,18 @@ def test_a_postgres_saver_comes_over_whole(empty_postgres_url, tmp_path):
                 same(portrait(ours, thread), portrait(theirs, thread))
 
 
+def test_a_database_of_an_early_postgres_saver(empty_postgres_url):
+    with treering.open("memory:") as store:
+        with pytest.raises(InvalidInput, match="no tables of a PostgresSaver"):
+            import_langgraph(empty_postgres_url, store)
+        with PostgresSaver.from_conn_string(empty_postgres_url) as theirs:
+            theirs.setup()
+            fill(theirs)
+            theirs.conn.execute("ALTER TABLE checkpoint_writes DROP COLUMN task_path")
+        report = import_langgraph(empty_postgres_url, store)
+        assert report.new == sum(file.found for file in report.files) > 0
+
+
 def test_an_interrupted_import_goes_on(sqlite_source, tmp_path):
     path, theirs = sqlite_source
 
@@ -172,6 +184,7 @@ def test_what_is_no_saver_is_refused(tmp_path):
         "UPDATE checkpoints SET checkpoint = NULL WHERE rowid = 3",
         "UPDATE checkpoints SET type = 'pickle' WHERE rowid = 3",
         "UPDATE checkpoints SET metadata = x'7b22' WHERE rowid = 3",
+        "UPDATE checkpoints SET metadata = '[1]' WHERE rowid = 3",
         "UPDATE writes SET type = 'msgpack', value = x'c1c1' WHERE rowid = 3",
     ],
 )

@@ -188,6 +188,13 @@ class TestWrongSources:
             import_agentry(outputs, store)
         assert list(store.threads()) == []
 
+    @pytest.mark.parametrize("updated_at", [float("inf"), -1.0, 1_700_000_000_250.0, None])
+    def test_a_time_that_is_none(self, store, outputs, updated_at):
+        write(outputs, debate=row(STATE), odd=row(STATE, updated_at))
+        with pytest.raises(InvalidInput, match="'odd' has no payload, or no time in seconds"):
+            import_agentry(outputs, store)
+        assert store.stats().rows["events"] == 0
+
     def test_the_source_is_only_read(self, store, outputs):
         write(outputs, debate=row(STATE))
         before = (outputs / "checkpoints.db").read_bytes()

@@ -17,7 +17,7 @@ from tests.importers.clis import AGAIN, FIXTURES, PROMPT, drive_claude
 from tests.importers.portraits import portrait
 from treering.core.batch import Usage
 from treering.core.query import EventQuery
-from treering.errors import NotFound
+from treering.errors import InvalidInput, NotFound
 from treering.importers.claude_code import import_claude_code
 from treering.importers.streams import record_stream
 
@@ -371,3 +371,22 @@ def test_links_count_nothing_twice_and_pipes_are_passed_over(store, projects):
     (projects / "again").symlink_to(projects, target_is_directory=True)
     (projects / "twin").symlink_to(next(each for each in projects.iterdir() if each.is_dir()))
     assert counts(import_claude_code(projects, store, dry_run=True)) == counts(alone)
+
+
+def test_a_file_of_another_tool_is_refused(store, tmp_path):
+    theirs = FIXTURES / "codex/stream-0.jsonl"
+    (tmp_path / "noise.jsonl").write_bytes(b"no JSON\n")
+    for wrong in (theirs, tmp_path / "noise.jsonl"):
+        for dry_run in (True, False):
+            with pytest.raises(InvalidInput, match="has no line that"):
+                import_claude_code(wrong, store, dry_run=dry_run)
+    assert store.stats().rows["events"] == 0
+
+
+def test_a_file_of_another_tool_among_others_is_left_out(store, main):
+    shutil.copy(FIXTURES / "codex" / "stream-0.jsonl", main.parent / "theirs.jsonl")
+    report = import_claude_code(main.parent.parent, store)
+    assert counts(report, "sessions") == (2, 1, 0, 1)
+    assert "1 have no line that claude-code writes" in {each.note for each in report.files}
+    assert report.unknown == {}
+    assert store.thread("claude-code/theirs").load() is None

@@ -13,7 +13,7 @@ import treering
 from tests.importers.clis import AGAIN, FIXTURES, PROMPT
 from tests.importers.portraits import portrait
 from treering.core.batch import Usage
-from treering.errors import NotFound
+from treering.errors import InvalidInput, NotFound
 from treering.importers.codex import import_codex
 
 SESSIONS = FIXTURES / "codex" / "sessions"
@@ -189,3 +189,13 @@ def test_bad_lines_are_named_by_number_and_unknown_ones_kept(store, rollout):
 def test_nothing_to_import_says_where_sessions_are(store, tmp_path):
     with pytest.raises(NotFound, match="codex/sessions"):
         import_codex(tmp_path, store)
+
+
+def test_a_file_of_another_tool_is_refused(store, tmp_path):
+    theirs = FIXTURES / "claude-code/projects/-home-ada-shop/af8161f9-c55f-449f-99ef-b93f522b48e3.jsonl"
+    (tmp_path / "noise.jsonl").write_bytes(b"no JSON\n")
+    for wrong in (theirs, tmp_path / "noise.jsonl"):
+        for dry_run in (True, False):
+            with pytest.raises(InvalidInput, match="has no line that"):
+                import_codex(wrong, store, dry_run=dry_run)
+    assert store.stats().rows["events"] == 0

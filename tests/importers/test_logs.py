@@ -88,6 +88,8 @@ def test_a_last_line_that_was_torn_off_is_passed_over(store, path):
         '{"t": 1}',
         json.dumps({**EVENTS[0], "role": "cook"}),
         json.dumps({**EVENTS[0], "iter": -1}),
+        json.dumps({**EVENTS[0], "t": -1.0}),
+        json.dumps({**EVENTS[0], "t": 1e13}),
     ],
 )
 def test_bad_lines_are_named_and_nothing_is_written(store, path, line):
@@ -119,6 +121,7 @@ def test_a_session_log(store, tmp_path):
         ("user", "hi", SAID["ts"], "7"),
         ("assistant", "hello", SAID["ts"], None),
     ]
-    write(path, {**SAID, "ts": "yesterday"}, {**SAID, "role": ""}, {"role": "user"})
-    with pytest.raises(InvalidInput, match=r"3 bad line\(s\)"):
+    old = {**SAID, "ts": "0001-01-01T00:00:00"}
+    write(path, {**SAID, "ts": "yesterday"}, {**SAID, "role": ""}, {"role": "user"}, old)
+    with pytest.raises(InvalidInput, match=r"4 bad line\(s\)"):
         load_session(path, store)

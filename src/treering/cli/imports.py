@@ -56,7 +56,8 @@ def claude_code(
     as_json: JsonOption = False,
 ) -> None:
     """Your past sessions of Claude Code, and what they cost."""
-    _run("claude-code", _there(source), place, dry_run=dry_run, as_json=as_json, is_sure=True)
+    found = _there(source)
+    _run("claude-code", found, place, dry_run=dry_run, as_json=as_json, is_sure=found.is_dir())
 
 
 @app.command()
@@ -71,7 +72,8 @@ def codex(
     as_json: JsonOption = False,
 ) -> None:
     """Your past sessions of Codex, and what they cost."""
-    _run("codex", _there(source), place, dry_run=dry_run, as_json=as_json, is_sure=True)
+    found = _there(source)
+    _run("codex", found, place, dry_run=dry_run, as_json=as_json, is_sure=found.is_dir())
 
 
 @app.command()

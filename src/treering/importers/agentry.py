@@ -18,6 +18,7 @@ import msgspec
 
 from treering.core.clock import SECOND_US
 from treering.core.ids import check_id
+from treering.core.intake import NUMBER_BITS
 from treering.errors import InvalidInput, NotFound
 from treering.importers.derived import derived_checkpoint_id
 from treering.importers.folders import import_folder
@@ -146,9 +147,14 @@ def _rows(path: Path) -> list[_Row]:
 
 def _row(path: Path, thread: Any, payload: Any, updated_at: Any) -> _Row:
     data = payload.encode() if isinstance(payload, str) else payload
-    if not isinstance(data, bytes) or not isinstance(updated_at, (int, float)) or updated_at < 0:
+    if (
+        not isinstance(data, bytes)
+        or not isinstance(updated_at, (int, float))
+        or not 0 <= updated_at * SECOND_US < 1 << NUMBER_BITS
+    ):
         raise InvalidInput(
-            f"{path}: the row of thread {thread!r} has no payload or no time; nothing was imported"
+            f"{path}: the row of thread {thread!r} has no payload, or no time in seconds since 1970 "
+            f"({updated_at!r}); nothing was imported"
         )
     return _Row(
         thread=check_id(thread, f"{path}: thread id"),

@@ -59,13 +59,18 @@ def _taken_out(engine: Engine, space: str, record: Record, contents: dict[Addres
         list_id, position = cast("list[Any]", place)
         return add(engine.read_list(space, list_id, position, position + 1)[0])
 
+    def own_begun(place: Any) -> Any:
+        list_id, count, rest = place
+        first = engine.read_list(space, list_id, 0, count) if count else []
+        return ["", 0, [*map(add, first), *map(own, rest)]]
+
     for entry in told["writes"]:
         if entry[2] == "l":
             entry[3] = [own(each) for each in entry[3]]
         elif entry[2] in BEGUN:
-            list_id, count, rest = entry[3]
-            first = engine.read_list(space, list_id, 0, count) if count else []
-            entry[3] = ["", 0, [*map(add, first), *map(own, rest)]]
+            entry[3] = own_begun(entry[3])
+        elif entry[2] == "h":
+            entry[3] = [own(entry[3][0]), [own_begun(each) for each in entry[3][1]]]
         elif entry[2] != "v":
             entry[3] = own(entry[3])
     data = orjson.dumps(told)

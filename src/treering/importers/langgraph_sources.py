@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from treering.adapters.langgraph_values import Values
 
 _POSTGRES: Final = ("postgresql://", "postgres://")
+_TABLES: Final = ("checkpoint_writes", "checkpoints", "checkpoint_blobs")
 _EMPTY: Final = "empty"
+_NO_PATH: Final = "''"
+"""In place of a column that early versions did not have."""
 
 
 def open_source(source: str | Path, values: Values) -> Source:
@@ -113,7 +116,10 @@ class _Sqlite(Source):
             raise NotFound(f"there is no file {path}; name the database of a SqliteSaver")
         self._path = path
         self._values = values
-        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        except sqlite3.Error as error:
+            raise Unreachable(f"{path} cannot be opened: {error}") from error
         tables = {name for (name,) in self._rows("SELECT name FROM sqlite_master")}
         if not {"checkpoints", "writes"} <= tables:
             self.close()
@@ -121,7 +127,7 @@ class _Sqlite(Source):
                 f"{path} has no tables of a SqliteSaver (checkpoints, writes); name another file"
             )
         columns = {row[1] for row in self._rows("PRAGMA table_info(writes)")}
-        task_path = "task_path" if "task_path" in columns else "''"
+        task_path = "task_path" if "task_path" in columns else _NO_PATH
         self._write_columns = f"{task_path}, idx, channel, type, value"
 
     def content(self, thread: str, within: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -151,7 +157,6 @@ class _Postgres(Source):
 
     _mark = "%s"
     _writes = "checkpoint_writes"
-    _write_columns = "task_path, idx, channel, type, blob"
 
     def __init__(self, url: str, values: Values) -> None:
         try:
@@ -167,6 +172,15 @@ class _Postgres(Source):
             self._connection.read_only = True
         except psycopg.Error as error:
             raise Unreachable(f"{self._shown} cannot be opened: {error}") from error
+        missing = [each for each in _TABLES if not self._rows("SELECT 1 WHERE to_regclass(%s) > 0", (each,))]
+        if missing:
+            self.close()
+            raise InvalidInput(
+                f"{self._shown} has no tables of a PostgresSaver ({', '.join(missing)}); name another one"
+            )
+        columns = self._rows("SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s)", _TABLES[:1])
+        task_path = "task_path" if ("task_path",) in columns else _NO_PATH
+        self._write_columns = f"{task_path}, idx, channel, type, blob"
 
     def content(self, thread: str, within: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
         """Put together from the blobs of its channels."""
@@ -244,7 +258,10 @@ def _decoded_metadata(values: Values, metadata: bytes | str | None, what: str) -
     if not metadata:
         return {}
     try:
-        return json.loads(metadata)
+        read = json.loads(metadata)
     except ValueError:
         raw = metadata.encode() if isinstance(metadata, str) else metadata
         return _decoded_record(values, "msgpack", raw, f"the metadata of {what}")
+    if not isinstance(read, dict):
+        raise _damaged(f"the metadata of {what}", "json", f"it is no record but {type(read).__name__}")
+    return cast("dict[str, Any]", read)

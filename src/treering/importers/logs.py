@@ -20,6 +20,7 @@ import msgspec
 from treering.core.clock import from_datetime
 from treering.core.draft import Draft
 from treering.core.ids import check_id
+from treering.core.intake import NUMBER_BITS
 from treering.errors import InvalidInput, TreeringError
 from treering.importers.folders import opened
 from treering.importers.histories import Histories
@@ -106,6 +107,8 @@ def _lines(
     for number, text, is_ended in _numbered(path):
         try:
             content, columns = read(text)
+            if not 0 <= columns["ts_us"] < 1 << NUMBER_BITS:
+                raise InvalidInput("its time is before 1970, or too far away")
         except msgspec.DecodeError as error:
             is_torn = not is_ended and not isinstance(error, msgspec.ValidationError)
             if not is_torn:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from treering.errors import InvalidInput
 from treering.importers.report import FileReport, ImportReport
 from treering.importers.sessions import Session, Stamp, Turn, is_quiet, stamp_of
 from treering.importers.tally import Tally
@@ -55,10 +56,14 @@ class SessionImport:
         self._unknown: Counter[str] = Counter()
         self._bad: list[str] = []
         self._moved: Counter[str] = Counter()
+        self._foreign: Counter[str] = Counter()
         self._lines = 0
 
     def take(self, group: str, id: str, files: Sequence[Path], reader: Reader) -> None:
-        """Import one session, if its files have changed; ``group`` is what it is counted under."""
+        """Import one session, if its files have changed; ``group`` is what it is counted under.
+
+        Lines of unknown types are kept beside others; a file of nothing else is not of this tool.
+        """
         session = Session(self._store, self._tool, id)
         paths = stamp_of(files)
         quiet = self._is_over or is_quiet(paths, self._store.clock.now_us())
@@ -69,6 +74,11 @@ class SessionImport:
         sizes = {path: paths[path.name][0] for path in files}
         reading = reader(session, sizes, quiet)
         reading.read()
+        self._bad += [f"{group}/{each}" for each in reading.bad]
+        if before is None and (reading.lines or reading.bad) and reading.unknown.total() == reading.lines:
+            self._foreign[group] += 1
+            self._count(group, "sessions", found=1, left=1)
+            return
         new = reading.lines - reading.known - reading.left
         if not self._dry_run:
             stamp = Stamp(
@@ -81,7 +91,6 @@ class SessionImport:
         self._count(group, "lines", found=reading.lines, new=new, known=reading.known, left=reading.left)
         self._lines += reading.lines
         self._unknown.update(reading.unknown)
-        self._bad += [f"{group}/{each}" for each in reading.bad]
 
     def _skip(self, group: str, before: Stamp) -> None:
         self._add(group, Tally(before.spent), sessions=(False, True))
@@ -97,7 +106,13 @@ class SessionImport:
         self._counts.setdefault(group, {}).setdefault(holds, Counter()).update(counts)
 
     def report(self, source: str, *, seconds: float) -> ImportReport:
-        """What was found, what is new, and what it took."""
+        """What was found, what is new, and what it took; `InvalidInput` when nothing was of this tool."""
+        sessions = sum(kinds["sessions"]["found"] for kinds in self._counts.values())
+        if sessions and self._foreign.total() == sessions:
+            raise InvalidInput(
+                f"{source} has no line that {self._tool} writes; nothing was imported. "
+                "`treering import --help` lists whose files can be"
+            )
         bad = Counter(each.partition("/")[0] for each in self._bad)
         reports: list[FileReport] = []
         for project, kinds in sorted(self._counts.items()):
@@ -111,9 +126,13 @@ class SessionImport:
                     left_out=counts["left"],
                     note="not finished yet: import again later" if counts["left"] else "",
                 )
-                if holds == "sessions" and self._moved[project]:
-                    note = f"{self._moved[project]} threads went on here and stay as they are"
-                    report = msgspec.structs.replace(report, note=note)
+                if holds == "sessions":
+                    notes = {
+                        "threads went on here and stay as they are": self._moved[project],
+                        f"have no line that {self._tool} writes": self._foreign[project],
+                    }
+                    told = "; ".join(f"{count} {note}" for note, count in notes.items() if count)
+                    report = msgspec.structs.replace(report, note=told)
                 if holds == "lines" and bad[project]:
                     report = msgspec.structs.replace(
                         report,
