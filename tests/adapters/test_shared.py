@@ -196,5 +196,5 @@ def test_heads_are_read_with_the_state_that_they_have():
         gone.checkpoint([], {"x": 3})
         threads = list(store.threads())
         gone.delete()
-        found = {info.id: state for info, state in read_heads(store, threads, "x", "big")}
+        found = {info.id: state for info, _, state in read_heads(store, threads, "x", "big")}
         assert found == {"a": {"x": 1, "big": {"k": "v" * 5000, "l": 2}}, "b": {}}

@@ -22,14 +22,16 @@ from google.adk.sessions.state import State
 from pydantic_core import to_jsonable_python
 
 from treering.adapters.halves import json_for_models
-from treering.adapters.transcripts import Head, Transcript, heads_of, quoted
+from treering.adapters.heads import read_heads
+from treering.adapters.looks import look
+from treering.adapters.transcripts import Head, Transcript, quoted
 from treering.core.address import Address
 from treering.core.batch import ABSENT, Expect
 from treering.core.clock import SECOND_US
 from treering.core.draft import Draft
 from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.scopes import Scope, namespace_prefix
-from treering.errors import Busy, RefMoved
+from treering.errors import Busy, NotFound, RefMoved
 from treering.store import Store
 from treering.views.checkpoints import Checkpoint, Stretch
 from treering.views.moments import Moment
@@ -94,6 +96,9 @@ class Sessions:
 
     def get(self, names: Names, config: GetSessionConfig | None) -> Session | None:
         """A session with its events, or those that ``config`` wants; fires the load hooks."""
+        return look(lambda: self._get(names, config))
+
+    def _get(self, names: Names, config: GetSessionConfig | None) -> Session | None:
         transcript = self.seat(names).transcript
         head = transcript.head()
         if head is None:
@@ -105,16 +110,16 @@ class Sessions:
     def all_of(self, app: str, user: str | None) -> list[Session]:
         """The sessions of an app (of one user, if given) without their events, the last changed one last."""
         prefix = quoted(app) + "/" + ("" if user is None else quoted(user) + "/")
-        found: list[Session] = []
-        shared: dict[str, _Shared] = {}
-        for checkpoint in heads_of(self._store, self._namespace, prefix=prefix):
-            names = _names(checkpoint)
-            if names is None or names.app != app or user not in (None, names.user):
-                continue
-            if names.user not in shared:
-                shared[names.user] = self._shared(names)
-            state = Moment(self._store.engine, self._store.space, checkpoint).state
-            found.append(_session(names, shared[names.user].merged(None, state), checkpoint, []))
+        threads = self._store.threads(namespace=self._namespace, prefix=prefix)
+        heads = [
+            (names, head, state)
+            for _, head, state in read_heads(self._store, threads)
+            if (names := _names(head)) is not None and names.app == app and user in (None, names.user)
+        ]
+        shared = self._shared_of(app, {names.user for names, _, _ in heads})
+        found = [
+            _session(names, shared[names.user].merged(None, state), head, []) for names, head, state in heads
+        ]
         return sorted(found, key=lambda each: (each.last_update_time, each.user_id, each.id))
 
     def delete(self, names: Names) -> None:
@@ -146,7 +151,7 @@ class Sessions:
         plain = event.model_dump(mode="json", exclude_none=True)
         parts = _Parts.of(event.actions.state_delta if event.actions else {})
         for _ in range(_TRIES):
-            head = seat.transcript.head(seat.head)
+            head = look(lambda: seat.transcript.head(seat.head))
             if head is None:
                 raise SessionNotFoundError(f"Session {session.id} not found.")
             if head is not seat.head:
@@ -158,8 +163,8 @@ class Sessions:
             self._check_fresh(seat.transcript, head, session)
             try:
                 seat.head = self._append(seat, head, names, event, plain, parts)
-            except RefMoved:
-                continue  # the head (then the session is stale), or state that another session shares
+            except (RefMoved, NotFound):
+                continue  # the head (then the session is stale or gone), or state that others share
             self._settle(session, seat.head, commit)
             return
         raise _contended(names)
@@ -238,27 +243,33 @@ class Sessions:
         return kept
 
     def _shared(self, names: Names) -> _Shared:
+        return self._shared_of(names.app, [names.user])[names.user]
+
+    def _shared_of(self, app: str, users: Iterable[str]) -> dict[str, _Shared]:
+        """What an app and each of these users share, in two reads."""
+        by_user = {user: f"{quoted(app)}/{quoted(user)}" for user in users}
+        of_app, *of_users = self._held([("app", quoted(app)), *(("user", each) for each in by_user.values())])
+        return {user: _Shared(of_app, held) for user, held in zip(by_user, of_users, strict=True)}
+
+    def _held(self, owners: Iterable[tuple[str, str]]) -> list[_Held]:
         base = "adk/" + namespace_prefix(self._namespace)
-        app, user = quoted(names.app), f"{quoted(names.app)}/{quoted(names.user)}"
         places = [
-            (f"{base}app/{app}", str(Scope(self._namespace, "adk-app", app))),
-            (f"{base}user/{user}", str(Scope(self._namespace, "adk-user", user))),
+            (f"{base}{kind}/{name}", str(Scope(self._namespace, f"adk-{kind}", name)))
+            for kind, name in owners
         ]
         engine, space = self._store.engine, self._store.space
         refs = engine.refs(space, [name for name, _ in places])
         addresses = [Address(decode_json(refs[name].value)) for name, _ in places if name in refs]
         contents = iter(engine.get(space, addresses) if addresses else [])
-        return _Shared(
-            *(
-                _Held(
-                    ref=name,
-                    scope=scope,
-                    expect=refs[name].version if name in refs else ABSENT,
-                    values=decode(next(contents)) if name in refs else {},
-                )
-                for name, scope in places
+        return [
+            _Held(
+                ref=name,
+                scope=scope,
+                expect=refs[name].version if name in refs else ABSENT,
+                values=decode(next(contents)) if name in refs else {},
             )
-        )
+            for name, scope in places
+        ]
 
 
 class _Parts(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from treering.adapters.heads import read_heads
 from treering.adapters.lane import Lane
+from treering.adapters.looks import look
 from treering.adapters.naming import thread_name
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.bridge import Bridge
@@ -158,7 +159,7 @@ class TreeringSessionStore(SessionStore, Closing):
         threads = self._store.threads(namespace=_namespace(project_key))
         return [
             (info, key, state.get(SUMMARY, {}))
-            for info, state in read_heads(
+            for info, _, state in read_heads(
                 self._store, (each for each in threads if "/" not in each.id), SESSION, SUMMARY
             )
             if SESSION in state and (key := Key(**state[SESSION])).subpath is None
@@ -168,7 +169,7 @@ class TreeringSessionStore(SessionStore, Closing):
         threads = self._store.threads(
             namespace=_namespace(key.project_key), prefix=_thread_id(key._replace(subpath=None)) + "/"
         )
-        found = (state[SESSION] for _, state in read_heads(self._store, threads, SESSION) if SESSION in state)
+        found = (state.get(SESSION, {}) for _, _, state in read_heads(self._store, threads, SESSION))
         return sorted(each["subpath"] for each in found if each.get("subpath") is not None)
 
 
@@ -183,7 +184,7 @@ class _Transcript:
 
     def append(self, entries: list[SessionStoreEntry]) -> None:
         for attempt in range(_TRIES):
-            self._see(self._thread.head)
+            look(self._see)
             fresh = self._fresh(entries)
             if not fresh:
                 return
@@ -198,6 +199,9 @@ class _Transcript:
             return
 
     def load(self) -> list[SessionStoreEntry] | None:
+        return look(self._load)
+
+    def _load(self) -> list[SessionStoreEntry] | None:
         moment = self._thread.load()
         if moment is None:
             self._forget()
@@ -238,8 +242,9 @@ class _Transcript:
         return {**self._state, **changed}
 
     # What is known
-    def _see(self, moment: Moment | None) -> None:
+    def _see(self) -> None:
         """Read what others have added, or everything where they did more than that."""
+        moment = self._thread.head
         if moment is None:
             self._forget()
         elif moment.id != self._head:

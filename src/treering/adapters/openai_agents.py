@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, cast
 
 from treering.adapters.lane import Lane
+from treering.adapters.looks import look
 from treering.adapters.naming import is_plain, thread_name
 from treering.adapters.openai_agents_tracing import TreeringTracingProcessor
 from treering.adapters.opened import Opened, StoreOrUrl
@@ -182,6 +183,9 @@ class TreeringSession(Closing):
         return save(self._thread.head)
 
     def _get(self, limit: int | None) -> list[Item]:
+        return look(lambda: self._look(limit))
+
+    def _look(self, limit: int | None) -> list[Item]:
         moment = self._seen = self._thread.load()
         if moment is None or limit == 0:
             return []

@@ -20,7 +20,9 @@ from pydantic_ai.conversation_store import ConversationConflict, ConversationEnt
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 
 from treering.adapters.halves import json_for_models
-from treering.adapters.transcripts import Head, Transcript, heads_of, thread_id_for
+from treering.adapters.heads import read_heads
+from treering.adapters.looks import look
+from treering.adapters.transcripts import Head, Transcript, thread_id_for
 from treering.core.clock import DAY_US, SECOND_US, to_iso
 from treering.core.encoding import decode
 from treering.core.pages import each_record
@@ -30,7 +32,6 @@ from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.store import Store
 from treering.views.checkpoints import KIND, MESSAGES, Checkpoint, Stretch, read_checkpoint
 from treering.views.moments import Moment
-from treering.views.values import read_state
 
 STATE: Final = "pydantic_ai"
 """The state value of a thread that holds what a conversation is besides its messages."""
@@ -73,12 +74,16 @@ class Records:
 
     def read_all(self, scope: str | None, limit: int | None) -> list[ConversationRecord]:
         """The records of a scope (``None``: of all), the last saved first."""
-        heads = [each for each in heads_of(self._store, self._namespace) if STATE in each.state]
-        wanted = {each.id: each.state[STATE] for each in heads}
-        kept = read_state(self._store.engine, self._store.space, wanted)
-        records = [self._record(each, each.thread, kept[each.id]) for each in heads]
+        records = [self._record(head, head.thread, kept) for head, kept in self._heads()]
         chosen = [each for each in records if scope is None or each.scope == scope]
         return sorted(chosen, key=lambda each: each.updated_at, reverse=True)[:limit]
+
+    def _heads(self) -> Iterator[tuple[Checkpoint, Any]]:
+        """The newest checkpoint of every conversation, with what it is besides its messages."""
+        threads = self._store.threads(namespace=self._namespace)
+        for _, head, state in read_heads(self._store, threads, STATE):
+            if STATE in state:
+                yield head, state[STATE]
 
     def _record(self, checkpoint: Checkpoint, conversation_id: str, kept: Any) -> ConversationRecord:
         """The record of a checkpoint, its state value ``kept`` (``None`` where another writer made it)."""
@@ -167,6 +172,9 @@ class Records:
             self._tips.learn(head_id, saved.messages)
 
     def _place(self, conversation_id: str) -> _Place:
+        return look(lambda: self._look(conversation_id))
+
+    def _look(self, conversation_id: str) -> _Place:
         transcript = self._transcript(conversation_id)
         head = transcript.head()
         if head is None:
@@ -217,7 +225,10 @@ class Records:
             return []
         stretch = self._locate(head_id)
         # One more than asked for: the entry before the first one is its parent.
-        items = self._items(stretch, None if limit is None else limit + 1)
+        try:
+            items = self._items(stretch, None if limit is None else limit + 1)
+        except NotFound:
+            raise _not_found(head_id) from None
         ids = _ids(stretch, items)
         entries = [
             ConversationEntry(id=each, parent_id=parent, message=message)
@@ -239,7 +250,7 @@ class Records:
         if known is not None:
             self._tips.unlearn(entry_id)
             return self._locate(entry_id)
-        raise EntryNotFound(f"there is no entry {entry_id!r} in this namespace; load the conversation again")
+        raise _not_found(entry_id)
 
     def _candidates(self, entry_id: str) -> Iterator[Stretch]:
         list_id, mark, place = entry_id.rpartition("#")
@@ -254,9 +265,9 @@ class Records:
             if stretch is not None and entry_id in brought:
                 yield Stretch(stretch.list, stretch.length - len(brought) + brought.index(entry_id) + 1)
         # Retention may have dropped the checkpoint that brought it, but not the conversation that has it.
-        for checkpoint in heads_of(self._store, self._namespace):
-            if STATE in checkpoint.state and MESSAGES in checkpoint.lists:
-                yield from self._search(checkpoint.lists[MESSAGES], entry_id)
+        for head, _ in self._heads():
+            if MESSAGES in head.lists:
+                yield from self._search(head.lists[MESSAGES], entry_id)
 
     def _search(self, stretch: Stretch, entry_id: str) -> Iterator[Stretch]:
         for stop in range(stretch.length, 0, -_PAGE):
@@ -342,6 +353,10 @@ class _Tips:
     def unlearn(self, entry_id: str) -> None:
         with self._lock:
             self._known.pop(entry_id, None)
+
+
+def _not_found(entry_id: str) -> EntryNotFound:
+    return EntryNotFound(f"there is no entry {entry_id!r} in this namespace; load the conversation again")
 
 
 def _ids(stretch: Stretch, items: Sequence[dict[str, Any]]) -> list[str]:

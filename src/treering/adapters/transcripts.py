@@ -10,7 +10,7 @@ messages, state, head and what ``also`` adds are stored together or not at all.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -29,9 +29,7 @@ from treering.views.checkpoints import (
     MESSAGES,
     Checkpoint,
     Stretch,
-    by_id,
     new_checkpoint_id,
-    read_checkpoint,
     write_checkpoint,
 )
 from treering.views.head_values import head_value, read_head
@@ -41,7 +39,6 @@ from treering.views.moments import Moment
 from treering.views.values import write_state
 
 _TRIES: Final = 3
-_PAGE: Final = 200
 _LONGEST: Final = 400
 _LONGEST_PART: Final = 120
 _READABLE: Final = 40
@@ -224,15 +221,6 @@ class Transcript:
             also(draft)
         receipt = self._engine.commit(draft.batch())
         return Head(version=receipt.versions[self._ref], checkpoint=checkpoint, first_us=first_us)
-
-
-def heads_of(store: Store, namespace: str, *, prefix: str = "") -> Iterator[Checkpoint]:
-    """The newest checkpoint of every thread whose id starts with ``prefix``, many in one read."""
-    heads = [info.head for info in store.threads(namespace=namespace, prefix=prefix)]
-    for start in range(0, len(heads), _PAGE):
-        page = store.engine.scan(store.space, by_id(*heads[start : start + _PAGE]), limit=_PAGE)
-        for record in page.records:
-            yield read_checkpoint(store.engine, store.space, record)
 
 
 def thread_id_for(given: str) -> str:
