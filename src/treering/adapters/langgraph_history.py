@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import msgspec
 from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, writes_sort_key
 
 from treering.adapters.langgraph_lists import Known, read_list
@@ -19,7 +20,9 @@ from treering.adapters.langgraph_values import DeltaSnapshot
 from treering.core.address import Address, slot_address
 from treering.errors import Corrupt, NotFound
 from treering.views.graph_ids import Place, step_id, writes_key
-from treering.views.graphs import BEGUN, Graphs, Step, Written
+from treering.views.graph_steps import Step, Written
+from treering.views.graph_steps import place_of as place_of_step
+from treering.views.graphs import BEGUN, Graphs
 from treering.views.values import read_state
 
 if TYPE_CHECKING:
@@ -35,6 +38,14 @@ if TYPE_CHECKING:
 _GAP: Final = 4
 
 
+class _Ancestor(msgspec.Struct, frozen=True):
+    """A step in the past of another: what tasks wrote on it behind a commit went into its child."""
+
+    step: Step
+    behind: int
+    child: Step
+
+
 class Reader:
     """Reads checkpoints of one store."""
 
@@ -48,7 +59,8 @@ class Reader:
         """Where the graph goes on from: the step at the head."""
         head = self._graphs.head(place)
         if head is None:
-            return None
+            step = self._graphs.inherited(place)
+            return None if step is None else self._loaded(values, place, thread, step, is_moved=False)
         seen = SeenHead(head.version, head.step.checkpoint.id, head.step.graph_id, head.first_us)
         self._memory.see(place.ref, seen)
         return self._loaded(values, place, thread, head.step, is_moved=head.is_moved)
@@ -107,24 +119,25 @@ class Reader:
         self, values: Values, place: Place, graph_id: str | None, channels: Sequence[str]
     ) -> dict[str, DeltaChannelHistory]:
         """What each channel was made of: the last value that was stored whole, and what was written since."""
-        head = self._graphs.head(place) if graph_id is None else None
-        step = head.step if head is not None else None
-        if graph_id is not None:
+        if graph_id is None:
+            head = self._graphs.head(place)
+            step = head.step if head is not None else self._graphs.inherited(place)
+        else:
             step = self._graphs.find(place, graph_id)
         writes: dict[str, list[PendingWrite]] = {channel: [] for channel in channels}
         seeds: dict[str, Any] = {}
         remaining = set(channels)
-        chain: list[tuple[Step, int, int]] = []
+        chain: list[_Ancestor] = []
         if step is not None:
             child = step
-            for ancestor, behind in self._ancestors(place, step):
-                chain.append((ancestor, behind, child.seq))
+            for ancestor, behind in self._ancestors(place_of_step(step), step):
+                chain.append(_Ancestor(ancestor, behind, child))
                 child = ancestor
                 remaining -= {channel for channel in remaining if holds(ancestor, channel)}
                 if not remaining:
                     break
         if chain:
-            self._replay(values, place, chain, set(channels), writes, seeds)
+            self._replay(values, chain, set(channels), writes, seeds)
         return {
             channel: cast(
                 "DeltaChannelHistory",
@@ -144,17 +157,21 @@ class Reader:
     def _replay(
         self,
         values: Values,
-        place: Place,
-        chain: list[tuple[Step, int, int]],
+        chain: list[_Ancestor],
         remaining: set[str],
         writes: dict[str, list[PendingWrite]],
         seeds: dict[str, Any],
     ) -> None:
-        oldest = min(each.checkpoint.created_at_us for each, _, _ in chain)
-        written = self._graphs.written_since(place, oldest)
-        for ancestor, behind, until in chain:
-            key = writes_key(place, ancestor.graph_id)
-            found = [each for each in written.get(key, ()) if behind < each.seq < until]
+        oldest = min(each.step.checkpoint.created_at_us for each in chain)
+        places = {
+            place.scope: place for each in chain for place in map(place_of_step, (each.step, each.child))
+        }
+        written: dict[str, list[Written]] = {}
+        for place in places.values():
+            written |= self._graphs.written_since(place, oldest)
+        for each in chain:
+            ancestor = each.step
+            found = self._written_on(each, written)
             for write in reversed(self._merged(values, found)):
                 if write[1] in remaining:
                     writes[write[1]].append(write)
@@ -166,6 +183,20 @@ class Reader:
                 remaining -= here
         for each in writes.values():
             each.reverse()
+
+    def _written_on(self, past: _Ancestor, written: Mapping[str, list[Written]]) -> list[Written]:
+        """What a child was made of: what tasks wrote on its parent, in the thread of either."""
+        here, child = place_of_step(past.step), place_of_step(past.child)
+        own = written.get(writes_key(child, past.step.graph_id), ())
+        if here == child:
+            found = [each for each in own if past.behind < each.seq < past.child.seq]
+            return [*self._graphs.taken_along(past.step), *found]
+        until = self._graphs.forked_at(child) or 0
+        there = written.get(writes_key(here, past.step.graph_id), ())
+        return [
+            *(each for each in there if past.behind < each.seq < until),
+            *(each for each in own if each.seq < past.child.seq),
+        ]
 
     def _loaded(
         self, values: Values, place: Place, thread: str, step: Step, *, is_moved: bool

@@ -208,12 +208,11 @@ class _Copying:
         graph = {name: value for name, value in step.graph.items() if name != "thread"}
         if self._thread != self._target.thread:
             graph["thread"] = self._thread
-        parent = self._ids.get(old.parent or "")
         copy = structs.replace(
             old,
             id=made[0],
             thread=self._target.thread,
-            parent=parent.id if parent is not None else None,
+            parent=self._copied_parent(old.parent),
             created_at_us=made[1],
             lists={name: self._copy_list(draft, stretch) for name, stretch in old.lists.items()},
             state={name: self._copy_value(draft, value) for name, value in old.state.items()},
@@ -221,6 +220,14 @@ class _Copying:
         )
         write_checkpoint(draft, copy, scope=self._target.scope)
         self._ids[old.id] = copy
+
+    def _copied_parent(self, parent: str | None) -> str | None:
+        """The copy of a parent; a thread that the source was forked from is the copy's past as well."""
+        copy = self._ids.get(parent or "")
+        if copy is not None or parent is None:
+            return None if copy is None else copy.id
+        origin = self._graphs.by_id(parent)
+        return None if origin is None or origin.checkpoint.thread == self._source.thread else parent
 
     def _copy_list(self, draft: Draft, stretch: Stretch) -> Stretch:
         known = self._lists.get(stretch.list)

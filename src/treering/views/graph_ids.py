@@ -14,8 +14,12 @@ from typing import Final
 
 import msgspec
 
+from treering.core.ids import MAX_ID_CHARS
+from treering.core.scopes import namespace_prefix
 from treering.views.checkpoints import PREFIX
+from treering.views.journal import head_ref, thread_scope
 
+_HEADS: Final = "graph/"
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
 _UUID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -31,6 +35,18 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     within: str
     scope: str
     ref: str
+
+
+def placed(thread: str, namespace: str, within: str) -> Place:
+    """Where the steps of a graph go."""
+    ref = head_ref(thread, namespace)
+    if within:
+        ref = f"{_HEADS}{namespace_prefix(namespace)}{namespace_prefix(thread)}{within}"
+        if len(ref) > MAX_ID_CHARS or not ref.isprintable():
+            digest = blake2b(f"{thread}\0{within}".encode("utf-8", "surrogatepass"), digest_size=32)
+            ref = f"{_HEADS}{namespace_prefix(namespace)}~{digest.hexdigest()}"
+    scope = thread_scope(thread, namespace)
+    return Place(thread=thread, namespace=namespace, within=within, scope=scope, ref=ref)
 
 
 def step_id(place: Place, graph_id: str) -> tuple[str, int] | None:

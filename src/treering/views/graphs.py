@@ -13,22 +13,19 @@ that child: whoever goes on from the step once more must not be given it again.
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import MAX_ID_CHARS
 from treering.core.pages import each_record
 from treering.core.query import EventQuery
-from treering.core.scopes import namespace_prefix
 from treering.errors import Corrupt, InvalidInput
 from treering.views.checkpoints import KIND, by_id, read_checkpoint
-from treering.views.graph_ids import Place, step_id, writes_key
+from treering.views.graph_ids import Place, placed, step_id, writes_key
+from treering.views.graph_steps import FORKED, GRAPH, HIDDEN, GraphHead, Step, Written, place_of
 from treering.views.head_values import head_value
-from treering.views.journal import head_ref, thread_scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,16 +34,11 @@ if TYPE_CHECKING:
     from treering.core.records import Record, Ref
     from treering.views.checkpoints import Checkpoint
 
-GRAPH: Final = "_graph"
-"""The key in a checkpoint's metadata under which the framework's own fields are."""
-HIDDEN: Final = "hidden"
-"""Where the framework's metadata goes whose names are ours."""
 WRITES: Final = "writes"
 """The kind of the events that hold what tasks wrote."""
 BEGUN: Final = ("p", "q")
 """The forms of a list that is written as ``[id of a list, length of its beginning, places of the rest]``."""
 
-_HEADS: Final = "graph/"
 _PAGE: Final = 500
 _PLACES: Final = 4096
 _MANY: Final = 2000
@@ -54,54 +46,6 @@ _WINDOW: Final = 64
 """Two runs on one thread commit a little out of order; that far back, steps are put in the order of their
 ids.
 """
-FORKED: Final = "forked_from"
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that a graph saved, and where it stands in the order of commits."""
-
-    checkpoint: Checkpoint
-    seq: int
-
-    @property
-    def graph(self) -> dict[str, Any]:
-        """The framework's own fields."""
-        return self.checkpoint.metadata[GRAPH]
-
-    @property
-    def graph_id(self) -> str:
-        """The id that the framework gave it."""
-        return self.graph["id"]
-
-    @property
-    def within(self) -> str:
-        """The namespace within the thread."""
-        return self.graph.get("ns", "")
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What the framework calls its metadata."""
-        metadata = {
-            name: value for name, value in self.checkpoint.metadata.items() if name not in (GRAPH, FORKED)
-        }
-        return metadata | self.graph.get(HIDDEN, {})
-
-
-class GraphHead(msgspec.Struct, frozen=True, kw_only=True):
-    """A head as it is now. ``is_moved``: someone rewound or forked to it, so its step may have children."""
-
-    step: Step
-    version: int
-    first_us: int
-    is_moved: bool
-
-
-class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task wrote in one call, as it was committed."""
-
-    seq: int
-    batch: str
-    data: dict[str, Any]
 
 
 class _Metadata(msgspec.Struct):
@@ -128,23 +72,8 @@ class Graphs:
         if known is None:
             if len(self._places) >= _PLACES:
                 self._places.clear()
-            known = self._places[thread_id, within] = self._placed(thread_id, within)
+            known = self._places[thread_id, within] = placed(thread_id, self._namespace, within)
         return known
-
-    def _placed(self, thread_id: str, within: str) -> Place:
-        ref = head_ref(thread_id, self._namespace)
-        if within:
-            ref = f"{_HEADS}{namespace_prefix(self._namespace)}{namespace_prefix(thread_id)}{within}"
-            if len(ref) > MAX_ID_CHARS or not ref.isprintable():
-                digest = blake2b(f"{thread_id}\0{within}".encode("utf-8", "surrogatepass"), digest_size=32)
-                ref = f"{_HEADS}{namespace_prefix(self._namespace)}~{digest.hexdigest()}"
-        return Place(
-            thread=thread_id,
-            namespace=self._namespace,
-            within=within,
-            scope=thread_scope(thread_id, self._namespace),
-            ref=ref,
-        )
 
     def head(self, place: Place) -> GraphHead | None:
         """The newest step of a graph; ``None`` when there is none."""
@@ -181,31 +110,42 @@ class Graphs:
             step = self.by_id(made[0])
             if step is not None:
                 return step
-        if not self._engine.refs(self._space, [place.ref]):
-            return None
-        origin: str | None = None
-        for step in self._own(place, None):
-            if step.graph_id == graph_id and step.within == place.within:
-                return step
-            origin = step.checkpoint.metadata.get(FORKED) or origin
-        return self._find_behind(origin, place.within, graph_id)
+        origin: Step | None = None
+        if self._engine.refs(self._space, [place.ref]):
+            oldest: Step | None = None
+            for step in self._own(place, None):
+                if step.graph_id == graph_id and step.within == place.within:
+                    return step
+                if FORKED in step.checkpoint.metadata:
+                    oldest = step
+            origin = None if oldest is None else self._origin(oldest)
+        elif place.within and (first := self._first(place)) is not None:
+            origin = self._origin(first)
+        return None if origin is None else self.find(place_of(origin, place.within), graph_id)
 
     def steps(self, place: Place, *, within: str | None, until_us: int | None = None) -> Iterator[Step]:
         """The steps of a thread and of those that it was forked from, newest first.
 
         ``within`` chooses one namespace; ``until_us`` leaves out what was made later.
         """
-        oldest: Step | None = None
+        copies: set[str] = set()
         for step in self._own(place, until_us):
-            oldest = step
+            if FORKED in step.checkpoint.metadata:
+                copies.add(step.graph_id)
             if within is None or step.within == within:
                 yield step
-        if oldest is not None and FORKED in oldest.checkpoint.metadata:
-            origin = self.by_id(oldest.checkpoint.metadata[FORKED])
-            while origin is not None and origin.checkpoint.parent is not None:
-                origin = self.by_id(origin.checkpoint.parent)
-                if origin is not None and (within is None or origin.within == within):
-                    yield origin
+        step = self.inherited(self.place(place.thread, within)) if within else self._first(place)
+        if step is not None and not within:
+            step = self._behind(step) if FORKED in step.checkpoint.metadata else None
+        while step is not None:
+            if step.graph_id not in copies:
+                yield step
+            step = self._behind(step)
+
+    def _behind(self, step: Step) -> Step | None:
+        """The parent of a step; of a copy, the parent of what it is a copy of."""
+        origin = self._origin(step) or step
+        return None if origin.checkpoint.parent is None else self.by_id(origin.checkpoint.parent)
 
     def metadata_of(self, place: Place, unpacked: Callable[[Any], Any]) -> list[tuple[str, dict[str, Any]]]:
         """The ids and the metadata of all steps of one namespace in a thread itself, newest first.
@@ -242,22 +182,32 @@ class Graphs:
             if step.checkpoint.namespace == self._namespace:
                 yield step
 
-    def written(self, place: Place, step: Step, *, is_moved: bool = False) -> list[Written]:
-        """What tasks wrote on a step, in the order of commits.
+    def written(
+        self, place: Place, step: Step, *, is_moved: bool = False, until: int | None = None
+    ) -> list[Written]:
+        """What tasks wrote on a step, in the order of commits, before the commit ``until``.
 
         With ``is_moved`` only what no child has used up: the step is gone on from once more.
         """
-        forked = step.checkpoint.metadata.get(FORKED)
         found = self.written_as(writes_key(place, step.graph_id))
-        if forked is not None and step.checkpoint.thread == place.thread:
-            origin = self.by_id(forked)
-            if origin is not None:
-                there = self.place(origin.checkpoint.thread, origin.within)
-                found = [*self.written(there, origin, is_moved=True), *found]
+        there = place_of(step)
+        if there == place:
+            found = [*self.taken_along(step), *found]
+        elif (forked_at := self.forked_at(place)) is not None:
+            found = [*self.written(there, step, is_moved=True, until=forked_at), *found]
+        if until is not None:
+            found = [each for each in found if each.seq < until]
         if is_moved and found:
-            used_up = self._last_child(place, step)
+            used_up = self._last_child(place, step, until)
             found = [each for each in found if each.seq > used_up]
         return found
+
+    def taken_along(self, step: Step) -> list[Written]:
+        """What the copy of another thread's step begins with: what was written there, and not used up."""
+        origin = self._origin(step)
+        if origin is None:
+            return []
+        return self.written(place_of(origin), origin, is_moved=True, until=step.seq)
 
     def written_as(self, key: str) -> list[Written]:
         """What tasks wrote, by its key."""
@@ -286,29 +236,72 @@ class Graphs:
         """The ancestors of a step, newest first, each with the commit that its writes must come behind.
 
         That is the commit of the child before the one that the line goes on to: what was written up to there
-        was for that child. An ancestor that is not stored raises `Corrupt`.
+        was for that child. Where a thread was forked, the line goes on behind the step that was copied. An
+        ancestor that is not stored raises `Corrupt`.
         """
-        seen: dict[str, Step] = {}
-        youngest: dict[str, list[int]] = {}
-        source = self._own(place, None)
-        while step.checkpoint.parent is not None:
-            wanted = step.checkpoint.parent
-            while wanted not in seen and (each := next(source, None)) is not None:
-                seen[each.checkpoint.id] = each
-                youngest.setdefault(each.checkpoint.parent or "", []).append(each.seq)
-            parent = seen.pop(wanted, None) or self.by_id(wanted)
+        passed = _Passed(self._own(place, None))
+        while (wanted := step.checkpoint.parent) is not None:
+            parent = passed.find(wanted) or self.by_id(wanted)
             if parent is None:
                 raise Corrupt(
-                    f"checkpoint {step.graph_id!r} of thread {place.thread!r} lost its parent {wanted!r}; "
-                    "its past was removed, so this channel cannot be rebuilt: restore it from a backup"
+                    f"checkpoint {step.graph_id!r} of thread {step.checkpoint.thread!r} lost its parent "
+                    f"{wanted!r}; its past was removed, so this channel cannot be rebuilt: restore it from a "
+                    "backup"
                 )
-            behind = max((seq for seq in youngest.get(wanted, ()) if seq < step.seq), default=0)
+            there = place_of(parent)
+            if there == place_of(step):
+                behind = max((seq for seq in passed.children(wanted) if seq < step.seq), default=0)
+            else:
+                passed = _Passed(self._own(there, None))
+                if step.checkpoint.metadata.get(FORKED) == wanted:
+                    step = parent
+                    continue
+                behind = self._last_child(there, parent, self.forked_at(place_of(step)))
             yield parent, behind
             step = parent
 
-    def _last_child(self, place: Place, step: Step) -> int:
-        children = self.children(place, step)
-        return children[-1].seq if children else 0
+    def inherited(self, place: Place) -> Step | None:
+        """The step that a subgraph of a fork goes on from before it has one of its own there.
+
+        It is the one that was the newest at the moment that was forked; ``None`` in a thread that is no fork.
+        """
+        first = self._first(place)
+        origin = None if first is None or not place.within else self._origin(first)
+        if first is None or origin is None:
+            return None
+        there = place_of(origin, place.within)
+        head = self.head(there)
+        step = head.step if head is not None else self.inherited(there)
+        used_up = self._last_child(place_of(origin), origin, first.seq)
+        while step is not None and not (
+            step.seq < first.seq
+            and (
+                step.graph_id < origin.graph_id
+                or (step.metadata.get("parents", {}).get("") == origin.graph_id and step.seq > used_up)
+            )
+        ):
+            step = self._behind(step)
+        return step
+
+    def forked_at(self, place: Place) -> int | None:
+        """The commit in which a thread began as a fork; ``None`` for one that is no fork."""
+        first = self._first(place)
+        return first.seq if first is not None and FORKED in first.checkpoint.metadata else None
+
+    def _first(self, place: Place) -> Step | None:
+        query = EventQuery(kinds=(KIND,), scope=place.scope, brief=True)
+        for record in self._engine.scan(self._space, query, limit=1).records:
+            return self._step(record)
+        return None
+
+    def _origin(self, step: Step) -> Step | None:
+        """The step of another thread that this one is a copy of."""
+        origin = step.checkpoint.metadata.get(FORKED)
+        return None if origin is None else self.by_id(origin)
+
+    def _last_child(self, place: Place, step: Step, until: int | None) -> int:
+        children = (each.seq for each in self.children(place, step))
+        return max((seq for seq in children if until is None or seq < until), default=0)
 
     def _own(self, place: Place, until_us: int | None) -> Iterator[Step]:
         query = EventQuery(kinds=(KIND,), scope=place.scope, until_us=until_us, newest_first=True, brief=True)
@@ -329,12 +322,6 @@ class Graphs:
                 return
             after = page.cursor
 
-    def _find_behind(self, origin: str | None, within: str, graph_id: str) -> Step | None:
-        step = self.by_id(origin) if origin is not None else None
-        if step is None:
-            return None
-        return self.find(self.place(step.checkpoint.thread, within), graph_id)
-
     def _step(self, record: Record) -> Step | None:
         checkpoint = read_checkpoint(self._engine, self._space, record)
         if GRAPH not in checkpoint.metadata:
@@ -350,6 +337,26 @@ class Graphs:
                 raise Corrupt(f"event {event.id!r} has lost what it wrote; restore it from a backup")
             data = self._engine.get(self._space, [event.body])[0].data
         return Written(seq=record.seq, batch=record.batch, data=decode_json(data))
+
+
+class _Passed:
+    """Steps of a thread, newest first, as far as somebody looked for one."""
+
+    def __init__(self, source: Iterator[Step]) -> None:
+        self._source = source
+        self._seen: dict[str, Step] = {}
+        self._children: dict[str, list[int]] = {}
+
+    def find(self, checkpoint_id: str) -> Step | None:
+        """A step that comes behind those that were found before."""
+        while checkpoint_id not in self._seen and (each := next(self._source, None)) is not None:
+            self._seen[each.checkpoint.id] = each
+            self._children.setdefault(each.checkpoint.parent or "", []).append(each.seq)
+        return self._seen.pop(checkpoint_id, None)
+
+    def children(self, checkpoint_id: str) -> list[int]:
+        """The commits of the children of a step that was found."""
+        return self._children.get(checkpoint_id, [])
 
 
 def graph_head(checkpoint: Checkpoint, first_us: int, *, is_root: bool) -> bytes:
