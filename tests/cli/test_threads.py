@@ -321,6 +321,22 @@ class TestEveryCommand:
         assert "…" not in out
 
 
+def test_columns_stand_below_each_other_whatever_the_script(run, tmp_path):
+    with treering.open(tmp_path / ".treering", durability="fast") as store:
+        for name in ("plain", "日本語", "e\u0301te"):
+            store.thread(name).append("Hi", note="note")
+    head, *lines = run("threads").out.splitlines()
+    assert [each.index("note") for each in lines] == [head.index("NOTE") + shift for shift in (1, -3, 0)]
+
+
+def test_a_thread_is_shown_though_its_name_is_like_a_checkpoint(run, tmp_path):
+    with treering.open(tmp_path / ".treering", durability="fast") as store:
+        for text in ("one", "two"):
+            store.thread("ckpt_x").append(text)
+    assert "ckpt_x, step 1" in run("show", "ckpt_x").out
+    assert "ckpt_x, step 0" in run("show", "ckpt_x@~1").out
+
+
 @pytest.mark.parametrize(
     "command", [["threads"], ["threads", "--json"], ["log", "t"], ["export", "t"], ["show", "--help"]]
 )

@@ -177,3 +177,20 @@ def test_a_number_of_messages_is_never_less_than_none(store):
 def test_one_tag_is_not_looked_for_letter_by_letter(store):
     with pytest.raises(InvalidInput, match="tuple of tags"):
         list(told(store).history(tags="draft"))
+
+
+def test_hooks_that_are_none_are_refused_when_they_are_added(store):
+    hooks = store.hooks
+    for wrong in (
+        lambda: hooks.add("pre_checkpoint_save", print, "not a function"),
+        lambda: hooks.add("before", print),
+        lambda: hooks.remove("before", print),
+        lambda: hooks.has("before"),
+    ):
+        with pytest.raises(InvalidInput, match="no hook"):
+            wrong()
+    hooks.remove("pre_checkpoint_save", print)
+    assert not hooks.has("pre_checkpoint_save")
+    hooks.add("pre_checkpoint_save", lambda _: {"notes": "misspelt", 1: 2})
+    with pytest.raises(InvalidInput, match="a checkpoint has no 1, notes"):
+        store.thread("t").checkpoint(messages=["a"])

@@ -34,8 +34,8 @@ def say(text: str) -> None:
 
 def rows(table: Sequence[Sequence[str]]) -> list[str]:
     """Lines with aligned columns; the first row is the head."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    widths = [max(map(_cells, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(map(_filled, row, widths)).rstrip() for row in table]
 
 
 def clean(text: str) -> str:
@@ -46,6 +46,19 @@ def clean(text: str) -> str:
 def clean_json(data: bytes) -> str:
     """JSON that says the same and cannot steer a terminal."""
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", data.decode())
+
+
+def _filled(text: str, width: int) -> str:
+    return text + " " * (width - _cells(text))
+
+
+def _cells(text: str) -> int:
+    """How many columns of a terminal a text takes: some characters are two wide, some stand upon others."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(each) else 1 + (east_asian_width(each) in "WF") for each in text)
 
 
 def _visible(character: str) -> str:

@@ -52,12 +52,12 @@ class Finder:
 
     def moment(self, text: str) -> Checkpoint:
         """A checkpoint by any of the ways to say it."""
-        if text.startswith(PREFIX):
-            return self.checkpoint(text)
         info = self._known(text)
         if info is not None:
             return self._journal(info).by_id(info.head)
         name, at, place = text.rpartition("@")
+        if not at and text.startswith(PREFIX):
+            return self.checkpoint(text)
         thread = self._known(name) if at else None
         if thread is None:
             raise NotFound(self._no_thread(text))

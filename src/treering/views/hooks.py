@@ -62,9 +62,10 @@ class Hooks:
 
     def add(self, name: HookName, *hooks: Hook) -> None:
         """Register hooks; they run in the order in which they were added."""
-        if name not in self._hooks:
-            raise InvalidInput(f"there is no hook {name!r}; use one of {', '.join(HOOK_NAMES)}")
-        self._hooks[name].extend(hooks)
+        for hook in hooks:
+            if not callable(hook):
+                raise InvalidInput(f"{hook!r} is no hook for {name!r}; give a function")
+        self._named(name).extend(hooks)
 
     def add_all(self, hooks: Mapping[HookName, list[Hook]]) -> None:
         """Register hooks by name."""
@@ -72,12 +73,18 @@ class Hooks:
             self.add(name, *each)
 
     def remove(self, name: HookName, hook: Hook) -> None:
-        """Take a hook off again."""
-        self._hooks[name].remove(hook)
+        """Take a hook off again, if it is there."""
+        if hook in self._named(name):
+            self._named(name).remove(hook)
 
     def has(self, name: HookName) -> bool:
         """Whether any hook is registered under a name."""
-        return bool(self._hooks[name])
+        return bool(self._named(name))
+
+    def _named(self, name: HookName) -> list[Hook]:
+        if name not in self._hooks:
+            raise InvalidInput(f"there is no hook {name!r}; use one of {', '.join(HOOK_NAMES)}")
+        return self._hooks[name]
 
     def before_save(self, saving: Saving) -> Saving | None:
         """What will be saved after all hooks had their say; ``None`` when one of them vetoed."""
@@ -145,8 +152,10 @@ def _changed(saving: Saving, answer: Any, hook: Hook) -> Saving:
     for place in ("thread_id", "namespace"):
         if fields.pop(place, getattr(saving, place)) != getattr(saving, place):
             raise InvalidInput(f"hook {name!r} changed {place}; save to the other thread itself")
+    if unknown := sorted(map(str, fields.keys() - set(Saving.__struct_fields__))):
+        raise InvalidInput(f"hook {name!r}: a checkpoint has no {', '.join(unknown)}")
     try:
         checked = asked(saving.thread_id, saving.namespace, **fields)
-    except (TypeError, InvalidInput) as error:
+    except InvalidInput as error:
         raise InvalidInput(f"hook {name!r}: {error}") from None
     return msgspec.structs.replace(saving, **{field: getattr(checked, field) for field in fields})
