@@ -335,3 +335,12 @@ class TestMaking:
         with create_agent(model=Scripted("Hello!"), checkpointer=store) as agent:
             agent.generate(thread_id="t", prompt="Hi")
         assert store.thread("t").head is not None
+
+
+def test_every_call_of_a_reply_in_several_messages_is_made():
+    model = Scripted(
+        [asking(("c1", "add", {"a": 1, "b": 2})), asking(("c2", "add", {"a": 3, "b": 4}))], "Done."
+    )
+    with create_agent(model=model, tools=[add]) as agent:
+        result = agent.generate(prompt="Both")
+    assert [each["tool_call_id"] for each in result.messages if each["role"] == "tool"] == ["c1", "c2"]

@@ -79,6 +79,18 @@ def test_a_provider_may_have_answered_its_own_call() -> None:
     assert [each.id for each in open_calls([message])] == ["c1"]
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_one_reply_may_ask_in_several_messages(style) -> None:
+    old = [
+        asking(("c0", "look", {}), ("lost", "look", {}), style=style),
+        answered("c0", "x", style=style, name="look"),
+    ]
+    reply = [asking((each, "look", {}), style=style) for each in ("c1", "c2")]
+    result = answered("c1", "x", style=style, name="look")
+    assert [each.id for each in open_calls([*old, *reply])] == ["c1", "c2"]
+    assert [each.id for each in open_calls([*old, *reply, result])] == ["c2"]
+
+
 @given(
     style=st.sampled_from(STYLES),
     rounds=st.lists(st.integers(1, 4), min_size=1, max_size=4),

@@ -66,17 +66,19 @@ def results_of(message: Mapping[str, Any]) -> set[str]:
 
 
 def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
-    """The calls at the end of a conversation that have no result yet: where an agent goes on."""
+    """The calls at the end of a conversation that have no result yet: where an agent goes on.
+
+    A reply may have made them in several messages, one behind the other.
+    """
     answered: set[str] = set()
+    asked: list[ToolCall] = []
     for message in reversed(messages):
-        calls = calls_of(message)
-        results = results_of(message)
+        calls, results = calls_of(message), results_of(message)
+        if not calls and (asked or not results):
+            break
         answered |= results
-        if calls:
-            return [call for call in calls if call.id not in answered]
-        if not results:
-            return []
-    return []
+        asked = [*calls, *asked]
+    return [call for call in asked if call.id not in answered]
 
 
 def result_message(call: ToolCall, text: str, *, is_error: bool = False) -> Message:
