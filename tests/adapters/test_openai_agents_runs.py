@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from agents import Agent, RunHooks, Runner
-from agents.testing import ScriptedModel, function_call
+from agents import Agent, RunHooks, Runner, function_tool
+from agents.testing import ScriptedModel, assistant_message, function_call
 
 import treering
 from tests.adapters import openai_worker
@@ -96,6 +96,62 @@ def test_each_tool_result_is_saved_when_it_is_there(store, tmp_path, streamed):
     moments = list(store.thread("s").history())
     assert [moment.note for moment in moments] == [None, None, *["tool: square"] * 4, None, None]
     assert [len(moment.state.get(UNFINISHED, {})) for moment in moments] == [0, 0, 5, 4, 3, 2, 0, 0]
+
+
+@pytest.mark.parametrize("is_another_process", [False, True])
+def test_tools_that_a_person_allowed_are_saved_as_they_end_and_kept_once(store, is_another_process):
+    """The turn is stored already when a run goes on after an approval; only the new results are missing."""
+
+    @function_tool
+    def look_up(order: int) -> str:
+        """Look an order up."""
+        return f"order {order}"
+
+    @function_tool(needs_approval=True)
+    def refund(order: int) -> str:
+        """Send the money back."""
+        return f"order {order} refunded"
+
+    found = []
+
+    class Own(RunHooks):
+        async def on_tool_end(self, *_):
+            items = await TreeringSession("s", store).get_items()
+            found.append([(item["type"][13:], item["call_id"]) for item in items[1:]])
+
+    async def main():
+        calls = [
+            function_call("look_up", {"order": 1}, call_id="a"),
+            function_call("refund", {"order": 2}, call_id="b"),
+            function_call("refund", {"order": 3}, call_id="c"),
+        ]
+        model = ScriptedModel([calls, [assistant_message("Done.")]])
+        agent = Agent(name="desk", model=model, tools=[look_up, refund])
+        session = TreeringSession("s", store)
+        options = {
+            "session": session,
+            "hooks": session.checkpoint_after_tool_call(Own()),
+            "run_config": QUIET,
+        }
+        state = (await Runner.run(agent, "Refund 2 and 3.", **options)).to_state()
+        for waiting in state.get_interruptions():
+            state.approve(waiting)
+        if is_another_process:
+            session = options["session"] = TreeringSession("s", store)
+            options["hooks"] = session.checkpoint_after_tool_call(Own())
+        assert (await Runner.run(agent, state, **options)).final_output == "Done."
+        return await session.get_items()
+
+    items = asyncio.run(main())
+    said = [("", "a"), ("", "b"), ("", "c")]
+    first, *others = found
+    assert first == [*said, ("_output", "a")]
+    assert set(max(others, key=len)[4:]) == {("_output", "b"), ("_output", "c")}
+    assert all(each[:4] == first and len(each) in (5, 6) for each in others)
+    outputs = [item["call_id"] for item in items if item.get("type") == "function_call_output"]
+    assert outputs == ["a", "b", "c"]
+    assert len(items) == 1 + 3 + 3 + 1
+    assert UNFINISHED not in store.thread("s").load().state
 
 
 def test_an_unfinished_turn_is_read_and_then_kept_once(store):

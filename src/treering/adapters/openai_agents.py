@@ -91,6 +91,7 @@ class TreeringSession(Closing):
         self._thread = self._opened.store.thread(name, place)
         self._lane = Lane(self._opened.bridge)
         self._seen: Moment | None = None
+        self._added: list[str] = []
 
     @property
     def thread_id(self) -> str:
@@ -117,6 +118,7 @@ class TreeringSession(Closing):
         """Save items behind those that are there, as one moment; durable when this returns."""
         if items:
             await self._lane.settle(self._saved, self._adding([cast("Item", item) for item in items]))
+            self._added = _call_ids([cast("Item", item) for item in items]) or self._added
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Take the last item away and return it; ``None`` when there is none."""
@@ -146,14 +148,19 @@ class TreeringSession(Closing):
         return f"TreeringSession({self.session_id!r}, {self._opened.store!r})"
 
     async def save_tool_result(self, response: list[Item], output: Item, *, tool: str) -> None:
-        """Save that a tool of this model response returned; `checkpoint_after_tool_call` does it for you."""
+        """Save that a tool of this model response returned; `checkpoint_after_tool_call` does it for you.
+
+        A call that is an item already (a person had to allow it first) needs no response.
+        """
+        call_id = output["call_id"]
+        said = [] if call_id in self._added else response
 
         def save(moment: Moment | None) -> Moment | None:
             turn = _unfinished(moment)
             left: list[Item] = []
-            if not turn or output["call_id"] not in _call_ids(turn[_RESPONSE]):
-                left, turn = _as_items(turn), {_RESPONSE: response}
-            turn = {**turn, _OUTPUT + output["call_id"]: output}
+            if not turn or (turn[_RESPONSE] != said and call_id not in _call_ids(turn[_RESPONSE])):
+                left, turn = _as_items(turn), {_RESPONSE: said}
+            turn = {**turn, _OUTPUT + call_id: output}
             state = {**(moment.state if moment is not None else {}), UNFINISHED: turn}
             return self._thread.append(*left, state=state, metadata=self._metadata, note=f"tool: {tool}")
 
@@ -242,9 +249,8 @@ class _ToolCheckpoints(RunHooks[Any]):
     ) -> None:
         if isinstance(context, ToolContext) and context.tool_call is not None:
             output = cast("Item", ItemHelpers.tool_call_output_item(context.tool_call, result))
-            response = self._responses.pop(context.tool_call_id, None)
-            if response is not None:
-                await self._session.save_tool_result(response, output, tool=tool.name)
+            response = self._responses.pop(context.tool_call_id, [])
+            await self._session.save_tool_result(response, output, tool=tool.name)
         await self._hooks.on_tool_end(context, agent, tool, result)
 
     async def on_llm_start(
