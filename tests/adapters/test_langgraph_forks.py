@@ -1,4 +1,4 @@
-"""A fork of a thread takes along what a graph had there: delta channels, subgraphs, what tasks wrote."""
+"""Forks and rewinds of a thread have what a graph had there: delta channels, subgraphs, what tasks wrote."""
 
 from __future__ import annotations
 
@@ -194,3 +194,45 @@ def test_what_came_before_a_fork_is_listed_before_a_moment(store):
     assert len(set(ids)) == len(ids) == 9
     older = graph.get_state_history(config("bob"), before=history[5].config)
     assert [each.config["configurable"]["checkpoint_id"] for each in older] == ids[6:]
+
+
+def test_a_subgraph_is_rewound_with_its_thread(store):
+    calls: list[int] = []
+    graph = nested(TreeringSaver(store), keeps=True, asks=False, calls=calls)
+    for text in ("one", "two", "three"):
+        say(graph, text)
+    thread = store.thread("alice")
+    newest = thread.load()
+    thread.rewind(1)
+    assert texts(say(graph, "four")) == ["one", "done 1", "four", "done 3"]
+    thread.load()
+    thread.rewind(newest)
+    again = nested(TreeringSaver(store), keeps=True, asks=False, calls=calls)
+    assert texts(say(again, "five"))[-1] == "done 7"
+
+
+@pytest.mark.parametrize("keeps", [None, True])
+def test_a_subgraph_runs_again_when_its_thread_was_rewound_to_before_it(store, keeps):
+    calls: list[int] = []
+    graph = nested(TreeringSaver(store), keeps=keeps, asks=False, calls=calls)
+    say(graph, "go")
+    store.thread("alice").rewind(0)
+    assert graph.get_state(config()).next == ("inner",)
+    assert texts(graph.invoke(None, config())) == ["go", "done 1"]
+    assert calls == [0, 0]
+
+
+def test_a_question_of_a_subgraph_is_there_again_when_its_thread_comes_back_to_it(store):
+    calls: list[int] = []
+    graph = nested(TreeringSaver(store), keeps=None, asks=True, calls=calls)
+    say(graph, "one")
+    graph.invoke(Command(resume="yes"), config())
+    say(graph, "two")
+    thread = store.thread("alice")
+    waiting = thread.load()
+    thread.rewind(1)
+    assert graph.get_state(config()).next == ()
+    thread.rewind(waiting)
+    assert [each.value for each in graph.get_state(config()).interrupts] == ["what now?"]
+    assert texts(graph.invoke(Command(resume="no"), config())) == ["one", "yes 1", "two", "no 1"]
+    assert calls == [0, 0]

@@ -41,12 +41,17 @@ def placed(thread: str, namespace: str, within: str) -> Place:
     """Where the steps of a graph go."""
     ref = head_ref(thread, namespace)
     if within:
-        ref = f"{_HEADS}{namespace_prefix(namespace)}{namespace_prefix(thread)}{within}"
+        ref = subgraph_refs(thread, namespace) + within
         if len(ref) > MAX_ID_CHARS or not ref.isprintable():
             digest = blake2b(f"{thread}\0{within}".encode("utf-8", "surrogatepass"), digest_size=32)
             ref = f"{_HEADS}{namespace_prefix(namespace)}~{digest.hexdigest()}"
     scope = thread_scope(thread, namespace)
     return Place(thread=thread, namespace=namespace, within=within, scope=scope, ref=ref)
+
+
+def subgraph_refs(thread: str, namespace: str) -> str:
+    """What the names of the heads of a thread's subgraphs begin with, but for those that are too long."""
+    return f"{_HEADS}{namespace_prefix(namespace)}{namespace_prefix(thread)}"
 
 
 def step_id(place: Place, graph_id: str) -> tuple[str, int] | None:

@@ -23,6 +23,7 @@ from treering.errors import Conflict, Corrupt, InvalidInput, ListMoved, NotFound
 from treering.views import channels
 from treering.views.channels import Channel, First
 from treering.views.checkpoints import MESSAGES, PREFIX, Checkpoint, new_checkpoint_id, write_checkpoint
+from treering.views.graph_rewinds import rewind_subgraphs
 from treering.views.head_values import head_value, read_head
 from treering.views.journal import REWIND, Journal, head_ref, thread_scope
 from treering.views.places import find_place
@@ -182,6 +183,7 @@ class Head:
                     data=encode_json(told),
                 )
             )
+            rewind_subgraphs(draft, self._engine, target, thread=self._thread_id, namespace=self._namespace)
             if target.thread != self._thread_id:
                 target = self._copied(draft, target)
             self._move(draft, target)
