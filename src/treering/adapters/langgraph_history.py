@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, writes_sort_key
 
+from treering.adapters.langgraph_holes import Holed, filled
 from treering.adapters.langgraph_lists import Known, read_list
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
 from treering.adapters.langgraph_rows import DELTA, INLINE, thread_of
 from treering.adapters.langgraph_shadows import is_shadow
 from treering.adapters.langgraph_values import DeltaSnapshot
 from treering.core.address import Address, slot_address
+from treering.core.encoding import decode
 from treering.errors import Corrupt, NotFound
 from treering.views.graph_ids import Place, step_id, writes_key
 from treering.views.graph_steps import Step, Written
@@ -224,7 +226,7 @@ class Reader:
 
     def _values(self, values: Values, step: Step, lists: Mapping[str, Known]) -> dict[str, Any]:
         found: dict[str, Any] = {
-            name: values.unpacked(value)
+            name: _filled(values, step, value, lists) if type(value) is Holed else values.unpacked(value)
             for name, value in read_state(self._engine, self._space, step.checkpoint.state).items()
         }
         found |= {name: list(known.items) for name, known in lists.items()}
@@ -281,6 +283,13 @@ class Reader:
                 value = values.unpacked(place)
             elif form == "l":
                 value = [values.decode_message(next(contents)) for _ in place]
+            elif form == "h":
+                value = next(contents)
+                inside = [
+                    [values.decode_message(next(contents)) for _ in range(count + len(rest))]
+                    for _, count, rest in place[1]
+                ]
+                value = filled(values, decode(value), inside)
             elif form in BEGUN:
                 read = values.decode_message if form == "p" else values.decode
                 value = [read(next(contents)) for _ in range(place[1] + len(place[2]))]
@@ -311,6 +320,17 @@ class Reader:
             raise Corrupt(f"a pending write is not stored: {error}; run verify, then restore it") from error
 
 
+def _filled(values: Values, step: Step, value: Holed, lists: Mapping[str, Known]) -> Any:
+    try:
+        inside = [[*lists[name].held[:count], *values.unpacked(rest)] for name, count, rest in value.lists]
+    except KeyError as error:
+        raise Corrupt(
+            f"checkpoint {step.graph_id!r} has a value with the list {error} inside, which it does not have; "
+            "run verify, then restore it from a backup"
+        ) from error
+    return filled(values, value, inside)
+
+
 def _runs(positions: list[int]) -> list[tuple[int, int]]:
     """Positions as ranges, gaps of a few included."""
     runs: list[tuple[int, int]] = []
@@ -325,13 +345,16 @@ def _runs(positions: list[int]) -> list[tuple[int, int]]:
 def _places(form: str, place: Any, batch: str) -> list[Address | Spot]:
     if form == "v":
         return []
+    if form == "h":
+        return [place_of(place[0], batch), *(each for begun in place[1] for each in _begun(begun, batch))]
     if form in BEGUN:
-        list_id, count, rest = place
-        return [
-            *((list_id, position) for position in range(count)),
-            *(place_of(each, batch) for each in rest),
-        ]
+        return _begun(place, batch)
     return [place_of(each, batch) for each in (place if form == "l" else [place])]
+
+
+def _begun(place: Any, batch: str) -> list[Address | Spot]:
+    list_id, count, rest = place
+    return [*((list_id, position) for position in range(count)), *(place_of(each, batch) for each in rest)]
 
 
 def place_of(place: Any, batch: str) -> Address | Spot:

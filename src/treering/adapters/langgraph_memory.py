@@ -115,20 +115,27 @@ class Memory:
         return list_id, max([length, *(spot[1] + 1 for spot in before if spot and spot[0] == list_id)])
 
     def begun(
-        self, values: Values, place: Place, graph_id: str, channel: str, items: list[Any]
+        self, values: Values, place: Place, graph_id: str, channel: str | None, items: list[Any]
     ) -> Begun | None:
-        """What of a list that is written on a step was saved with that step, or with the one before it."""
+        """What of a list that is written on a step was saved with that step, or with the one before it.
+
+        It is looked for in one channel, or among all lists of messages.
+        """
         made = step_id(place, graph_id)
         base = self._bases.get(made[0]) if made is not None else None
         if base is None:  # LangGraph may save the step from another thread at this moment
             head = self._heads.get(place.ref)
             base = self._bases.get(head.checkpoint) if head is not None else None
-        known = base.lists.get(channel) if base is not None else None
-        if base is None or known is None or not items:
+        if base is None or not items or base.step.checkpoint.thread != place.thread:
             return None
-        checkpoint = base.step.checkpoint
-        is_own = checkpoint.thread == place.thread and checkpoint.lists.get(channel) == known.stretch
-        return begun(values, known, items) if is_own else None
+        found: Begun | None = None
+        for name, known in base.lists.items():
+            if name == channel or (channel is None and known.is_messages):
+                is_own = base.step.checkpoint.lists.get(name) == known.stretch
+                here = begun(values, known, items) if is_own else None
+                if here is not None and (found is None or len(here.rest) < len(found.rest)):
+                    found = here
+        return found
 
     def found(self, step: Step, channels: Iterable[str]) -> None:
         """A step was loaded, on which these channels had been written, here or elsewhere."""

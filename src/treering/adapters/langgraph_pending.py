@@ -10,6 +10,7 @@ the whole conversation at every step writes no more than what is new in it.
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ import msgspec
 import orjson
 
 from treering.adapters.langchain_messages import is_like, kind_of, likeness
+from treering.adapters.langgraph_holes import holed, may_hold
 from treering.adapters.langgraph_values import is_list_of_messages
 from treering.core.address import Address, list_address
 from treering.core.batch import Event
@@ -62,7 +64,7 @@ class PendingMessage:
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """A list that a task wrote and whose first items are those of a stored list; ``rest`` is all others."""
+    """A list whose first items are those of a stored list; ``rest`` is all others."""
 
     list_id: str
     items: list[Any]
@@ -73,7 +75,8 @@ class TaskWrites(msgspec.Struct, frozen=True, kw_only=True):
     """What one task wrote in one call: channel, index, form and value of each write.
 
     The forms: ``m`` a message, ``l`` a list of messages, ``v`` a small value, ``s`` a larger one; ``p`` a
-    list of messages and ``q`` one of other values, each behind the beginning of a stored list.
+    list of messages and ``q`` one of other values, each behind the beginning of a stored list; ``h`` a value
+    with such lists of messages inside (see `langgraph_holes`).
     """
 
     place: Place
@@ -102,9 +105,9 @@ def taken(
     task: str,
     path: str,
     at_us: int,
-    begun: Callable[[str, list[Any]], Begun | None],
+    begun: Callable[[str | None, list[Any]], Begun | None],
 ) -> TaskWrites:
-    """Writes as they are now, encoded; ``begun`` tells of a channel's list what of it is stored."""
+    """Writes as they are now, encoded; ``begun`` tells what of a channel's list, or of any, is stored."""
     entries: list[tuple[str, int, str, Any]] = []
     messages: list[PendingMessage] = []
     landed = Lock()
@@ -116,7 +119,13 @@ def taken(
         messages.append(found)
         return found
 
-    for channel, index, value in writes:
+    def apart(known: Begun) -> Begun:
+        """What is inside of another value is not what a channel will hold next."""
+        own = {id(each.message): each for each in messages}
+        rest = [own.get(id(each)) or values.encode_message(each, likeness(each)) for each in known.rest]
+        return Begun(known.list_id, known.items, rest)
+
+    for channel, index, value in sorted(writes, key=_is_holder):
         if value is None:
             entries.append((channel, index, "v", _NONE))
         elif values.takes(value):
@@ -129,6 +138,8 @@ def taken(
             )
         elif is_list_of_messages(value):
             entries.append((channel, index, "l", [pending(each) for each in value]))
+        elif (parts := holed(values, value, partial(begun, None))) is not None:
+            entries.append((channel, index, "h", (values.encode(parts[0]), [*map(apart, parts[1])])))
         else:
             content = values.encode(value)
             is_small = content.kind == "json" and len(content.data) <= _SMALL
@@ -159,10 +170,16 @@ def write_event(draft: Draft, writes: TaskWrites, number: int) -> None:
         links[place] = None
         return int(place[len(prefix) :]) if place.startswith(prefix) else place
 
-    def put(message: PendingMessage) -> Any:
+    def put(message: PendingMessage | Content) -> Any:
+        if isinstance(message, Content):
+            return placed(draft.put(message, scope=scope))
         if message.place is None:
             message.place = draft.put(message.content, scope=scope)
         return placed(message.place)
+
+    def put_begun(value: Begun) -> list[Any]:
+        links[list_address(value.list_id)] = None
+        return [value.list_id, len(value.items), [put(each) for each in value.rest]]
 
     entries: list[Any] = []
     for channel, index, form, value in writes.entries:
@@ -171,11 +188,12 @@ def write_event(draft: Draft, writes: TaskWrites, number: int) -> None:
         elif form == "l":
             entries.append([channel, index, form, [put(each) for each in value]])
         elif form in BEGUN:
-            links[list_address(value.list_id)] = None
-            rest = [put(each) if form == "p" else placed(draft.put(each, scope=scope)) for each in value.rest]
-            entries.append([channel, index, form, [value.list_id, len(value.items), rest]])
+            entries.append([channel, index, form, put_begun(value)])
+        elif form == "h":
+            content, lists = value
+            entries.append([channel, index, form, [put(content), [put_begun(each) for each in lists]]])
         elif form == "s":
-            entries.append([channel, index, form, placed(draft.put(value, scope=scope))])
+            entries.append([channel, index, form, put(value)])
         else:
             entries.append([channel, index, form, orjson.Fragment(value.data)])
     data: bytes | None = _told(writes, entries)
@@ -212,6 +230,10 @@ def _told(writes: TaskWrites, entries: list[Any]) -> bytes:
             [*entry[:3], decode(value)] if entry[2] == "v" else entry for entry, (*_, value) in given
         ]
         return encode_json(told, keep_order=True)
+
+
+def _is_holder(write: tuple[str, int, Any]) -> bool:
+    return may_hold(write[2])  # behind the messages, which may be inside of it too
 
 
 class Recent:

@@ -23,7 +23,8 @@ from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, InvalidInput
 from treering.views.checkpoints import KIND, Checkpoint, Stretch, Value, new_checkpoint_id, write_checkpoint
 from treering.views.graph_ids import Place, step_id, writes_key
-from treering.views.graphs import BEGUN, GRAPH, WRITES, Graphs, Step, graph_head
+from treering.views.graph_steps import GRAPH, Step
+from treering.views.graphs import BEGUN, WRITES, Graphs, graph_head
 from treering.views.journal import CLEANED, DELETED, LEDGER
 
 if TYPE_CHECKING:
@@ -282,15 +283,20 @@ class _Copying:
             links[address] = None
             return address
 
+        def moved_begun(place: Any) -> Any:
+            list_id, count, rest = place
+            first = moved([list_id, count - 1])[0] if count else ""
+            return [first, count, [moved(each) for each in rest]]
+
         def moved_as(form: str, place: Any) -> Any:
             if form == "v":
                 return place
             if form == "l":
                 return [moved(each) for each in place]
             if form in BEGUN:
-                list_id, count, rest = place
-                first = moved([list_id, count - 1])[0] if count else ""
-                return [first, count, [moved(each) for each in rest]]
+                return moved_begun(place)
+            if form == "h":
+                return [moved(place[0]), [moved_begun(each) for each in place[1]]]
             return moved(place)
 
         entries = [

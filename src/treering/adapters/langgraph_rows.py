@@ -29,6 +29,8 @@ DELTA: Final = "delta"
 INLINE: Final = "values"
 MESSAGE_LISTS: Final = "messages"
 """Where a step says which of its lists hold messages."""
+HOLED: Final = "holed"
+"""Where a step says which of its values have lists of the same step inside."""
 APART_LISTS: Final = "apart"
 """Where a step says which of its lists were branched off."""
 

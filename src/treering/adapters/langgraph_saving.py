@@ -14,26 +14,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.adapters.langgraph_lists import Known, is_list, read_list, write_list
+from treering.adapters.langgraph_channels import Channels
+from treering.adapters.langgraph_lists import Known, read_list
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
 from treering.adapters.langgraph_pending import TaskWrites, taken, write_event
 from treering.adapters.langgraph_queue import Queue, land
 from treering.adapters.langgraph_rows import (
-    APART_LISTS,
-    DELTA,
-    INLINE,
-    MESSAGE_LISTS,
     Request,
     graph_of,
     is_same,
-    is_small,
-    is_unchanged,
     json_of,
     note_of,
     plain_metadata,
 )
-from treering.adapters.langgraph_shadows import SHADOWS, shadowed, with_writes
-from treering.adapters.langgraph_values import DeltaSnapshot
+from treering.adapters.langgraph_shadows import shadowed, with_writes
 from treering.core.batch import ABSENT
 from treering.core.draft import Draft
 from treering.core.query import Erasure
@@ -41,7 +35,6 @@ from treering.errors import Conflict, ListMoved, RefMoved
 from treering.views.checkpoints import Checkpoint, new_checkpoint_id, write_checkpoint
 from treering.views.graph_ids import Place, step_id
 from treering.views.graphs import GRAPH, Graphs, Step, graph_head
-from treering.views.values import write_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,11 +43,8 @@ if TYPE_CHECKING:
     from treering.core.batch import Expect, Receipt
     from treering.core.clock import Clock
     from treering.store import Store
-    from treering.views.checkpoints import StateValue, Stretch
 
 _TRIES: Final = 8
-_OWN_CHANNELS: Final = ("branch:", "__")
-"""What the names of LangGraph's own channels begin with; their small values lie in the checkpoint's row."""
 
 
 class Scribe:
@@ -194,65 +184,19 @@ class Scribe:
         """Put all of a checkpoint but the head into a draft."""
         checkpoint = request.checkpoint
         before = parent.step if parent is not None else None
-        state: dict[str, StateValue] = {}
-        lists: dict[str, Stretch] = {}
-        known = dict(parent.lists) if parent is not None else {}
-        graph = graph_of(place, request, values)
-        inline: dict[str, Any] = {}
-        message_lists: list[str] = []
-        delta: list[str] = []
-        for channel, given in checkpoint["channel_values"].items():
-            value = given
-            if type(given) is DeltaSnapshot:
-                value = given.value
-                delta.append(channel)
-            elif before is not None and is_unchanged(before, channel, request):
-                if channel in before.checkpoint.lists:
-                    lists[channel] = before.checkpoint.lists[channel]
-                    if channel in before.graph.get(MESSAGE_LISTS, ()):
-                        message_lists.append(channel)
-                    continue
-                if channel in before.checkpoint.state:
-                    state[channel] = before.checkpoint.state[channel]
-                    continue
-            if channel.startswith(_OWN_CHANNELS) and is_small(value):
-                inline[channel] = value
-                continue
-            if is_list(values, value, known.get(channel)):
-                grown = write_list(
-                    draft,
-                    self._engine,
-                    values,
-                    known.get(channel),
-                    value,
-                    scope=place.scope,
-                    recent=self._memory.recent,
-                    is_tail=is_tail,
-                )
-                known[channel] = grown
-                lists[channel] = grown.stretch
-                if grown.is_messages:
-                    message_lists.append(channel)
-            else:
-                known.pop(channel, None)
-                state |= _write_value(draft, values, before, channel, value, place.scope)
-        shadows: list[str] = []
+        channels = Channels(
+            draft,
+            self._engine,
+            values,
+            parent,
+            scope=place.scope,
+            recent=self._memory.recent,
+            is_tail=is_tail,
+        )
+        channels.write(request)
         for channel in shadowed(before, request.metadata, checkpoint["channel_values"]) if before else ():
-            grown = self._shadow(draft, values, place, parent, channel, is_tail=is_tail)
-            if grown is not None:
-                known[channel] = grown
-                lists[channel] = grown.stretch
-                message_lists.append(channel)
-                shadows.append(channel)
-        for name, found in (
-            (INLINE, inline),
-            (MESSAGE_LISTS, message_lists),
-            (DELTA, delta),
-            (SHADOWS, shadows),
-            (APART_LISTS, [name for name in lists if name in known and known[name].is_apart]),
-        ):
-            if found:
-                graph[name] = found
+            self._write_shadow(channels, values, parent, channel)
+        graph = graph_of(place, request, values) | channels.told()
         made = (None if is_fresh else step_id(place, checkpoint["id"])) or new_checkpoint_id(self._clock)
         step = request.metadata.get("step")
         saved = Checkpoint(
@@ -262,23 +206,21 @@ class Scribe:
             parent=before.checkpoint.id if before is not None else None,
             step=step if type(step) is int else (before.checkpoint.step + 1 if before is not None else 0),
             created_at_us=made[1],
-            lists=lists,
-            state=state,
+            lists=channels.lists,
+            state=channels.state,
             metadata={**plain_metadata(values, request.metadata), GRAPH: graph},
             note=note_of(request.metadata),
         )
         for number, writes in enumerate(riding):
             write_event(draft, writes, number)
         write_checkpoint(draft, saved, scope=place.scope, metadata=json_of(saved.metadata))
-        return Base(Step(checkpoint=saved, seq=0), known)
+        return Base(Step(checkpoint=saved, seq=0), channels.known)
 
-    def _shadow(
-        self, draft: Draft, values: Values, place: Place, parent: Base | None, channel: str, *, is_tail: bool
-    ) -> Known | None:
+    def _write_shadow(self, channels: Channels, values: Values, parent: Base | None, channel: str) -> None:
         """A delta channel of messages with what was written on the parent (see `langgraph_shadows`)."""
         writes = None if parent is None else self._memory.written(parent.step, channel)
         if parent is None or writes is None:
-            return None
+            return
         before = parent.lists.get(channel)
         stretch = parent.step.checkpoint.lists.get(channel)
         if stretch is None:
@@ -286,13 +228,8 @@ class Scribe:
         elif before is None or before.stretch != stretch:
             before = read_list(self._engine, self._space, values, parent.step, channel)
         items = with_writes(before.items if before is not None else [], writes, channel)
-        if not items:
-            return None
-        recent = self._memory.recent
-        scope = place.scope
-        return write_list(
-            draft, self._engine, values, before, items, scope=scope, recent=recent, is_tail=is_tail
-        )
+        if items:
+            channels.write_shadow(channel, before, items)
 
     def _move_head(
         self, draft: Draft, place: Place, step: Step, parent: Base | None, *, is_known: bool
@@ -331,10 +268,3 @@ class Scribe:
                 start = before.stretch.length if before is not None else 0
                 self._memory.recent.forget(known.held[start : known.stretch.length])
         return step
-
-
-def _write_value(
-    draft: Draft, values: Values, before: Step | None, channel: str, value: Any, scope: str
-) -> dict[str, StateValue]:
-    known = before.checkpoint.state if before is not None else {}
-    return write_state(draft, known, {channel: values.plain(value)}, scope=scope)

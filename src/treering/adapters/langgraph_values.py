@@ -52,7 +52,8 @@ class Values:
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self.serde = serde
-        self._is_readable = type(serde) is JsonPlusSerializer
+        self.is_readable = type(serde) is JsonPlusSerializer
+        """Whether values may be looked into: with any other serializer, all of them are its own business."""
 
     def takes(self, value: Any) -> bool:
         """Whether a value is stored as a message."""
@@ -60,7 +61,7 @@ class Values:
 
     def plain(self, value: Any) -> Any:
         """The value itself where it can be stored as it is, else packed."""
-        if self._is_readable:
+        if self.is_readable:
             try:
                 encode(value)
             except Unencodable:
@@ -71,7 +72,7 @@ class Values:
 
     def encode(self, value: Any) -> Content:
         """A value as content."""
-        if self._is_readable:
+        if self.is_readable:
             try:
                 return encode(value, keep_order=True)
             except Unencodable:
@@ -100,7 +101,7 @@ class Values:
 
     def encode_message(self, message: BaseMessage, known: Likeness) -> Content:
         """A message as content, from a likeness of it."""
-        if not self._is_readable:
+        if not self.is_readable:
             return encode(self.packed(message))
         plain = to_plain(type(message), known)
         try:
@@ -130,7 +131,7 @@ class Values:
         )
 
     def _load(self, packed: Packed) -> Any:
-        if self._is_readable and packed.form not in _SAFE:
+        if self.is_readable and packed.form not in _SAFE:
             return {"form": packed.form, "data": packed.data}
         return self.serde.loads_typed((packed.form, packed.data))
 
