@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from tests.cli.test_threads import ids
 
 import treering
@@ -35,6 +37,16 @@ class TestForkAndRewind:
         ran = treering_("fork", "support/alice", "support/alice-bolder")
         assert ran.code == 4
         assert "exists already" in ran.err
+
+    def test_what_it_says_to_do_can_be_pasted(self, run, tmp_path):
+        with treering.open(tmp_path / ".treering", durability="fast") as store:
+            for text in ("one", "two", "three"):
+                store.thread("it's mine", "bob").append(text)
+        mine = ("it's mine", "--user-namespace", "bob")
+        undo = run("rewind", mine[0], 0, *mine[1:]).out.splitlines()[-1].removeprefix("to undo: treering ")
+        assert run(*shlex.split(undo)).out.startswith("it's mine: step 0 -> 2")
+        older = run("log", *mine, "--limit", 1).out.splitlines()[1].partition("older moments: treering ")[2]
+        assert len(run(*shlex.split(older)).out.splitlines()) == 3
 
     def test_a_rewind_says_what_is_left_behind_and_how_to_undo_it(self, treering_, desk):
         before = ids(desk)

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.cli.console import clean
-from treering.cli.telling import as_json, message_count, one_line, short_ids, speaker, when, words
+from treering.cli.telling import as_json, message_count, one_line, pasteable, short_ids, speaker, when, words
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -50,8 +50,8 @@ class _Drawing:
         growth = self._growth
         tree = Tree(_title(growth))
         if growth.older is not None:
-            more = f"… older moments: treering log {growth.thread.id} --before {growth.older}"
-            tree.add(Text(clean(more), style="dim"))
+            more = f"… older moments: {pasteable('log', growth.thread, '--before', growth.older)}"
+            tree.add(Text(more, style="dim"))
         roots = self._children.get(None, [])
         waiting: list[tuple[Tree, Checkpoint]] = []
         for each in roots:  # a fork that was rewound to before its beginning has several

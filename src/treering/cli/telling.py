@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from treering.views.checkpoints import Checkpoint
+    from treering.views.directory import ThreadInfo
 
 _LINE: Final = 72
 
@@ -32,6 +33,14 @@ def raw(value: Any) -> Any:
     from treering.core.encoding import encode_json
 
     return msgspec.Raw(encode_json(value, keep_order=True))
+
+
+def pasteable(verb: str, thread: ThreadInfo, *words: str) -> str:
+    """A command about a thread, for a shell."""
+    import shlex
+
+    whose = ("--user-namespace", thread.namespace) if thread.namespace else ()
+    return clean(shlex.join(["treering", verb, thread.id, *words, *whose]))
 
 
 def speaker(message: Any) -> str:

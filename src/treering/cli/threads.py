@@ -20,7 +20,7 @@ from treering.cli.options import (
     UserNamespaceOption,
     takes_store,
 )
-from treering.cli.telling import message_count, one_line, raw, summary, when
+from treering.cli.telling import message_count, one_line, pasteable, raw, summary, when
 
 if TYPE_CHECKING:
     from treering.store import Store
@@ -269,7 +269,7 @@ def rewind(
         for each in left[:_LEFT_SHOWN]
     ]
     lines += [f"  ... and {len(left) - _LEFT_SHOWN} more"] if len(left) > _LEFT_SHOWN else []
-    lines += [f"to undo: treering rewind {clean(info.id)} {before.id}"] if left else []
+    lines += [f"to undo: {pasteable('rewind', info, before.id)}"] if left else []
     if restored is not None and files is not None:
         from treering.cli.workspaces import restored_lines
 
