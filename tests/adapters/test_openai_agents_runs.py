@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from agents import Agent, RunHooks, Runner, function_tool
 from agents.testing import ScriptedModel, assistant_message, function_call
+from pydantic import BaseModel
 
 import treering
 from tests.adapters import openai_worker
@@ -19,6 +20,11 @@ from tests.adapters.openai_items import QUIET, say
 from treering.adapters.openai_agents import UNFINISHED, TreeringSession
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+class Order(BaseModel):
+    number: int
+    sent: bool
 
 
 @pytest.fixture
@@ -152,6 +158,37 @@ def test_tools_that_a_person_allowed_are_saved_as_they_end_and_kept_once(store, 
     assert outputs == ["a", "b", "c"]
     assert len(items) == 1 + 3 + 3 + 1
     assert UNFINISHED not in store.thread("s").load().state
+
+
+def test_a_result_of_a_declared_type_is_saved_as_the_runner_saves_it(store):
+    @function_tool(output_type=Order)
+    def look_up(number: int) -> Order:
+        """Look an order up."""
+        if number == 8:
+            raise LookupError(number)
+        return Order(number=number, sent=True)
+
+    early = {}
+
+    class Own(RunHooks):
+        async def on_tool_end(self, *_):
+            for item in await TreeringSession("s", store).get_items():
+                if "output" in item:
+                    early[item["call_id"]] = item["output"]
+
+    async def main():
+        calls = [function_call("look_up", {"number": number}, call_id=str(number)) for number in (7, 8)]
+        agent = Agent(
+            name="desk", model=ScriptedModel([calls, [assistant_message("Done.")]]), tools=[look_up]
+        )
+        session = TreeringSession("s", store)
+        hooks = session.checkpoint_after_tool_call(Own())
+        await Runner.run(agent, "Where are 7 and 8?", session=session, hooks=hooks, run_config=QUIET)
+        return {item["call_id"]: item["output"] for item in await session.get_items() if "output" in item}
+
+    late = asyncio.run(main())
+    assert early["7"] == late["7"] == '{"number":7,"sent":true}'
+    assert "error" in early["8"]
 
 
 def test_an_unfinished_turn_is_read_and_then_kept_once(store):

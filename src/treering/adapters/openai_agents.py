@@ -40,8 +40,10 @@ try:
         SessionSettings,
         Tool,
         TResponseInputItem,
+        UserError,
     )
     from agents.tool_context import ToolContext
+    from openai.types.responses import ResponseFunctionToolCall
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] in {"agents", "openai"}:
         raise MissingExtra("treering.adapters.openai_agents", "openai-agents") from error
@@ -248,7 +250,7 @@ class _ToolCheckpoints(RunHooks[Any]):
         self, context: RunContextWrapper[Any], agent: Agent[Any], tool: Tool, result: object
     ) -> None:
         if isinstance(context, ToolContext) and context.tool_call is not None:
-            output = cast("Item", ItemHelpers.tool_call_output_item(context.tool_call, result))
+            output = _output_item(context.tool_call, tool, result)
             response = self._responses.pop(context.tool_call_id, [])
             await self._session.save_tool_result(response, output, tool=tool.name)
         await self._hooks.on_tool_end(context, agent, tool, result)
@@ -275,6 +277,20 @@ class _ToolCheckpoints(RunHooks[Any]):
 
     async def on_tool_start(self, context: RunContextWrapper[Any], agent: Agent[Any], tool: Tool) -> None:
         await self._hooks.on_tool_start(context, agent, tool)
+
+
+def _output_item(call: ResponseFunctionToolCall, tool: Tool, result: object) -> Item:
+    """A tool's result as the runner will save it; the type that the tool declares says how."""
+    try:
+        made = ItemHelpers.tool_call_output_item(
+            call,
+            result,
+            output_json_schema=getattr(tool, "output_json_schema", None),
+            output_type_adapter=getattr(tool, "_output_type_adapter", None),
+        )
+    except UserError:  # not of that type: what the tool said when it failed
+        made = ItemHelpers.tool_call_output_item(call, result)
+    return cast("Item", made)
 
 
 def _unfinished(moment: Moment | None) -> dict[str, Any]:
