@@ -210,6 +210,18 @@ def test_a_graph_goes_on_from_each_moment(store):
     assert len(finals) == 1
 
 
+def test_a_fork_goes_on_when_its_origin_has_moved_on(store):
+    final = run(TreeringSaver(store), 6).get_state(config()).values["messages"]
+    for number, moment in enumerate(store.thread("alice").history()):
+        store.thread("alice").fork(f"fork-{number}", at=moment)
+    store.gc(grace_seconds=0)
+    for number in range(len(list(store.thread("alice").history()))):
+        graph = agent(TreeringSaver(store), 6)
+        if graph.get_state(config(f"fork-{number}")).next:
+            graph.invoke(None, config(f"fork-{number}"))
+        assert graph.get_state(config(f"fork-{number}")).values["messages"] == final
+
+
 def test_a_serializer_of_ones_own_is_given_everything_whole(store):
     class Own:
         def dumps_typed(self, value):
