@@ -131,9 +131,7 @@ def save_checkpoint(call: Call[Where, NewMoment]) -> MomentLine:
             )
     if body.append is not None:
         if body.messages is not None or body.lists is not None or body.pending_interrupt is not None:
-            raise InvalidInput(
-                "append goes with state, metadata, note and tags; for the rest, give messages"
-            )
+            raise InvalidInput("append goes with state, metadata, note and tags; for the rest, give messages")
         saved = thread.append(
             *body.append,
             state=body.state,
