@@ -25,6 +25,7 @@ from tests.adapters.adk_talk import ENGINES, open_store, said, texts
 from tests.adapters.adk_worker import Scripted, numbers, run
 from treering.adapters.adk import TreeringArtifactService, TreeringSessionService, thread_id_of
 from treering.adapters.transcripts import Vetoed
+from treering.errors import Forbidden
 from treering.store import Store
 
 ALICE: dict[str, Any] = {"app_name": "shop", "user_id": "alice"}
@@ -44,6 +45,30 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 class TestOnAStore:
+    def test_a_deletion_that_was_cut_short_is_finished_by_the_next(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By a crash between its two steps, or by a key that may write but not erase."""
+        names: dict[str, Any] = {**ALICE, "session_id": "s"}
+
+        def refuse(*_: Any) -> None:
+            raise Forbidden("this key may not erase")
+
+        async def go() -> None:
+            sessions = TreeringSessionService(store)
+            await sessions.create_session(**ALICE, session_id="other")
+            before = store.engine.stats(store.space).events
+            await sessions.append_event(await sessions.create_session(**names), said("secret"))
+            with monkeypatch.context() as patch:
+                patch.setattr(store.engine, "erase", refuse)
+                with pytest.raises(Forbidden):
+                    await sessions.delete_session(**names)
+            assert await sessions.get_session(**names) is None
+            await sessions.delete_session(**names)
+            assert store.engine.stats(store.space).events == before
+
+        asyncio.run(go())
+
     def test_a_session_made_while_its_namesake_is_erased_stays(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:

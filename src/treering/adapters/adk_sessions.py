@@ -128,6 +128,8 @@ class Sessions:
         for _ in range(_TRIES):
             head = transcript.head()
             if head is None:
+                if transcript.newest() is not None:  # unlisted by a call that did not come further
+                    transcript.erase()
                 return
             try:
                 transcript.unlist(head)
