@@ -24,7 +24,7 @@ from treering.errors import Corrupt, NotFound
 from treering.views.graph_ids import Place, step_id, writes_key
 from treering.views.graph_steps import Step, Written
 from treering.views.graph_steps import place_of as place_of_step
-from treering.views.graphs import BEGUN, Graphs
+from treering.views.graphs import BEGUN, HOLDER, Graphs
 from treering.views.values import read_state
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class Reader:
                 value = values.unpacked(place)
             elif form == "l":
                 value = [values.decode_message(next(contents)) for _ in place]
-            elif form == "h":
+            elif form == HOLDER:
                 value = next(contents)
                 inside = [
                     [values.decode_message(next(contents)) for _ in range(count + len(rest))]
@@ -345,7 +345,7 @@ def _runs(positions: list[int]) -> list[tuple[int, int]]:
 def _places(form: str, place: Any, batch: str) -> list[Address | Spot]:
     if form == "v":
         return []
-    if form == "h":
+    if form == HOLDER:
         return [place_of(place[0], batch), *(each for begun in place[1] for each in _begun(begun, batch))]
     if form in BEGUN:
         return _begun(place, batch)

@@ -10,13 +10,13 @@ that is filled again is what was given.
 from __future__ import annotations
 
 from copy import copy
-from itertools import count
+from operator import is_
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from treering.adapters.langchain_messages import MESSAGE_CLASSES, kind_of
-from treering.adapters.langgraph_values import Packed
+from treering.adapters.langchain_messages import kind_of
+from treering.adapters.langgraph_values import Packed, is_list_of_messages
 from treering.core.encoding import codecs
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def holed(
     """A value without the lists that ``find`` knows, and what it says of each; ``None`` if it knows none."""
     if not values.is_readable or not may_hold(value):
         return None
-    for number in count():
+    number = 0
+    while True:
         mark = f"treering-list-{number}-"
         found: list[Found] = []
 
@@ -67,13 +68,14 @@ def holed(
             found.append(known)
             return f"{mark}{len(found) - 1}"
 
-        plain = values.plain(_walked(value, _is_message_list, marked))
+        with_marks = _walked(value, is_list_of_messages, marked)
         if not found:
             return None
+        plain = values.plain(with_marks)
         data = plain.data if type(plain) is Packed else values.encode(plain).data
         if data.count(mark.encode()) == len(found):
             return Holed(mark, plain), found
-    raise AssertionError  # pragma: no cover - there is always another number
+        number += 1
 
 
 def filled(values: Values, value: Holed, lists: Sequence[list[Any]]) -> Any:
@@ -98,17 +100,13 @@ def _walked(
         return value if all(changed[key] is each for key, each in value.items()) else changed
     if kind is list and not depth:
         items = [_walked(each, is_wanted, change, depth + 1) for each in value]
-        return value if all(map(_is, items, value)) else items
+        return value if all(map(is_, items, value)) else items
     if _is_send(kind):
         arg = _walked(value.arg, is_wanted, change, depth + 1)
         if arg is not value.arg:
             value = copy(value)
             value.arg = arg
     return value
-
-
-def _is(one: Any, other: Any) -> bool:
-    return one is other
 
 
 def may_hold(value: Any) -> bool:
@@ -121,12 +119,3 @@ def may_hold(value: Any) -> bool:
 
 def _is_send(kind: type) -> bool:
     return kind.__name__ == "Send" and kind.__module__ == "langgraph.types"
-
-
-def _is_message_list(value: Any) -> bool:
-    return (
-        kind_of(value) is list
-        and bool(value)
-        and kind_of(value[0]) in MESSAGE_CLASSES
-        and MESSAGE_CLASSES.issuperset(map(kind_of, value))
-    )

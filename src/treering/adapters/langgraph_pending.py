@@ -27,7 +27,7 @@ from treering.core.content import Content
 from treering.core.encoding import decode, encode_json
 from treering.views.checkpoints import MAX_ROW_BYTES
 from treering.views.graph_ids import Place, writes_key
-from treering.views.graphs import BEGUN, WRITES
+from treering.views.graphs import BEGUN, HOLDER, WRITES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -139,7 +139,7 @@ def taken(
         elif is_list_of_messages(value):
             entries.append((channel, index, "l", [pending(each) for each in value]))
         elif (parts := holed(values, value, partial(begun, None))) is not None:
-            entries.append((channel, index, "h", (values.encode(parts[0]), [*map(apart, parts[1])])))
+            entries.append((channel, index, HOLDER, (values.encode(parts[0]), [*map(apart, parts[1])])))
         else:
             content = values.encode(value)
             is_small = content.kind == "json" and len(content.data) <= _SMALL
@@ -189,7 +189,7 @@ def write_event(draft: Draft, writes: TaskWrites, number: int) -> None:
             entries.append([channel, index, form, [put(each) for each in value]])
         elif form in BEGUN:
             entries.append([channel, index, form, put_begun(value)])
-        elif form == "h":
+        elif form == HOLDER:
             content, lists = value
             entries.append([channel, index, form, [put(content), [put_begun(each) for each in lists]]])
         elif form == "s":

@@ -24,7 +24,7 @@ from treering.errors import Conflict, InvalidInput
 from treering.views.checkpoints import KIND, Checkpoint, Stretch, Value, new_checkpoint_id, write_checkpoint
 from treering.views.graph_ids import Place, step_id, writes_key
 from treering.views.graph_steps import GRAPH, Step
-from treering.views.graphs import BEGUN, WRITES, Graphs, graph_head
+from treering.views.graphs import BEGUN, HOLDER, WRITES, Graphs, graph_head
 from treering.views.journal import CLEANED, DELETED, LEDGER
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class _Copying:
                 return [moved(each) for each in place]
             if form in BEGUN:
                 return moved_begun(place)
-            if form == "h":
+            if form == HOLDER:
                 return [moved(place[0]), [moved_begun(each) for each in place[1]]]
             return moved(place)
 

@@ -143,7 +143,7 @@ def closed_serde(*allowed: type | tuple[str, str]) -> JsonPlusSerializer:
 
 def is_list_of_messages(value: Any) -> TypeGuard[list[BaseMessage]]:
     """Whether something is a list of messages that are stored as such, and not empty."""
-    return kind_of(value) is list and bool(value) and set(map(kind_of, value)) <= MESSAGE_CLASSES
+    return kind_of(value) is list and bool(value) and MESSAGE_CLASSES.issuperset(map(kind_of, value))
 
 
 __all__ = ["DeltaSnapshot", "Packed", "Values", "closed_serde", "is_list_of_messages"]

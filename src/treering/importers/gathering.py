@@ -14,7 +14,7 @@ from msgspec import structs
 
 from treering.core.address import Address, ListAt, SlotAt, parse_address, slot_address
 from treering.core.content import Content
-from treering.views.graphs import BEGUN, WRITES
+from treering.views.graphs import BEGUN, HOLDER, WRITES
 
 if TYPE_CHECKING:
     from treering.core.batch import Event
@@ -69,7 +69,7 @@ def _taken_out(engine: Engine, space: str, record: Record, contents: dict[Addres
             entry[3] = [own(each) for each in entry[3]]
         elif entry[2] in BEGUN:
             entry[3] = own_begun(entry[3])
-        elif entry[2] == "h":
+        elif entry[2] == HOLDER:
             entry[3] = [own(entry[3][0]), [own_begun(each) for each in entry[3][1]]]
         elif entry[2] != "v":
             entry[3] = own(entry[3])

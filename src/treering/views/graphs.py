@@ -38,6 +38,8 @@ WRITES: Final = "writes"
 """The kind of the events that hold what tasks wrote."""
 BEGUN: Final = ("p", "q")
 """The forms of a list that is written as ``[id of a list, length of its beginning, places of the rest]``."""
+HOLDER: Final = "h"
+"""The form of a value with such lists inside: its own place, and those of the lists."""
 
 _PAGE: Final = 500
 _PLACES: Final = 4096
