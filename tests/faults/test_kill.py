@@ -29,6 +29,7 @@ DEATHS = {
     "commit.begin": "commits",
     "commit.before_commit": "commits",
     "commit.after_commit": "commits",
+    "settle.before_commit": "settles",
     "stage.before_commit": "stages",
     "pack.write": "stages",
     "pack.written": "stages",
@@ -72,8 +73,8 @@ FATES = {"commit.begin": "absent", "commit.before_commit": "absent", "commit.aft
 ONCE = {"opens"}
 """Scenarios that pass their failpoints once: tables are made once, and `tests/migrations` kills upgrades."""
 
-SQLITE_ONLY = {"backup.copied"}
-"""Failpoints of a snapshot, which PostgreSQL leaves to others."""
+SQLITE_ONLY = {"backup.copied", "settle.before_commit"}
+"""Failpoints of a snapshot, which PostgreSQL leaves to others, and of commits that are fresh at first."""
 
 
 def test_every_failpoint_has_a_death():
@@ -138,6 +139,16 @@ def after_commits(place: Place, account: Account) -> None:
     leaves_nothing_behind(place)
     with place.open() as store:
         assert total(store.engine) == sum(batch.startswith("batch-") for batch in account.tried)
+
+
+def after_settles(place: Place, account: Account) -> None:
+    """What was acknowledged is there once, whoever brings it into its tables, and in order."""
+    with place.open() as store:
+        assert [record.event.id for record in store.engine.scan(SPACE, EventQuery()).records] == [
+            event.id for batch in account.tried for event in batch_of(batch).events
+        ]
+    keeps_its_word(place, account)
+    leaves_nothing_behind(place)
 
 
 def after_sweeps(place: Place, account: Account) -> None:
@@ -239,6 +250,7 @@ def after_backs_up(place: Place, failpoint: str, nth: int, tmp_path: Path) -> No
 
 AFTERWARDS = {
     "commits": after_commits,
+    "settles": after_settles,
     "stages": after_commits,
     "sweeps": after_sweeps,
     "retains": after_retains,

@@ -25,6 +25,7 @@ from tests.faults.loads import SPACE, checkpoint, linking, load, pieces, thread_
 from treering.core import failpoints
 from treering.core.batch import Batch
 from treering.core.draft import Draft
+from treering.core.query import EventQuery
 from treering.core.retention import Keep
 from treering.store import Store
 from treering.testing.batches import event, events, noise
@@ -78,6 +79,14 @@ def commits(victim: Victim, rounds: int) -> None:
     """Batches one after the other."""
     for number in range(rounds):
         victim.commit(load(number))
+
+
+def settles(victim: Victim, rounds: int) -> None:
+    """Ordinary commits, which settle when they are read."""
+    for number in range(rounds):
+        for moment in range(5):
+            victim.commit(checkpoint(5 * number + moment))
+        victim.store.engine.scan(SPACE, EventQuery())
 
 
 def stages(victim: Victim, rounds: int) -> None:
@@ -214,6 +223,7 @@ SCENARIOS: dict[str, Callable[[Victim, int], None]] = {
     scenario.__name__: scenario
     for scenario in (
         commits,
+        settles,
         stages,
         sweeps,
         retains,

@@ -121,7 +121,7 @@ def test_a_transaction_that_fails_leaves_what_is_remembered_as_it_was(mine, monk
 
     with monkeypatch.context() as patch:
         patch.setattr("treering.engines.relational.engine.write_group", fail)
-        patch.setattr("treering.engines.sqlite.engine.write_ordinary", fail)
+        patch.setattr("treering.engines.sqlite.shortcut.insert_of", fail)
         with pytest.raises(RuntimeError, match="in the middle"):
             append(mine, 1)
         with pytest.raises(RuntimeError, match="in the middle"):

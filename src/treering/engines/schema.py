@@ -23,7 +23,7 @@ from treering.errors import InvalidInput, MissingExtra, NewerStore
 
 Dialect = Literal["sqlite", "postgresql"]
 
-SCHEMA_VERSION: Final = "0003"
+SCHEMA_VERSION: Final = "0004"
 """The newest migration; what the tables in `engines.tables` are."""
 
 FORMAT: Final = "1"

@@ -52,8 +52,8 @@ thread has an index of its own.
 metadata: Final = MetaData(naming_convention={"uq": "%(table_name)s_%(column_0_N_name)s_key"})
 """The tables of both databases."""
 
-postgres_metadata: Final = MetaData()
-"""The tables that only PostgreSQL has."""
+own_metadata: Final = {"postgresql": MetaData(), "sqlite": MetaData()}
+"""The tables that only one of them has."""
 
 _Number = BigInteger().with_variant(Integer(), "sqlite")
 _Name = Text(collation="C").with_variant(Text(), "sqlite")
@@ -63,7 +63,7 @@ _Name = Text(collation="C").with_variant(Text(), "sqlite")
 def metadata_for(dialect: str) -> MetaData:
     """All tables of a database: ``sqlite`` or ``postgresql``."""
     merged = MetaData(naming_convention=metadata.naming_convention)
-    for each in (metadata, postgres_metadata) if dialect == "postgresql" else (metadata,):
+    for each in (metadata, own_metadata[dialect]):
         for table in each.tables.values():
             table.to_metadata(merged)
     return merged
@@ -352,11 +352,21 @@ text = Table(
 # the collection is. The lexemes (words or three-letter pieces) are cut by our own code: no extension needed.
 fts = Table(
     "fts",
-    postgres_metadata,
+    own_metadata["postgresql"],
     Column("no", BigInteger(), primary_key=True, autoincrement=False),
     _number("collection"),
     _name("namespace"),
     Column("terms", TSVECTOR(), nullable=False),
     Index("fts_terms", "terms", postgresql_using="gin"),
     Index("fts_namespace", "collection", "namespace"),
+)
+
+# Commits that were not brought into the tables above yet (see `sqlite.fresh`).
+fresh = Table(
+    "fresh",
+    own_metadata["sqlite"],
+    Column("slot", Integer(), primary_key=True, autoincrement=False),
+    _number("no"),
+    _number("space"),
+    _bytes("rows"),
 )

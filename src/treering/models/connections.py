@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event
 from sqlalchemy.pool import NullPool
 from sqlmodel import Session
 
@@ -82,6 +82,8 @@ def open_session(store: Store) -> ReadingSession:
         poolclass=NullPool,
         isolation_level="AUTOCOMMIT",  # no transaction outlives its question
     )
+    if dialect == "sqlite":
+        event.listen(sql, "before_cursor_execute", lambda *_: engine.settle())
     reading: Any = sql.dialect
     reading.treering_payloads = _Payloads(store)
     return ReadingSession(sql, expire_on_commit=False)

@@ -75,6 +75,8 @@ class Current:
         self.objects: set[str] = set()
         self.bodies: set[tuple[str, int]] = set()
         self.commit_numbers: list[int] = []
+        self.written = 0
+        """How many of these numbers the group has taken."""
         self.list_numbers: dict[str, int] = {}
         self.scope_numbers: dict[str, int] = {}
         """Numbers kept ready for rows that do not exist yet."""

@@ -51,6 +51,7 @@ class Memory:
     """What is remembered of one space, and the counters at which it was so."""
 
     __slots__ = (
+        "behind_no",
         "bodies",
         "commit_no",
         "commit_numbers",
@@ -72,8 +73,8 @@ class Memory:
         self.committed_at_us: int = 0
         self.doubts = 0
         """How many commits more have to find everything as it was left before one is decided unasked."""
-        self.commit_no = 0
-        """The number of the last ordinary commit, if nothing came behind it here."""
+        self.behind_no = self.commit_no = 0
+        """The number of the last commit here, and the one that was the greatest before it."""
         self.commit_numbers: list[int] = []
         self.scopes: dict[str, int] = {}
         self.refs: dict[str, RefState] = {}
@@ -114,7 +115,8 @@ class Memory:
             else:
                 self.refs.pop(name, None)
         self.hold(current.bodies, current.objects)
-        self.commit_no = 0
+        self.behind_no = current.commit_numbers[0] - 1
+        self.commit_no = self.behind_no + current.written
         self.commit_numbers = current.commit_numbers[batches:]
         self.committed_at_us = current.committed_at_us
         self.seq = current.seq
@@ -142,6 +144,12 @@ class Remembered:
         if memory is None:
             memory = self._spaces[space] = Memory(counters_first=self._counters_first)
         return memory
+
+    def doubt_others(self, space: int) -> None:
+        """Take nothing for granted that is remembered of other spaces: someone else has committed."""
+        for number, memory in list(self._spaces.items()):
+            if number != space:
+                memory.seq = -1
 
     def forget(self, space: int) -> None:
         """Remember nothing of a space; a commit that is under way keeps what it has."""

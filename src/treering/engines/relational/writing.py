@@ -78,9 +78,10 @@ def write_group(
     With ``all_new``, events are taken to be new without waiting to learn it, which saves an exchange with
     a server; where one is not, the transaction fails and the caller repeats it without.
     """
+    current.written = len(accepted)
     session.tell(*current.advanced())
     scopes = _new_scopes(session, current, accepted)
-    rows = _Rows()
+    rows = Rows()
     for each, commit_no in zip(accepted, current.commit_numbers, strict=False):
         rows.add(each, current.space, commit_no, current.now_us, scopes, current.list_numbers)
     rows.tell(session)
@@ -96,42 +97,16 @@ def write_group(
     return receipts
 
 
-def write_ordinary(
-    session: Session, space: int, each: Accepted, *, commit_no: int, now_us: int, scopes: dict[str, int]
-) -> bool:
-    """Write one batch that brings no scope, list or text that is new.
-
-    Gives back whether all its events were new; if not, the transaction must not be committed.
-    """
-    rows = _tell_ordinary(session, space, each, commit_no, now_us, scopes)
-    if rows.events and not _insert_events(session, rows.events, all_new=False):
-        return False
-    if each.prepared.deltas:
-        add_to_rollups(session, space, each.prepared.deltas)
-    return True
-
-
-def tell_ordinary(
-    session: Telling, space: int, each: Accepted, *, commit_no: int, now_us: int, scopes: dict[str, int]
-) -> None:
-    """The same for one that has no totals, without waiting for an answer: fails where an event is not new."""
-    rows = _tell_ordinary(session, space, each, commit_no, now_us, scopes)
+def write_rows(session: Telling, space: int, rows: Rows) -> None:
+    """Write the rows of commits of one space that were accepted before: each of their events is new."""
+    (_, _, _, _, last_seq, committed_at_us, _, _) = rows.commits[-1]
+    session.tell(_SPACE, (last_seq, committed_at_us, space))
+    rows.tell(session)
     for columns, picked in _by_shape(rows.events):
         session.tell_many(_event_sql(columns, ""), picked)
 
 
-def _tell_ordinary(
-    session: Telling, space: int, each: Accepted, commit_no: int, now_us: int, scopes: dict[str, int]
-) -> _Rows:
-    receipt = each.receipt
-    session.tell(_SPACE, (receipt.last_seq, receipt.committed_at_us, space))
-    rows = _Rows()
-    rows.add(each, space, commit_no, now_us, scopes, {})
-    rows.tell(session)
-    return rows
-
-
-class _Rows:
+class Rows:
     """The rows of a group, by table; where several batches change the same, the last one counts."""
 
     __slots__ = (
@@ -168,6 +143,7 @@ class _Rows:
         scopes: dict[str, int],
         new_lists: Container[str],
     ) -> None:
+        """Take in the rows of one batch."""
         prepared, receipt = each.prepared, each.receipt
         batch = prepared.batch
         first_seq, last_seq, at_us = receipt.first_seq, receipt.last_seq, receipt.committed_at_us
@@ -213,13 +189,17 @@ class _Rows:
                 self.items.append((key, kind, frame, address))
                 key += 1
 
+    def tell_objects(self, session: Telling) -> None:
+        """Write the objects alone."""
+        if self.objects:
+            session.tell_many(_OBJECT, self.objects)
+
     def tell(self, session: Telling) -> None:
         """Write all but the events."""
         session.tell_many(_COMMIT, self.commits)
         if self.runs:
             session.tell_many(RUN, self.runs)
-        if self.objects:
-            session.tell_many(_OBJECT, self.objects)
+        self.tell_objects(session)
         if self.bodies:
             session.tell_many(_BODY, self.bodies)
         if self.lists:

@@ -1,4 +1,4 @@
--- A fresh treering store on SQLite, schema 0003. Generated from src/treering/engines/tables.py;
+-- A fresh treering store on SQLite, schema 0004. Generated from src/treering/engines/tables.py;
 -- do not edit: change the tables, write a migration, and run: python scripts/generate.py
 
 CREATE TABLE meta (
@@ -207,11 +207,19 @@ CREATE TABLE text (
 );
 CREATE INDEX text_scope ON text (scope);
 
+CREATE TABLE fresh (
+  slot INTEGER NOT NULL,
+  no INTEGER NOT NULL,
+  space INTEGER NOT NULL,
+  rows BLOB NOT NULL,
+  PRIMARY KEY (slot)
+);
+
 CREATE TABLE alembic_version (
   version_num VARCHAR(32) NOT NULL,
   CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO alembic_version (version_num) VALUES ('0003');
+INSERT INTO alembic_version (version_num) VALUES ('0004');
 
 INSERT INTO meta (key, value) VALUES ('format', '1');
 

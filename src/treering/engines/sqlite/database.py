@@ -3,10 +3,10 @@
 Writers take turns: inside the process by a lock, between processes at a lock file (see `turns`), and
 ``BEGIN IMMEDIATE`` has the last word. SQLite's own busy handler starves some processes (it sleeps ever
 longer), so it is off, and who finds the database locked all the same tries again after a random moment of
-up to two milliseconds, until a deadline. Readers never wait
-for writers; each read transaction is short and ends before anything is given back, because an open one
-keeps the log from being recycled. A forked child drops the inherited connections without closing them
-(closing would touch the parent's locks) and opens its own.
+up to two milliseconds, until a deadline. Readers wait for no transaction of a writer, but who finds fresh
+commits (see `fresh`) lets them settle first; each read transaction is short and ends before anything is given
+back, because an open one keeps the log from being recycled. A forked child drops the inherited connections
+without closing them (closing would touch the parent's locks) and opens its own.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ import time
 import weakref
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from treering.engines.sqlite.failures import FAILURES, damaged, is_busy, translated
+from treering.engines.sqlite.failures import FAILURES, damaged, translated
+from treering.engines.sqlite.fresh import WIPE, settle
+from treering.engines.sqlite.patience import BUSY_SECONDS, RETRY_SECONDS, patiently
 from treering.engines.sqlite.session import SqliteSession
+from treering.engines.sqlite.transactions import Reading, Writing
 from treering.engines.sqlite.turns import Turns
 from treering.errors import Busy, Closed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from treering.core.clock import Clock
     from treering.engines.relational.session import Dialect
-    from treering.engines.sqlite.bundles import Bundle
 
 Durability = Literal["full", "fast"]
-Answer = TypeVar("Answer")
 
-BUSY_SECONDS: Final = 30.0
-RETRY_SECONDS: Final = 0.002
 
 _SYNCHRONOUS: Final[dict[Durability, str]] = {"full": "FULL", "fast": "NORMAL"}
 _STUMBLES: Final = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
@@ -70,6 +68,8 @@ class SqliteDatabase:
         self._watcher: sqlite3.Connection | None = None
         self._watching = threading.Lock()
         self._closed = False
+        self.patience = 0
+        """How many commits shall not be fresh, because they are read at once."""
 
     @property
     def dialect(self) -> Dialect:
@@ -82,34 +82,65 @@ class SqliteDatabase:
 
     def reading(self) -> AbstractContextManager[SqliteSession]:
         """A short read transaction."""
-        return _Reading(self, begins=True)
+        return Reading(self, begins=True)
 
     def asking(self) -> AbstractContextManager[SqliteSession]:
         """The same for one question: SQLite answers each of one moment."""
-        return _Reading(self, begins=False)
+        return Reading(self, begins=False)
 
     def writing(self, space: int | None = None) -> AbstractContextManager[SqliteSession]:  # noqa: ARG002 - one lock for all
         """A write transaction: the only one in this database, of any process."""
-        return _Writing(self)
+        return Writing(self)
 
-    def run(self, bundle: Bundle) -> bool:
-        """Run a bundle as a write transaction; whether it came through."""
+    def writing_fresh(self) -> AbstractContextManager[SqliteSession]:
+        """A write transaction that lets nothing settle, for fresh commits."""
+        return Writing(self, settles=False)
+
+    def run(self, sql: str, parameters: Sequence[Any]) -> int:
+        """One statement as such a transaction; how many rows it changed."""
         self.hold()
         try:
             session = self.write_session()
             self.turns.enter(BUSY_SECONDS)
-            return _patiently(lambda: session.bundles.run(bundle))
+            return patiently(lambda: session.run(sql, parameters))
         except FAILURES as error:
             raise translated(error, str(self.path)) from error
         finally:
             self.turns.leave()
             self.let_go()
 
+    def settle(self) -> None:
+        """Let what is fresh settle, for someone who reads."""
+        with self.writing():
+            pass
+
+    def settle_relaxed(self, session: SqliteSession) -> None:
+        """The same for whoever holds the write lock and has no transaction.
+
+        Nothing has to be synced: until the next sync, what settles is durable where it was.
+        """
+        self._sync("NORMAL")
+        try:
+            patiently(session.begin)
+            try:
+                settle(session)
+                session.commit()
+            except BaseException:
+                session.roll_back()
+                raise
+        finally:
+            self._sync(_SYNCHRONOUS[self._durability])
+
+    def _sync(self, mode: str) -> None:
+        # As a script: the statement takes effect when it is prepared, and a prepared one is kept.
+        self.writer().executescript(f"PRAGMA synchronous = {mode}")
+
     def tidy(self, *, secure: bool) -> None:
         """Give free pages back to the disk; when ``secure``, leave no old page in the log either."""
         with self.exclusively() as connection:
+            patiently(lambda: connection.execute(WIPE))
             # As a script, because a single execute frees a single page.
-            _patiently(lambda: connection.executescript("PRAGMA incremental_vacuum"))
+            patiently(lambda: connection.executescript("PRAGMA incremental_vacuum"))
             if secure:
                 self._truncate_log(connection)
 
@@ -173,7 +204,7 @@ class SqliteDatabase:
         )
         try:
             for setting in _SETTINGS:  # another process may just be making the database
-                _patiently(partial(connection.execute, setting))
+                patiently(partial(connection.execute, setting))
         except BaseException:
             connection.close()
             raise
@@ -181,8 +212,8 @@ class SqliteDatabase:
 
     def make_ready(self, connection: sqlite3.Connection) -> None:
         """Put a new database into the modes that cannot be changed once it has tables."""
-        _patiently(lambda: connection.execute("PRAGMA auto_vacuum = INCREMENTAL"))
-        _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+        patiently(lambda: connection.execute("PRAGMA auto_vacuum = INCREMENTAL"))
+        patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
 
     def change_count(self) -> int:
         """A number that changes when another connection commits."""
@@ -266,102 +297,6 @@ class SqliteDatabase:
         closed = self._closed
         self._start()
         self._closed = closed
-
-
-def _patiently(action: Callable[[], Answer]) -> Answer:
-    """Do something that needs a lock of the database, patiently but not for ever."""
-    try:
-        return action()
-    except sqlite3.OperationalError as error:
-        if not is_busy(error):
-            raise
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        time.sleep(random.uniform(0, RETRY_SECONDS))
-        try:
-            return action()
-        except sqlite3.OperationalError as error:
-            if not is_busy(error) or time.monotonic() > deadline:
-                raise
-
-
-class _Reading:
-    __slots__ = ("_begins", "_database", "_session")
-
-    def __init__(self, database: SqliteDatabase, *, begins: bool) -> None:
-        self._database = database
-        self._begins = begins
-
-    def __enter__(self) -> SqliteSession:
-        try:
-            self._session = session = self._database.take_reader()
-            try:
-                if self._begins:
-                    session.tell("BEGIN")
-            except BaseException:
-                session.connection.close()
-                raise
-        except FAILURES as error:
-            raise translated(error, str(self._database.path)) from error
-        return session
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        session = self._session
-        try:
-            if session.connection.in_transaction:  # some errors end it
-                session.tell("ROLLBACK" if kind else "COMMIT")
-        except FAILURES as failure:
-            session.connection.close()
-            raise translated(failure, str(self._database.path)) from failure
-        self._database.give_back(session)
-        if error is not None:
-            self._database.explain(error)
-
-
-class _Writing:
-    __slots__ = ("_database", "_session")
-
-    def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
-
-    def __enter__(self) -> SqliteSession:
-        database = self._database
-        database.hold()
-        try:
-            self._session = session = database.write_session()
-            database.turns.enter(BUSY_SECONDS)
-            _patiently(session.begin)
-        except BaseException as error:
-            database.turns.leave()
-            database.let_go()
-            if isinstance(error, FAILURES):
-                raise translated(error, str(database.path)) from error
-            raise
-        return session
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        database = self._database
-        try:
-            if kind is None:
-                self._session.commit()
-            else:
-                self._roll_back()
-        except FAILURES as failure:
-            self._roll_back()
-            raise translated(failure, str(database.path)) from failure
-        finally:
-            database.turns.leave()
-            database.let_go()
-        if error is not None:
-            database.explain(error)
-
-    def _roll_back(self) -> None:
-        if self._session.connection.in_transaction:
-            self._session.connection.execute("ROLLBACK")
 
 
 _open_databases: Final[weakref.WeakSet[SqliteDatabase]] = weakref.WeakSet()

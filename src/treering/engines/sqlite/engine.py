@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 
 from treering import files
 from treering.core.clock import SystemClock
 from treering.core.engine import Caps
-from treering.core.failpoints import declare, hit, is_armed
+from treering.core.failpoints import declare, hit
 from treering.core.ids import new_id
 from treering.core.records import Problem
 from treering.engines import schema
-from treering.engines.relational.engine import BEFORE_COMMIT, RelationalEngine
+from treering.engines.relational.engine import RelationalEngine
 from treering.engines.relational.objects import Objects
-from treering.engines.relational.writing import tell_ordinary, write_ordinary
-from treering.engines.sqlite.bundles import Bundle
 from treering.engines.sqlite.database import SqliteDatabase
 from treering.engines.sqlite.failures import FAILURES, damaged, translated
 from treering.engines.sqlite.filesystem import refuse_network
 from treering.engines.sqlite.follow import Follower
-from treering.engines.sqlite.ordinary import accept, holds, is_small, remember
+from treering.engines.sqlite.fresh import WIPE
+from treering.engines.sqlite.shortcut import Shortcut
 from treering.engines.sqlite.texts import SqliteTextIndex
 from treering.errors import Conflict, Corrupt, NotFound, ReadOnly, StoreFull, TreeringError, Unreachable
 
@@ -34,14 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from treering.core.batch import Receipt
     from treering.core.clock import Clock
     from treering.core.records import Checked
     from treering.core.storage import Blobs
-    from treering.engines.relational.decision import Accepted
     from treering.engines.relational.group import Outcome
     from treering.engines.relational.prepared import Prepared
-    from treering.engines.relational.remembered import Memory
     from treering.engines.sqlite.database import Durability
 
 COPIED: Final = declare("backup.copied", "the database of a backup is copied, its packs are not")
@@ -50,10 +46,6 @@ _SNAPSHOT_TRIES: Final = 5
 _SHORTEST: Final = 512
 """No database is shorter: it is one page of the smallest size."""
 _REFUSALS: Final = {errno.EROFS: ReadOnly, errno.ENOSPC: StoreFull, errno.EDQUOT: StoreFull}
-
-
-class _NotNew(Exception):
-    """An event of the batch is there already."""
 
 
 class SqliteEngine(RelationalEngine):
@@ -65,6 +57,7 @@ class SqliteEngine(RelationalEngine):
         self._sqlite = database
         self._blobs = blobs
         self._follower = Follower(database)
+        self._shortcut = Shortcut(database)
 
     @property
     def caps(self) -> Caps:
@@ -79,54 +72,27 @@ class SqliteEngine(RelationalEngine):
     sql_dialect: Final = "sqlite"
 
     def sql_connection(self) -> sqlite3.Connection:
-        """A new connection for questions in SQL, which whoever asks closes."""
+        """A new connection for questions in SQL, which whoever asks closes; `settle` before each of them."""
         try:
             return sqlite3.connect(self._sqlite.path, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
             raise translated(error, str(self._sqlite.path)) from error
 
+    def settle(self) -> None:
+        """Bring every commit into its tables, for someone who reads these on a connection of their own."""
+        with self._sqlite.asking():
+            pass
+
     def _write_space(self, space: int, group: list[Prepared], *, all_new: bool = False) -> list[Outcome]:
-        """Commit a group; a lone batch that is ordinary without a question, if nobody else has written."""
-        if len(group) == 1:
-            receipt = self._write_ordinary(space, group[0], self._remembered.of(space))
-            if receipt is not None:
-                return [receipt]
-        return super()._write_space(space, group, all_new=all_new)
-
-    def _write_ordinary(self, space: int, prepared: Prepared, memory: Memory) -> Receipt | None:
-        """Commit a batch that is ordinary, or leave everything as it is."""
-        now_us = self._database.now_us()
-        each = accept(prepared, memory, now_us)
-        if each is None:
-            return None
-        commit_no = self._write_at_once(space, each, memory, now_us)
-        if commit_no is None:
-            try:
-                with self._database.writing() as session:
-                    (counters,), receipts = session.lock(space, prepared.needs.batches)
-                    if receipts or not holds(memory, counters):
-                        return None
-                    (commit_no,) = session.numbers("commits", 1)
-                    is_new = write_ordinary(
-                        session, space, each, commit_no=commit_no, now_us=now_us, scopes=memory.scopes
-                    )
-                    if not is_new:
-                        raise _NotNew
-                    hit(BEFORE_COMMIT)
-            except _NotNew:
-                return None
-        remember(memory, each, commit_no)
-        return each.receipt
-
-    def _write_at_once(self, space: int, each: Accepted, memory: Memory, now_us: int) -> int | None:
-        """Commit an ordinary batch in one call; the commit's number, or ``None`` if nothing was written."""
-        largest, memory.commit_no = memory.commit_no, 0
-        if not largest or not is_small(each.prepared) or is_armed(BEFORE_COMMIT):
-            return None  # a bundle has no moment before its commit
-        bundle = Bundle(space, (memory.seq, memory.committed_at_us, memory.removals))
-        number = largest + 1  # taken, if anyone else has committed anything meanwhile
-        tell_ordinary(bundle, space, each, commit_no=number, now_us=now_us, scopes=memory.scopes)
-        return number if self._sqlite.run(bundle) else None
+        """Commit a group, the short way if it is ordinary."""
+        memory = self._remembered.of(space)
+        receipts = self._shortcut.commit(space, group, memory)
+        if receipts is not None:
+            return [*receipts]
+        memory.commit_no = 0
+        outcomes = super()._write_space(space, group, all_new=all_new)
+        self._shortcut.learn(space, memory, self._remembered)
+        return outcomes
 
     def _committed(self, space: str) -> None:  # noqa: ARG002 - one bell for all spaces
         self._follower.ring()
@@ -190,6 +156,8 @@ class SqliteEngine(RelationalEngine):
     def close(self) -> None:
         """Finish what was submitted, then let go of everything."""
         self._group.close()
+        with suppress(TreeringError), self._database.writing() as session:
+            session.tell(WIPE)
         self._sqlite.close()
 
 

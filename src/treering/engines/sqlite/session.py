@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.engines.relational.session import RECEIPTS, ask_in_chunks
-from treering.engines.sqlite.bundles import Bundles
+from treering.engines.sqlite.fresh import IS_FRESH
 
 if TYPE_CHECKING:
     import sqlite3
@@ -19,6 +19,8 @@ _LOCK: Final = (
 )
 """One question for all: a lone batch is the ordinary case, and a question costs more than its answer."""
 
+_FRESH: Final = f"SELECT 1 FROM fresh WHERE slot IN (0, ?) AND {IS_FRESH}"
+
 
 class SqliteSession:
     """An open transaction on a connection.
@@ -26,12 +28,11 @@ class SqliteSession:
     Whatever is over when its call returns goes through one cursor: making one costs as much as a statement.
     """
 
-    __slots__ = ("_execute", "_execute_many", "_largest_commit", "bundles", "connection")
+    __slots__ = ("_execute", "_execute_many", "_largest_commit", "connection")
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         cursor = connection.cursor()
         self.connection = connection
-        self.bundles = Bundles(connection)
         self._execute = cursor.execute
         self._execute_many = cursor.executemany
         self._largest_commit: int | None = None
@@ -44,6 +45,15 @@ class SqliteSession:
     def commit(self) -> None:
         """End the transaction, and make it durable."""
         self._execute("COMMIT")
+
+    def roll_back(self) -> None:
+        """Undo the transaction, if there still is one: some errors end it."""
+        if self.connection.in_transaction:
+            self._execute("ROLLBACK")
+
+    def fresh(self, most: int) -> int:
+        """0 if no commit is fresh, 1 if fewer than ``most`` are, else 2."""
+        return len(self._execute(_FRESH, (most - 1,)).fetchall())
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """All rows of a query."""

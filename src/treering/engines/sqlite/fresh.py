@@ -1,0 +1,112 @@
+"""Fresh commits: the short way in, and how they settle.
+
+The rows of a commit go into six tables and as many indexes, which is a dozen pages of SQLite's log where
+the content would fill one. So an ordinary commit (see `ordinary`) is written as one row of the table
+``fresh``, which holds all its other rows; a few dozen of them *settle* together, into tables whose pages are
+then written once for all. What is fresh is as durable as anything else. Whoever reads, or writes in
+any other way, lets it settle first, so nobody else has to know of it.
+
+The table has a few slots, which are filled from the first on. A slot is fresh while the number of its commit
+is greater than all in ``commits``; afterwards it is written over, and what was in it is wiped when something
+is erased or the store is closed. Each slot has a page for itself, so writing to it changes no other page.
+
+**Invariant:** a fresh commit is one that would have come through in the tables: its slot is filled only if
+nothing was committed but what this process knows of, and neither its batch nor one of its events is there
+already. So everything that is fresh at a time was written by one process.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.failpoints import declare, hit
+from treering.core.frame import sealed, unseal
+from treering.engines.relational.writing import Rows, write_rows
+from treering.errors import Corrupt
+
+if TYPE_CHECKING:
+    from treering.engines.relational.session import Session
+
+SETTLED: Final = declare("settle.before_commit", "fresh commits are in their tables, nothing is committed")
+
+SLOTS: Final = 32
+"""How many commits settle together."""
+MOST_BYTES: Final = 16 * 1024
+"""A commit whose rows take more goes straight into the tables."""
+
+IS_FRESH: Final = "no > (SELECT coalesce(max(no), 0) FROM commits)"
+WIPE: Final = "DELETE FROM fresh WHERE NOT " + IS_FRESH
+
+_VERSION: Final = 1
+_ALL: Final = f"SELECT no, space, rows FROM fresh WHERE {IS_FRESH} ORDER BY no"
+_HALF_A_PAGE: Final = 2048
+_PADDING: Final = bytes(_HALF_A_PAGE)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+@lru_cache(maxsize=64)
+def insert_of(events: int) -> str:
+    """The statement that takes in a fresh commit with so many events, or does nothing if it must not.
+
+    Its values: slot, number, space, rows, the number of the last commit that has settled, the removals of the
+    space, the batch; then day and id of each event.
+    """
+    is_there = " AND NOT EXISTS (SELECT 1 FROM event WHERE space = ?3 AND day = ? AND id = ?)"
+    return (
+        "INSERT INTO fresh (slot, no, space, rows) SELECT ?1, ?2, ?3, ?4 "
+        "WHERE (SELECT max(no) FROM commits) = ?5 "
+        "AND NOT EXISTS (SELECT 1 FROM fresh WHERE slot = ?1 AND no > ?5) "
+        "AND EXISTS (SELECT 1 FROM space WHERE no = ?3 AND scopes_dropped = ?6) "
+        f"AND NOT EXISTS (SELECT 1 FROM commits WHERE space = ?3 AND batch = ?7){is_there * events} "
+        "ON CONFLICT (slot) DO UPDATE SET no = excluded.no, space = excluded.space, rows = excluded.rows"
+    )
+
+
+def pack(rows: Rows) -> bytes:
+    """The rows of one ordinary commit as they lie in ``fresh``, long enough to have a page for themselves."""
+    content: list[Any] = [
+        _VERSION,
+        rows.commits,
+        rows.runs,
+        rows.bodies,
+        rows.grown,
+        rows.items,
+        rows.refs,
+        rows.events,
+    ]
+    packed = _encode(content)
+    if len(packed) < _HALF_A_PAGE:
+        content.append(_PADDING[len(packed) :])
+        packed = _encode(content)
+    return b"".join(sealed(packed, compress_from=len(packed) + 1))
+
+
+def settle(session: Session) -> None:
+    """Bring all fresh commits into their tables, within a write transaction."""
+    spaces: dict[int, Rows] = {}
+    for no, space, packed in session.rows(_ALL):
+        _unpack(spaces.setdefault(space, Rows()), packed, f"fresh commit {no}")
+    for space, rows in spaces.items():
+        write_rows(session, space, rows)
+    hit(SETTLED)
+
+
+def _unpack(into: Rows, packed: Any, where: str) -> None:
+    try:
+        version, commits, runs, bodies, grown, items, refs, events, *_ = _decode(unseal(packed, where))
+    except (msgspec.DecodeError, TypeError, ValueError) as error:
+        raise Corrupt(f"{where} cannot be read ({error}); restore the store from a backup") from error
+    if version != _VERSION:
+        raise Corrupt(f"{where} has form {version}, which this treering cannot read; upgrade it")
+    into.commits += commits
+    into.runs += runs
+    into.bodies += bodies
+    into.grown.update(grown)
+    into.items += items
+    into.refs.update(refs)
+    into.events += events

@@ -1,0 +1,407 @@
+"""An ordinary commit is one row until someone looks; then it is where all others are."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from contextlib import closing, suppress
+
+import pytest
+
+import treering
+from treering.blobs.folder import FolderBlobs
+from treering.core.batch import ANY, Event
+from treering.core.content import Content
+from treering.core.draft import Draft
+from treering.core.query import Erasure, EventQuery
+from treering.engines.relational.engine import BEFORE_COMMIT
+from treering.engines.relational.prepared import prepare
+from treering.engines.sqlite import database, fresh, open_sqlite, transactions
+from treering.engines.sqlite.shortcut import Shortcut
+from treering.errors import Conflict, Corrupt, ListMoved, StoreFull
+
+SPACE = "default"
+SCOPE = "/thread/a"
+SECRET = b"a word that stands in one step only"
+
+
+def opened(folder, durability="fast"):
+    return open_sqlite(folder, blobs=FolderBlobs(folder / "blobs"), durability=durability)
+
+
+@pytest.fixture(params=["fast", "full"])
+def engine(tmp_path, request):
+    made = opened(tmp_path, request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other(engine, tmp_path):
+    """Another process, as far as SQLite can tell."""
+    del engine  # made first
+    made = opened(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Whether each group went the short way."""
+    answers = []
+    commit = Shortcut.commit
+
+    def noted(self, *given):
+        receipts = commit(self, *given)
+        answers.append(receipts is not None)
+        return receipts
+
+    monkeypatch.setattr(Shortcut, "commit", noted)
+    return answers
+
+
+def step(number, *, space=SPACE, event=None, text=None, at=None):
+    draft = Draft(space)
+    said = Content("text", text or b"%d" % number)
+    draft.append("said", said, scope=SCOPE, at=number if at is None else at)
+    draft.event(Event(id=event or draft.id, kind="step", ts_us=number, scope=SCOPE, links=("l:said",)))
+    draft.set_ref("head", b"%d" % number, scope=SCOPE, expect=ANY)
+    return draft.batch()
+
+
+def said(engine, space=SPACE):
+    return [item.data for item in engine.read_list(space, "said", 0, 99)]
+
+
+def problems(engine):
+    return [each for each in engine.check(SPACE) if hasattr(each, "detail")]
+
+
+def raw(engine, sql, *values):
+    """What a program that knows nothing of treering finds in the file."""
+    with closing(sqlite3.connect(engine._sqlite.path)) as connection:
+        return connection.execute(sql, values).fetchall()
+
+
+def count(engine):
+    """How many commits are fresh."""
+    ((found,),) = raw(engine, f"SELECT count(*) FROM fresh WHERE {fresh.IS_FRESH}")
+    return found
+
+
+def test_a_step_that_goes_on_is_one_row(engine, short):
+    engine.commit(step(0))
+    calls = []
+    engine._sqlite.writer().set_trace_callback(calls.append)
+    receipts = [engine.commit(step(number)) for number in range(1, 4)]
+    engine._sqlite.writer().set_trace_callback(None)
+    assert short == [False, True, True, True]
+    assert [call.partition(" (")[0] for call in calls] == ["INSERT INTO fresh"] * 3
+    assert raw(engine, "SELECT count(*) FROM event") == [(1,)]
+    assert count(engine) == 3
+    assert [receipt.versions["head"] for receipt in receipts] == [2, 3, 4]
+    assert [receipt.first_seq for receipt in receipts] == [2, 3, 4]
+    assert said(engine) == [b"0", b"1", b"2", b"3"]
+    assert count(engine) == 0
+    assert [each.event.ts_us for each in engine.scan(SPACE, EventQuery()).records] == [0, 1, 2, 3]
+    assert problems(engine) == []
+
+
+def test_a_fresh_commit_changes_one_page(engine):
+    for number in range(8):
+        engine.commit(step(number))
+    writer = engine._sqlite.writer()
+    writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    said(engine)
+    engine._sqlite.patience = 0
+    log = engine._sqlite.path.with_name("treering.db-wal")
+    engine.commit(step(8))
+    before = log.stat().st_size
+    engine.commit(step(9))
+    assert log.stat().st_size - before == 4096 + 24
+
+
+def test_what_is_fresh_is_seen_by_everyone(engine, other):
+    for number in range(4):
+        engine.commit(step(number))
+    assert count(engine) == 3
+    assert said(other) == [b"0", b"1", b"2", b"3"]
+    assert other.refs(SPACE, ["head"])["head"].version == 4
+    assert other.wait(SPACE, 3, seconds=0) == 4
+
+
+def test_what_is_fresh_outlives_its_process(engine, tmp_path):
+    for number in range(4):
+        engine.commit(step(number))
+    copied = tmp_path / "killed"
+    copied.mkdir()
+    for name in ("treering.db", "treering.db-wal"):
+        (copied / name).write_bytes((tmp_path / name).read_bytes())
+    with closing(opened(copied)) as after:
+        assert said(after) == [b"0", b"1", b"2", b"3"]
+        assert problems(after) == []
+
+
+def test_when_all_slots_are_taken_they_settle(engine, short):
+    for number in range(fresh.SLOTS + 3):
+        engine.commit(step(number))
+    assert short == [False, *[True] * fresh.SLOTS, False, True]
+    assert count(engine) == 1
+    assert len(said(engine)) == fresh.SLOTS + 3
+    assert problems(engine) == []
+
+
+def test_who_reads_every_commit_at_once_finds_most_of_them_settled(engine, short):
+    for number in range(3 * transactions.PATIENCE):
+        engine.commit(step(number))
+        assert len(said(engine)) == number + 1
+    assert short.count(True) == 3
+
+
+def test_many_writers_go_the_short_way_together(engine):
+    engine.commit(step(0))
+    group = [prepare(step(number)) for number in range(1, 6)]
+    receipts = engine._write(group)
+    assert count(engine) == 5
+    assert [receipt.first_seq for receipt in receipts] == [2, 3, 4, 5, 6]
+    assert [receipt.versions["head"] for receipt in receipts] == [2, 3, 4, 5, 6]
+    assert said(engine) == [b"%d" % number for number in range(6)]
+
+
+def test_one_that_is_refused_does_not_touch_its_neighbours(engine):
+    engine.commit(step(0))
+    first, refused, last = engine._write([prepare(step(1)), prepare(step(2, at=7)), prepare(step(2))])
+    assert isinstance(refused, ListMoved)
+    assert (first.first_seq, last.first_seq) == (2, 3)
+    assert said(engine) == [b"0", b"1", b"2"]
+
+
+def test_large_contents_are_stored_beside_it(engine, short):
+    for number in range(3):
+        engine.commit(step(number))
+    draft = Draft(SPACE)
+    large = draft.put(Content("bytes", os.urandom(9000)), scope=SCOPE)
+    draft.event(Event(id=draft.id, kind="step", ts_us=9, scope=SCOPE, links=(large,)))
+    engine.commit(draft.batch())
+    assert short[-1]
+    assert len(engine.get(SPACE, [large])[0].data) == 9000
+    assert problems(engine) == []
+
+
+def test_what_another_process_wrote_is_seen(engine, other):
+    for number in range(3):
+        engine.commit(step(number))
+    other.commit(step(3))
+    with pytest.raises(ListMoved):
+        engine.commit(step(3))
+    receipts = [engine.commit(step(number)) for number in range(4, 7)]
+    assert [receipt.versions["head"] for receipt in receipts] == [5, 6, 7]
+    assert said(engine) == said(other) == [b"%d" % number for number in range(7)]
+    assert problems(engine) == []
+
+
+def test_what_another_process_wrote_is_seen_by_way_of_another_space(engine, other, short):
+    for number in range(3):
+        engine.commit(step(number))
+    other.commit(step(3))
+    for number in range(2):  # now the last commit of all is known again
+        engine.commit(step(number, space="elsewhere"))
+    assert short[-1]
+    with pytest.raises(ListMoved):
+        engine.commit(step(3))
+    assert said(engine) == [b"0", b"1", b"2", b"3"]
+
+
+def test_spaces_take_turns_on_the_short_way(engine, short):
+    for number in range(4):
+        for space in (SPACE, "elsewhere"):
+            engine.commit(step(number, space=space))
+    assert short == [False, False, *[True] * 6]
+    assert said(engine) == said(engine, "elsewhere") == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("plan", [Erasure(lists=("said",)), Erasure(refs=("head",))])
+def test_what_another_process_erased_is_gone(engine, other, short, plan):
+    for number in range(3):
+        engine.commit(step(number))
+    with suppress(Conflict):
+        other.erase(SPACE, plan)
+    with suppress(Conflict):
+        engine.commit(step(3))
+    assert not short[-1]
+    assert problems(engine) == []
+
+
+def test_erased_words_are_in_no_slot(engine, tmp_path):
+    for number in range(3):
+        engine.commit(step(number, text=SECRET))
+    assert said(engine) == [SECRET] * 3  # settled; the slots still hold it
+    engine.erase(SPACE, Erasure(scopes=(SCOPE,), secure=True))
+    held = [file.name for file in tmp_path.iterdir() if file.is_file() and SECRET in file.read_bytes()]
+    assert held == []
+
+
+def test_a_store_that_was_closed_has_nothing_fresh(tmp_path):
+    with closing(opened(tmp_path)) as engine:
+        for number in range(3):
+            engine.commit(step(number))
+    with closing(sqlite3.connect(tmp_path / "treering.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM fresh").fetchall() == [(0,)]
+        assert connection.execute("SELECT count(*) FROM event").fetchall() == [(3,)]
+
+
+def test_an_event_that_is_there_already_takes_the_long_way(engine, short):
+    for number in range(3):
+        engine.commit(step(number, event=f"e{number}"))
+    assert engine.commit(step(3, event="e0")).new_events == 0  # in its table
+    assert not short[-1]
+    engine.commit(step(4, event="e4"))
+    assert engine.commit(step(5, event="e4")).new_events == 0  # fresh
+    assert not short[-1]
+    assert len(said(engine)) == 6
+    assert len(engine.scan(SPACE, EventQuery()).records) == 4
+
+
+def test_a_repeated_batch_gets_its_first_receipt(engine):
+    batches = [step(number) for number in range(3)]
+    first = [engine.commit(batch) for batch in batches]
+    assert [engine.commit(batch) for batch in reversed(batches)] == first[::-1]
+    assert engine._write([prepare(batches[2]), prepare(step(3)), prepare(batches[2])])[::2] == [first[2]] * 2
+    assert len(said(engine)) == 4
+
+
+def test_it_waits_for_whoever_holds_the_lock(engine, short):
+    for number in range(3):
+        engine.commit(step(number))
+    holder = sqlite3.connect(engine._sqlite.path, isolation_level=None, check_same_thread=False)
+    holder.execute("BEGIN IMMEDIATE")
+    timer = threading.Timer(0.1, lambda: holder.execute("ROLLBACK"))
+    timer.start()
+    engine.commit(step(3))
+    timer.join()
+    holder.close()
+    assert short[-1]
+    assert len(said(engine)) == 4
+
+
+def test_readers_wait_for_no_long_transaction(engine, other):
+    for number in range(3):
+        engine.commit(step(number))
+    with engine._database.writing():
+        assert said(other) == [b"0", b"1", b"2"]
+
+
+def test_a_full_store_can_be_read(engine, monkeypatch):
+    for number in range(4):
+        engine.commit(step(number, text=b"x" * 1500))
+
+    def full(_: object) -> None:
+        raise StoreFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database.SqliteDatabase, "settle", full)
+        assert said(engine) == [b"x" * 1500] * 4
+        assert engine.refs(SPACE, ["head"])["head"].version == 4
+    assert count(engine) == 3
+    assert len(said(engine)) == 4
+    assert count(engine) == 0
+
+
+def test_nothing_is_left_of_a_settling_that_fails_in_the_middle(engine):
+    for number in range(3):
+        engine.commit(step(number))
+    connection = engine._sqlite.writer()
+    connection.execute(
+        "CREATE TEMP TRIGGER nobody AFTER INSERT ON event BEGIN SELECT RAISE(ABORT, 'no'); END"
+    )
+    with pytest.raises(Exception, match="no"):
+        said(engine)
+    assert not connection.in_transaction
+    connection.execute("DROP TRIGGER nobody")
+    assert count(engine) == 2
+    assert said(engine) == [b"0", b"1", b"2"]
+    assert engine.commit(step(3)).first_seq == 4
+    assert problems(engine) == []
+
+
+def test_each_commit_is_synced_and_settling_is_not(tmp_path):
+    with closing(opened(tmp_path, "full")) as engine:
+        for number in range(3):
+            engine.commit(step(number))
+        said(engine)
+        assert engine._sqlite.writer().execute("PRAGMA synchronous").fetchall() == [(2,)]
+
+
+def test_one_that_is_damaged_is_told(engine):
+    for number in range(2):
+        engine.commit(step(number))
+    with closing(sqlite3.connect(engine._sqlite.path)) as connection, connection:
+        connection.execute("UPDATE fresh SET rows = zeroblob(2100)")
+    with pytest.raises(Corrupt, match="fresh commit 2"):
+        said(engine)
+    with closing(sqlite3.connect(engine._sqlite.path)) as connection, connection:
+        connection.execute("DELETE FROM fresh")
+
+
+def test_a_moment_before_its_commit_it_is_not_there(engine, monkeypatch):
+    from treering.engines.sqlite import shortcut
+
+    for number in range(2):
+        engine.commit(step(number))
+
+    def look(name: str) -> None:
+        assert name == BEFORE_COMMIT
+        assert count(engine) == 1
+        raise RuntimeError("died")
+
+    monkeypatch.setattr(shortcut, "is_armed", lambda _: True)
+    monkeypatch.setattr(shortcut, "hit", look)
+    with pytest.raises(RuntimeError, match="died"):
+        engine.commit(step(2))
+    monkeypatch.undo()
+    assert count(engine) == 1
+    assert engine.commit(step(2)).first_seq == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_goes_on_beside_its_parent(engine):
+    for number in range(3):
+        engine.commit(step(number))
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            engine.commit(step(3))
+            os._exit(0 if said(engine)[-1] == b"3" else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(ListMoved):
+        engine.commit(step(3))
+    engine.commit(step(4))
+    assert said(engine) == [b"0", b"1", b"2", b"3", b"4"]
+    assert problems(engine) == []
+
+
+def test_a_backup_has_what_is_fresh(tmp_path):
+    with treering.open(tmp_path / "store", durability="fast") as store:
+        thread = store.thread("t")
+        for number in range(5):
+            thread.append({"role": "user", "content": str(number)})
+        store.backup(tmp_path / "backup")
+    with treering.open(tmp_path / "backup") as backup:
+        moment = backup.thread("t").load()
+        assert moment is not None
+        assert [message["content"] for message in moment.messages] == ["0", "1", "2", "3", "4"]
+
+
+def test_questions_in_sql_see_what_is_fresh(tmp_path):
+    from sqlmodel import select
+
+    from treering.models import Run, open_session
+
+    with treering.open(tmp_path, durability="fast") as store, open_session(store) as session:
+        for number in range(5):
+            store.thread("t").append({"role": "user", "content": str(number)})
+        statement = session.connection().exec_driver_sql("SELECT count(*) FROM event")
+        assert statement.fetchall() == [(5,)]
+        assert session.exec(select(Run)).all() == []
