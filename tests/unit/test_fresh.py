@@ -12,6 +12,7 @@ import pytest
 import treering
 from treering.blobs.folder import FolderBlobs
 from treering.core.batch import ANY, Event
+from treering.core.clock import DAY_US
 from treering.core.content import Content
 from treering.core.draft import Draft
 from treering.core.query import Erasure, EventQuery
@@ -163,10 +164,28 @@ def test_many_writers_go_the_short_way_together(engine):
     engine.commit(step(0))
     group = [prepare(step(number)) for number in range(1, 6)]
     receipts = engine._write(group)
-    assert count(engine) == 5
+    assert count(engine) == 1
     assert [receipt.first_seq for receipt in receipts] == [2, 3, 4, 5, 6]
     assert [receipt.versions["head"] for receipt in receipts] == [2, 3, 4, 5, 6]
     assert said(engine) == [b"%d" % number for number in range(6)]
+
+
+def test_many_commits_in_few_slots_settle_too(engine, short):
+    engine.commit(step(0))
+    for first in range(1, 200, 40):
+        engine._write([prepare(step(number)) for number in range(first, first + 40)])
+    assert short == [False, True, True, True, False, True]
+    assert len(engine.read_list(SPACE, "said", 0, 999)) == 201
+
+
+def test_events_of_several_days_take_the_long_way(engine, short):
+    engine.commit(step(0))
+    draft = Draft(SPACE)
+    for day in range(2):
+        draft.event(Event(id=f"e{day}", kind="step", ts_us=day * DAY_US, scope=SCOPE))
+    engine.commit(draft.batch())
+    assert short == [False, False]
+    assert len(engine.scan(SPACE, EventQuery()).records) == 3
 
 
 def test_one_that_is_refused_does_not_touch_its_neighbours(engine):

@@ -1,10 +1,10 @@
 """Fresh commits: the short way in, and how they settle.
 
 The rows of a commit go into six tables and as many indexes, which is a dozen pages of SQLite's log where
-the content would fill one. So an ordinary commit (see `ordinary`) is written as one row of the table
-``fresh``, which holds all its other rows; a few dozen of them *settle* together, into tables whose pages are
-then written once for all. What is fresh is as durable as anything else. Whoever reads, or writes in
-any other way, lets it settle first, so nobody else has to know of it.
+the content would fill one. So an ordinary commit (see `ordinary`), or several that come together, is written
+as one row of the table ``fresh``, which holds all its other rows; a few dozen of them *settle* together, into
+tables whose pages are then written once for all. What is fresh is as durable as anything else. Whoever reads,
+or writes in any other way, lets it settle first, so nobody else has to know of it.
 
 The table has a few slots, which are filled from the first on. A slot is fresh while the number of its commit
 is greater than all in ``commits``; afterwards it is written over, and what was in it is wiped when something
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 SETTLED: Final = declare("settle.before_commit", "fresh commits are in their tables, nothing is committed")
 
 SLOTS: Final = 32
-"""How many commits settle together."""
-MOST_BYTES: Final = 16 * 1024
-"""A commit whose rows take more goes straight into the tables."""
+MOST_COMMITS: Final = 128
+"""How many settle together: so many slots, or as many commits."""
+MOST_BYTES: Final = 32 * 1024
+"""Commits whose rows take more go straight into the tables."""
 
 IS_FRESH: Final = "no > (SELECT coalesce(max(no), 0) FROM commits)"
 WIPE: Final = "DELETE FROM fresh WHERE NOT " + IS_FRESH
@@ -49,26 +50,32 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-@lru_cache(maxsize=64)
-def insert_of(events: int) -> str:
-    """The statement that takes in a fresh commit with so many events, or does nothing if it must not.
+@lru_cache(maxsize=256)
+def insert_of(batches: int, events: int) -> str:
+    """The statement that takes in so many batches with so many events, or does nothing if it must not.
 
-    Its values: slot, number, space, rows, the number of the last commit that has settled, the removals of the
-    space, the batch; then day and id of each event.
+    Its values: slot, number of the last of these commits, space, rows, number of the last commit that has
+    settled, removals of the space; the batches; and if there are events their day and their ids.
     """
-    is_there = " AND NOT EXISTS (SELECT 1 FROM event WHERE space = ?3 AND day = ? AND id = ?)"
+    there = f"AND NOT EXISTS (SELECT 1 FROM commits WHERE space = ?3 AND batch IN ({_marks(batches)})) "
+    if events:
+        ids = _marks(events)
+        there += f"AND NOT EXISTS (SELECT 1 FROM event WHERE space = ?3 AND day = ? AND id IN ({ids})) "
     return (
         "INSERT INTO fresh (slot, no, space, rows) SELECT ?1, ?2, ?3, ?4 "
         "WHERE (SELECT max(no) FROM commits) = ?5 "
         "AND NOT EXISTS (SELECT 1 FROM fresh WHERE slot = ?1 AND no > ?5) "
-        "AND EXISTS (SELECT 1 FROM space WHERE no = ?3 AND scopes_dropped = ?6) "
-        f"AND NOT EXISTS (SELECT 1 FROM commits WHERE space = ?3 AND batch = ?7){is_there * events} "
+        f"AND EXISTS (SELECT 1 FROM space WHERE no = ?3 AND scopes_dropped = ?6) {there}"
         "ON CONFLICT (slot) DO UPDATE SET no = excluded.no, space = excluded.space, rows = excluded.rows"
     )
 
 
+def _marks(count: int) -> str:
+    return ", ".join("?" * count)
+
+
 def pack(rows: Rows) -> bytes:
-    """The rows of one ordinary commit as they lie in ``fresh``, long enough to have a page for themselves."""
+    """The rows of ordinary commits as they lie in a slot, long enough to have a page for themselves."""
     content: list[Any] = [
         _VERSION,
         rows.commits,

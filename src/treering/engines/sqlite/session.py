@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.engines.relational.session import RECEIPTS, ask_in_chunks
@@ -20,6 +23,15 @@ _LOCK: Final = (
 """One question for all: a lone batch is the ordinary case, and a question costs more than its answer."""
 
 _FRESH: Final = f"SELECT 1 FROM fresh WHERE slot IN (0, ?) AND {IS_FRESH}"
+
+ROWS_AT_ONCE: Final = 64
+_VALUES: Final = re.compile(r"VALUES (\([?, ]+\))")
+
+
+@lru_cache(maxsize=512)
+def _repeated(sql: str, rows: int) -> str:
+    """A statement that inserts one row, for several."""
+    return _VALUES.sub(lambda found: "VALUES " + ", ".join([found[1]] * rows), sql, count=1)
 
 
 class SqliteSession:
@@ -64,10 +76,22 @@ class SqliteSession:
         return self._execute(sql, parameters).rowcount
 
     def many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Run a statement once for each row; how many rows were changed in all."""
+        """Run a statement once for each row; how many rows were changed in all.
+
+        Rows to be inserted go several at a time: every call lets go of Python's lock, and where other threads
+        wait for it, getting it back costs more than the row.
+        """
         if len(rows) == 1:
             return self._execute(sql, rows[0]).rowcount
-        return self._execute_many(sql, rows).rowcount
+        if not sql.startswith("INSERT"):
+            return self._execute_many(sql, rows).rowcount
+        changed = start = 0
+        while start < len(rows):
+            size = min(1 << (len(rows) - start).bit_length() - 1, ROWS_AT_ONCE)
+            chunk = rows[start : start + size]
+            changed += self._execute(_repeated(sql, size), [*chain.from_iterable(chunk)]).rowcount
+            start += size
+        return changed
 
     def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
         """The rows of a query, read as they are looked at."""
@@ -79,10 +103,7 @@ class SqliteSession:
 
     def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run a statement once for each row."""
-        if len(rows) == 1:
-            self._execute(sql, rows[0])
-        else:
-            self._execute_many(sql, rows)
+        self.many(sql, rows)
 
     def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:
         """The counters of a space; a write transaction has locked everything already."""

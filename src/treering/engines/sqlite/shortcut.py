@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from treering.core.failpoints import hit, is_armed
 from treering.engines.relational.engine import BEFORE_COMMIT
 from treering.engines.relational.writing import Rows
-from treering.engines.sqlite.fresh import MOST_BYTES, SLOTS, insert_of, pack
+from treering.engines.sqlite.fresh import MOST_BYTES, MOST_COMMITS, SLOTS, insert_of, pack
 from treering.engines.sqlite.ordinary import accept, remember
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Moved(Exception):
-    """Someone else has committed, or something of the batch is there already."""
+    """Someone else has committed, or something of the batches is there already."""
 
 
 class Shortcut:
@@ -36,8 +36,9 @@ class Shortcut:
         self._database = database
         self._settled_no = 0
         """The number of the last commit that went the long way; 0 when it is not known."""
+        self._slot = 0
         self._count = 0
-        """How many were fresh since."""
+        """The next slot, and how many commits are in those before it."""
         self._names: set[tuple[Any, ...]] = set()
         """The batches and events of these, which no other table may know yet."""
 
@@ -45,7 +46,7 @@ class Shortcut:
         """Commit a group of ordinary batches; ``None``, with nothing done, if it has to go the long way."""
         database = self._database
         settled_no, count = self._settled_no, self._count
-        if not settled_no or count + len(group) > SLOTS:
+        if not settled_no or self._slot == SLOTS or count + len(group) > MOST_COMMITS:
             return None
         if database.patience:
             database.patience -= 1
@@ -54,44 +55,41 @@ class Shortcut:
         accepted = accept(group, memory, now_us)
         if accepted is None:
             return None
-        names: set[tuple[Any, ...]] = set()
-        inserts: list[tuple[str, tuple[Any, ...]]] = []
-        bringing: list[Rows] = []
+        rows = Rows()
         for each in accepted:
-            slot = count
             count += 1
-            batch = each.prepared.batch
-            rows = Rows()
             rows.add(each, space, settled_no + count, now_us, memory.scopes, {})
-            own = {(space, batch.id), *((space, row[2], row[3]) for row in rows.events)}
-            packed = pack(rows)
-            if len(packed) > MOST_BYTES or len(own) <= len(rows.events) or own & names or own & self._names:
-                return None
-            names |= own
-            events = [word for row in rows.events for word in row[2:4]]
-            values = (slot, settled_no + count, space, packed, settled_no, memory.removals, batch.id, *events)
-            inserts.append((insert_of(len(rows.events)), values))
-            if rows.objects:
-                bringing.append(rows)
-        if not self._write(inserts, bringing):
+        batches = [row[2] for row in rows.commits]
+        days = [row[2] for row in rows.events]
+        events = [row[3] for row in rows.events]
+        names = {(space, batch) for batch in batches} | {(space, *row[2:4]) for row in rows.events}
+        packed = pack(rows)
+        if (
+            len(packed) > MOST_BYTES
+            or days.count(days[0] if days else 0) < len(days)
+            or len(names) < len(batches) + len(events)
+            or not names.isdisjoint(self._names)
+        ):
+            return None
+        values = (self._slot, settled_no + count, space, packed, settled_no, memory.removals, *batches)
+        if not self._write(insert_of(len(batches), len(events)), (*values, *days[:1], *events), rows):
             return None
         self._settled_no = 0  # until the rest is there: a fork or an interrupt may happen in between
         remember(memory, accepted)
         self._names |= names
+        self._slot += 1
         self._count = count
         self._settled_no = settled_no
         return [each.receipt for each in accepted]
 
-    def _write(self, inserts: Sequence[tuple[str, tuple[Any, ...]]], bringing: Sequence[Rows]) -> bool:
-        if len(inserts) == 1 and not bringing and not is_armed(BEFORE_COMMIT):
-            return self._database.run(*inserts[0]) == 1
+    def _write(self, sql: str, values: tuple[Any, ...], rows: Rows) -> bool:
+        if not rows.objects and not is_armed(BEFORE_COMMIT):
+            return self._database.run(sql, values) == 1
         try:
             with self._database.writing_fresh() as session:
-                for sql, values in inserts:
-                    if session.run(sql, values) != 1:
-                        raise _Moved
-                for rows in bringing:
-                    rows.tell_objects(session)
+                if session.run(sql, values) != 1:
+                    raise _Moved
+                rows.tell_objects(session)
                 hit(BEFORE_COMMIT)
         except _Moved:
             return False
@@ -102,5 +100,5 @@ class Shortcut:
         if memory.behind_no != self._settled_no + self._count or not memory.commit_no:
             remembered.doubt_others(space)
         self._names.clear()
-        self._count = 0
+        self._slot = self._count = 0
         self._settled_no = memory.commit_no
