@@ -146,6 +146,17 @@ def test_a_flipped_byte_in_an_object_names_it(place: Place):
     is_reported(place, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
 
 
+def test_the_whole_frame_of_another_object_is_not_given_out(place: Place):
+    """Its checksum is right: only the hash knows that it is not what the name says."""
+    (name,), (other,) = load(3).objects, load(4).objects
+    edit(
+        place,
+        "UPDATE object SET (kind, size, frame) = "
+        f"(SELECT o.kind, o.size, o.frame FROM object o WHERE o.name = x'{other}') WHERE name = x'{name}'",
+    )
+    is_reported(place, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
+
+
 @pytest.mark.parametrize("column", ["kind", "size"])
 def test_a_changed_row_of_an_object_names_it(place: Place, column: str):
     (name,) = load(3).objects

@@ -102,9 +102,40 @@ def test_many_values_come_back_as_one_by_one(values):
     assert exact(decode_all([encode(value) for value in values])) == exact(values)
 
 
-def test_one_of_many_that_is_damaged_says_so():
+@pytest.mark.parametrize("damaged", [b"[1,", b"[1]2", b'"\xff"', b'"\\ud800"', b'"\x01"'])
+def test_one_of_many_that_is_damaged_says_so(damaged):
     with pytest.raises(Corrupt, match="does not parse"):
-        decode_all([encode([1]), Content("json", b"[1,")])
+        decode_all([encode([1]), Content("json", damaged)])
+
+
+def test_many_values_come_back_where_the_call_stack_is_nearly_full():
+    """The quick decoder calls itself for each level of a value; the other one does not."""
+    value = "deep"
+    for _ in range(150):
+        value = [value]
+    contents = [encode(value), encode({"tagged": (1, 2)})]
+
+    def with_room_for(calls):
+        return decode_all(contents) if calls == 0 else with_room_for(calls - 1)
+
+    before = sys.getrecursionlimit()
+    depth = 0
+    frame = sys._getframe()
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+    sys.setrecursionlimit(depth + 200)
+    try:
+        assert with_room_for(100) == [value, {"tagged": (1, 2)}]
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def test_what_is_not_plain_json_may_be_decoded_by_someone_else():
+    contents = [encode([1]), encode("text"), encode({"$user": 1}), encode("$ in a text"), encode({"a": "$5"})]
+    seen = []
+    found = decode_all(contents, others=lambda content: seen.append(content) or decode(content))
+    assert found == [[1], "text", {"$user": 1}, "$ in a text", {"a": "$5"}]
+    assert [each.kind for each in seen] == ["text", "json", "text"]
 
 
 @given(VALUES)

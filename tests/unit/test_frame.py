@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering.core import frame
-from treering.core.frame import HEADER_SIZE, seal, unseal
+from treering.core.frame import HEADER_SIZE, seal, unseal, unseal_all
 from treering.errors import Corrupt
 
 DATA = st.one_of(
@@ -37,6 +37,46 @@ def test_a_flipped_bit_anywhere_is_noticed(data, draw):
     sealed[position // 8] ^= 1 << position % 8
     with pytest.raises(Corrupt, match="here"):
         unseal(bytes(sealed), "here")
+
+
+def cut(frames: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    return [frame[:HEADER_SIZE] for frame in frames], [frame[HEADER_SIZE:] for frame in frames]
+
+
+MANY = st.lists(st.tuples(DATA, st.integers(0, 500)), max_size=8)
+
+
+@given(MANY)
+def test_many_unseal_as_one_by_one(many):
+    frames = [seal(data, compress_from=compress_from) for data, compress_from in many]
+    assert unseal_all(*cut(frames), "here") == [data for data, _ in many]
+
+
+@given(MANY.filter(bool), st.data())
+def test_a_flipped_bit_in_any_of_many_is_noticed(many, draw):
+    frames = [bytearray(seal(data, compress_from=compress_from)) for data, compress_from in many]
+    sealed = frames[draw.draw(st.integers(0, len(frames) - 1))]
+    position = draw.draw(st.integers(0, len(sealed) * 8 - 1))
+    sealed[position // 8] ^= 1 << position % 8
+    with pytest.raises(Corrupt, match="here"):
+        unseal_all(*cut(list(map(bytes, frames))), "here")
+
+
+@given(MANY.filter(bool), st.data())
+def test_one_of_many_that_was_cut_is_noticed(many, draw):
+    frames = [seal(data, compress_from=compress_from) for data, compress_from in many]
+    index = draw.draw(st.integers(0, len(frames) - 1))
+    frames[index] = frames[index][: draw.draw(st.integers(0, len(frames[index]) - 1))]
+    with pytest.raises(Corrupt, match="here"):
+        unseal_all(*cut(frames), "here")
+
+
+@given(DATA, DATA)
+def test_headers_of_many_that_changed_places_are_noticed(one, other):
+    headers, payloads = cut([seal(one), seal(other)])
+    if headers[0] != headers[1]:
+        with pytest.raises(Corrupt, match="here"):
+            unseal_all(headers[::-1], payloads, "here")
 
 
 @given(DATA)

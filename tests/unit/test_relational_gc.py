@@ -288,6 +288,8 @@ def test_no_read_transaction_is_long(engine, monkeypatch):
                     outer.rows += len(found)
                     return found
 
+                ask = rows
+
             return Session()
 
         def __exit__(self, *error):

@@ -184,8 +184,7 @@ def read_list(engine: Engine, space: str, values: Values, step: Step, channel: s
         if len(contents) != stop - start:
             raise _severed(stretch, where, f"{stop - start - len(contents)} of its items are not stored")
         if is_messages:
-            for content in contents:
-                message, known = values.decode_known(content)
+            for message, known in values.decode_known(contents):
                 items.append(message)
                 likenesses.append(known)
         else:

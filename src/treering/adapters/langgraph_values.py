@@ -9,10 +9,9 @@ encrypts, say) is given everything, messages too. **Invariant:** nothing is ever
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast
 
 import msgspec
-import orjson
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde import types as serde_types
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -27,8 +26,11 @@ from treering.adapters.langchain_messages import (
     to_plain,
 )
 from treering.core.content import Content
-from treering.core.encoding import codecs, decode, encode
+from treering.core.encoding import codecs, decode, decode_all, encode
 from treering.errors import Corrupt, Unencodable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DeltaSnapshot: Final[Any] = serde_types._DeltaSnapshot  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 """How LangGraph hands over a delta channel that is to be stored whole."""
@@ -111,29 +113,26 @@ class Values:
 
     def decode_message(self, content: Content) -> BaseMessage:
         """The message that was encoded."""
-        return self.decode_known(content)[0]
+        return self.decode_known([content])[0][0]
 
-    def decode_known(self, content: Content) -> tuple[BaseMessage, Likeness]:
-        """The message that was encoded, and a likeness of it."""
-        data = content.data
-        if content.kind == "json" and (b"$" not in data or b'{"$' not in data):
-            plain: Any = orjson.loads(data)  # checksummed, and without tags: nothing is left to do
-        else:
-            plain = self.unpacked(decode(content))
-        if type(plain) is dict:
-            found = from_plain(cast("dict[str, Any]", plain))
-            if found is not None:
-                return found
-        elif isinstance(plain, BaseMessage):
-            return plain, likeness(plain)
-        raise Corrupt(
-            "a stored message is of no class that this version knows; upgrade treering or langchain"
-        )
+    def decode_known(self, contents: Sequence[Content]) -> list[tuple[BaseMessage, Likeness]]:
+        """The messages that were encoded, and a likeness of each."""
+        return list(map(_known, decode_all(contents, others=self.decode)))
 
     def _load(self, packed: Packed) -> Any:
         if self.is_readable and packed.form not in _SAFE:
             return {"form": packed.form, "data": packed.data}
         return self.serde.loads_typed((packed.form, packed.data))
+
+
+def _known(plain: Any) -> tuple[BaseMessage, Likeness]:
+    if type(plain) is dict:
+        found = from_plain(cast("dict[str, Any]", plain))
+        if found is not None:
+            return found
+    elif isinstance(plain, BaseMessage):
+        return plain, likeness(plain)
+    raise Corrupt("a stored message is of no class that this version knows; upgrade treering or langchain")
 
 
 def closed_serde(*allowed: type | tuple[str, str]) -> JsonPlusSerializer:

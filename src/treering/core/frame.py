@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 import sys
 import threading
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, cast
 from zlib import crc32
 
@@ -20,6 +21,9 @@ if sys.version_info >= (3, 14) and not TYPE_CHECKING:
     from compression import zstd
 else:
     from backports import zstd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VERSION: Final = 1
 RAW: Final = 0
@@ -43,6 +47,7 @@ HEADER_SIZE: Final = _HEAD.size + _CRC.size
 
 _RAW_HEAD: Final = _HEAD.pack(VERSION, RAW, 0)
 _ZSTD_HEAD: Final = _HEAD.pack(VERSION, ZSTD, 0)
+_RAW_WORD: Final = int.from_bytes(_RAW_HEAD, "big")
 _RAW_HEAD_CRC: Final = crc32(_RAW_HEAD)
 _ZSTD_HEAD_CRC: Final = crc32(_ZSTD_HEAD)
 
@@ -112,6 +117,31 @@ def unseal(
         f"{where}: frame has version {version}, codec {codec}, key {key_id}, "
         "which this treering cannot read; upgrade it"
     )
+
+
+def unseal_all(headers: Sequence[bytes], payloads: list[bytes], where: str) -> list[bytes]:
+    """The data of many frames, each cut behind its header; what `unseal` gives, with the same errors.
+
+    Most small content is raw, so all frames are looked at as if they were: their checksums in one go, which
+    takes half of the time that a call for each would. Only those which are not that way are looked at alone.
+    """
+    count = len(payloads)
+    joined = b"".join(headers)
+    if len(headers) == count and len(joined) == count * HEADER_SIZE:
+        words = struct.unpack(f">{2 * count}I", joined)
+        sums = list(map(crc32, payloads, repeat(_RAW_HEAD_CRC)))
+        heads, given = words[::2], words[1::2]
+        if heads.count(_RAW_WORD) == count and sums == list(given):
+            return payloads
+        are_good = [
+            head == _RAW_WORD and own == other for head, own, other in zip(heads, sums, given, strict=True)
+        ]
+    else:
+        are_good = [False] * count
+    return [
+        payload if is_good else unseal(header + payload, where)
+        for is_good, header, payload in zip(are_good, headers, payloads, strict=True)
+    ]
 
 
 def _inflate(payload: bytes | memoryview, where: str, limit: int, upto: int | None) -> bytes:

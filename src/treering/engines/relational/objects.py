@@ -11,7 +11,7 @@ content is given back only when it hashes to its name.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -21,7 +21,7 @@ from treering.core.frame import unseal
 from treering.core.packs import SALT_SIZE, PackEntry, frames_of, neighbours_of, read_frame
 from treering.engines.relational import repacking, staging
 from treering.engines.relational.rows import frame_of, kind_of
-from treering.engines.relational.session import in_chunks
+from treering.engines.relational.session import IN_LIMIT, ask_in_chunks, in_chunks
 from treering.errors import Corrupt, InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from treering.engines.relational.session import Database, Session
 
 _SELECT: Final = (
-    'SELECT o.name, o.kind, o.size, o.frame, p.name, o."offset", o.length, o.inner_offset, o.pack '
+    'SELECT o.name, o.kind, o.frame, p.name, o.size, o."offset", o.length, o.inner_offset, o.pack '
     "FROM object o LEFT JOIN pack p ON p.no = o.pack WHERE o.space = ? AND o.name IN (@)"
 )
 
@@ -71,19 +71,14 @@ class Objects:
 
     def locate(self, session: Session, space: int, names: Sequence[str]) -> Located:
         """Where those of the objects are that exist. Needs the session only until it returns."""
-        inline: dict[str, tuple[str, int, bytes]] = {}  # by name: hashing the frames would cost as much again
+        inline: list[tuple[str, int, bytes]] = []
         packed: dict[str, list[PackEntry]] = {}
-        for row in in_chunks(session, _SELECT, (space,), _as_keys(dict.fromkeys(names))):
-            name, kind, size, frame, pack, offset, length, inner_offset, pack_no = row
-            name = bytes(name).hex()
+        for name, kind, frame, place in _rows(session, space, names):
             if frame is not None:
-                inline[name] = (name, kind, frame_of(frame, f"object {name}"))
-            elif pack is not None:
-                where = PackEntry(name, kind_of(kind, f"object {name}"), size, offset, length, inner_offset)
-                packed.setdefault(pack, []).append(where)
+                inline.append((name, kind, frame))
             else:
-                raise Corrupt(f"object {name} points at pack {pack_no}, which no row describes; run verify")
-        return Located(tuple(inline.values()), packed)
+                _place_in(packed, name, kind, place)
+        return Located(tuple(inline), packed)
 
     def read(self, located: Located) -> dict[str, Content]:
         """The verified content of located objects, by name; `PackGone` when a pack was rewritten since."""
@@ -92,13 +87,7 @@ class Objects:
     def stream(self, located: Located) -> Iterator[tuple[str, Content]]:
         """The same one by one, for those who do not want all of it in memory."""
         for name, kind, frame in located.inline:
-            where = f"object {name}"
-            content = Content(kind_of(kind, where), unseal(frame, where, has_name=True))
-            if content.name != name:
-                raise Corrupt(
-                    f"object {name}: the bytes do not hash to this name; restore it from a backup or a copy"
-                )
-            yield name, content
+            yield name, _verified(name, kind, frame)
         for pack, entries in located.packed.items():
             for frames in neighbours_of(frames_of(entries)):
                 start, last = frames[0].offset, frames[-1]
@@ -113,10 +102,20 @@ class Objects:
     def fetch(self, session: Session, space: int, names: Sequence[str]) -> dict[str, Content]:
         """The verified content of those objects that exist, within one transaction.
 
-        A `PackGone` cannot be helped here, because the transaction goes on seeing the old rows: the
-        caller begins a new one.
+        Rows are unfolded as they come: the frames of all of them are never there together. A `PackGone`
+        cannot be helped here, because the transaction goes on seeing the old rows: the caller begins a new
+        one.
         """
-        return self.read(self.locate(session, space, names))
+        found: dict[str, Content] = {}
+        packed: dict[str, list[PackEntry]] = {}
+        for name, kind, frame, place in _rows(session, space, names):
+            if frame is not None:
+                found[name] = _verified(name, kind, frame)
+            else:
+                _place_in(packed, name, kind, place)
+        if packed:
+            found.update(self.stream(Located((), packed)))
+        return found
 
     def load(self, database: Database, space: int, names: Sequence[str]) -> dict[str, Content]:
         """The verified content of those objects that exist, without holding a transaction meanwhile."""
@@ -185,6 +184,36 @@ class Objects:
         if self._blobs is None:
             raise Corrupt("there are packs, but this store was opened without its blob store; pass blobs=")
         return self._blobs
+
+
+def _rows(
+    session: Session, space: int, names: Iterable[str]
+) -> Iterator[tuple[str, int, bytes | None, Sequence[Any]]]:
+    """Name, kind number and frame of each object that exists; of one in a pack, its place instead."""
+    keys = _as_keys(dict.fromkeys(names))
+    for start in range(0, len(keys), IN_LIMIT):
+        some = keys[start : start + IN_LIMIT]
+        for key, kind, frame, *place in ask_in_chunks(session, _SELECT, (space,), some):
+            name = bytes(key).hex()
+            yield name, kind, None if frame is None else frame_of(frame, f"object {name}"), place
+
+
+def _verified(name: str, kind: int, frame: bytes) -> Content:
+    where = f"object {name}"
+    content = Content(kind_of(kind, where), unseal(frame, where, has_name=True))
+    if content.name != name:
+        raise Corrupt(
+            f"object {name}: the bytes do not hash to this name; restore it from a backup or a copy"
+        )
+    return content
+
+
+def _place_in(packed: dict[str, list[PackEntry]], name: str, kind: int, place: Sequence[Any]) -> None:
+    pack, size, offset, length, inner_offset, pack_no = place
+    if pack is None:
+        raise Corrupt(f"object {name} points at pack {pack_no}, which no row describes; run verify")
+    entry = PackEntry(name, kind_of(kind, f"object {name}"), size, offset, length, inner_offset)
+    packed.setdefault(pack, []).append(entry)
 
 
 def _as_keys(names: Iterable[str]) -> list[bytes]:

@@ -17,7 +17,7 @@ from treering.core.batch import Event
 from treering.core.body import unpack_body
 from treering.core.clock import day_of
 from treering.core.content import KINDS, Content
-from treering.core.frame import unseal
+from treering.core.frame import HEADER_SIZE, unseal, unseal_all
 from treering.core.lists import locate
 from treering.core.query import check_limit, decode_cursor, encode_cursor
 from treering.core.records import ListInfo, Page, Record
@@ -40,6 +40,7 @@ from treering.errors import Corrupt, InvalidInput, NotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from treering.core.content import Kind
     from treering.core.lists import Run
     from treering.core.query import EventQuery
     from treering.core.records import Ref
@@ -166,30 +167,32 @@ def read_list(
 
 
 def _fetch_items(session: Session, space: int, objects: Objects, list_no: int, run: Run) -> list[Content]:
-    rows = session.rows(
+    """The items of a run; each frame is let go before the next is read, so its memory serves for that one."""
+    where = f"list {run.list!r}"
+    kinds: list[Kind | None] = []
+    headers: list[bytes] = []
+    payloads: list[bytes] = []
+    elsewhere: list[Address] = []
+    for kind, frame, address in session.ask(
         "SELECT kind, frame, address FROM item WHERE key >= ? AND key < ? ORDER BY key",
         (item_key(list_no, run.start), item_key(list_no, run.stop)),
-    )
-    if len(rows) != run.stop - run.start:
+    ):
+        if frame is None:
+            kinds.append(None)
+            elsewhere.append(address)
+        else:
+            sealed = frame if type(frame) is bytes else frame_of(frame, where)
+            kinds.append(_KINDS.get(kind) or kind_of(kind, where))
+            headers.append(sealed[:HEADER_SIZE])
+            payloads.append(sealed[HEADER_SIZE:])
+    if len(kinds) != run.stop - run.start:
         raise Corrupt(
-            f"list {run.list!r} lacks {run.stop - run.start - len(rows)} of its items "
+            f"list {run.list!r} lacks {run.stop - run.start - len(kinds)} of its items "
             f"{run.start} to {run.stop}; run verify, then restore it from a backup"
         )
-    where = f"list {run.list!r}"
-    known_kinds = _KINDS
-    contents: list[Content | None] = []
-    elsewhere: list[tuple[int, Address]] = []
-    for kind, frame, address in rows:
-        if frame is None:
-            elsewhere.append((len(contents), Address(address)))
-            contents.append(None)
-        else:
-            data = unseal(frame if type(frame) is bytes else frame_of(frame, where), where)
-            contents.append(Content(known_kinds.get(kind) or kind_of(kind, where), data))
-    fetched = get(session, space, objects, [address for _, address in elsewhere]) if elsewhere else []
-    for (position, _), content in zip(elsewhere, fetched, strict=True):
-        contents[position] = content
-    return contents  # pyright: ignore[reportReturnType] - every None was filled above
+    here = iter(unseal_all(headers, payloads, where))
+    fetched = iter(get(session, space, objects, elsewhere) if elsewhere else ())
+    return [next(fetched) if kind is None else Content(kind, next(here)) for kind in kinds]
 
 
 def refs(session: Session, space: int, names: Sequence[str]) -> dict[str, Ref]:
