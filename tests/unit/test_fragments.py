@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering.engines.relational import fragments
-from treering.engines.relational.fragments import filled, thinned
+from treering.engines.relational.fragments import filled, filled_all, thinned
 
 SPAN = (
     b'{"attributes":{"gen_ai.response.id":"resp_1"},"input":0,"input_size":662,'
@@ -28,6 +28,12 @@ def test_the_usual_words_of_a_span_take_a_byte_each():
 def test_any_data_comes_back(data):
     assert filled(thinned(data)) == data
     assert filled(thinned(data, is_of_run=False)) == data
+
+
+@given(st.lists(st.sampled_from([SPAN, b"", b"{}", b"\x00raw\x05", b'{"attributes":{"a":1}}']).map(thinned)))
+def test_many_are_filled_as_one_by_one(many):
+    assert filled_all(many) == list(map(filled, many))
+    assert filled_all([*many, None]) is None
 
 
 @given(st.lists(st.sampled_from([SPAN, b'"x":1,', b"word "]), min_size=5, max_size=12).map(b"".join))

@@ -10,7 +10,7 @@ from treering.core.address import Address
 from treering.core.batch import Event, Usage
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A journal event as it was committed."""
 
     seq: int

@@ -158,7 +158,10 @@ def read_checkpoint(engine: Engine, space: str, record: Record) -> Checkpoint:
     else:
         raise Corrupt(f"checkpoint {event.id!r} has no record; restore it from a backup")
     try:
-        row = msgspec.convert(decode_json(data), _Row) if _is_tagged(data) else _decode_row(data)
+        if b"$" in data and _is_tagged(data):
+            row = msgspec.convert(decode_json(data), _Row)
+        else:
+            row = _decode_row(data)
     except msgspec.DecodeError as error:
         raise Corrupt(
             f"the record of checkpoint {event.id!r} cannot be read ({error}); restore it from a backup"
@@ -180,7 +183,7 @@ def read_checkpoint(engine: Engine, space: str, record: Record) -> Checkpoint:
     )
 
 
-class _Row(msgspec.Struct, omit_defaults=True):
+class _Row(msgspec.Struct, omit_defaults=True, gc=False):
     """A checkpoint as its event holds it: what the event has columns for is left out."""
 
     thread: str

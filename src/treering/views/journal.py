@@ -20,7 +20,7 @@ from treering.errors import Corrupt, NotFound
 from treering.views.checkpoints import KIND, by_id, read_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from treering.core.engine import Engine
     from treering.core.records import Record
@@ -100,37 +100,34 @@ class Journal:
 
     def _line(self, head: Checkpoint | None, seq: int | None) -> Iterator[Checkpoint]:
         while head is not None:
-            last = head
-            for each in self._line_within(head, seq):
-                last = each
-                yield each
-            head, seq = self._origin(last) or (None, None)
+            oldest = yield from self._line_within(head, seq)
+            head, seq = self._origin(oldest) or (None, None)
 
-    def _line_within(self, head: Checkpoint, seq: int | None) -> Iterator[Checkpoint]:
-        """The part of a line that lies in the thread of its newest checkpoint (committed as ``seq``)."""
+    def _line_within(self, head: Checkpoint, seq: int | None) -> Generator[Checkpoint, None, Checkpoint]:
+        """The part of a line in the thread of its newest checkpoint (committed as ``seq``); its oldest."""
         yield head
         child, child_seq = head, seq
         for record in self._records(_within(head, KIND), None if seq is None else str(seq)):
             event, wanted = record.event, child.parent
             if wanted is None:
-                return
+                break
             if child_seq is None:
                 child_seq = record.seq if event.id == head.id else None
             elif event.id == wanted:
                 child, child_seq = read_checkpoint(self._engine, self._space, record), record.seq
                 yield child
             elif event.id < wanted and self._is_dropped(wanted, child):
-                yield from self._line_over_gaps(child, child_seq)
-                return
+                return (yield from self._line_over_gaps(child, child_seq))
+        return child
 
-    def _line_over_gaps(self, child: Checkpoint, seq: int) -> Iterator[Checkpoint]:
+    def _line_over_gaps(self, child: Checkpoint, seq: int) -> Generator[Checkpoint, None, Checkpoint]:
         """What is left of a line behind a checkpoint (committed as ``seq``) whose parent was dropped."""
         left_behind: str | None = None
         both = (self._records(_within(child, kind), str(seq)) for kind in (KIND, REWIND))
         for record in heapq.merge(*both, key=_seq, reverse=True):
             event, wanted = record.event, child.parent
             if wanted is None:
-                return
+                break
             if event.kind == REWIND:
                 # What lies between a rewind and its target was left behind; rewinds in there do not count.
                 left_behind = left_behind or _target(record)
@@ -143,6 +140,7 @@ class Journal:
                 continue
             child = read_checkpoint(self._engine, self._space, record)
             yield child
+        return child
 
     def _origin(self, child: Checkpoint) -> tuple[Checkpoint, int] | None:
         """The parent of a thread's first checkpoint, which is in another thread; not of another namespace."""

@@ -9,7 +9,7 @@ a piece may be added at its end, none may ever be changed or taken away.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 _PIECES: Final = (
     b'{"attributes":{"gen_ai.response.id":"',
@@ -38,6 +38,7 @@ _PIECES: Final = (
 _CODES: Final = bytes(code for code in range(1, 32) if code not in b"\t\n\r")
 _CODE_OF: Final = {piece: _CODES[at : at + 1] for at, piece in enumerate(_PIECES)}
 _PIECE_OF: Final = {code[0]: (code, piece) for piece, code in _CODE_OF.items()}
+_BYTES: Final = frozenset({bytes})
 _SHORT: Final = 400
 _ANY_PIECE: Final = re.compile(b"(" + b"|".join(map(re.escape, _PIECES)) + b")")
 _RAW: Final = b"\x00"
@@ -71,3 +72,10 @@ def filled(data: bytes) -> bytes:
         if code in _PIECE_OF:
             data = data.replace(*_PIECE_OF[code])
     return data
+
+
+def filled_all(many: list[Any]) -> list[bytes] | None:
+    """The same of many, in one look if nothing is left out of any; ``None`` where one of them is no bytes."""
+    if not _BYTES.issuperset(map(type, many)):
+        return None
+    return list(map(filled, many)) if b"".join(many).translate(None, _TEXT) else many

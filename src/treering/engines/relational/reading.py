@@ -23,7 +23,7 @@ from treering.core.query import check_limit, decode_cursor, encode_cursor
 from treering.core.records import ListInfo, Page, Record
 from treering.core.scopes import thread_scope_of
 from treering.engines.keys import BODY_PART_BITS, body_key, item_key
-from treering.engines.relational.fragments import filled
+from treering.engines.relational.fragments import filled_all
 from treering.engines.relational.rows import (
     RECORD_SELECT,
     REF_SELECT,
@@ -38,7 +38,7 @@ from treering.engines.relational.session import in_chunks
 from treering.errors import Corrupt, InvalidInput, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from treering.core.content import Kind
     from treering.core.lists import Run
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from treering.core.records import Ref
     from treering.engines.relational.items import ItemCache
     from treering.engines.relational.objects import Objects
-    from treering.engines.relational.session import Session
+    from treering.engines.relational.session import Row, Session
 
 _LIST_COLUMNS: Final = (
     "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.no, l.parent FROM list l "
@@ -54,6 +54,8 @@ _LIST_COLUMNS: Final = (
 )
 _LIST_ITSELF: Final = "SELECT no, parent, length FROM list WHERE space = ? AND id = ?"
 _BRIEF_SELECT: Final = "SELECT e.seq, e.id, e.kind, e.ts_us, e.data FROM event e"
+_SOME_REFS: Final = f"{REF_SELECT} WHERE r.space = ? AND r.value IS NOT NULL AND r.name IN (@)"
+_ONE_REF: Final = _SOME_REFS.replace("IN (@)", "= ?")
 _KINDS: Final = dict(enumerate(KINDS))
 _IN_SCOPE: Final = "e.scope = (SELECT no FROM scope WHERE space = ? AND name = ?)"
 _BY_SEQ: Final = attrgetter("seq")
@@ -197,8 +199,11 @@ def _fetch_items(session: Session, space: int, objects: Objects, list_no: int, r
 
 def refs(session: Session, space: int, names: Sequence[str]) -> dict[str, Ref]:
     """The refs among these names that exist."""
-    sql = f"{REF_SELECT} WHERE r.space = ? AND r.value IS NOT NULL AND r.name IN (@)"
-    return {row[0]: ref_of(row) for row in in_chunks(session, sql, (space,), names)}
+    if len(names) == 1:  # a head, as a rule: every load begins with it
+        rows: Iterable[Row] = session.rows(_ONE_REF, (space, names[0]))
+    else:
+        rows = in_chunks(session, _SOME_REFS, (space,), names)
+    return {row[0]: ref_of(row) for row in rows}
 
 
 def scan_refs(session: Session, space: int, prefix: str, after: str | None, limit: int) -> list[Ref]:
@@ -271,13 +276,19 @@ def scan(session: Session, space: int, query: EventQuery, after: str | None, lim
 
 def _brief_records(session: Session, scope: str, rest: str, given: Sequence[Any]) -> list[Record] | None:
     """Records of one scope by what their rows say alone; ``None`` if one of them has its data elsewhere."""
-    records: list[Record] = []
-    for seq, event_id, kind, ts_us, data in session.rows(_BRIEF_SELECT + rest, given):
-        if type(data) is not bytes:
-            return None
-        event = Event(id=event_id, kind=kind, ts_us=ts_us, scope=scope, data=filled(data))
-        records.append(Record(seq=seq, batch="", committed_at_us=0, event=event))
-    return records
+    rows = session.rows(_BRIEF_SELECT + rest, given)
+    found = filled_all([data for _, _, _, _, data in rows])
+    if found is None:
+        return None
+    return [
+        Record(
+            seq=seq,
+            batch="",
+            committed_at_us=0,
+            event=Event(id=event_id, kind=kind, ts_us=ts_us, scope=scope, data=data),
+        )
+        for (seq, event_id, kind, ts_us, _), data in zip(rows, found, strict=True)
+    ]
 
 
 def _of_thread(space: int, thread: str | None) -> Iterator[tuple[list[str], list[Any]]]:
