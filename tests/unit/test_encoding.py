@@ -20,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from treering.core.content import Content
-from treering.core.encoding import Codecs, decode, decode_all, decode_json, encode, encode_json
+from treering.core.encoding import Codecs, decode, decode_all, decode_each, decode_json, encode, encode_json
 from treering.errors import Corrupt, InvalidInput, Unencodable
 
 ANY_TEXT = st.text(st.characters(), max_size=20) | st.from_regex(r"\A\$+[a-z]{0,8}\Z")
@@ -133,8 +133,8 @@ def test_many_values_come_back_where_the_call_stack_is_nearly_full():
 def test_what_is_not_plain_json_may_be_decoded_by_someone_else():
     contents = [encode([1]), encode("text"), encode({"$user": 1}), encode("$ in a text"), encode({"a": "$5"})]
     seen = []
-    found = decode_all(contents, others=lambda content: seen.append(content) or decode(content))
-    assert found == [[1], "text", {"$user": 1}, "$ in a text", {"a": "$5"}]
+    found = decode_each(contents, others=lambda content: seen.append(content) or decode(content))
+    assert list(found) == [[1], "text", {"$user": 1}, "$ in a text", {"a": "$5"}]
     assert [each.kind for each in seen] == ["text", "json", "text"]
 
 

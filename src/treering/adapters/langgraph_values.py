@@ -26,11 +26,11 @@ from treering.adapters.langchain_messages import (
     to_plain,
 )
 from treering.core.content import Content
-from treering.core.encoding import codecs, decode, decode_all, encode
+from treering.core.encoding import codecs, decode, decode_each, encode
 from treering.errors import Corrupt, Unencodable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator
 
 DeltaSnapshot: Final[Any] = serde_types._DeltaSnapshot  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 """How LangGraph hands over a delta channel that is to be stored whole."""
@@ -113,11 +113,11 @@ class Values:
 
     def decode_message(self, content: Content) -> BaseMessage:
         """The message that was encoded."""
-        return self.decode_known([content])[0][0]
+        return next(self.decode_known((content,)))[0]
 
-    def decode_known(self, contents: Sequence[Content]) -> list[tuple[BaseMessage, Likeness]]:
-        """The messages that were encoded, and a likeness of each."""
-        return list(map(_known, decode_all(contents, others=self.decode)))
+    def decode_known(self, contents: Iterable[Content]) -> Iterator[tuple[BaseMessage, Likeness]]:
+        """The messages that were encoded, and a likeness of each; none is decoded before it is asked for."""
+        return map(_known, decode_each(contents, others=self.decode))
 
     def _load(self, packed: Packed) -> Any:
         if self.is_readable and packed.form not in _SAFE:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -139,24 +139,28 @@ class Codecs:
                 ) from error
         raise InvalidInput(f"content of kind {content.kind!r} is not a value; read it with decode_tree")
 
-    def decode_all(
-        self, contents: Sequence[Content], *, others: Callable[[Content], Any] | None = None
-    ) -> list[Any]:
-        """The values that were encoded, in order: what a long conversation is read with.
+    def decode_all(self, contents: Iterable[Content]) -> list[Any]:
+        """The values that were encoded, in order: what a long conversation is read with."""
+        return list(self.decode_each(contents))
 
-        ``others`` decodes what is not plain JSON without tags, in place of `decode`. msgspec reads long
-        texts without a buffer of their own beside them; where it has no room for its calls, orjson does it.
+    def decode_each(
+        self, contents: Iterable[Content], *, others: Callable[[Content], Any] | None = None
+    ) -> Iterator[Any]:
+        """The same one by one; ``others`` decodes, in place of `decode`, what is not JSON without tags.
+
+        msgspec needs no buffer of its own beside a long text. It calls itself for each level of a value:
+        where there is no room left for that, orjson does it, which also says what is wrong with bad JSON.
         """
-        decode = others or self.decode
-        try:
-            return [
-                _loads(data)
-                if content.kind == "json" and (b"$" not in (data := content.data) or b'{"$' not in data)
-                else decode(content)
-                for content in contents
-            ]
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return list(map(decode, contents))  # it can do it, or says what is wrong
+        decode, loads = others or self.decode, _loads
+        for content in contents:
+            if content.kind == "json" and (b"$" not in (data := content.data) or b'{"$' not in data):
+                try:
+                    value = loads(data)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    value = decode(content)
+            else:
+                value = decode(content)
+            yield value
 
     def encode_json(self, value: Any, *, keep_order: bool = False) -> bytes:
         """Canonical JSON of ``value``, with tags where JSON falls short."""
@@ -406,4 +410,5 @@ encode = codecs.encode
 encode_json = codecs.encode_json
 decode = codecs.decode
 decode_all = codecs.decode_all
+decode_each = codecs.decode_each
 decode_json = codecs.decode_json
