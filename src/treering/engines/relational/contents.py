@@ -20,6 +20,7 @@ from treering.engines.relational.objects import Located, PackGone
 from treering.engines.relational.reading import body_part
 from treering.engines.relational.rows import frame_of, kind_of
 from treering.engines.relational.session import in_chunks
+from treering.engines.relational.sheaves import COUNT, unbind
 from treering.engines.relational.walking import PAGE, by_weight, slot_key
 from treering.errors import Corrupt
 
@@ -217,7 +218,7 @@ class Contents:
                     return
                 marks = ",".join("?" * len(rows))
                 counts = session.rows(
-                    f"SELECT l.no, count(i.key), min(i.key), max(i.key) FROM list l "
+                    f"SELECT l.no, sum({COUNT}), min(i.key), max(i.key + {COUNT} - 1) FROM list l "
                     f"JOIN item i ON {_ITEM_RANGE} WHERE l.no IN ({marks}) GROUP BY l.no",
                     [row[1] for row in rows],
                 )
@@ -278,8 +279,11 @@ class Contents:
                 try:
                     sealed = frame_of(frame, where)
                     self.bytes += len(sealed)
-                    unseal(sealed, where)
-                    kind_of(kind, where)
+                    if kind is not None and kind < 0:
+                        unbind(kind, sealed, where)
+                    else:
+                        unseal(sealed, where)
+                        kind_of(kind, where)
                 except Corrupt as error:
                     problems.append(_corrupt(where, str(error)))
         return problems

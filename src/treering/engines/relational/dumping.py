@@ -31,6 +31,7 @@ from treering.engines.relational.objects import PackGone
 from treering.engines.relational.reading import body_part
 from treering.engines.relational.rows import RECORD_SELECT, REF_SELECT, record_of, ref_of
 from treering.engines.relational.session import in_chunks
+from treering.engines.relational.sheaves import unbind
 from treering.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -228,10 +229,15 @@ class _Export:
         items: list[ItemRow] = []
         for name, at, kind, address, _ in page:
             here = at & ITEM_POSITION_MASK
-            item: Content | Address = Address(address or "")
-            if address is None:
-                item = Content(KINDS[int(kind)], unseal(frames[at], f"item {here} of list {name!r}"))
-            items.append(ItemRow(list=name, position=here, item=item))
+            where = f"item {here} of list {name!r}"
+            found: Sequence[Content | Address]
+            if address is not None:
+                found = (Address(address),)
+            elif kind < 0:
+                found = unbind(kind, frames[at], where)
+            else:
+                found = (Content(KINDS[int(kind)], unseal(frames[at], where)),)
+            items += [ItemRow(list=name, position=at, item=item) for at, item in enumerate(found, here)]
         return {"items": tuple(items)}, _behind(rows, page, lambda row: [row[0], row[1] & ITEM_POSITION_MASK])
 
     def texts(self, session: Session, key: Key) -> _Found:

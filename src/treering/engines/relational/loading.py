@@ -25,6 +25,7 @@ from treering.engines.relational.prepared import prepare
 from treering.engines.relational.remembered import count_removal
 from treering.engines.relational.rows import EVENT_COLUMNS, RUN, event_row, join_links, run_rows
 from treering.engines.relational.session import in_chunks
+from treering.engines.relational.sheaves import positions_bound
 from treering.engines.relational.totals import add_to_rollups
 from treering.errors import NotFound
 
@@ -191,16 +192,15 @@ class _Loading:
 
     def items(self, rows: Sequence[tuple[ItemRow, bytes | None]]) -> None:
         lists = self._known("list", "id", [row.list for row, _ in rows])
-        self._many(
-            _ITEM,
-            [
-                (item_key(lists[row.list], row.position), None, None, row.item)
-                if isinstance(row.item, str)
-                else (item_key(lists[row.list], row.position), KIND_NUMBERS[row.item.kind], frame, None)
-                for row, frame in rows
-                if row.list in lists
-            ],
-        )
+        found = [
+            (item_key(lists[row.list], row.position), None, None, row.item)
+            if isinstance(row.item, str)
+            else (item_key(lists[row.list], row.position), KIND_NUMBERS[row.item.kind], frame, None)
+            for row, frame in rows
+            if row.list in lists
+        ]
+        bound = positions_bound(self._session, [key for key, *_ in found])
+        self._many(_ITEM, [row for row in found if row[0] not in bound] if bound else found)
 
     def texts(self, rows: Sequence[TextRow]) -> None:
         by_collection: dict[str, list[TextRow]] = {}

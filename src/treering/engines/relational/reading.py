@@ -16,20 +16,19 @@ from treering.core.address import Address, ListAt, ObjectAt, SlotAt, parse_addre
 from treering.core.batch import Event
 from treering.core.body import unpack_body
 from treering.core.clock import day_of
-from treering.core.content import KINDS, Content
-from treering.core.frame import HEADER_SIZE, unseal, unseal_all
+from treering.core.frame import unseal
 from treering.core.lists import locate
 from treering.core.query import check_limit, decode_cursor, encode_cursor
 from treering.core.records import ListInfo, Page, Record
 from treering.core.scopes import thread_scope_of
-from treering.engines.keys import BODY_PART_BITS, body_key, item_key
+from treering.engines.keys import BODY_PART_BITS, body_key
+from treering.engines.relational import sheaves
 from treering.engines.relational.fragments import filled_all
 from treering.engines.relational.rows import (
     RECORD_SELECT,
     REF_SELECT,
     SAME,
     frame_of,
-    kind_of,
     record_of,
     ref_of,
     run_number,
@@ -40,7 +39,7 @@ from treering.errors import Corrupt, InvalidInput, NotFound
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from treering.core.content import Kind
+    from treering.core.content import Content
     from treering.core.lists import Run
     from treering.core.query import EventQuery
     from treering.core.records import Ref
@@ -56,7 +55,6 @@ _LIST_ITSELF: Final = "SELECT no, parent, length FROM list WHERE space = ? AND i
 _BRIEF_SELECT: Final = "SELECT e.seq, e.id, e.kind, e.ts_us, e.data FROM event e"
 _SOME_REFS: Final = f"{REF_SELECT} WHERE r.space = ? AND r.value IS NOT NULL AND r.name IN (@)"
 _ONE_REF: Final = _SOME_REFS.replace("IN (@)", "= ?")
-_KINDS: Final = dict(enumerate(KINDS))
 _IN_SCOPE: Final = "e.scope = (SELECT no FROM scope WHERE space = ? AND name = ?)"
 _BY_SEQ: Final = attrgetter("seq")
 _BY_TIME: Final = attrgetter("event.ts_us", "seq")
@@ -169,32 +167,12 @@ def read_list(
 
 
 def _fetch_items(session: Session, space: int, objects: Objects, list_no: int, run: Run) -> list[Content]:
-    """The items of a run; each frame is let go before the next is read, so its memory serves for that one."""
-    where = f"list {run.list!r}"
-    kinds: list[Kind | None] = []
-    headers: list[bytes] = []
-    payloads: list[bytes] = []
-    elsewhere: list[Address] = []
-    for kind, frame, address in session.ask(
-        "SELECT kind, frame, address FROM item WHERE key >= ? AND key < ? ORDER BY key",
-        (item_key(list_no, run.start), item_key(list_no, run.stop)),
-    ):
-        if frame is None:
-            kinds.append(None)
-            elsewhere.append(address)
-        else:
-            sealed = frame if type(frame) is bytes else frame_of(frame, where)
-            kinds.append(_KINDS.get(kind) or kind_of(kind, where))
-            headers.append(sealed[:HEADER_SIZE])
-            payloads.append(sealed[HEADER_SIZE:])
-    if len(kinds) != run.stop - run.start:
-        raise Corrupt(
-            f"list {run.list!r} lacks {run.stop - run.start - len(kinds)} of its items "
-            f"{run.start} to {run.stop}; run verify, then restore it from a backup"
-        )
-    here = iter(unseal_all(headers, payloads, where))
-    fetched = iter(get(session, space, objects, elsewhere) if elsewhere else ())
-    return [next(fetched) if kind is None else Content(kind, next(here)) for kind in kinds]
+    items = sheaves.read(session, list_no, run)
+    elsewhere = [item for item in items if isinstance(item, str)]
+    if not elsewhere:
+        return items  # pyright: ignore[reportReturnType] - none of them is an address
+    fetched = iter(get(session, space, objects, elsewhere))
+    return [next(fetched) if isinstance(item, str) else item for item in items]
 
 
 def refs(session: Session, space: int, names: Sequence[str]) -> dict[str, Ref]:

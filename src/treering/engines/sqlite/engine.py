@@ -24,7 +24,6 @@ from treering.engines.sqlite.database import SqliteDatabase
 from treering.engines.sqlite.failures import FAILURES, damaged, translated
 from treering.engines.sqlite.filesystem import refuse_network
 from treering.engines.sqlite.follow import Follower
-from treering.engines.sqlite.fresh import WIPE
 from treering.engines.sqlite.shortcut import Shortcut
 from treering.engines.sqlite.texts import SqliteTextIndex
 from treering.errors import Conflict, Corrupt, NotFound, ReadOnly, StoreFull, TreeringError, Unreachable
@@ -156,8 +155,10 @@ class SqliteEngine(RelationalEngine):
     def close(self) -> None:
         """Finish what was submitted, then let go of everything."""
         self._group.close()
-        with suppress(TreeringError), self._database.writing() as session:
-            session.tell(WIPE)
+        if self._shortcut.was_used:
+            with suppress(TreeringError):  # what cannot settle now does when it is read
+                self.settle()
+                self._sqlite.tidy(secure=False)
         self._sqlite.close()
 
 

@@ -24,6 +24,7 @@ import msgspec
 
 from treering.core.failpoints import declare, hit
 from treering.core.frame import sealed, unseal
+from treering.engines.relational.sheaves import bind
 from treering.engines.relational.writing import Rows, write_rows
 from treering.errors import Corrupt
 
@@ -99,6 +100,7 @@ def settle(session: Session) -> None:
     for no, space, packed in session.rows(_ALL):
         _unpack(spaces.setdefault(space, Rows()), packed, f"fresh commit {no}")
     for space, rows in spaces.items():
+        rows.items = bind(rows.items)
         write_rows(session, space, rows)
     hit(SETTLED)
 

@@ -83,7 +83,7 @@ class SqliteSession:
         """
         if len(rows) == 1:
             return self._execute(sql, rows[0]).rowcount
-        if not sql.startswith("INSERT"):
+        if _VALUES.search(sql) is None:
             return self._execute_many(sql, rows).rowcount
         changed = start = 0
         while start < len(rows):

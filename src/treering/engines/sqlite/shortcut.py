@@ -39,6 +39,7 @@ class Shortcut:
         self._slot = 0
         self._count = 0
         """The next slot, and how many commits are in those before it."""
+        self._was_used = False
         self._names: set[tuple[Any, ...]] = set()
         """The batches and events of these, which no other table may know yet."""
 
@@ -74,6 +75,7 @@ class Shortcut:
         values = (self._slot, settled_no + count, space, packed, settled_no, memory.removals, *batches)
         if not self._write(insert_of(len(batches), len(events)), (*values, *days[:1], *events), rows):
             return None
+        self._was_used = True
         self._settled_no = 0  # until the rest is there: a fork or an interrupt may happen in between
         remember(memory, accepted)
         self._names |= names
@@ -81,6 +83,11 @@ class Shortcut:
         self._count = count
         self._settled_no = settled_no
         return [each.receipt for each in accepted]
+
+    @property
+    def was_used(self) -> bool:
+        """Whether anything went this way."""
+        return self._was_used
 
     def _write(self, sql: str, values: tuple[Any, ...], rows: Rows) -> bool:
         if not rows.objects and not is_armed(BEFORE_COMMIT):
