@@ -352,13 +352,13 @@ def test_each_commit_is_synced_and_settling_is_not(tmp_path):
         assert engine._sqlite.writer().execute("PRAGMA synchronous").fetchall() == [(2,)]
 
 
-def test_one_that_is_damaged_is_told(engine):
+def test_one_that_is_damaged_is_told(engine, other):
     for number in range(2):
         engine.commit(step(number))
     with closing(sqlite3.connect(engine._sqlite.path)) as connection, connection:
         connection.execute("UPDATE fresh SET rows = zeroblob(2100)")
-    with pytest.raises(Corrupt, match="fresh commit 2"):
-        said(engine)
+    with pytest.raises(Corrupt, match="slot 0 of fresh commits"):
+        said(other)
     with closing(sqlite3.connect(engine._sqlite.path)) as connection, connection:
         connection.execute("DELETE FROM fresh")
 

@@ -189,6 +189,16 @@ class Rows:
                 self.items.append((key, kind, frame, address))
                 key += 1
 
+    def take(self, other: Rows) -> None:
+        """Take in the rows of commits of the same space that came later, objects aside."""
+        self.commits += other.commits
+        self.runs += other.runs
+        self.bodies += other.bodies
+        self.grown.update(other.grown)
+        self.items += other.items
+        self.refs.update(other.refs)
+        self.events += other.events
+
     def tell_objects(self, session: Telling) -> None:
         """Write the objects alone."""
         if self.objects:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from treering.core.clock import Clock
     from treering.engines.relational.session import Dialect
+    from treering.engines.relational.writing import Rows
 
 Durability = Literal["full", "fast"]
 
@@ -68,6 +69,8 @@ class SqliteDatabase:
         self._watcher: sqlite3.Connection | None = None
         self._watching = threading.Lock()
         self._closed = False
+        self.fresh: dict[int, Rows] = {}
+        """What was written here last as fresh, by the number of the last commit in it."""
         self.patience = 0
         """How many commits shall not be fresh, because they are read at once."""
 
@@ -123,7 +126,7 @@ class SqliteDatabase:
         try:
             patiently(session.begin)
             try:
-                settle(session)
+                settle(session, self.fresh)
                 session.commit()
             except BaseException:
                 session.roll_back()

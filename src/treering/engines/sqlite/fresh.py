@@ -29,6 +29,8 @@ from treering.engines.relational.writing import Rows, write_rows
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from treering.engines.relational.session import Session
 
 SETTLED: Final = declare("settle.before_commit", "fresh commits are in their tables, nothing is committed")
@@ -43,7 +45,7 @@ IS_FRESH: Final = "no > (SELECT coalesce(max(no), 0) FROM commits)"
 WIPE: Final = "DELETE FROM fresh WHERE NOT " + IS_FRESH
 
 _VERSION: Final = 1
-_ALL: Final = f"SELECT no, space, rows FROM fresh WHERE {IS_FRESH} ORDER BY no"
+_ALL: Final = f"SELECT slot, no, space FROM fresh WHERE {IS_FRESH} ORDER BY no"
 _HALF_A_PAGE: Final = 2048
 _PADDING: Final = bytes(_HALF_A_PAGE)
 
@@ -94,28 +96,30 @@ def pack(rows: Rows) -> bytes:
     return b"".join(sealed(packed, compress_from=len(packed) + 1))
 
 
-def settle(session: Session) -> None:
-    """Bring all fresh commits into their tables, within a write transaction."""
+def settle(session: Session, known: Mapping[int, Rows]) -> None:
+    """Bring all fresh commits into their tables, within a write transaction.
+
+    ``known`` are those of this process by their numbers, which need not be read.
+    """
     spaces: dict[int, Rows] = {}
-    for no, space, packed in session.rows(_ALL):
-        _unpack(spaces.setdefault(space, Rows()), packed, f"fresh commit {no}")
+    for slot, no, space in session.rows(_ALL):
+        own = known.get(no)
+        spaces.setdefault(space, Rows()).take(_read(session, slot) if own is None else own)
     for space, rows in spaces.items():
         rows.items = bind(rows.items)
         write_rows(session, space, rows)
     hit(SETTLED)
 
 
-def _unpack(into: Rows, packed: Any, where: str) -> None:
+def _read(session: Session, slot: int) -> Rows:
+    where = f"slot {slot} of fresh commits"
+    ((packed,),) = session.rows("SELECT rows FROM fresh WHERE slot = ?", (slot,))
+    rows = Rows()
     try:
-        version, commits, runs, bodies, grown, items, refs, events, *_ = _decode(unseal(packed, where))
+        version, *content = _decode(unseal(packed, where))
+        rows.commits, rows.runs, rows.bodies, rows.grown, rows.items, rows.refs, rows.events, *_ = content
     except (msgspec.DecodeError, TypeError, ValueError) as error:
         raise Corrupt(f"{where} cannot be read ({error}); restore the store from a backup") from error
     if version != _VERSION:
         raise Corrupt(f"{where} has form {version}, which this treering cannot read; upgrade it")
-    into.commits += commits
-    into.runs += runs
-    into.bodies += bodies
-    into.grown.update(grown)
-    into.items += items
-    into.refs.update(refs)
-    into.events += events
+    return rows

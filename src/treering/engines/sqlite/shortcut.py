@@ -79,6 +79,7 @@ class Shortcut:
         self._settled_no = 0  # until the rest is there: a fork or an interrupt may happen in between
         remember(memory, accepted)
         self._names |= names
+        database.fresh[settled_no + count] = rows
         self._slot += 1
         self._count = count
         self._settled_no = settled_no
@@ -107,5 +108,6 @@ class Shortcut:
         if memory.behind_no != self._settled_no + self._count or not memory.commit_no:
             remembered.doubt_others(space)
         self._names.clear()
+        self._database.fresh.clear()
         self._slot = self._count = 0
         self._settled_no = memory.commit_no

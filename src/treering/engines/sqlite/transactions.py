@@ -62,7 +62,7 @@ class Reading:
         self._writing = Writing(self._database, settles=False)
         session = self._writing.__enter__()
         try:
-            settle(session)
+            settle(session, self._database.fresh)
         except BaseException as error:
             self._writing.__exit__(type(error), error, error.__traceback__)
             raise
@@ -121,7 +121,7 @@ class Writing:
         self._database.settle_relaxed(session)
         patiently(session.begin)
         if session.fresh(FEW):  # of someone who does not wait for turns
-            settle(session)
+            settle(session, self._database.fresh)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
