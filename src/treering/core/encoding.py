@@ -54,6 +54,8 @@ _STRICT: Final = (
 )
 _SORTED: Final = _STRICT | orjson.OPT_SORT_KEYS
 _loads: Final = msgspec.json.Decoder().decode
+_DOLLAR: Final = ord("$")
+"""Looked for before the three bytes that a tag begins with: a byte, given as a number, is found much faster."""
 _MIN_INT: Final = -(1 << 63)
 _MAX_INT: Final = (1 << 64) - 1
 
@@ -153,7 +155,7 @@ class Codecs:
         """
         decode, loads = others or self.decode, _loads
         for content in contents:
-            if content.kind == "json" and (b"$" not in (data := content.data) or b'{"$' not in data):
+            if content.kind == "json" and (_DOLLAR not in (data := content.data) or b'{"$' not in data):
                 try:
                     value = loads(data)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -185,9 +187,7 @@ class Codecs:
             raise Corrupt(
                 f"stored JSON does not parse ({error}); run verify and restore it from a backup"
             ) from error
-        if b"$" in data and b'{"$' in data:  # one byte is found eight times faster than three
-            return self._restore(value)
-        return value
+        return self._restore(value) if is_tagged(data) else value
 
     def _restore(self, value: object) -> Any:
         # Without recursion: list every object that may be a tag, parents first, then replace them in place
@@ -220,6 +220,11 @@ class Codecs:
             return from_plain(plain)
         except Exception as error:
             raise Corrupt(f"stored {tag} value cannot be read ({error!r}); run verify") from error
+
+
+def is_tagged(data: bytes) -> bool:
+    """Whether anything in some JSON may be a tag: if not, it says what any other decoder reads in it."""
+    return _DOLLAR in data and b'{"$' in data
 
 
 class _Codec(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from treering.core.address import Address, list_address
 from treering.core.batch import Event
 from treering.core.clock import DAY_US, day_of, to_iso
 from treering.core.content import Content
-from treering.core.encoding import decode_json, encode_json
+from treering.core.encoding import decode_json, encode_json, is_tagged
 from treering.core.ids import new_id_with_time, time_of
 from treering.core.query import EventQuery
 from treering.errors import Corrupt, InvalidInput
@@ -158,10 +158,7 @@ def read_checkpoint(engine: Engine, space: str, record: Record) -> Checkpoint:
     else:
         raise Corrupt(f"checkpoint {event.id!r} has no record; restore it from a backup")
     try:
-        if b"$" in data and _is_tagged(data):
-            row = msgspec.convert(decode_json(data), _Row)
-        else:
-            row = _decode_row(data)
+        row = msgspec.convert(decode_json(data), _Row) if is_tagged(data) else _decode_row(data)
     except msgspec.DecodeError as error:
         raise Corrupt(
             f"the record of checkpoint {event.id!r} cannot be read ({error}); restore it from a backup"
@@ -222,7 +219,7 @@ def _record(checkpoint: Checkpoint, metadata: bytes | None) -> bytes:
     except UnicodeEncodeError:  # a lone surrogate has no place in plain JSON
         return encode_json(_plain(checkpoint), keep_order=True)
     # Tags, and names that look like one, take the longer way, which knows them all.
-    return encode_json(_plain(checkpoint), keep_order=True) if _is_tagged(record) else record
+    return encode_json(_plain(checkpoint), keep_order=True) if is_tagged(record) else record
 
 
 def _metadata(checkpoint: Checkpoint) -> Any:
@@ -231,10 +228,6 @@ def _metadata(checkpoint: Checkpoint) -> Any:
 
 def _raw(value: Any) -> msgspec.Raw:
     return msgspec.Raw(encode_json(value, keep_order=True))
-
-
-def _is_tagged(record: bytes) -> bool:
-    return b"$" in record and b'{"$' in record
 
 
 def _plain(checkpoint: Checkpoint) -> dict[str, Any]:

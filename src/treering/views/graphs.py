@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.core.encoding import decode_json, encode_json
+from treering.core.encoding import decode_json, encode_json, is_tagged
 from treering.core.pages import each_record
 from treering.core.query import EventQuery
 from treering.errors import Corrupt, InvalidInput
@@ -161,7 +161,7 @@ class Graphs:
             for record in page.records:
                 data = record.event.data
                 is_plain = False
-                if data is None or (b"$" in data and b'{"$' in data):
+                if data is None or is_tagged(data):
                     metadata = read_checkpoint(self._engine, self._space, record).metadata
                 else:
                     metadata, is_plain = _metadata(data).metadata, True
