@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tracemalloc
 from decimal import Decimal
-from threading import Barrier, Thread
+from threading import Barrier, Event, Thread
 
 import pytest
 from tests.unit.told_threads import damage, say, steps, told
@@ -98,6 +98,32 @@ def test_a_tail_does_not_touch_what_comes_before_it(folder):
         assert len(store.thread("t").load(last=2).messages) == 2
         with pytest.raises(Corrupt):
             _ = store.thread("t").load().messages
+
+
+def test_one_who_reads_does_not_wait_for_another(store, monkeypatch):
+    slow, quick = told(store, "slow").load(), told(store, "quick").load()
+    is_reading, may_go_on = Event(), Event()
+    read_list = store.engine.read_list
+
+    def reading(space, list_id, start, stop):
+        if list_id == slow.checkpoint.lists["messages"].list:
+            is_reading.set()
+            assert may_go_on.wait(20)
+        return read_list(space, list_id, start, stop)
+
+    monkeypatch.setattr(store.engine, "read_list", reading)
+    one = Thread(target=lambda: slow.messages)
+    other = Thread(target=lambda: quick.messages)
+    one.start()
+    assert is_reading.wait(20)
+    other.start()
+    other.join(10)
+    waited = other.is_alive()
+    may_go_on.set()
+    one.join()
+    other.join()
+    assert not waited
+    assert quick.messages is quick.messages
 
 
 def test_declared_lists_are_kept_as_lists(store):

@@ -55,7 +55,7 @@ _STRICT: Final = (
 _SORTED: Final = _STRICT | orjson.OPT_SORT_KEYS
 _loads: Final = msgspec.json.Decoder().decode
 _DOLLAR: Final = ord("$")
-"""Looked for before the three bytes that a tag begins with: a byte, given as a number, is found much faster."""
+"""Looked for before the three bytes that a tag begins with: one byte, as a number, is found much faster."""
 _MIN_INT: Final = -(1 << 63)
 _MAX_INT: Final = (1 << 64) - 1
 

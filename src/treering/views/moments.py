@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from treering.errors import Corrupt, InvalidInput, NotFound
@@ -44,6 +43,8 @@ class Moment:
         self._space = space
         self._through = through
         self._last = last
+        self._messages: list[Any] | None = None
+        self._state: dict[str, Any] | None = None
         self.checkpoint = checkpoint
 
     def __repr__(self) -> str:
@@ -121,15 +122,20 @@ class Moment:
         """The names of its list channels; ``messages`` is one of them."""
         return tuple(self.checkpoint.lists)
 
-    @cached_property
+    # Read once each, and without `cached_property`: up to Python 3.11 its lock is one for all moments.
+    @property
     def messages(self) -> list[Any]:
         """The conversation up to here: all of it, or the end that ``load(last=...)`` asked for."""
-        return self.items(MESSAGES, last=self._last)
+        if self._messages is None:
+            self._messages = self.items(MESSAGES, last=self._last)
+        return self._messages
 
-    @cached_property
+    @property
     def state(self) -> dict[str, Any]:
         """All state values."""
-        return self._read(lambda: read_state(self._engine, self._space, self.checkpoint.state))
+        if self._state is None:
+            self._state = self._read(lambda: read_state(self._engine, self._space, self.checkpoint.state))
+        return self._state
 
     def value(self, name: str) -> Any:
         """One state value (``None`` when there is none of that name); the others are not read."""
