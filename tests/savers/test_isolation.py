@@ -54,7 +54,7 @@ def check(of, owned):
         mine = {thread_id for owner, thread_id in owned if owner == namespace}
         listed = {each.thread_id: each for each in of(namespace).list()}
         assert set(listed) == mine
-        assert {each.namespace for each in listed.values()} == {namespace}
+        assert {each.namespace for each in listed.values()} == {of(namespace).namespace}
         for owner, thread_id in owned:
             if thread_id in mine:
                 loaded = of(namespace).load(thread_id)
