@@ -22,8 +22,8 @@ from treering.core.pages import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, InvalidInput
 from treering.views.checkpoints import KIND, Checkpoint, Stretch, Value, new_checkpoint_id, write_checkpoint
-from treering.views.graph_ids import Place, step_id, writes_key
-from treering.views.graph_steps import GRAPH, Step
+from treering.views.graph_ids import Place, copied_id, step_id, writes_key
+from treering.views.graph_steps import FORKED, GRAPH, Step, needed_scope
 from treering.views.graphs import BEGUN, HOLDER, WRITES, Graphs, graph_head
 from treering.views.journal import CLEANED, DELETED, LEDGER
 
@@ -205,7 +205,10 @@ class _Copying:
             return
         old = step.checkpoint
         there = self._graphs.place(self._target.thread, step.within)
-        made = step_id(there, step.graph_id) or new_checkpoint_id(clock)
+        if FORKED in old.metadata:  # its parent has the same id of LangGraph's, and is older
+            made = copied_id(there, old.id), old.created_at_us
+        else:
+            made = step_id(there, step.graph_id) or new_checkpoint_id(clock)
         graph = {name: value for name, value in step.graph.items() if name != "thread"}
         if self._thread != self._target.thread:
             graph["thread"] = self._thread
@@ -219,7 +222,7 @@ class _Copying:
             state={name: self._copy_value(draft, value) for name, value in old.state.items()},
             metadata={**old.metadata, GRAPH: graph},
         )
-        write_checkpoint(draft, copy, scope=self._target.scope)
+        write_checkpoint(draft, copy, scope=self._target.scope, needs=self._needed_scope(copy))
         self._ids[old.id] = copy
 
     def _copied_parent(self, parent: str | None) -> str | None:
@@ -229,6 +232,10 @@ class _Copying:
             return None if copy is None else copy.id
         origin = self._graphs.by_id(parent)
         return None if origin is None or origin.checkpoint.thread == self._source.thread else parent
+
+    def _needed_scope(self, copy: Checkpoint) -> str | None:
+        origin = self._graphs.by_id(copy.parent) if copy.parent and FORKED in copy.metadata else None
+        return None if origin is None else needed_scope(copy, origin.checkpoint)
 
     def _copy_list(self, draft: Draft, stretch: Stretch) -> Stretch:
         known = self._lists.get(stretch.list)

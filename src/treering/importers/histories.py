@@ -27,6 +27,7 @@ from treering.core.scopes import namespace_prefix
 from treering.errors import Conflict, NotFound, RefMoved
 from treering.views import channels
 from treering.views.checkpoints import Checkpoint, Stretch, by_id, read_checkpoint, write_checkpoint
+from treering.views.graph_steps import needed_scope
 from treering.views.head_values import head_value, read_head
 from treering.views.journal import Journal, head_ref, thread_scope
 from treering.views.values import read_state, write_state
@@ -173,7 +174,7 @@ class Histories:
             tags=tuple(made.tags),
             snapshot=made.snapshot if self._is_stored(made.snapshot) else None,
         )
-        write_checkpoint(self._draft, checkpoint, scope=scope)
+        write_checkpoint(self._draft, checkpoint, scope=scope, needs=needed_scope(checkpoint, parent))
         self._remember(checkpoint)
         self._count(size)
 

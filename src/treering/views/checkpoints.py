@@ -8,6 +8,7 @@ checkpoint points at is among the links of its event, so it stays as long as the
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -117,19 +118,35 @@ def by_id(*checkpoint_ids: str) -> EventQuery:
     )
 
 
+def anchor(scope: str) -> str:
+    """The list by which forks hold on to the rows of a thread (see `write_checkpoint`)."""
+    return "past/" + blake2b(scope.encode(), digest_size=16).hexdigest()
+
+
 def write_checkpoint(
-    draft: Draft, checkpoint: Checkpoint, *, scope: str, metadata: bytes | None = None
+    draft: Draft,
+    checkpoint: Checkpoint,
+    *,
+    scope: str,
+    metadata: bytes | None = None,
+    needs: str | None = None,
 ) -> None:
     """Put a checkpoint into a batch as an event; a thread's checkpoints are found by its scope.
 
     One that is saved inside a run is linked to the run and the span that it was saved in. ``metadata`` is
     that of the checkpoint as JSON, from a caller who knows that it holds nothing but what JSON knows.
+    ``needs`` is the scope of a thread whose rows this one is read with, beside the content that both share:
+    it links an empty list of that scope, so that erasing it finds out about this fork.
     """
     record = _record(checkpoint, metadata)
     body = None
     if len(record) > MAX_ROW_BYTES:
         body = draft.put(Content("json", record), scope=scope)
         record = None
+    links = _links(checkpoint)
+    if needs is not None:
+        draft.append(anchor(needs), scope=needs, at=0)
+        links = (*links, list_address(anchor(needs)))
     place = here.get()
     draft.event(
         Event(
@@ -143,7 +160,7 @@ def write_checkpoint(
             name=_title(checkpoint.note),
             data=record,
             body=body,
-            links=_links(checkpoint),
+            links=links,
         )
     )
 

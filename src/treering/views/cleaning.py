@@ -1,8 +1,8 @@
 """Cleaning: remove a thread's transcript, its checkpoints, or all of it, and say so without saying whose.
 
-The transcript is what was logged in the thread; its checkpoints take the head, the lists and the state along.
-Runs that were recorded in the thread stay: they go with `delete` and `forget`. Storage is wiped as `forget`
-wipes it.
+The transcript is what was logged in the thread; its checkpoints take the head, the lists, the state and what
+a graph's tasks wrote along. Runs that were recorded in the thread stay: they go with `delete` and `forget`.
+Storage is wiped as `forget` wipes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from treering.core.draft import Draft
 from treering.core.encoding import encode_json
 from treering.core.pages import each_record
 from treering.core.query import Erasure, EventQuery
-from treering.views.checkpoints import KIND, read_checkpoint
+from treering.views.checkpoints import KIND, anchor, read_checkpoint
+from treering.views.graphs import WRITES
 from treering.views.journal import CLEANED, DELETED, LEDGER, REWIND
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def clean(
     """Remove what was chosen of the thread behind a head; nothing there is nothing done."""
     events = _Events(engine, space, head.scope)
     chosen = (events.transcript if transcript else []) + (
-        [*events.checkpoints, *events.rewinds] if checkpoints else []
+        [*events.checkpoints, *events.rewinds, *events.writes] if checkpoints else []
     )
     has_head = checkpoints and head.ref in engine.refs(space, [head.ref])
     if not chosen and not has_head:
@@ -91,6 +92,7 @@ class _Events:
         self.transcript: list[int] = []
         self.checkpoints: list[int] = []
         self.rewinds: list[int] = []
+        self.writes: list[int] = []
         self.lists: dict[str, None] = {}
         named: set[str] = set()
         for record in each_record(engine, space, EventQuery(scope=scope)):
@@ -101,12 +103,16 @@ class _Events:
                 named.update(stretch.list for stretch in stretches)
             elif kind == REWIND:
                 self.rewinds.append(record.seq)
+            elif kind == WRITES:
+                self.writes.append(record.seq)
             elif record.event.run is None:
                 self.transcript.append(record.seq)
         for list_id in sorted(named):
             for info in engine.lineage(space, list_id):
                 if info.scope == scope:
                     self.lists[info.list] = None
+        if engine.list_info(space, anchor(scope)) is not None:
+            self.lists[anchor(scope)] = None
 
 
 def _say(engine: Engine, space: str, kind: str, counts: dict[str, int] | None, clock: Clock) -> None:

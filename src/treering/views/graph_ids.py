@@ -73,6 +73,15 @@ def _made_id(namespace: str, thread: str, within: str, graph_id: str) -> tuple[s
     return PREFIX + "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -1, -10)]), ticks // 10
 
 
+def copied_id(place: Place, checkpoint_id: str) -> str:
+    """The id of a copy of a checkpoint in another place; it sorts as the checkpoint's own does."""
+    digest = blake2b(
+        _name(place.namespace, place.thread, place.within, checkpoint_id), digest_size=5
+    ).digest()
+    number = int.from_bytes(digest, "big")
+    return checkpoint_id[:-8] + "".join([_PAIRS[number >> shift & 1023] for shift in range(30, -1, -10)])
+
+
 def writes_key(place: Place, graph_id: str) -> str:
     """What the writes of a step have in common, in the journal's indexed column."""
     name = _name(place.namespace, place.thread, place.within, graph_id)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from treering.views.graph_ids import Place, placed
+from treering.views.journal import thread_scope
 
 if TYPE_CHECKING:
     from treering.views.checkpoints import Checkpoint
@@ -70,3 +71,16 @@ def place_of(step: Step, within: str | None = None) -> Place:
     """Where a step lies, whoever reads it; or another namespace ``within`` the same thread."""
     checkpoint = step.checkpoint
     return placed(checkpoint.thread, checkpoint.namespace, step.within if within is None else within)
+
+
+def needed_scope(copy: Checkpoint, origin: Checkpoint | None) -> str | None:
+    """The scope without which a copy of another thread's step cannot be read; ``None`` if there is none.
+
+    What a graph's delta channels are made of, what its tasks wrote and where its subgraphs are lies in rows
+    of the thread that it was forked from, not in the content that both share.
+    """
+    if origin is None or GRAPH not in copy.metadata:
+        return None
+    if (origin.thread, origin.namespace) == (copy.thread, copy.namespace):
+        return None
+    return thread_scope(origin.thread, origin.namespace)

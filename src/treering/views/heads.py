@@ -24,6 +24,7 @@ from treering.views import channels
 from treering.views.channels import Channel, First
 from treering.views.checkpoints import MESSAGES, PREFIX, Checkpoint, new_checkpoint_id, write_checkpoint
 from treering.views.graph_rewinds import rewind_subgraphs
+from treering.views.graph_steps import needed_scope
 from treering.views.head_values import head_value, read_head
 from treering.views.journal import REWIND, Journal, head_ref, thread_scope
 from treering.views.places import find_place
@@ -216,7 +217,7 @@ class Head:
             created_at_us=now_us,
             metadata={**origin.metadata, "forked_from": origin.id},
         )
-        write_checkpoint(draft, checkpoint, scope=self.scope)
+        write_checkpoint(draft, checkpoint, scope=self.scope, needs=needed_scope(checkpoint, origin))
         return checkpoint
 
     def _leads_here(self, target: Checkpoint) -> bool:
