@@ -31,12 +31,16 @@ class Steps(TypedDict):
     steps: Annotated[list, DeltaChannel(added, snapshot_frequency=100)]
 
 
+class Often(TypedDict):
+    steps: Annotated[list, DeltaChannel(added, snapshot_frequency=3)]
+
+
 class Small(TypedDict):
     count: Annotated[int, operator.add]
 
 
-def walking(saver):
-    builder = StateGraph(Steps)
+def walking(saver, schema=Steps):
+    builder = StateGraph(schema)
     builder.add_node("walk", lambda state: {"steps": [f"step {len(state['steps'])}"]})
     builder.add_edge(START, "walk")
     return builder.compile(checkpointer=saver)
@@ -157,3 +161,33 @@ def test_cleaning_the_transcript_leaves_what_channels_are_made_of(store):
     store.thread("alice").clean(delete_transcript=False)
     assert seen(graph, "alice") == []
     assert store.stats().rows["events"] == 1
+
+
+@pytest.mark.parametrize("schema", [Often, Steps])
+def test_retention_keeps_what_delta_channels_are_made_of(store, schema):
+    graph = walking(TreeringSaver(store), schema)
+    path = walk(graph, *"abcdef")
+    before = {
+        each.config["configurable"]["checkpoint_id"]: each for each in graph.get_state_history(config())
+    }
+    collected = store.gc(keep=treering.Keep(last=2), grace_seconds=0)
+    assert (collected.dropped == {}) == (schema is Steps)
+    again = walking(TreeringSaver(store), schema)
+    assert again.get_state(config()).values["steps"] == path
+    for each in again.get_state_history(config()):
+        assert each == before[each.config["configurable"]["checkpoint_id"]]
+    assert walk(again, "g") == [*path, "g", "step 13"]
+
+
+def test_retention_keeps_what_a_fork_goes_on_from(store):
+    saver = TreeringSaver(store)
+    graph = asking(saver)
+    graph.invoke({"count": 0}, config())
+    store.thread("alice").fork("bob")
+    graph.invoke(Command(resume=5), config())
+    for _ in range(3):
+        graph.invoke({"count": 0}, config())
+        graph.invoke(Command(resume=5), config())
+    assert store.gc(keep=treering.Keep(last=1), grace_seconds=0).dropped["checkpoint"] > 3
+    again = asking(TreeringSaver(store))
+    assert again.invoke(Command(resume=10), config("bob")) == {"count": 11}

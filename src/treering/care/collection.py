@@ -4,8 +4,9 @@ Retention works on journal events of the *retained kinds* (checkpoints, snapshot
 group by group: a `Keep` never compares the moments of one thread with those of another. Checkpoints of
 sandboxes are one group, as in a bucket: most have a session to themselves. What a ref names
 (``{"checkpoint": <event id>}`` or ``{"event": ...}``) is pinned, and pins are read again whenever the store
-moved on between the decision and the removal. **Invariant:** before anything is dropped, the journal holds
-a ``retention`` event that says what; a dry run decides in the same way and changes nothing.
+moved on between the decision and the removal. A graph's step that stays takes along those that it is read
+with (see `core.deltas`). **Invariant:** before anything is dropped, the journal holds a ``retention`` event
+that says what; a dry run decides in the same way and changes nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from treering.care.spaces import last_seq
 from treering.core import failpoints
 from treering.core.batch import Event
 from treering.core.clock import Clock
+from treering.core.deltas import Made, also_needed, made_of
 from treering.core.encoding import encode
 from treering.core.engine import Engine
 from treering.core.pages import each_record, each_ref
@@ -30,6 +32,7 @@ from treering.errors import NotFound
 
 _BATCH: Final = 1000
 _PINS: Final = ("checkpoint", "event")
+_CHECKPOINT: Final = "checkpoint"
 
 _RECORDED: Final = failpoints.declare(
     "gc.recorded", "the journal says what retention drops, nothing is dropped yet"
@@ -128,11 +131,14 @@ def _decide(
 ) -> tuple[dict[str, list[_Moment]], dict[str, int]]:
     pins = _pins(engine, space)
     groups: dict[tuple[str, str], tuple[list[Entry], list[_Moment]]] = {}
+    steps: dict[str, Made] = {}
     for seq, committed_at_us, event in _events(engine, space):
         kind = _retained[event.kind]
         entries, moments = groups.setdefault((event.kind, kind.group(event)), ([], []))
         data = event.data or b""
         fields = _fields(data)
+        if event.kind == _CHECKPOINT and (made := _made_of(engine, space, event, fields)) is not None:
+            steps[event.id] = made
         size: Any = fields.get("size_bytes")
         # An event's id is unique only within its day; its sequence number is unique, and sorts like time.
         entries.append(
@@ -153,7 +159,21 @@ def _decide(
         gone = {int(entry.id) for entry in decision.dropped}
         if gone:
             dropped.setdefault(kind, []).extend(moment for moment in moments if moment.seq in gone)
+    if steps and _CHECKPOINT in dropped:
+        gone_ids = {moment.id for moment in dropped[_CHECKPOINT]}
+        needed = also_needed(steps.keys() - gone_ids, steps) & gone_ids
+        kept[_CHECKPOINT] += len(needed)
+        left = [moment for moment in dropped.pop(_CHECKPOINT) if moment.id not in needed]
+        dropped |= {_CHECKPOINT: left} if left else {}
     return dropped, kept
+
+
+def _made_of(engine: Engine, space: str, event: Event, fields: dict[str, Any]) -> Made | None:
+    """What a checkpoint is made of; the row of a large one is the body of its event."""
+    if event.data is None and event.body is not None:
+        (content,) = engine.get(space, [event.body])
+        fields = _fields(content.data)
+    return made_of(fields)
 
 
 def _drop(engine: Engine, space: str, dropped: dict[str, list[_Moment]], keep: Keep, clock: Clock) -> str:
@@ -209,7 +229,7 @@ def _rules(keep: Keep) -> dict[str, Any]:
 
 
 _retained: Final[dict[str, RetainedKind]] = {
-    "checkpoint": RetainedKind(),
+    _CHECKPOINT: RetainedKind(),
     "snapshot": RetainedKind(by_scope),
     "memory.version": RetainedKind(by_scope),
     "sandbox_checkpoint": RetainedKind(together, session_tags),

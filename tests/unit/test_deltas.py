@@ -1,0 +1,68 @@
+"""Whatever a policy keeps of a graph can be read: nothing that it is made of is dropped."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treering.core.deltas import Made, also_needed, made_of
+
+CHANNELS = ("a", "b")
+some = st.frozensets(st.sampled_from(CHANNELS))
+
+
+@st.composite
+def histories(draw):
+    """Steps that grow out of earlier ones, some as copies, each holding some channels and open in others."""
+    steps = {}
+    for number in range(draw(st.integers(1, 12))):
+        parent = f"{draw(st.integers(0, number - 1))}" if number and draw(st.booleans()) else None
+        held = draw(some)
+        copied = parent if draw(st.integers(0, 4)) == 0 else None
+        steps[f"{number}"] = Made(parent, copied, frozenset(CHANNELS) - held, held)
+    return steps
+
+
+def is_readable(name, steps, stored):
+    step = steps[name]
+    if step.copy_of is not None and step.copy_of not in stored:
+        return False
+    missing, parent = step.open, step.parent
+    while missing and parent is not None:
+        if parent not in stored:
+            return False
+        missing, parent = missing - steps[parent].held, steps[parent].parent
+    return True
+
+
+@given(steps=histories(), chosen=st.sets(st.integers(0, 11).map(str)))
+def test_whatever_stays_can_be_read(steps, chosen):
+    kept = chosen & steps.keys()
+    needed = also_needed(kept, steps)
+    assert needed.isdisjoint(kept)
+    assert all(is_readable(each, steps, kept | needed) for each in kept | needed)
+
+
+def test_a_step_that_holds_everything_needs_nobody():
+    steps = {
+        "0": Made(None, None, frozenset("a"), frozenset()),
+        "1": Made("0", None, frozenset(), frozenset("a")),
+        "2": Made("1", None, frozenset("a"), frozenset()),
+        "3": Made("2", None, frozenset("a"), frozenset()),
+    }
+    assert also_needed({"1"}, steps) == set()
+    assert also_needed({"3"}, steps) == {"1", "2"}
+
+
+def test_a_row_says_which_channels_are_open():
+    graph = {"id": "x", "versions": {"a": 1, "b": 1, "c": 1, "d": 1}, "values": {"b": 1}, "shadows": ["c"]}
+    counted = {"a": [1, 1], "b": [1, 1], "c": [1, 1], "not yet": [0, 0]}
+    row = {
+        "parent": "p",
+        "lists": {"c": ["list", 3]},
+        "state": {"d": ["address", "digest"]},
+        "metadata": {"_graph": graph, "counters_since_delta_snapshot": counted},
+    }
+    assert made_of(row) == Made("p", None, frozenset("ac"), frozenset("bd"))
+    assert made_of({"metadata": {"_graph": "a user's own"}}) is None
+    assert made_of({}) is None
