@@ -16,7 +16,7 @@ from treering.core.clock import to_iso
 from treering.core.encoding import decode_json
 from treering.core.pages import each_record, each_ref
 from treering.core.query import EventQuery
-from treering.importers.gathering import gathered
+from treering.importers.gathering import Along, gathered
 from treering.importers.histories import COLUMNS, REWIND, further_heads
 from treering.importers.lines import (
     NOTHING,
@@ -24,6 +24,7 @@ from treering.importers.lines import (
     End,
     EventLine,
     ListChange,
+    ListLine,
     RefLine,
     RewindLine,
     Start,
@@ -82,6 +83,7 @@ class _Export:
         self._written: set[str] = set()
         self._recent: dict[str, Checkpoint] = {}
         self._lineages: dict[str, list[ListInfo]] = {}
+        self._along: dict[str, Along] = {}
         self._rewinds = 0
         self._events = 0
         self._snapshots = 0
@@ -150,10 +152,10 @@ class _Export:
             self._write(write_line(line))
 
     def _event_line(self, record: Record, thread: ThreadInfo) -> EventLine | None:
-        found = gathered(self._engine, self._space, record)
+        found = gathered(self._engine, self._space, record, self._along)
         if found is None:
             return None
-        event, contents = found
+        event, contents = found.event, found.contents
         whole = {
             address: line
             for address, content in contents.items()
@@ -174,6 +176,10 @@ class _Export:
             by_index=event.kind == WRITES,
             slots={address: line for address, line in whole.items() if address.startswith("s:")},
             objects=[line for address, line in whole.items() if address.startswith("o:")],
+            lists={
+                list_id: ListLine(checkpoint=each.checkpoint, name=each.name, length=each.length)
+                for list_id, each in found.lists.items()
+            },
         )
 
     def _further_heads(self, thread: ThreadInfo) -> None:
@@ -241,6 +247,10 @@ class _Export:
             )
         )
         self._written.add(checkpoint.id)
+        for name, stretch in checkpoint.lists.items():
+            before = self._along.get(stretch.list)
+            if before is None or before.length < stretch.length:
+                self._along[stretch.list] = Along(checkpoint.id, name, stretch.length)
         self._snapshots += checkpoint.snapshot is not None
         self._recent[checkpoint.id] = checkpoint
         if len(self._recent) > _PAGE:

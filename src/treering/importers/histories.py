@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import structs
 
-from treering.core.address import ObjectAt, parse_address
+from treering.core.address import ObjectAt, list_address, parse_address
 from treering.core.batch import ABSENT, Event
 from treering.core.content import Content
 from treering.core.draft import Draft
@@ -184,24 +184,31 @@ class Histories:
         *,
         slots: Mapping[str, Content] | None = None,
         objects: Sequence[Content] = (),
+        lists: Mapping[str, tuple[str, str]] | None = None,
         by_index: bool = False,
     ) -> None:
         """Take an event of a thread that is no moment (a rewind); one that is stored stays as it is.
 
-        ``slots`` are its small contents by where they lay before; what the event says of these places is
-        put right. An event that names them ``by_index`` gets a commit of its own, in which they keep their
-        indexes.
+        ``slots`` are its small contents by where they lay before, ``lists`` the moment and the name of each
+        list that it names; what the event says of these places is put right. An event that names its contents
+        ``by_index`` gets a commit of its own, in which they keep their indexes.
         """
         contents = dict(slots or {})
+        named = {
+            each: self._checkpoint(checkpoint).lists[name].list
+            for each, (checkpoint, name) in (lists or {}).items()
+        }
+        if named and event.body in contents:
+            body = contents[event.body]
+            contents[event.body] = Content(body.kind, _renamed(body.data, named))
         if by_index:
             self.finish()
             contents = _in_place(contents)
         moved = {each: self._draft.put(content, scope=event.scope) for each, content in contents.items()}
         for each in objects:
             self._draft.put(each, scope=event.scope)
-        data = event.data
-        for before, after in moved.items():
-            data = data and data.replace(b'"%s"' % before.encode(), b'"%s"' % after.encode())
+        data = event.data and _renamed(event.data, {**named, **moved})
+        moved |= {list_address(before): list_address(after) for before, after in named.items()}
         self._draft.event(
             structs.replace(
                 event,
@@ -342,6 +349,13 @@ class Histories:
         self._bytes += size
         if self._waiting >= _MOMENTS_A_COMMIT or self._bytes >= _BYTES_A_COMMIT:
             self.finish()
+
+
+def _renamed(data: bytes, names: Mapping[str, str]) -> bytes:
+    """JSON with texts that are names of places replaced."""
+    for before, after in names.items():
+        data = data.replace(b'"%s"' % before.encode(), b'"%s"' % after.encode())
+    return data
 
 
 def _in_place(slots: Mapping[str, Content]) -> dict[str, Content]:

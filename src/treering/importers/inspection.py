@@ -128,6 +128,7 @@ class Inspection:
                 self._rewinds[line.id] = line.thread, line.namespace
             case EventLine():
                 event_of(line)
+                self._lists(line)
                 self._events[line.id] = line.thread, line.namespace
             case RefLine():
                 if not line.name.startswith(further_heads(line.thread, line.namespace)):
@@ -159,6 +160,15 @@ class Inspection:
             parse_address(line.snapshot)
         self._owners[line.id] = line.thread, line.namespace
         self._lengths[line.id] = {name: each.keep + len(each.add) for name, each in line.lists.items()}
+
+    def _lists(self, line: EventLine) -> None:
+        for each in line.lists.values():
+            length = self._lengths.get(each.checkpoint, {}).get(each.name, 0)
+            if not 0 <= each.length <= length:
+                raise InvalidInput(
+                    f"the event needs {each.length} items of list {each.name!r} of checkpoint "
+                    f"{each.checkpoint!r}, of which there are {length} above it"
+                )
 
     def _check_whole(self, name: str) -> None:
         for number, line in self._threads.values():

@@ -98,6 +98,7 @@ class _Writing:
                         event_of(line),
                         slots={address: content_of(each) for address, each in line.slots.items()},
                         objects=[content_of(each) for each in line.objects],
+                        lists={each: (there.checkpoint, there.name) for each, there in line.lists.items()},
                         by_index=line.by_index,
                     )
             elif isinstance(line, RefLine):

@@ -103,11 +103,20 @@ class ContentLine(msgspec.Struct, frozen=True, kw_only=True):
     value: msgspec.Raw
 
 
+class ListLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A list that an event names: the first items of the list ``name`` of a checkpoint above it."""
+
+    checkpoint: str
+    name: str
+    length: int
+
+
 class EventLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="event"):
     """Something else that belongs to a thread: what tasks of a graph wrote, a line of its transcript.
 
-    ``slots`` are its small contents by where they lay, ``objects`` the large ones. With ``by_index`` the
-    event names its contents by their index within the commit, so these must stay.
+    ``slots`` are its small contents by where they lay, ``objects`` the large ones, ``lists`` those of
+    checkpoints by their ids. With ``by_index`` the event names its contents by their index within the commit,
+    so these must stay.
     """
 
     id: str
@@ -122,6 +131,7 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     by_index: bool = False
     slots: dict[str, ContentLine] = {}
     objects: list[ContentLine] = []
+    lists: dict[str, ListLine] = {}
 
 
 class RefLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="head"):

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from treering.core.address import Address, SlotAt, object_address, parse_address
+from treering.core.address import Address, SlotAt, list_address, object_address, parse_address
 from treering.core.batch import Event, Usage
 from treering.core.clock import from_datetime
 from treering.core.encoding import encode_json
@@ -76,6 +76,7 @@ def event_of(line: EventLine) -> Event:
             raise InvalidInput(f"content cannot lie at {address!r}")
     brought = set(line.slots)
     brought |= {object_address(content_of(each).name) for each in line.objects}
+    brought |= {list_address(check_id(each, "list id")) for each in line.lists}
     if missing := {*line.links, *([line.body] if line.body is not None else [])} - brought:
         raise InvalidInput(f"the event does not bring its content at {min(missing)!r}")
     columns: dict[str, Any] = dict(line.columns)
