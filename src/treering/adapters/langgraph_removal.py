@@ -19,6 +19,7 @@ from treering.core.draft import Draft
 from treering.core.encoding import encode_json
 from treering.core.ids import new_id
 from treering.core.pages import each_record
+from treering.core.permission import ask_to_erase
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, InvalidInput
 from treering.views.checkpoints import KIND, Checkpoint, Stretch, Value, new_checkpoint_id, write_checkpoint
@@ -112,6 +113,7 @@ class Removal:
     def _remove(self, thread: str, gone: set[str]) -> None:
         if not gone:
             return
+        ask_to_erase(self._engine, self._space)
         root = self._graphs.place(thread, "")
         steps = [step for step in self._graphs.steps(root, within=None) if step.checkpoint.thread == thread]
         seqs = [step.seq for step in steps if step.checkpoint.id in gone]

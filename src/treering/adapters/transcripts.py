@@ -21,6 +21,7 @@ from treering.core.batch import ABSENT
 from treering.core.clock import SystemClock
 from treering.core.draft import Draft
 from treering.core.ids import check_id
+from treering.core.permission import ask_to_erase
 from treering.core.query import Erasure
 from treering.errors import Conflict, InvalidInput, ListMoved
 from treering.store import Store
@@ -149,7 +150,11 @@ class Transcript:
         return head  # pyright: ignore[reportPossiblyUnboundVariable]
 
     def unlist(self, head: Head) -> None:
-        """Remove the head, if it is still that one (else `RefMoved`): the thread is there no more."""
+        """Remove the head, if it is still that one (else `RefMoved`): the thread is there no more.
+
+        Who may not `erase` it afterwards is refused before that.
+        """
+        ask_to_erase(self._engine, self._space)
         draft = Draft(self._space)
         draft.delete_ref(self._ref, scope=self._scope, expect=head.version)
         self._engine.commit(draft.batch())

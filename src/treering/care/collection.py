@@ -25,6 +25,7 @@ from treering.core.deltas import Made, also_needed, made_of
 from treering.core.encoding import encode
 from treering.core.engine import Engine
 from treering.core.pages import each_record, each_ref
+from treering.core.permission import ask_to_erase
 from treering.core.query import Erasure, EventQuery
 from treering.core.records import Swept
 from treering.core.retention import Entry, Keep, select
@@ -177,6 +178,7 @@ def _made_of(engine: Engine, space: str, event: Event, fields: dict[str, Any]) -
 
 
 def _drop(engine: Engine, space: str, dropped: dict[str, list[_Moment]], keep: Keep, clock: Clock) -> str:
+    ask_to_erase(engine, space)
     event = record(
         engine,
         space,

@@ -97,6 +97,8 @@ def erase(space: Space, plan: Erasure) -> Erased:
     for name in plan.absent:
         if name in space.refs and not space.refs[name].deleted:
             raise is_there(name)
+    if not (plan.scopes or plan.event_seqs or plan.refs or plan.lists):
+        return Erased()
     scopes = _all_scopes(space, plan)
     seqs = {
         seq for seq, record in space.records.items() if record.event.scope in scopes or seq in plan.event_seqs
