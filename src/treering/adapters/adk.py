@@ -8,13 +8,15 @@ made one after the other, in the order of the caller, whichever tasks they come 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from treering.adapters.lane import Lane
+from treering.adapters.naming import checked, checked_namespace
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.adapters.transcripts import Vetoed
-from treering.errors import MissingExtra
+from treering.errors import InvalidInput, MissingExtra
 
 try:
     from google.adk.events.event import Event
@@ -53,8 +55,9 @@ class TreeringSessionService(BaseSessionService):
     """
 
     def __init__(self, store: StoreOrUrl | None = None, *, namespace: str = "") -> None:
+        space = checked_namespace(namespace)
         self._opened = Opened(store)
-        self._sessions = Sessions(self._opened.store, namespace)
+        self._sessions = Sessions(self._opened.store, space)
         self._seats: OrderedDict[str, tuple[Seat, Lane]] = OrderedDict()
 
     async def create_session(
@@ -66,32 +69,34 @@ class TreeringSessionService(BaseSessionService):
         session_id: str | None = None,
     ) -> Session:
         """A new session; `AlreadyExistsError` when there is one of that id."""
-        given = session_id.strip() if session_id else ""
-        names = Names(app_name, user_id, given or platform_uuid.new_uuid())
+        given = _session_id(session_id).strip() if session_id is not None else ""
+        names = _names(app_name, user_id, given or platform_uuid.new_uuid())
         return await self._opened.bridge.call(
-            self._sessions.create, names, state or {}, platform_time.get_time()
+            self._sessions.create, names, _state(state), platform_time.get_time()
         )
 
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
         """A session with its events, or ``None``; of a few recent events only these are read."""
-        names = Names(app_name, user_id, session_id.strip())
+        names = _names(app_name, user_id, _session_id(session_id).strip())
         return await self._opened.bridge.call(self._sessions.get, names, config)
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         """The sessions of an app (of one user, if given) without their events, the last changed one last."""
-        found = await self._opened.bridge.call(self._sessions.all_of, app_name, user_id)
+        names = _names(app_name, "" if user_id is None else user_id, "")
+        user = None if user_id is None else names.user
+        found = await self._opened.bridge.call(self._sessions.all_of, names.app, user)
         return ListSessionsResponse(sessions=found)
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
         """Erase a session, if it is there."""
-        names = Names(app_name, user_id, session_id.strip())
+        names = _names(app_name, user_id, _session_id(session_id).strip())
         await self._opened.bridge.call(self._sessions.delete, names)
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """What all sessions of a user share, under keys without ``user:``."""
-        return await self._opened.bridge.call(self._sessions.user_state, Names(app_name, user_id, ""))
+        return await self._opened.bridge.call(self._sessions.user_state, _names(app_name, user_id, ""))
 
     async def append_event(self, session: Session, event: Event) -> Event:
         """Store an event and the state that it changes, in one commit, then add it to the session object."""
@@ -131,3 +136,23 @@ class TreeringSessionService(BaseSessionService):
                 self._seats.popitem(last=False)
         self._seats.move_to_end(key)
         return found
+
+
+def _names(app_name: Any, user_id: Any, session_id: str) -> Names:
+    return Names(
+        checked(app_name, "app_name of an ADK session"),
+        checked(user_id, "user_id of an ADK session"),
+        session_id,
+    )
+
+
+def _session_id(given: Any) -> str:
+    return checked(given, "session_id of an ADK session")
+
+
+def _state(given: Any) -> Mapping[str, Any]:
+    if given is None or isinstance(given, Mapping):
+        return cast("Mapping[str, Any]", given or {})
+    raise InvalidInput(
+        f"state of an ADK session is of type {type(given).__name__}; pass a dict, or leave it out"
+    )

@@ -19,6 +19,7 @@ from google.genai import types
 from pydantic_core import to_jsonable_python
 
 from treering.adapters.halves import json_for_models
+from treering.adapters.naming import checked, checked_namespace
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.adapters.transcripts import quoted
 from treering.core.address import list_address
@@ -44,8 +45,9 @@ class TreeringArtifactService(BaseArtifactService):
     """ADK's artifact service on a treering store, a URL or a folder."""
 
     def __init__(self, store: StoreOrUrl | None = None, *, namespace: str = "") -> None:
+        space = checked_namespace(namespace)
         self._opened = Opened(store)
-        self._artifacts = Artifacts(self._opened.store, namespace)
+        self._artifacts = Artifacts(self._opened.store, space)
 
     async def save_artifact(
         self,
@@ -140,6 +142,10 @@ class Path(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, app: str, user: str, session: str | None, name: str) -> Path:
         """The path of an artifact; a name without ``user:`` needs a session."""
+        for what, each in (("app_name", app), ("user_id", user), ("filename", name)):
+            checked(each, f"{what} of an ADK artifact")
+        if session is not None:
+            checked(session, "session_id of an ADK artifact")
         if name.startswith(USER):
             return cls(app=app, user=user, session=None, name=name)
         if session is None:

@@ -19,6 +19,7 @@ from google.adk.sessions.session import Session
 from google.genai import types
 
 from treering.adapters.halves import without_halves
+from treering.adapters.naming import checked, checked_namespace
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.adapters.transcripts import quoted
 from treering.core.ids import new_id
@@ -49,8 +50,8 @@ class TreeringMemoryService(BaseMemoryService):
     ) -> None:
         if limit < 1:
             raise InvalidInput(f"limit is {limit}; give 1 or more")
+        self._namespace = checked_namespace(namespace)
         self._opened = Opened(store)
-        self._namespace = namespace
         self._embedder = embedder
         self._limit = limit
 
@@ -107,7 +108,8 @@ class TreeringMemoryService(BaseMemoryService):
 
     def memory_of(self, app_name: str, user_id: str) -> Memory:
         """A user's memory in an app; ``store.forget(namespace=memory.namespace)`` forgets all of it."""
-        parts = [self._namespace, quoted(app_name), quoted(user_id)]
+        app = checked(app_name, "app_name of ADK's memory")
+        parts = [self._namespace, quoted(app), quoted(checked(user_id, "user_id of ADK's memory"))]
         memory = self._opened.store.memory.in_namespace("/".join(part for part in parts if part))
         return memory if self._embedder is None else memory.with_embedder(self._embedder)
 

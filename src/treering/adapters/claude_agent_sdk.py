@@ -12,18 +12,18 @@ transcript have the same uuid, whoever appends, and its summary counts every ent
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Any, Final, NamedTuple, cast
 
 from treering.adapters.heads import read_heads
 from treering.adapters.lane import Lane
 from treering.adapters.looks import look
-from treering.adapters.naming import thread_name
+from treering.adapters.naming import checked, thread_name
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.bridge import Bridge
 from treering.closing import Closing
-from treering.errors import MissingExtra
+from treering.errors import InvalidInput, MissingExtra
 from treering.views.checkpoints import MESSAGES, StateValue, Stretch
 from treering.views.directory import ThreadInfo
 from treering.views.moments import Moment
@@ -83,9 +83,10 @@ class TreeringSessionStore(SessionStore, Closing):
     # What the SDK calls
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
         """Save those entries that are not there yet, as one moment, in the order of the calls."""
+        whole = _key(key)
         if entries:
-            transcript = self._transcript(_key(key))
-            await transcript.lane.call(transcript.append, list(entries))
+            transcript = self._transcript(whole)
+            await transcript.lane.call(transcript.append, _entries(entries))
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """All entries of a transcript; ``None`` when there never was one."""
@@ -118,7 +119,7 @@ class TreeringSessionStore(SessionStore, Closing):
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
         """The subpaths of a session, by name."""
-        return await self._bridge.call(self._subpaths, Key(key["project_key"], key["session_id"]))
+        return await self._bridge.call(self._subpaths, _key(key)._replace(subpath=None))
 
     # Closing
     def close(self) -> None:
@@ -272,8 +273,29 @@ class _Transcript:
         self._state: dict[str, Any] = {}
 
 
-def _key(key: SessionKey) -> Key:
-    return Key(key["project_key"], key["session_id"], key.get("subpath") or None)
+def _key(key: SessionKey | SessionListSubkeysKey) -> Key:
+    given: Any = key
+    if not isinstance(given, Mapping):
+        raise InvalidInput(
+            f"a session key is of type {type(given).__name__}; pass a dict with project_key and session_id"
+        )
+    parts = cast("Mapping[str, Any]", given)
+    subpath = parts.get("subpath")
+    return Key(
+        checked(parts.get("project_key"), "Claude project key"),
+        checked(parts.get("session_id"), "Claude session id"),
+        None if subpath is None else checked(subpath, "Claude subpath") or None,
+    )
+
+
+def _entries(given: Any) -> list[SessionStoreEntry]:
+    entries: list[Any] = list(cast("list[Any]", given)) if isinstance(given, (list, tuple)) else [given]
+    for each in entries:
+        if not isinstance(each, dict):
+            raise InvalidInput(
+                f"an entry of a Claude session is of type {type(each).__name__}; pass a list of dicts"
+            )
+    return entries
 
 
 def _thread_id(key: Key) -> str:
@@ -283,7 +305,7 @@ def _thread_id(key: Key) -> str:
 
 
 def _namespace(project_key: str) -> str:
-    return thread_name(project_key, "project key")
+    return thread_name(project_key, "Claude project key")
 
 
 def _continues(before: Stretch, now: Stretch) -> bool:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from random import random
 from typing import Any, Literal, cast
 
+from treering.adapters.naming import checked_namespace
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.bridge import Bridge
 from treering.closing import Closing
@@ -85,12 +86,12 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         super().__init__(serde=serde or closed_serde(*allow))
         if writes not in ("durable", "with_checkpoint"):
             raise InvalidInput(f"writes={writes!r} is not acceptable; use 'durable' or 'with_checkpoint'")
+        self._namespace = checked_namespace(namespace)
         self._opened = Opened(store)
-        self._namespace = namespace
         clock = SystemClock()
         memory = Memory()
         opened = self._opened.store
-        self._graphs = Graphs(opened.engine, opened.space, namespace)
+        self._graphs = Graphs(opened.engine, opened.space, self._namespace)
         self._scribe = Scribe(opened, self._graphs, memory, clock, are_writes_durable=writes == "durable")
         weakref.finalize(self, _flush, self._scribe.queue)
         self._reader = Reader(opened, self._graphs, memory)
@@ -313,8 +314,13 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         return self._codec
 
     def _place(self, config: RunnableConfig) -> tuple[Place, str]:
-        chosen = cast("Any", config)["configurable"]
-        thread = str(chosen["thread_id"])
+        try:
+            chosen = cast("Any", config)["configurable"]
+            thread = str(chosen["thread_id"])
+        except (KeyError, TypeError):
+            raise InvalidInput(
+                "the config names no thread; pass config={'configurable': {'thread_id': 'conversation-1'}}"
+            ) from None
         return self._graphs.place(thread_id_of(thread), str(chosen.get("checkpoint_ns") or "")), thread
 
     def _settled(self, config: RunnableConfig) -> tuple[Place, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
 from treering.core.ids import MAX_ID_CHARS, check_id
 from treering.errors import InvalidInput
@@ -17,11 +17,21 @@ from treering.errors import InvalidInput
 _HASHED: Final = re.compile("~[0-9a-f]{64}")
 
 
+def checked(value: Any, what: str, hint: str = "pass a str") -> str:
+    """A name that came from a caller of a framework, which checks nothing; ``what`` names it in the error."""
+    if not isinstance(value, str):
+        raise InvalidInput(f"{what} is of type {type(value).__name__}; {hint}")
+    return value
+
+
+def checked_namespace(value: Any) -> str:
+    """The namespace that an adapter was given; empty for none."""
+    return checked(value, "namespace", "pass a str, or leave it out")
+
+
 def thread_name(name: str, what: str, *, limit: int = MAX_ID_CHARS, slashes: bool = True) -> str:
     """The id for a name: the name itself where that is acceptable; ``what`` names it in the error."""
-    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are frameworks
-        raise InvalidInput(f"{what} is of type {type(name).__name__}; pass a str")
-    if is_plain(name, limit=limit, slashes=slashes):
+    if is_plain(checked(name, what), limit=limit, slashes=slashes):
         return name
     return "~" + sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 

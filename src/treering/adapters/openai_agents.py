@@ -24,7 +24,7 @@ from treering.adapters.naming import is_plain, thread_name
 from treering.adapters.openai_agents_tracing import TreeringTracingProcessor
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.closing import Closing
-from treering.errors import MissingExtra
+from treering.errors import InvalidInput, MissingExtra
 from treering.views.checkpoints import MESSAGES
 from treering.views.moments import Moment
 from treering.views.threads import ThreadMoved
@@ -119,8 +119,9 @@ class TreeringSession(Closing):
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Save items behind those that are there, as one moment; durable when this returns."""
         if items:
-            await self._lane.settle(self._saved, self._adding([cast("Item", item) for item in items]))
-            self._added = _call_ids([cast("Item", item) for item in items]) or self._added
+            given = _checked_items(items)
+            await self._lane.settle(self._saved, self._adding(given))
+            self._added = _call_ids(given) or self._added
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Take the last item away and return it; ``None`` when there is none."""
@@ -309,6 +310,14 @@ def _without(moment: Moment | None, turn: Mapping[str, Any]) -> dict[str, Any] |
     if moment is None or not turn:
         return None
     return {name: value for name, value in moment.state.items() if name != UNFINISHED}
+
+
+def _checked_items(given: Any) -> list[Item]:
+    items: list[Any] = list(cast("list[Any]", given)) if isinstance(given, (list, tuple)) else [given]
+    for each in items:
+        if not isinstance(each, Mapping):
+            raise InvalidInput(f"an item of a session is of type {type(each).__name__}; pass a list of dicts")
+    return items
 
 
 def _call_ids(items: list[Item]) -> list[str]:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from treering.adapters.halves import json_text
+from treering.adapters.naming import checked, checked_namespace
 from treering.adapters.opened import Opened, StoreOrUrl
 from treering.adapters.transcripts import Vetoed
 from treering.errors import InvalidInput, MissingExtra
@@ -64,8 +65,9 @@ class TreeringConversationStore(ConversationStore):
     """
 
     def __init__(self, store: StoreOrUrl | None = None, *, namespace: str = "") -> None:
+        space = checked_namespace(namespace)
         self._opened = Opened(store)
-        self._records = Records(self._opened.store, namespace)
+        self._records = Records(self._opened.store, space)
 
     async def load(
         self, conversation_id: str, *, limit: int | None = None, scope: str | None = None
@@ -102,6 +104,7 @@ class TreeringConversationStore(ConversationStore):
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
         """One entry; `EntryNotFound` (a `LookupError`) when it is not stored."""
+        entry_id = checked(entry_id, "id of a pydantic-ai conversation's entry")
         return (await self._call(self._records.history, entry_id, 1))[-1]
 
     async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:

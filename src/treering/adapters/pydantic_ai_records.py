@@ -22,6 +22,7 @@ from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 from treering.adapters.halves import json_for_models
 from treering.adapters.heads import read_heads
 from treering.adapters.looks import look
+from treering.adapters.naming import checked
 from treering.adapters.transcripts import Head, Transcript, thread_id_for
 from treering.core.clock import DAY_US, SECOND_US, to_iso
 from treering.core.encoding import decode
@@ -57,7 +58,8 @@ class Records:
         self._tips = _Tips()
 
     def _transcript(self, conversation_id: str) -> Transcript:
-        return Transcript(self._store, thread_id_for(conversation_id), self._namespace)
+        name = checked(conversation_id, "id of a pydantic-ai conversation")
+        return Transcript(self._store, thread_id_for(name), self._namespace)
 
     def read(self, conversation_id: str) -> ConversationRecord | None:
         """The record of a conversation."""
@@ -223,7 +225,7 @@ class Records:
         """The entries up to ``head_id``, or only the last ``limit`` of them."""
         if head_id is None or limit == 0:
             return []
-        stretch = self._locate(head_id)
+        stretch = self._locate(checked(head_id, "id of a pydantic-ai conversation's entry"))
         # One more than asked for: the entry before the first one is its parent.
         try:
             items = self._items(stretch, None if limit is None else limit + 1)
