@@ -211,6 +211,30 @@ def test_a_subgraph_is_rewound_with_its_thread(store):
     assert texts(say(again, "five"))[-1] == "done 7"
 
 
+@pytest.mark.parametrize("has_gone_on", [False, True])
+def test_a_subgraph_is_rewound_to_before_the_fork_of_its_thread(store, has_gone_on):
+    graph = nested(TreeringSaver(store), keeps=True, asks=False, calls=[])
+    for text in ("one", "two", "three"):
+        say(graph, text)
+    bob = store.thread("alice").fork("bob")
+    if has_gone_on:
+        assert texts(say(graph, "four", "bob"))[-1] == "done 7"
+    at_the_fork = bob.load()
+    say(graph, "elsewhere")
+    bob.rewind(1)
+    inside = graph.get_state(config("bob", checkpoint_ns="inner"))
+    assert inside.values["steps"] == ["looked", "done"]
+    assert texts(say(graph, "five", "bob")) == ["one", "done 1", "five", "done 3"]
+    assert texts(say(graph, "six", "bob"))[-1] == "done 5"
+    store.thread("bob").fork("carol")
+    assert texts(say(graph, "seven", "carol"))[-1] == "done 7"
+    bob.load()
+    bob.rewind(at_the_fork)
+    again = nested(TreeringSaver(store), keeps=True, asks=False, calls=[])
+    assert texts(say(again, "eight", "bob"))[-1] == ("done 9" if has_gone_on else "done 7")
+    assert texts(say(again, "nine"))[-1] == "done 9"
+
+
 @pytest.mark.parametrize("keeps", [None, True])
 def test_a_subgraph_runs_again_when_its_thread_was_rewound_to_before_it(store, keeps):
     calls: list[int] = []

@@ -26,6 +26,7 @@ from treering.views.checkpoints import KIND, by_id, read_checkpoint
 from treering.views.graph_ids import Place, placed, step_id, writes_key
 from treering.views.graph_steps import FORKED, GRAPH, HIDDEN, GraphHead, Step, Written, place_of
 from treering.views.head_values import head_value
+from treering.views.journal import REWIND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -265,18 +266,19 @@ class Graphs:
     def inherited(self, place: Place) -> Step | None:
         """The step that a subgraph of a fork goes on from before it has one of its own there.
 
-        It is the one that was the newest at the moment that was forked; ``None`` in a thread that is no fork.
+        It is the one that was the newest at the moment that was forked, or rewound to since; ``None`` in a
+        thread that is no fork.
         """
-        first = self._first(place)
-        origin = None if first is None or not place.within else self._origin(first)
-        if first is None or origin is None:
+        copy = self._copy(place) if place.within else None
+        origin = None if copy is None else self._origin(copy)
+        if copy is None or origin is None:
             return None
         there = place_of(origin, place.within)
         head = self.head(there)
         step = head.step if head is not None else self.inherited(there)
-        used_up = self._last_child(place_of(origin), origin, first.seq)
+        used_up = self._last_child(place_of(origin), origin, copy.seq)
         while step is not None and not (
-            step.seq < first.seq
+            step.seq < copy.seq
             and (
                 step.graph_id < origin.graph_id
                 or (step.metadata.get("parents", {}).get("") == origin.graph_id and step.seq > used_up)
@@ -295,6 +297,23 @@ class Graphs:
         for record in self._engine.scan(self._space, query, limit=1).records:
             return self._step(record)
         return None
+
+    def _copy(self, place: Place) -> Step | None:
+        """The copy of another thread's step that a thread goes back to from where its head is.
+
+        That is how it began, unless it was rewound to before that.
+        """
+        first = self._first(place)
+        rewinds = EventQuery(kinds=(REWIND,), scope=place.scope, brief=True)
+        if first is None or not self._engine.scan(self._space, rewinds, limit=1).records:
+            return first
+        root = placed(place.thread, place.namespace, "")
+        head = self.head(root)
+        step = None if head is None else head.step
+        passed = _Passed(self._own(root, None))
+        while step is not None and FORKED not in step.checkpoint.metadata:
+            step = passed.find(step.checkpoint.parent or "")
+        return step or first
 
     def _origin(self, step: Step) -> Step | None:
         """The step of another thread that this one is a copy of."""
