@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 from treering.core.query import EventQuery
-from treering.engines.postgres import database, open_postgres, pool
+from treering.engines.postgres import database, follow, open_postgres, pool
 from treering.engines.postgres.failures import Lost
 from treering.engines.postgres.pipeline import Pipeline
-from treering.errors import Busy, Closed, TreeringError, Unreachable
+from treering.errors import Busy, Closed, NewerStore, TreeringError, Unreachable
 from treering.testing import batches
 
 OTHERS = "pid <> pg_backend_pid() AND datname = current_database()"
@@ -36,6 +36,32 @@ def _kill_others(url):
             killed += ended
             time.sleep(0.01)
     return killed
+
+
+def test_the_first_commit_takes_the_connection_that_the_store_was_opened_with(
+    engine, postgres_url, monkeypatch
+):
+    monkeypatch.setattr(follow.Announcer, "say", lambda *_: None)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        others = (
+            f"SELECT array_agg(pid) FROM pg_stat_activity WHERE {OTHERS} AND backend_type = 'client backend'"
+        )
+        opened = connection.execute(others).fetchone()
+        assert len(opened[0]) == 1
+        engine.commit(batches.set_ref("default", "r"))
+        assert connection.execute(others).fetchone() == opened
+
+
+def test_a_store_that_could_not_be_opened_keeps_no_connection(postgres_url):
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        with pytest.raises(NewerStore):
+            open_postgres(postgres_url)
+        left = f"SELECT count(*) FROM pg_stat_activity WHERE {OTHERS} AND backend_type = 'client backend'"
+        deadline = time.monotonic() + 10
+        while connection.execute(left).fetchone() != (0,):  # the server notices in its own time
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_a_commit_survives_a_session_that_was_killed_while_idle(engine, postgres_url):

@@ -18,7 +18,7 @@ from treering.core.query import Erasure, EventQuery
 from treering.engines.postgres import follow, open_postgres, pipeline
 from treering.engines.postgres.failures import Lost
 from treering.engines.postgres.pipeline import _BUNDLED_FROM, Answer, Pipeline
-from treering.engines.relational import remembered
+from treering.engines.relational import current, remembered
 from treering.engines.relational.marking import Mark
 from treering.errors import ListMoved, MissingObjects, NotFound, RefMoved, TreeringError
 from treering.testing import batches
@@ -204,14 +204,16 @@ def test_a_server_that_was_set_back_is_noticed(mine, postgres_url):
         mine.commit(step(4))
 
 
-def test_the_space_may_be_gone_and_nothing_is_written(mine, postgres_url):
-    mine.commit(step(0))
-    mine.commit(step(1))
+@pytest.mark.parametrize("before", [2, _BUNDLED_FROM + 3])
+def test_the_space_may_be_gone_and_nothing_is_written(mine, postgres_url, before):
+    for at in range(before):
+        mine.commit(step(at))
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("DELETE FROM space")
         with pytest.raises(Exception):  # noqa: B017, PT011 - a database that somebody broke
-            mine.commit(step(2))
-        assert connection.execute("SELECT count(*) FROM commits").fetchone() == (2,)
+            mine.commit(step(before))
+        assert connection.execute("SELECT count(*) FROM commits").fetchone() == (before,)
+        assert connection.execute("SELECT count(*) FROM event").fetchone() == (before,)
 
 
 @pytest.mark.parametrize("arrives", [False, True])
@@ -255,15 +257,22 @@ def test_a_transaction_of_nothing_is_nothing(mine, exchanges):
     assert exchanges == []
 
 
-def test_only_so_many_become_one(mine, monkeypatch):
+@pytest.mark.parametrize("others", [0, 5])
+def test_only_so_many_become_one(mine, monkeypatch, others):
     monkeypatch.setattr(pipeline, "_BUNDLES_LIMIT", 2)
     taken = mine._postgres._pool.take()
-    for number in range(5):
-        taken._bundled([Answer(f"statement {number}", ())] * 2)
-        for _ in range(_BUNDLED_FROM):
-            taken._bundled([Answer("often", ())] * 2)
-    assert len(taken._sightings) == 2
-    assert taken._sightings["often", "often"] == _BUNDLED_FROM
+
+    def sent(table: str) -> int:
+        guard, first = current._ADVANCE_IF, f"INSERT INTO {table} (space) VALUES (?)"
+        return len(taken._bundled([Answer(guard, (1,) * 6), Answer(first, (1,))]))
+
+    for number in range(others):
+        assert sent(f"seldom{number}") == 2
+    for table in ("one", "another"):
+        assert [sent(table) for _ in range(_BUNDLED_FROM + 1)] == [2] * _BUNDLED_FROM + [1]
+    assert [sent("third") for _ in range(9)] == [2] * 9
+    assert sent("one") == 1
+    assert len(taken._sightings) <= 2
     mine._postgres._pool.give_back(taken)
 
 
@@ -288,6 +297,7 @@ def test_a_commit_that_is_refused_at_its_very_end(mine, postgres_url, before):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_an_interrupt_while_statements_are_queued_commits_no_part(mine, monkeypatch, error):
+    monkeypatch.setattr(pipeline, "_BUNDLED_FROM", 99)
     for at in range(3):
         mine.commit(step(at))
     queue = Pipeline._queue

@@ -51,15 +51,21 @@ def test_rows_are_divided_without_rest_into_few_sizes(rows, columns):
     assert all(size * columns <= MAX_PARAMETERS for size in sizes)
 
 
-GUARD = "WITH moved AS (UPDATE s SET a = ? WHERE b = ? RETURNING no) SELECT 1 / count(*) FROM moved"
+GUARD = (
+    "WITH moved AS (UPDATE s SET a = ?, b = ? WHERE no = ? AND a = ? AND b = ? RETURNING no) "
+    "SELECT 1 / count(*) FROM moved"
+)
+FIRST = "INSERT INTO f (a, s) VALUES (?, ?), (?, ?)"
 INSERT = "INSERT INTO t (a) VALUES (?) "
 UPDATE = "UPDATE u SET a = ? WHERE b = ?"
 
 
 def test_statements_behind_a_condition_become_one():
-    assert bundled((GUARD, INSERT, INSERT, UPDATE)) == (
-        "WITH moved AS (UPDATE s SET a = ? WHERE b = ? RETURNING no), "
-        f"c0 AS ({INSERT}), c1 AS ({INSERT}), c2 AS ({UPDATE}) SELECT 1 / count(*) FROM moved"
+    assert bundled((GUARD, FIRST, INSERT, INSERT, UPDATE)) == (
+        "WITH moved AS (UPDATE s SET a = $1 / (CASE WHEN a = $4 AND b = $5 THEN 1 ELSE 0 END), b = $2 "
+        "WHERE no = $3 RETURNING no), c1 AS (INSERT INTO t (a) VALUES ($10) ), "
+        "c2 AS (INSERT INTO t (a) VALUES ($11) ), c3 AS (UPDATE u SET a = $12 WHERE b = $13) "
+        "INSERT INTO f (a, s) VALUES ($6, (SELECT no FROM moved)), ($8, $9)"
     )
 
 
@@ -67,9 +73,13 @@ def test_statements_behind_a_condition_become_one():
     "statements",
     [
         (INSERT, UPDATE),
-        (GUARD, UPDATE, UPDATE),
-        (GUARD, "INSERT INTO u (a) VALUES (?)", UPDATE),
-        (GUARD, INSERT, "DELETE FROM u WHERE a = ?"),
+        (FIRST, UPDATE),
+        (GUARD,),
+        (GUARD, INSERT),
+        (GUARD, UPDATE),
+        (GUARD, FIRST, UPDATE, UPDATE),
+        (GUARD, FIRST, "INSERT INTO u (a) VALUES (?)", UPDATE),
+        (GUARD, FIRST, INSERT, "DELETE FROM u WHERE a = ?"),
     ],
 )
 def test_what_has_to_be_done_one_after_the_other_stays_apart(statements):

@@ -109,7 +109,9 @@ class PostgresSession:
 
     def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run a statement once for each row, with the next exchange."""
-        if len(rows) > _AT_ONCE:
+        if len(rows) == 1:
+            self.pipeline.ask(sql, rows[0])
+        elif len(rows) > _AT_ONCE:
             self.many(sql, rows)
         else:
             self._ask_many(sql, rows, distinct=True)
@@ -213,14 +215,22 @@ class PostgresDatabase:
                 connection.execute(_VACUUM)
 
     @contextmanager
-    def connected(self) -> Generator[psycopg.Connection[Any]]:
-        """A connection of one's own, outside of any transaction, with errors translated."""
+    def connected(self, *, keep: bool = False) -> Generator[psycopg.Connection[Any]]:
+        """A connection of one's own, outside of any transaction, with errors translated.
+
+        With ``keep``, the first transaction gets it if all goes well.
+        """
         connection = self.connect()
         try:
             yield connection
-        except psycopg.Error as error:
-            raise translated(error, self.where) from error
-        finally:
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, psycopg.Error):
+                raise translated(error, self.where) from error
+            raise
+        if keep:
+            self._pool.add(Pipeline(connection, self.where))
+        else:
             connection.close()
 
     def connect(self) -> psycopg.Connection[Any]:

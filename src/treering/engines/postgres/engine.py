@@ -146,7 +146,7 @@ def open_postgres(url: str, *, blobs: Blobs | None = None, clock: Clock | None =
     place = Place(url)
     where = place.words
     database = PostgresDatabase(place, clock=None if isinstance(clock, SystemClock) else clock)
-    with database.connected() as connection:
+    with database.connected(keep=True) as connection:
         version = connection.info.server_version // 10000
         if version < OLDEST_SERVER:
             raise Unsupported(f"{where} is version {version}; treering needs {OLDEST_SERVER} or newer")

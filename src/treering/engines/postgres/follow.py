@@ -10,6 +10,7 @@ in any case (a process may die between its commit and its message; a pooler may 
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import threading
@@ -101,6 +102,7 @@ class Follower:
 
     def _start_over(self) -> None:
         self._changed = threading.Condition()
+        self._counted = itertools.count(1)
         self._hints = 0
         self._waiters = 0
         self._last_wait = 0.0
@@ -110,9 +112,10 @@ class Follower:
 
     def hint(self) -> None:
         """Something may have been committed."""
-        with self._changed:
-            self._hints += 1
-            self._changed.notify_all()
+        self._hints = next(self._counted)  # first: who begins to wait now finds that it has changed
+        if self._waiters:
+            with self._changed:
+                self._changed.notify_all()
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
         """Return when ``ready`` holds, or when time is up."""
@@ -143,7 +146,7 @@ class Follower:
         """Stop listening, and let waiters go."""
         with self._changed:
             self._closed = True
-            self._hints += 1
+            self._hints = next(self._counted)
             self._changed.notify_all()
             thread = self._listener
             if thread is not None:

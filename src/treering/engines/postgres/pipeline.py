@@ -39,7 +39,7 @@ _STATEMENTS_LIMIT: Final = 2000
 """How many prepared statements a connection keeps before it starts anew."""
 
 _BUNDLES_LIMIT: Final = 64
-_BUNDLED_FROM: Final = 8
+_BUNDLED_FROM: Final = 2
 """Statements that came together so many times become one, but no more than so many on a connection.
 
 Such a statement takes the server longer to plan and more room to keep.
@@ -85,6 +85,7 @@ class Pipeline:
         self._due: list[Answer | Literal["prepare", "sync"]] = []
         self._held: list[Answer] | None = None
         self._sightings: dict[tuple[str, ...], int] = {}
+        self._bundles: dict[tuple[str, ...], str] = {}
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self._pgconn.enter_pipeline_mode()
@@ -138,18 +139,20 @@ class Pipeline:
         try:
             for due in self._due:
                 result = self._receive()
-                while due == "sync" and result.status != ExecStatus.PIPELINE_SYNC:
-                    failure = failure or result  # to commit was refused
-                    self._receive_end()
-                    result = self._receive()
                 status = result.status
+                if due == "sync":
+                    while status != ExecStatus.PIPELINE_SYNC:
+                        failure = failure or result  # to commit was refused
+                        self._receive_end()
+                        result = self._receive()
+                        status = result.status
+                    continue
                 if status in _GOOD:
-                    if isinstance(due, Answer):
+                    if due != "prepare":
                         due.result = result
                 elif status == ExecStatus.FATAL_ERROR and failure is None:
                     failure = result
-                if due != "sync":
-                    self._receive_end()
+                self._receive_end()
         except Error as error:
             raise self._failed(error) from None
         if failure is None:
@@ -203,7 +206,7 @@ class Pipeline:
         self.collect()
         if len(self._names) > _STATEMENTS_LIMIT:
             self._names.clear()
-            self._sightings.clear()
+            self._bundles.clear()
             self.ask("DEALLOCATE ALL")
             self.collect()
             self._names.clear()
@@ -218,18 +221,24 @@ class Pipeline:
         if len(answers) <= 1:
             return answers
         together = tuple([answer.sql for answer in answers])
-        seen = self._sightings.get(together, 0)
-        if seen < _BUNDLED_FROM:
-            if not seen and len(self._sightings) >= _BUNDLES_LIMIT:
-                self._sightings = {key: n for key, n in self._sightings.items() if n >= _BUNDLED_FROM}
-            if seen or len(self._sightings) < _BUNDLES_LIMIT:
-                self._sightings[together] = seen + 1
-            return answers
-        sql = bundled(together)
         parameters = [value for answer in answers for value in answer.parameters]
-        if sql is None or len(parameters) > _BUNDLED_PARAMETERS:
-            return answers
-        return [Answer(sql, parameters)]
+        sql = self._bundles.get(together) or self._seen(together, len(parameters))
+        return answers if sql is None else [Answer(sql, parameters)]
+
+    def _seen(self, together: tuple[str, ...], parameters: int) -> str | None:
+        """Count a sighting of statements; the one that they become, when it is time for that."""
+        if len(self._bundles) >= _BUNDLES_LIMIT:
+            return None
+        seen = self._sightings.pop(together, 0) + 1
+        if seen > _BUNDLED_FROM:
+            sql = bundled(together)
+            if sql is not None and parameters <= _BUNDLED_PARAMETERS:
+                self._bundles[together] = sql
+                return sql
+        if len(self._sightings) >= _BUNDLES_LIMIT:
+            self._sightings.pop(next(iter(self._sightings)))  # the one that was not seen for longest
+        self._sightings[together] = seen
+        return None
 
     def _queue(self, answer: Answer, values: Any, formats: Any) -> None:
         try:

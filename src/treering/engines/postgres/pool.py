@@ -58,6 +58,10 @@ class Pool:
             self._free.put(None)
             raise
 
+    def add(self, pipeline: Pipeline) -> None:
+        """Take in a connection that was made for something else."""
+        self._idle.append((time.monotonic(), pipeline))
+
     def give_back(self, pipeline: Pipeline) -> None:
         """Return a connection; a dead one is not kept."""
         now = time.monotonic()

@@ -35,7 +35,7 @@ VALUE_BYTES: Final = 512
 """A ref that holds more is not remembered."""
 
 PATIENCE: Final = 8
-RESERVE: Final = 64
+RESERVE: Final = 256
 """How many numbers of commits are taken ahead."""
 
 
