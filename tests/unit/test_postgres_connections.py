@@ -216,6 +216,18 @@ def test_unused_connections_are_closed(engine, monkeypatch):
     assert len(engine._postgres._pool._idle) == 1
 
 
+def test_commits_stay_on_one_connection_and_are_announced_on_another(engine, postgres_url):
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("LISTEN treering")
+        speakers = set()
+        for number in range(3):
+            engine.commit(batches.set_ref("default", f"{number}"))
+            speakers |= {notice.pid for notice in connection.notifies(timeout=20, stop_after=1)}
+    ((_, pipeline),) = engine._postgres._pool._idle
+    assert len(speakers) == 1
+    assert pipeline._pgconn.backend_pid not in speakers
+
+
 def test_a_process_has_a_limit_of_connections(engine, monkeypatch):
     monkeypatch.setattr(pool, "WAIT_SECONDS", 0.05)
     sessions = [engine._database.reading() for _ in range(pool.POOL_SIZE)]

@@ -181,6 +181,7 @@ class PostgresDatabase:
         self._server_clock = ServerClock()
         self._clock: Clock = clock or self._server_clock
         self._pool = Pool(self._connect_patiently, place.words)
+        self._pool_aside = Pool(self._connect_patiently, place.words)
         _open_databases.add(self)
 
     @property
@@ -203,6 +204,13 @@ class PostgresDatabase:
     def writing(self, space: int | None = None) -> AbstractContextManager[PostgresSession]:
         """A write transaction; with a space, entered when its row is locked."""
         return _Writing(self, self._pool, space)
+
+    def aside(self) -> AbstractContextManager[PostgresSession]:
+        """A write transaction on a connection of its own.
+
+        Commits stay on the one that has their statements prepared and their tables at hand.
+        """
+        return _Writing(self, self._pool_aside, None)
 
     def tidy(self, *, secure: bool) -> None:
         """When ``secure``, let the server clear away dead rows; otherwise its autovacuum does in time.
@@ -272,10 +280,12 @@ class PostgresDatabase:
     def close(self) -> None:
         """Close all connections."""
         self._pool.close()
+        self._pool_aside.close()
 
     def abandon(self) -> None:
         """In a forked child: forget the parent's connections without touching them."""
         _abandoned.extend(self._pool.abandon())
+        _abandoned.extend(self._pool_aside.abandon())
 
 
 class _Reading:

@@ -84,8 +84,8 @@ class Announcer:
                     return
                 spaces, self._spaces = self._spaces, set()
             try:
-                with self._database.reading() as session:
-                    session.rows(_SAY, (CHANNEL, sorted(spaces)))
+                with self._database.aside() as session:
+                    session.tell(_SAY, (CHANNEL, sorted(spaces)))
             except TreeringError:
                 pass  # a hint was lost; waiters look every second anyway
             if not self._closed:

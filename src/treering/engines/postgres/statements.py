@@ -48,8 +48,8 @@ def bundled(statements: tuple[str, ...]) -> str | None:
 
     The first is a condition (`Current.advanced`): an update of one row, and a count that fails if it did not
     take place. The second is an insert that names that row, and fails in one statement without it; where
-    there is one that is not as expected, the update divides by zero itself. To count would be a quarter of
-    the server's time for the whole. The others come behind these two, and do not see each other's rows: what
+    there is one that is not as expected, the update divides by zero itself. To count takes the
+    server longer. The others come behind these two, and do not see each other's rows: what
     is updated has to be a table that no other one changes.
     """
     numbers = count(1)
