@@ -196,6 +196,32 @@ def test_a_read_transaction_sees_one_moment(engine):
     assert raise_away == b"2"
 
 
+def test_a_single_question_goes_without_a_transaction(engine, monkeypatch):
+    engine.commit(batches.set_ref("default", "r"))
+    sent = []
+    send = Pipeline.send
+
+    def noted(self):
+        sent.extend(due.sql for due in self._due if not isinstance(due, str))
+        send(self)
+
+    monkeypatch.setattr(follow.Announcer, "say", lambda *_: None)
+    monkeypatch.setattr(Pipeline, "send", noted)
+    assert engine.refs("default", ["r"])
+    assert [sql.partition(" ")[0] for sql in sent if "pg_notify" not in sql] == ["SELECT"]
+
+
+def test_a_single_question_that_fails_leaves_the_connection_as_good_as_new(engine):
+    def asked(sql):
+        with engine._database.asking() as session:
+            return session.rows(sql)
+
+    ((before,),) = asked("SELECT pg_backend_pid()")
+    with pytest.raises(TreeringError, match="no_such_table"):
+        asked("SELECT 1 FROM no_such_table")
+    assert asked("SELECT pg_backend_pid()") == [(before,)]
+
+
 def test_statements_do_not_pile_up(engine, monkeypatch):
     monkeypatch.setattr("treering.engines.postgres.pipeline._STATEMENTS_LIMIT", 50)
     for number in range(200):

@@ -7,7 +7,7 @@ row, become visible in their own order and followers miss nothing; and since eve
 lock first and touches only rows of its space, no two of them can wait for each other in a circle.
 
 **Reads** run at REPEATABLE READ, READ ONLY: several questions see one moment. Their ``COMMIT`` is sent but
-not waited for; whoever takes the connection next takes in the answer.
+not waited for; whoever takes the connection next takes in the answer. A single question needs neither.
 
 **Durability** is the server's: nothing is acknowledged before its COMMIT was, and what that means is its
 ``fsync`` and ``synchronous_commit``, which are left as they are.
@@ -198,8 +198,8 @@ class PostgresDatabase:
         return _Reading(self._pool)
 
     def asking(self) -> AbstractContextManager[PostgresSession]:
-        """The same: beginning and ending travel with the question."""
-        return _Reading(self._pool)
+        """The same for a single question, which is of one moment without a transaction around it."""
+        return _Asking(self._pool)
 
     def writing(self, space: int | None = None) -> AbstractContextManager[PostgresSession]:
         """A write transaction; with a space, entered when its row is locked."""
@@ -311,6 +311,25 @@ class _Reading:
                 pipeline.send()
             except TreeringError:
                 pipeline.dead = True  # what was read was read; the next one gets another connection
+        self._pool.give_back(pipeline)
+
+
+class _Asking:
+    __slots__ = ("_pool", "_session")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def __enter__(self) -> PostgresSession:
+        self._session = PostgresSession(self._pool, self._pool.take())
+        return self._session
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pipeline = self._session.pipeline
+        if error is not None:
+            _give_up(pipeline, error)
         self._pool.give_back(pipeline)
 
 
