@@ -316,6 +316,25 @@ def test_an_interrupt_while_statements_are_queued_commits_no_part(mine, monkeypa
     assert len(mine.read_list(SPACE, "list", 0, 9)) == 4
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupt_behind_the_only_statement_commits_nothing(mine, monkeypatch, error):
+    for at in range(_BUNDLED_FROM + 2):
+        mine.commit(step(at))
+    queue = Pipeline._queue
+
+    def interrupted(self: Pipeline, answer: Answer, values: Any, formats: Any) -> None:
+        queue(self, answer, values, formats)
+        self._due.clear()  # as if it came just before it was noted
+        monkeypatch.setattr(Pipeline, "_queue", queue)
+        raise error
+
+    monkeypatch.setattr(Pipeline, "_queue", interrupted)
+    with pytest.raises(error):
+        mine.commit(step(at + 1))
+    assert len(mine.scan(SPACE, EventQuery()).records) == at + 1
+    assert mine.commit(step(at + 1)).versions == {"head": at + 2}
+
+
 def test_a_forked_child_and_its_parent_do_not_use_a_number_twice(mine):
     for at in range(2):
         mine.commit(step(at))

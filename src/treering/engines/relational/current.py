@@ -59,6 +59,25 @@ class ListState:
 class Current:
     """The present state, changed by the decision as batch after batch of a group is accepted."""
 
+    __slots__ = (
+        "bodies",
+        "commit_numbers",
+        "committed_at_us",
+        "list_numbers",
+        "lists",
+        "now_us",
+        "objects",
+        "recalled",
+        "receipts",
+        "refs",
+        "removals",
+        "scope_numbers",
+        "scopes",
+        "seq",
+        "space",
+        "tokens",
+    )
+
     def __init__(self, space: int, now_us: int) -> None:
         self.space = space
         self.now_us = now_us
