@@ -76,6 +76,7 @@ class Current:
         "seq",
         "space",
         "tokens",
+        "written",
     )
 
     def __init__(self, space: int, now_us: int) -> None:
