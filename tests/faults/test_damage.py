@@ -171,6 +171,28 @@ def test_a_changed_place_in_a_pack_names_the_object(place: Place):
     is_reported(place, lambda store: store.engine.get(SPACE, [object_address(name)]), name)
 
 
+STOPS: dict[str, Callable[[Store], object]] = {
+    "item": lambda store: store.engine.read_list(SPACE, "w/log", 0, 9),
+    "object": lambda store: store.engine.get(
+        SPACE, [object_address(name) for number in range(LOADS) for name in load(number).objects]
+    ),
+}
+
+
+@pytest.mark.parametrize("table", STOPS)
+def test_a_read_that_stops_at_damage_keeps_no_log_open(place: Place, table: str):
+    """Rows are looked at while they are read: an error in between must not leave the question open."""
+    edit(place, f"UPDATE {table} SET kind = 9 WHERE frame IS NOT NULL")
+    with place.open() as store:
+        store.commit(load(LOADS))
+        with pytest.raises(Corrupt, match="no kind 9") as caught:
+            STOPS[table](store)
+        with closing(sqlite3.connect(Path(place.url) / SQLITE_FILE)) as other:
+            ((is_busy, _, _),) = other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert not is_busy
+        assert caught.tb is not None  # and with it all that the read has left behind
+
+
 def test_a_lost_item_names_the_list(place: Place):
     edit(place, "DELETE FROM item WHERE key = (SELECT max(key) FROM item)")
     is_reported(place, lambda store: store.engine.read_list(SPACE, "w/log", 0, 999), "w/log")

@@ -20,7 +20,7 @@ from treering.engines.relational.objects import Located, PackGone
 from treering.engines.relational.reading import body_part
 from treering.engines.relational.rows import frame_of, kind_of
 from treering.engines.relational.session import in_chunks
-from treering.engines.relational.sheaves import COUNT, unbind
+from treering.engines.relational.sheaves import COUNT, is_sheaf, unbind
 from treering.engines.relational.walking import PAGE, by_weight, slot_key
 from treering.errors import Corrupt
 
@@ -279,7 +279,7 @@ class Contents:
                 try:
                     sealed = frame_of(frame, where)
                     self.bytes += len(sealed)
-                    if kind is not None and kind < 0:
+                    if is_sheaf(kind):
                         unbind(kind, sealed, where)
                     else:
                         unseal(sealed, where)

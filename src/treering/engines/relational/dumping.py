@@ -31,7 +31,7 @@ from treering.engines.relational.objects import PackGone
 from treering.engines.relational.reading import body_part
 from treering.engines.relational.rows import RECORD_SELECT, REF_SELECT, record_of, ref_of
 from treering.engines.relational.session import in_chunks
-from treering.engines.relational.sheaves import unbind
+from treering.engines.relational.sheaves import is_sheaf, unbind
 from treering.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class _Export:
             found: Sequence[Content | Address]
             if address is not None:
                 found = (Address(address),)
-            elif kind < 0:
+            elif is_sheaf(kind):
                 found = unbind(kind, frames[at], where)
             else:
                 found = (Content(KINDS[int(kind)], unseal(frames[at], where)),)

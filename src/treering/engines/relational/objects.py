@@ -189,7 +189,10 @@ class Objects:
 def _rows(
     session: Session, space: int, names: Iterable[str]
 ) -> Iterator[tuple[str, int, bytes | None, Sequence[Any]]]:
-    """Name, kind number and frame of each object that exists; of one in a pack, its place instead."""
+    """Name, kind number and frame of each object that exists; of one in a pack, its place instead.
+
+    Whoever loops over them gives them no name: the traceback of an error would keep the question open.
+    """
     keys = _as_keys(dict.fromkeys(names))
     for start in range(0, len(keys), IN_LIMIT):
         some = keys[start : start + IN_LIMIT]

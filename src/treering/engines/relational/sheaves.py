@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from treering.core.address import Address
 from treering.core.body import pack_body, unpack_body
@@ -71,6 +71,11 @@ def _bound(run: list[Sequence[Any]]) -> list[Sequence[Any]]:
     return [(run[0][0], -len(run), seal(pack_body(contents)), None)]
 
 
+def is_sheaf(kind: Any) -> TypeGuard[int]:
+    """Whether a row of that kind holds several items."""
+    return isinstance(kind, int) and kind < 0
+
+
 def unbind(kind: int, frame: Any, where: str) -> list[Content]:
     """The items in a sheaf, verified."""
     contents = unpack_body(unseal(frame_of(frame, where), where), where)
@@ -102,9 +107,10 @@ def read(session: Session, list_no: int, run: Run) -> list[Content | Address]:
     payloads: list[bytes] = []
     first = item_key(list_no, start)
     bounds = (item_key(list_no, 0), first, first, item_key(list_no, stop))
+    # The rows have no name here: the traceback of an error would keep them, and with them the log, open.
     for key, kind, frame, address in session.ask(_SELECT, bounds):
         position = key & ITEM_POSITION_MASK
-        if kind is not None and kind < 0:
+        if is_sheaf(kind):
             if position > start + len(found):
                 break
             contents = unbind(kind, frame, where)
