@@ -14,6 +14,7 @@ from treering.core.clock import ManualClock
 from treering.errors import InvalidInput
 from treering.savers import FileSaver, KeyValueStoreSaver, MemorySaver
 from treering.savers.records import values_of
+from treering.savers.witnesses import WITNESS
 
 
 def test_a_thread_keeps_its_newest(anywhere):
@@ -69,7 +70,7 @@ def test_what_only_dropped_checkpoints_needed_is_gone():
                 state={"files": {"a": "x" * 5000 + str(step), "b": "y" * 5000}},
             )
     assert len(all_of_it) > 200
-    assert sorted(key.split("/")[-1][:2] for key in kept) == ["ck", "m-", "s-", "s-", "t"]
+    assert sorted(key.split("/")[-1][:2] for key in kept) == ["ck", "fi", "m-", "s-", "s-", "t"]
     assert small.load("t") is not None
 
 
@@ -95,7 +96,7 @@ def test_an_older_clock_does_not_drop_the_newest():
 def needed_by(saver, thread_id):
     """The names of all values that the checkpoints of a thread refer to."""
     drawer = saver.shelf._drawer(thread_id)
-    names = {thread_id}
+    names = {thread_id, WITNESS}
     for record in drawer.line(drawer.newest()):
         names |= {record.id, *values_of(record.state)}
         waiting = list(record.messages)

@@ -7,6 +7,7 @@
     <root>data/<thread>/m-...         a chunk: the messages that one save brought
     <root>data/<thread>/n-...         a node: references to chunks or nodes (see `spine`)
     <root>data/<thread>/s-...         a larger state value
+    <root>data/<thread>/first         that there are values (see `witnesses`; not in a folder)
 
 ``<thread>`` is `treering.core.ids.file_name` of the thread's id. Everything but a head is written once, under
 a name that was never used before; only ``earlier`` of a record changes, when retention leads past others.
@@ -29,6 +30,7 @@ from treering.keyvalue.awaiting import call
 from treering.savers import spine, texts
 from treering.savers.records import Record, from_plain, to_plain, values_of
 from treering.savers.spine import Spine
+from treering.savers.witnesses import WITNESS, Witnesses
 from treering.views.checkpoints import PREFIX
 
 _REMEMBERED_CHARS: Final = 1 << 25
@@ -39,9 +41,18 @@ class Drawer:
     """The values of one thread. ``thread_id`` is ``None`` while only the name of its head is known."""
 
     def __init__(
-        self, store: KeyValueStore, root: str, namespace: str, name: str, thread_id: str | None
+        self,
+        store: KeyValueStore,
+        root: str,
+        namespace: str,
+        name: str,
+        thread_id: str | None,
+        witnesses: Witnesses | None,
     ) -> None:
         self._store = store
+        self._witnesses = witnesses
+        self._name = name
+        self._is_new = False
         self._swap = getattr(store, "compare_and_swap", None)
         self._delete_all = getattr(store, "delete_all", None)
         """What a store that has folders can do."""
@@ -60,7 +71,8 @@ class Drawer:
         if self._head_text is None:
             self._refuse_a_lost_head()
         head = self._unsealed(self.head_key, self._head_text)
-        if head is None or head["checkpoint"] is None:
+        self._is_new = head is None or head["checkpoint"] is None
+        if head is None or self._is_new:
             return None
         if self._thread_id not in (None, head["thread"]) or head["namespace"] != self._namespace:
             raise Corrupt(
@@ -147,7 +159,7 @@ class Drawer:
 
     def sweep(self, line: Iterable[Record]) -> None:
         """Remove what none of a thread's checkpoints needs; only while nobody else can be saving to it."""
-        needed: set[str] = set()
+        needed: set[str] = {WITNESS}
         for record in line:
             needed |= {record.id, *values_of(record.state)}
             spine.collect(record.messages, self.nodes(record), needed)
@@ -185,6 +197,10 @@ class Drawer:
             if not self._put(self.head_key, None, empty):
                 return False
             self._head_text = empty
+        if self._is_new and self._witnesses is not None:
+            # It stays if this save is taken back: another one that begins the thread relies on it.
+            key = self.key(WITNESS)
+            call(self._store.set, key, texts.seal(key, {"thread": self._thread_id}))
         for key, text in values:
             call(self._store.set, key, text)
         if self._put(self.head_key, self._head_text, self._sealed_head(head)):
@@ -198,6 +214,8 @@ class Drawer:
 
     def _refuse_a_lost_head(self) -> None:
         """Raise `Corrupt` if there are values without a head; else the head is as it was read last."""
+        if self._witnesses is not None and not self._witnesses.may_have_values(self._name):
+            return
         while values := self._values():
             self._head_text = self._text(self.head_key)
             if self._head_text is not None:
@@ -221,7 +239,8 @@ class Drawer:
     def _values(self) -> set[str]:
         """The names of all values, as far as the store can tell them."""
         try:
-            return {key.removeprefix(self._folder) for key in call(self._store.list, self._folder)}
+            found = {key.removeprefix(self._folder) for key in call(self._store.list, self._folder)}
+            return found - {WITNESS}
         except Corrupt:  # a damaged value of any thread: this one has to be none the worse for it
             return set()
 

@@ -30,6 +30,7 @@ from treering.savers.drawer import Drawer, Pending
 from treering.savers.locks import Locks
 from treering.savers.records import Record, read_state, values_of, write_state
 from treering.savers.shelf import FIRST_STATE, NEW, Shelf, Writing, check_expected
+from treering.savers.witnesses import Witnesses
 from treering.views.channels import fingerprint
 from treering.views.checkpoints import created_at_us, new_checkpoint_id
 
@@ -58,6 +59,8 @@ class KeyValueShelf:
         self._clock = clock
         self._prefix = prefix
         self._root = f"{prefix}@{file_name(namespace)}/" if namespace else prefix
+        # A store that has folders lists those of one thread at no cost.
+        self._witnesses = None if hasattr(store, "delete_all") else Witnesses(store, self._root)
         self._lock = Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
@@ -123,7 +126,7 @@ class KeyValueShelf:
         }
         for name in sorted(names):
             try:
-                head = Drawer(self._store, self._root, self._namespace, name, None).head()
+                head = self._named(name, None).head()
             except TreeringError as error:
                 yield error
             else:
@@ -176,7 +179,10 @@ class KeyValueShelf:
         """The store is its owner's."""
 
     def _drawer(self, thread_id: str) -> Drawer:
-        return Drawer(self._store, self._root, self._namespace, file_name(thread_id), thread_id)
+        return self._named(file_name(thread_id), thread_id)
+
+    def _named(self, name: str, thread_id: str | None) -> Drawer:
+        return Drawer(self._store, self._root, self._namespace, name, thread_id, self._witnesses)
 
     def _written(self, drawer: Drawer, writing: Writing) -> Checkpoint | None:
         """Append a checkpoint to the thread as it is now; ``None`` if it is not so any more."""

@@ -2,7 +2,8 @@
 
 A dict, a folder and Redis are in `treering.keyvalue`; a user's own class works as well. Values are texts,
 keys are readable and at most about 360 characters long, whatever the ids are. How durable a save is depends
-on the store's ``set``. Where a thread has no head, its values are listed: one that lost it is no new thread.
+on the store's ``set``. A thread without a head is asked for its values: one that lost it is no new thread.
+For that a saver lists all values once, not for each thread.
 
 A store that also has ``compare_and_swap(key, old, new)``, as the dict and Redis do, may be saved to by any
 number of processes: of two that save to one thread at the same moment, one comes behind the other. Without
