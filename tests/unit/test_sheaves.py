@@ -218,5 +218,6 @@ def test_whatever_comes_is_read_back(tmp_path_factory, deeds):
     for name, past in told.items():
         if past:
             assert engine.read_list(SPACE, name, 0, len(past)) == past
-    assert check(engine).items == sum(map(len, told.values()))
+    if number:
+        assert check(engine).items == sum(map(len, told.values()))
     engine.close()
