@@ -71,6 +71,7 @@ _CLASSES: Final[tuple[type[BaseMessage], ...]] = (
 _LEAVES: Final = frozenset({str, int, float, bool, type(None), bytes})
 _FIXED: Final = (date, time, timedelta, UUID, Decimal, Enum, frozenset)
 """What cannot change and need not be copied."""
+_EMPTIED: Final = frozenset({dict, list})
 _TRIES: Final = 20
 _NO_DEFAULT: Final = object()
 
@@ -110,10 +111,11 @@ def likeness(message: BaseMessage) -> Likeness:
     """A copy of all that a message holds now, taken again until nothing changed meanwhile."""
     for _ in range(_TRIES):
         try:
-            copy = {
-                name: value if type(value) in _LEAVES else _copied(value)
-                for name, value in dict(message.__dict__).items()
-            }
+            copy = dict(message.__dict__)
+            for name, value in copy.items():
+                kind = type(value)
+                if kind not in _LEAVES:  # most of a message's own containers are empty
+                    copy[name] = kind() if kind in _EMPTIED and not value else _copied(value)
             if message.__pydantic_extra__:
                 copy[EXTRA] = _copied(message.__pydantic_extra__)
         except RuntimeError:  # a dict changed its size while it was copied
@@ -138,7 +140,7 @@ def to_plain(kind: type[BaseMessage], known: Likeness) -> dict[str, Any]:
     plain = {
         name: value
         for name, value in known.items()
-        if name in fields and (value != defaults[name] or type(value) is not type(defaults[name]))
+        if name in fields and (type(value) is not type(default := defaults[name]) or value != default)
     }
     if EXTRA in known:
         plain[EXTRA] = known[EXTRA]

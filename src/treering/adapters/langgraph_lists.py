@@ -136,8 +136,9 @@ def write_list(
             pending = recent.find(item, scope)
             if pending is not None:
                 known: Any = pending.known
-                contents.append(settle(draft, pending, list_id, position))
-                there += there == position and pending.spot == (list_id, position)
+                spot = (list_id, position)
+                contents.append(settle(draft, pending, spot))
+                there += there == position and pending.spot == spot
             else:
                 known = likeness(item)
                 contents.append(values.encode_message(item, known))
@@ -204,6 +205,12 @@ def _looked_at(items: list[Any], *, is_messages: bool) -> tuple[list[dict[str, A
 
 def begun(values: Values, before: Known, items: list[Any]) -> Begun | None:
     """A list as what it begins with of another one, and the rest; ``None`` if they have nothing in common."""
+    if not before.stretch.length or (
+        before.is_messages
+        and items[0] is not before.held[0]  # mostly it is one that was just made
+        and not _is_like(values, before, items[0], 0)
+    ):
+        return None
     same, _ = _compared(values, before, items)
     rest = items[same:]
     if not same or (before.is_messages and not MESSAGE_CLASSES.issuperset(map(kind_of, rest))):
@@ -250,11 +257,19 @@ def _are_same_messages(before: Known, mine: list[Any]) -> bool:
             return False
     except Exception:  # noqa: BLE001 - whatever an item of another kind raises when it is compared
         return False
-    near = max(0, len(mine) - _NEAR)
+    known = before.likenesses
+    near = len(mine) - _NEAR
+    if near <= 0:
+        return not any(map(_extra_of, mine)) and fields == (
+            known if len(known) == len(mine) else known[: len(mine)]
+        )
     turn = before.looked if before.looked < near else 0
-    return all(
-        not any(map(_extra_of, mine[start:stop])) and fields[start:stop] == before.likenesses[start:stop]
-        for start, stop in ((near, len(mine)), (turn, min(turn + _TURN, near)))
+    stop = min(turn + _TURN, near)
+    return (
+        not any(map(_extra_of, mine[near:]))
+        and fields[near:] == known[near : len(mine)]
+        and not any(map(_extra_of, mine[turn:stop]))
+        and fields[turn:stop] == known[turn:stop]
     )
 
 

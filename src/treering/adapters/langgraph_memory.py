@@ -18,6 +18,8 @@ from treering.views.graphs import Step
 _BASES: Final = 64
 _BASE_ITEMS: Final = 50_000
 _HEADS: Final = 1024
+_LISTS: Final = frozenset({"m", "l", "p"})
+"""The forms of writes that hold messages of a channel's own (see `TaskWrites`)."""
 
 
 class Base(msgspec.Struct, frozen=True):
@@ -89,15 +91,12 @@ class Memory:
         They are messages with ids (LangGraph gives those that have none one in place), all for one channel,
         whose list went on with what tasks wrote so far.
         """
-        lists = [
-            (channel, form, value) for channel, _, form, value in writes.entries if form in ("m", "l", "p")
-        ]
-        channels = {channel for channel, _, _ in lists}
+        lists = [entry for entry in writes.entries if entry[2] in _LISTS]
         made = step_id(writes.place, writes.graph_id)
         base = self._bases.get(made[0]) if made is not None else None
-        if base is None or len(channels) != 1:
+        if base is None or not lists:
             return None
-        (channel,) = channels
+        channel = lists[0][0]
         known = base.lists.get(channel)
         checkpoint = base.step.checkpoint
         if (
@@ -106,13 +105,21 @@ class Memory:
             or not known.is_messages
             or checkpoint.lists.get(channel) != known.stretch
             or checkpoint.thread != writes.place.thread
-            or any(form == "p" and len(value.items) != known.stretch.length for _, form, value in lists)
-            or any(each.known["id"] is None or each.known["type"] == "remove" for each in writes.messages)
         ):
             return None
-        list_id, length = known.stretch.list, known.stretch.length
-        before = [message.spot for each in self._written.get(writes.key, ()) for message in each.messages]
-        return list_id, max([length, *(spot[1] + 1 for spot in before if spot and spot[0] == list_id)])
+        list_id, end = known.stretch.list, known.stretch.length
+        for name, _, form, value in lists:
+            if name != channel or (form == "p" and len(value.items) != end):
+                return None
+        for message in writes.messages:
+            if message.known["id"] is None or message.known["type"] == "remove":
+                return None
+        for earlier in self._written.get(writes.key, ()):
+            for message in earlier.messages:
+                spot = message.spot
+                if spot is not None and spot[0] == list_id and spot[1] >= end:
+                    end = spot[1] + 1
+        return list_id, end
 
     def begun(
         self, values: Values, place: Place, graph_id: str, channel: str | None, items: list[Any]

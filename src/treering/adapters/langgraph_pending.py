@@ -9,7 +9,6 @@ the whole conversation at every step writes no more than what is new in it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -241,16 +240,18 @@ class Recent:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._known: OrderedDict[int, PendingMessage] = OrderedDict()
+        self._known: dict[int, PendingMessage] = {}
 
     def remember(self, messages: Sequence[PendingMessage]) -> None:
         """They were written."""
         with self._lock:
+            known = self._known
             for each in messages:
-                self._known[id(each.message)] = each
-                self._known.move_to_end(id(each.message))
-            while len(self._known) > _RECENT:
-                self._known.popitem(last=False)
+                key = id(each.message)
+                known.pop(key, None)
+                known[key] = each
+            while len(known) > _RECENT:
+                del known[next(iter(known))]
 
     def find(self, message: Any, scope: str) -> PendingMessage | None:
         """What was written, if the message still is that."""
@@ -266,14 +267,12 @@ class Recent:
                 self._known.pop(id(message), None)
 
 
-def settle(draft: Draft, pending: PendingMessage, list_id: str, position: int) -> Content | Address:
+def settle(draft: Draft, pending: PendingMessage, spot: Spot) -> Content | Address:
     """The list item for a message that was written: its content, unless that is stored elsewhere already."""
-    if pending.place is None:
-        if len(pending.content.data) >= INLINE_LIMIT:
-            pending.place = draft.put(pending.content, scope=pending.scope)
-        else:
-            pending.place = (list_id, position)
+    place = pending.place
+    if place is None:
+        if len(pending.content.data) < INLINE_LIMIT:
+            pending.place = spot
             return pending.content
-    if isinstance(pending.place, tuple):
-        return pending.content
-    return pending.place
+        place = pending.place = draft.put(pending.content, scope=pending.scope)
+    return pending.content if isinstance(place, tuple) else place

@@ -48,6 +48,7 @@ class Queue:
 
     def __init__(self, engine: Engine, space: str) -> None:
         self._gates: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self._last_gate: tuple[str, Any] = ("", None)
         self._engine = engine
         self._space = space
         self._waiting: OrderedDict[str, list[TaskWrites]] = OrderedDict()
@@ -62,10 +63,14 @@ class Queue:
 
     def gate(self, scope: str) -> Any:
         """A lock to hold while something of a scope is taken and committed; other scopes need not wait."""
+        last = self._last_gate  # as long as it is held here, it is the one that `_gates` knows
+        if last[0] == scope:
+            return last[1]
         with self._lock:
             found = self._gates.get(scope)
             if found is None:
                 found = self._gates[scope] = RLock()
+            self._last_gate = scope, found
             return found
 
     def add(self, writes: TaskWrites) -> None:
@@ -203,8 +208,8 @@ def land(writes: list[TaskWrites]) -> None:
 def _write_ahead(draft: Draft, writes: TaskWrites, list_id: str, start: int) -> None:
     items: list[Content | Address] = []
     for position, message in enumerate(writes.messages, start):
-        items.append(settle(draft, message, list_id, position))
-        message.spot = (list_id, position)
+        message.spot = spot = (list_id, position)
+        items.append(settle(draft, message, spot))
     draft.append(list_id, *items, scope=writes.place.scope, at=start)
 
 

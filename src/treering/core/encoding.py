@@ -167,6 +167,15 @@ class Codecs:
     def encode_json(self, value: Any, *, keep_order: bool = False) -> bytes:
         """Canonical JSON of ``value``, with tags where JSON falls short."""
         option = _STRICT if keep_order else _SORTED
+        if (
+            _kind_of(value) is dict
+            and _SAFE_LEAVES.issuperset(map(_kind_of, value.values()))
+            and not _looks_tagged(value)
+        ):
+            try:
+                return orjson.dumps(value, option=option)
+            except orjson.JSONEncodeError:
+                pass  # it holds something odd after all
         walk = _Tagging(self._by_type, keep_order=keep_order)
         try:
             if _is_quick((value,), self._quick, 0):
