@@ -113,7 +113,7 @@ def likeness(message: BaseMessage) -> Likeness:
         try:
             copy = dict(message.__dict__)
             for name, value in copy.items():
-                kind = type(value)
+                kind = kind_of(value)
                 if kind not in _LEAVES:  # most of a message's own containers are empty
                     copy[name] = kind() if kind in _EMPTIED and not value else _copied(value)
             if message.__pydantic_extra__:

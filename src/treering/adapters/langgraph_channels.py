@@ -116,18 +116,18 @@ class Channels:
         self.write_list(channel, before, items)
         self._shadows.append(channel)
 
-    def told(self) -> dict[str, Any]:
-        """What the row says of its channels."""
+    def tell(self, graph: dict[str, Any]) -> None:
+        """Add what the row says of its channels to LangGraph's own fields."""
         apart = [name for name in self.lists if name in self.known and self.known[name].is_apart]
-        told = {
-            INLINE: self._inline,
-            MESSAGE_LISTS: self._messages,
-            DELTA: self._delta,
-            SHADOWS: self._shadows,
-            HOLED: self._holed,
-            APART_LISTS: apart,
-        }
-        return {name: found for name, found in told.items() if found}
+        told = (
+            (INLINE, self._inline),
+            (MESSAGE_LISTS, self._messages),
+            (DELTA, self._delta),
+            (SHADOWS, self._shadows),
+            (HOLED, self._holed),
+            (APART_LISTS, apart),
+        )
+        graph.update([each for each in told if each[1]])
 
     def _is_kept(self, channel: str, request: Request) -> bool:
         """Whether a value stays where the parent has it. (One with a list inside counts on its own lists.)"""

@@ -196,7 +196,9 @@ class Scribe:
         channels.write(request)
         for channel in shadowed(before, request.metadata, checkpoint["channel_values"]) if before else ():
             self._write_shadow(channels, values, parent, channel)
-        graph = graph_of(place, request, values) | channels.told()
+        graph = graph_of(place, request, values)
+        channels.tell(graph)
+        metadata = plain_metadata(values, request.metadata)
         made = (None if is_fresh else step_id(place, checkpoint["id"])) or new_checkpoint_id(self._clock)
         step = request.metadata.get("step")
         saved = Checkpoint(
@@ -208,12 +210,12 @@ class Scribe:
             created_at_us=made[1],
             lists=channels.lists,
             state=channels.state,
-            metadata={**plain_metadata(values, request.metadata), GRAPH: graph},
+            metadata={**metadata, GRAPH: graph},
             note=note_of(request.metadata),
         )
         for number, writes in enumerate(riding):
             write_event(draft, writes, number)
-        write_checkpoint(draft, saved, scope=place.scope, metadata=json_of(saved.metadata))
+        write_checkpoint(draft, saved, scope=place.scope, told=json_of(metadata, graph))
         return Base(Step(checkpoint=saved, seq=0), channels.known)
 
     def _write_shadow(self, channels: Channels, values: Values, parent: Base | None, channel: str) -> None:

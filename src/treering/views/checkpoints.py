@@ -2,12 +2,14 @@
 
 The row holds no content, only where it lies: for each list channel (the messages are one) its list and
 length, for each state value its address and a digest that tells whether it changed. A step therefore
-costs the bytes that are new in it, however long the conversation is. **Invariant:** everything that a
-checkpoint points at is among the links of its event, so it stays as long as the event does.
+costs the bytes that are new in it, however long the conversation is. What the event says already (how the
+parent's id begins, and of a graph's step its thread) is left out; older rows spell all of it. **Invariant:**
+everything that a checkpoint points at is among the links of its event, so it stays as long as the event does.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +22,9 @@ from treering.core.content import Content
 from treering.core.encoding import decode_json, encode_json, is_tagged
 from treering.core.ids import new_id_with_time, time_of
 from treering.core.query import EventQuery
+from treering.core.scopes import Scope, parse_scope
 from treering.errors import Corrupt, InvalidInput
+from treering.views.graph_rows import GRAPH, lengthened, shortened
 from treering.views.recording.context import here
 
 if TYPE_CHECKING:
@@ -38,7 +42,10 @@ MAX_ROW_BYTES: Final = 16 * 1024
 """A longer record goes into the body of its event, so that pages of history stay small."""
 
 _SHORT: Final = 13
+_SHARED: Final = len(PREFIX) + 6
+"""How much of an id a parent leaves out that begins like its child: both were made in the same 17 minutes."""
 _TITLE_CHARS: Final = 200
+_THREAD: Final = "thread"
 
 
 class Stretch(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -128,17 +135,18 @@ def write_checkpoint(
     checkpoint: Checkpoint,
     *,
     scope: str,
-    metadata: bytes | None = None,
+    told: tuple[bytes, bytes] | None = None,
     needs: str | None = None,
 ) -> None:
     """Put a checkpoint into a batch as an event; a thread's checkpoints are found by its scope.
 
-    One that is saved inside a run is linked to the run and the span that it was saved in. ``metadata`` is
-    that of the checkpoint as JSON, from a caller who knows that it holds nothing but what JSON knows.
-    ``needs`` is the scope of a thread whose rows this one is read with, beside the content that both share:
-    it links an empty list of that scope, so that erasing it finds out about this fork.
+    One that is saved inside a run is linked to the run and the span that it was saved in. ``told`` are its
+    metadata and a framework's own fields in it (`shortened`) as JSON, from a caller who knows that they hold
+    nothing but what JSON knows. ``needs`` is the scope of a thread whose rows this one is read with, beside
+    the content that both share: it links an empty list of that scope, so that erasing it finds out about
+    this fork.
     """
-    record = _record(checkpoint, metadata)
+    record = _record(checkpoint, scope, told)
     body = None
     if len(record) > MAX_ROW_BYTES:
         body = draft.put(Content("json", record), scope=scope)
@@ -176,21 +184,29 @@ def read_checkpoint(engine: Engine, space: str, record: Record) -> Checkpoint:
         raise Corrupt(f"checkpoint {event.id!r} has no record; restore it from a backup")
     try:
         row = msgspec.convert(decode_json(data), _Row) if is_tagged(data) else _decode_row(data)
-    except msgspec.DecodeError as error:
+        thread, namespace, metadata = row.thread, row.namespace, row.metadata
+        if thread is None:
+            place = _place_in(event.scope)
+            thread, namespace = place.id, place.namespace
+        if row.graph is not None or row.thread is None:
+            metadata[GRAPH] = lengthened(row.graph)
+        step = metadata["step"] if row.step is None else row.step
+    except (msgspec.DecodeError, InvalidInput, LookupError, TypeError, ValueError) as error:
         raise Corrupt(
             f"the record of checkpoint {event.id!r} cannot be read ({error}); restore it from a backup"
         ) from error
+    parent = row.parent
     return Checkpoint(
         id=event.id,
-        thread=row.thread,
-        namespace=row.namespace,
-        parent=row.parent,
-        step=row.step,
+        thread=thread,
+        namespace=namespace,
+        parent=parent if parent is None or parent.startswith(PREFIX) else event.id[:_SHARED] + parent,
+        step=step,
         created_at_us=event.ts_us,
         lists=row.lists,
         state=row.state,
         pending_interrupt=row.interrupt,
-        metadata=row.metadata,
+        metadata=metadata,
         note=row.note,
         tags=row.tags,
         snapshot=row.snapshot,
@@ -200,13 +216,18 @@ def read_checkpoint(engine: Engine, space: str, record: Record) -> Checkpoint:
 class _Row(msgspec.Struct, omit_defaults=True, gc=False):
     """A checkpoint as its event holds it: what the event has columns for is left out."""
 
-    thread: str
-    step: int
+    thread: str | None = None
+    """And the namespace: left out of a graph's step if they are those of the event's scope."""
+    step: int | None = None
+    """Left out if the metadata says the same."""
     namespace: str = ""
     parent: str | None = None
+    """Without what it begins with like its child, if that is enough of it."""
     lists: dict[str, Stretch] = {}
     state: dict[str, StateValue] = {}
     metadata: Any = {}
+    graph: Any = None
+    """What the metadata has under `GRAPH`, shortened."""
     note: str | None = None
     tags: tuple[str, ...] = ()
     snapshot: str | None = None
@@ -217,15 +238,27 @@ _decode_row: Final = msgspec.json.Decoder(_Row).decode
 _encode_row: Final = msgspec.json.Encoder().encode
 
 
-def _record(checkpoint: Checkpoint, metadata: bytes | None) -> bytes:
+def _record(checkpoint: Checkpoint, scope: str, told: tuple[bytes, bytes] | None) -> bytes:
+    known, parent, step = checkpoint.metadata, checkpoint.parent, checkpoint.metadata.get("step")
+    if parent is not None and parent[:_SHARED] == checkpoint.id[:_SHARED]:
+        parent = parent[_SHARED:]
+    metadata: Any
+    if told is not None:
+        metadata, graph = map(msgspec.Raw, told)
+    elif (graph := _graph(known)) is not None:
+        metadata = _raw({name: value for name, value in known.items() if name != GRAPH})
+    else:
+        metadata = _raw(known) if known else {}
+    is_here = graph is not None and _scope_of(checkpoint.thread, checkpoint.namespace) == scope
     row = _Row(
-        thread=checkpoint.thread,
-        step=checkpoint.step,
-        namespace=checkpoint.namespace,
-        parent=checkpoint.parent,
+        thread=None if is_here else checkpoint.thread,
+        step=None if type(step) is int and step == checkpoint.step else checkpoint.step,
+        namespace="" if is_here else checkpoint.namespace,
+        parent=parent,
         lists=checkpoint.lists,
         state=checkpoint.state,
-        metadata=_metadata(checkpoint) if metadata is None else msgspec.Raw(metadata),
+        metadata=metadata,
+        graph=graph,
         note=checkpoint.note,
         tags=checkpoint.tags,
         snapshot=checkpoint.snapshot,
@@ -239,8 +272,23 @@ def _record(checkpoint: Checkpoint, metadata: bytes | None) -> bytes:
     return encode_json(_plain(checkpoint), keep_order=True) if is_tagged(record) else record
 
 
-def _metadata(checkpoint: Checkpoint) -> Any:
-    return _raw(checkpoint.metadata) if checkpoint.metadata else {}
+def _graph(metadata: Mapping[str, Any]) -> msgspec.Raw | None:
+    """What is under `GRAPH`, shortened; ``None`` if there is nothing, or something else than it should be."""
+    if GRAPH not in metadata:
+        return None
+    try:
+        short = encode_json(shortened(metadata[GRAPH]), keep_order=True)
+        return msgspec.Raw(short) if lengthened(decode_json(short)) == metadata[GRAPH] else None
+    except (AttributeError, LookupError, TypeError, ValueError):  # someone else's metadata has that name too
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _scope_of(thread: str, namespace: str) -> str:
+    return str(Scope(namespace, _THREAD, thread))
+
+
+_place_in: Final = lru_cache(maxsize=4096)(parse_scope)
 
 
 def _raw(value: Any) -> msgspec.Raw:

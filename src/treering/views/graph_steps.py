@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from treering.views.graph_ids import Place, placed
+from treering.views.graph_rows import GRAPH
 from treering.views.journal import thread_scope
 
 if TYPE_CHECKING:
     from treering.views.checkpoints import Checkpoint
 
-GRAPH: Final = "_graph"
-"""The key in a checkpoint's metadata under which the framework's own fields are."""
 HIDDEN: Final = "hidden"
 """Where the framework's metadata goes whose names are ours."""
 FORKED: Final = "forked_from"

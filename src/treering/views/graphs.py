@@ -24,6 +24,7 @@ from treering.core.query import EventQuery
 from treering.errors import Corrupt, InvalidInput
 from treering.views.checkpoints import KIND, by_id, read_checkpoint
 from treering.views.graph_ids import Place, placed, step_id, writes_key
+from treering.views.graph_rows import Named
 from treering.views.graph_steps import FORKED, GRAPH, HIDDEN, GraphHead, Step, Written, place_of
 from treering.views.head_values import head_value
 from treering.views.journal import REWIND
@@ -51,12 +52,14 @@ ids.
 """
 
 
-class _Metadata(msgspec.Struct):
+class _Metadata(msgspec.Struct, gc=False):
     """What is read of a checkpoint's row when only its metadata is wanted."""
 
     metadata: dict[str, Any] = {}
+    graph: Named | None = None
 
 
+_NOTHING: Final[dict[str, Any]] = {}
 _metadata: Final = msgspec.json.Decoder(_Metadata).decode
 
 
@@ -161,18 +164,25 @@ class Graphs:
             page = self._engine.scan(self._space, query, after=after, limit=_MANY)
             for record in page.records:
                 data = record.event.data
-                is_plain = False
                 if data is None or is_tagged(data):
                     metadata = read_checkpoint(self._engine, self._space, record).metadata
+                    named, is_plain = None, False
                 else:
-                    metadata, is_plain = _metadata(data).metadata, True
-                graph = metadata.pop(GRAPH, None)
-                if graph is None or graph.get("ns", "") != place.within:
+                    row = _metadata(data)
+                    metadata, named, is_plain = row.metadata, row.graph, True
+                rest: dict[str, Any]
+                if named is not None:
+                    graph_id, rest = named.id, named.rest or _NOTHING
+                elif GRAPH in metadata:
+                    rest = metadata.pop(GRAPH)
+                    graph_id = rest["id"]
+                else:
                     continue
-                metadata.pop(FORKED, None)
-                if HIDDEN in graph:
-                    metadata |= graph[HIDDEN]
-                found.append((graph["id"], metadata if is_plain else unpacked(metadata)))
+                if rest.get("ns", "") == place.within:
+                    metadata.pop(FORKED, None)
+                    if HIDDEN in rest:
+                        metadata |= rest[HIDDEN]
+                    found.append((graph_id, metadata if is_plain else unpacked(metadata)))
             if page.cursor is None:
                 found.sort(key=itemgetter(0), reverse=True)
                 return found
