@@ -71,7 +71,8 @@ _CLASSES: Final[tuple[type[BaseMessage], ...]] = (
 _LEAVES: Final = frozenset({str, int, float, bool, type(None), bytes})
 _FIXED: Final = (date, time, timedelta, UUID, Decimal, Enum, frozenset)
 """What cannot change and need not be copied."""
-_EMPTIED: Final = frozenset({dict, list})
+_EMPTY: Final[dict[type[object], Any]] = {dict: {}, list: []}
+"""What stands for an empty container in every likeness: nobody changes one."""
 _TRIES: Final = 20
 _NO_DEFAULT: Final = object()
 
@@ -115,7 +116,7 @@ def likeness(message: BaseMessage) -> Likeness:
             for name, value in copy.items():
                 kind = kind_of(value)
                 if kind not in _LEAVES:  # most of a message's own containers are empty
-                    copy[name] = kind() if kind in _EMPTIED and not value else _copied(value)
+                    copy[name] = _EMPTY[kind] if kind in _EMPTY and not value else _copied(value)
             if message.__pydantic_extra__:
                 copy[EXTRA] = _copied(message.__pydantic_extra__)
         except RuntimeError:  # a dict changed its size while it was copied

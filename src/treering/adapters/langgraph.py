@@ -314,8 +314,9 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
         return self._codec
 
     def _place(self, config: RunnableConfig) -> tuple[Place, str]:
+        given: Any = config
         try:
-            chosen = cast("Any", config)["configurable"]
+            chosen = given["configurable"]
             thread = str(chosen["thread_id"])
         except (KeyError, TypeError):
             raise InvalidInput(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec import structs
 
-from treering.adapters.langchain_messages import from_plain, kind_of, likeness, to_plain
+from treering.adapters.langchain_messages import copied, from_plain, kind_of, likeness, to_plain
 from treering.views.checkpoints import MESSAGES
 from treering.views.hooks import Saved, Saving
 from treering.views.moments import Moment
@@ -96,7 +96,9 @@ def _changed(request: Request, asked: Saving, answer: Saving) -> Request:
 
 
 def _plain(values: Values, message: Any) -> Any:
-    return to_plain(cast("type[Any]", type(message)), likeness(message)) if values.takes(message) else message
+    if not values.takes(message):
+        return message
+    return copied(to_plain(cast("type[Any]", type(message)), likeness(message)))  # the hook may change it
 
 
 def _message(message: Any) -> Any:

@@ -160,13 +160,17 @@ def write_list(
         stretch = _branched(draft, engine, before.stretch, same, contents, list_id, scope)
     is_apart = before.is_apart or not is_longer
     looked = (before.looked + _TURN) % max(same, 1)
-    shared = (before.held, before.fields, before.contents, before.likenesses)
-    if len(before.held) != same:
-        shared = (shared[0][:same], shared[1][:same], shared[2][:same], shared[3][:same])
-    more = (tail, *_looked_at(tail, is_messages=is_messages), likenesses)
-    for mine, new in zip(shared, more, strict=True):
-        mine.extend(new)
-    return Known(stretch, *shared, is_messages, is_apart, looked)
+    held, fields, held_contents, known_as = before.held, before.fields, before.contents, before.likenesses
+    if len(held) != same:
+        held, fields = held[:same], fields[:same]
+        held_contents, known_as = held_contents[:same], known_as[:same]
+    held += tail
+    known_as += likenesses
+    if is_messages:
+        more = [item.__dict__ for item in tail]
+        fields += more
+        held_contents += [each["content"] for each in more]
+    return Known(stretch, held, fields, held_contents, known_as, is_messages, is_apart, looked)
 
 
 def read_list(engine: Engine, space: str, values: Values, step: Step, channel: str) -> Known:

@@ -43,7 +43,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._bases: OrderedDict[str, Base] = OrderedDict()
+        self._bases: dict[str, Base] = {}
         self._heads: OrderedDict[str, SeenHead] = OrderedDict()
         self._items = 0
         self._written: OrderedDict[str, list[TaskWrites]] = OrderedDict()
@@ -56,14 +56,15 @@ class Memory:
 
     def keep(self, base: Base, *, instead_of: str | None = None) -> None:
         """Remember a step; ``instead_of`` the one that it grew out of."""
+        bases, checkpoint_id = self._bases, base.step.checkpoint.id
         with self._lock:
             if instead_of is not None:
                 self._drop(instead_of)
-            self._drop(base.step.checkpoint.id)
-            self._bases[base.step.checkpoint.id] = base
+            self._drop(checkpoint_id)
+            bases[checkpoint_id] = base
             self._items += _size(base)
-            while len(self._bases) > _BASES or (self._items > _BASE_ITEMS and len(self._bases) > 1):
-                self._drop(next(iter(self._bases)))
+            while len(bases) > _BASES or (self._items > _BASE_ITEMS and len(bases) > 1):
+                self._drop(next(iter(bases)))
 
     def head(self, ref: str) -> SeenHead | None:
         """Where a head was last seen."""
@@ -178,4 +179,7 @@ class Memory:
 
 
 def _size(base: Base) -> int:
-    return sum(known.stretch.length for known in base.lists.values())
+    size = 0
+    for known in base.lists.values():
+        size += known.stretch.length
+    return size

@@ -88,11 +88,8 @@ class TaskWrites(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[PendingMessage]
     landed: Any
     """A lock that is held until they are committed."""
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether no checkpoint will follow: an interrupt, an error, an answer."""
-        return any(index < 0 for _, index, _, _ in self.entries)
+    is_urgent: bool
+    """Whether no checkpoint will follow: an interrupt, an error, an answer."""
 
 
 def taken(
@@ -124,7 +121,9 @@ def taken(
         rest = [own.get(id(each)) or values.encode_message(each, likeness(each)) for each in known.rest]
         return Begun(known.list_id, known.items, rest)
 
-    for channel, index, value in sorted(writes, key=_is_holder):
+    is_urgent = False
+    for channel, index, value in _holders_last(writes):
+        is_urgent |= index < 0
         if value is None:
             entries.append((channel, index, "v", _NONE))
         elif values.takes(value):
@@ -153,6 +152,7 @@ def taken(
         entries=entries,
         messages=messages,
         landed=landed,
+        is_urgent=is_urgent,
     )
 
 
@@ -231,8 +231,12 @@ def _told(writes: TaskWrites, entries: list[Any]) -> bytes:
         return encode_json(told, keep_order=True)
 
 
-def _is_holder(write: tuple[str, int, Any]) -> bool:
-    return may_hold(write[2])  # behind the messages, which may be inside of it too
+def _holders_last(writes: Sequence[tuple[str, int, Any]]) -> Sequence[tuple[str, int, Any]]:
+    """Values that may have lists inside behind the messages, which may be in those lists."""
+    for write in writes:
+        if may_hold(write[2]):
+            return sorted(writes, key=lambda write: may_hold(write[2]))
+    return writes
 
 
 class Recent:

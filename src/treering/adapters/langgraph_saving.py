@@ -12,8 +12,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from treering.adapters.langgraph_channels import Channels
 from treering.adapters.langgraph_lists import Known, read_list
 from treering.adapters.langgraph_memory import Base, Memory, SeenHead
@@ -80,8 +78,9 @@ class Scribe:
         is_fresh = False
         for attempt in range(_TRIES):
             draft = Draft(self._space)
-            for message in (each for writes in riding for each in writes.messages):
-                message.unsettle()
+            for writes in riding:
+                for message in writes.messages:
+                    message.unsettle()
             base = self._written(
                 draft, values, place, request, parent, riding, is_tail=is_tail, is_fresh=is_fresh
             )
@@ -194,8 +193,9 @@ class Scribe:
             is_tail=is_tail,
         )
         channels.write(request)
-        for channel in shadowed(before, request.metadata, checkpoint["channel_values"]) if before else ():
-            self._write_shadow(channels, values, parent, channel)
+        if before is not None and request.metadata.get("counters_since_delta_snapshot"):
+            for channel in shadowed(before, request.metadata, checkpoint["channel_values"]):
+                self._write_shadow(channels, values, parent, channel)
         graph = graph_of(place, request, values)
         channels.tell(graph)
         metadata = plain_metadata(values, request.metadata)
@@ -260,7 +260,8 @@ class Scribe:
     ) -> Step:
         step = Step(checkpoint=base.step.checkpoint, seq=receipt.last_seq)
         if head is not None:
-            self._memory.see(place.ref, msgspec.structs.replace(head, version=receipt.versions[place.ref]))
+            version = receipt.versions[place.ref]
+            self._memory.see(place.ref, SeenHead(version, head.checkpoint, head.graph_id, head.first_us))
         self._memory.keep(
             Base(step, base.lists), instead_of=parent.step.checkpoint.id if parent is not None else None
         )

@@ -189,7 +189,7 @@ def read_checkpoint(engine: Engine, space: str, record: Record) -> Checkpoint:
             place = _place_in(event.scope)
             thread, namespace = place.id, place.namespace
         if row.graph is not None or row.thread is None:
-            metadata[GRAPH] = lengthened(row.graph)
+            metadata[GRAPH] = lengthened(row.graph or [])
         step = metadata["step"] if row.step is None else row.step
     except (msgspec.DecodeError, InvalidInput, LookupError, TypeError, ValueError) as error:
         raise Corrupt(

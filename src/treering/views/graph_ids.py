@@ -69,8 +69,15 @@ def _made_id(namespace: str, thread: str, within: str, graph_id: str) -> tuple[s
         return None
     ms, rest = divmod(ticks, 10_000)
     digest = blake2b(_name(namespace, thread, within, graph_id), digest_size=8).digest()
-    number = ms << 80 | rest << 64 | int.from_bytes(digest, "big")
-    return PREFIX + "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -1, -10)]), ticks // 10
+    # 130 bits in 13 pairs of characters: 48 of time and 16 of the rest are above the 64 of the digest.
+    low = int.from_bytes(digest, "big")
+    high = ms << 16 | rest
+    return (
+        f"{PREFIX}{_PAIRS[high >> 56]}{_PAIRS[high >> 46 & 1023]}{_PAIRS[high >> 36 & 1023]}"
+        f"{_PAIRS[high >> 26 & 1023]}{_PAIRS[high >> 16 & 1023]}{_PAIRS[high >> 6 & 1023]}"
+        f"{_PAIRS[(high << 4 & 1023) | low >> 60]}{_PAIRS[low >> 50 & 1023]}{_PAIRS[low >> 40 & 1023]}"
+        f"{_PAIRS[low >> 30 & 1023]}{_PAIRS[low >> 20 & 1023]}{_PAIRS[low >> 10 & 1023]}{_PAIRS[low & 1023]}"
+    ), ticks // 10
 
 
 def copied_id(place: Place, checkpoint_id: str) -> str:
@@ -96,12 +103,11 @@ def _ticks(graph_id: str) -> int | None:
     """When a UUID of version 6 or 7 was made, in tenths of a microsecond since 1970."""
     if _UUID.fullmatch(graph_id) is None:
         return None
-    number = int(graph_id.replace("-", ""), 16)
-    version = graph_id[14]
+    time, version = int(graph_id[:8] + graph_id[9:13] + graph_id[15:18], 16), graph_id[14]
     if version == "6":
-        ticks = (number >> 80 << 12 | number >> 64 & 0xFFF) - _GREGORIAN_US * 10
+        ticks = time - _GREGORIAN_US * 10
     elif version == "7":
-        ticks = (number >> 80) * 10_000 + (number >> 64 & 0xFFF)
+        ticks = (time >> 12) * 10_000 + (time & 0xFFF)
     else:
         return None
     return ticks if 0 <= ticks // 10_000 <= _LAST_MS else None
