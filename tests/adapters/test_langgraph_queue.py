@@ -124,6 +124,40 @@ def test_writes_that_nobody_comes_for_are_committed_and_the_next_ones_wait_more_
     assert len(TreeringSaver(store).get_tuple(config()).pending_writes) == 33
 
 
+def test_writes_wait_again_once_a_checkpoint_comes_while_they_are_committed_alone(store, monkeypatch):
+    saver = TreeringSaver(store)
+    where = put(saver, {"messages": []})
+    queue = saver._scribe.queue
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(put, saver, {"messages": []}, thread="bob").result(30)
+    with monkeypatch.context() as patched:
+        patched.setattr(langgraph_queue, "CALLERS_PATIENCE", 0)
+        for number in range(5):
+            saver.put_writes(where, [("x", number)], f"task {number}")
+    commit, is_committing, may_go_on = store.engine.commit, threading.Event(), threading.Event()
+    announce, is_announced = queue.announce, threading.Event()
+
+    def slow(batch):
+        is_committing.set()
+        assert may_go_on.wait(30)
+        return commit(batch)
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(2) as pool:
+        patched.setattr(store.engine, "commit", slow)
+        patched.setattr(queue, "announce", lambda scope: announce(scope) or is_announced.set())
+        alone = pool.submit(saver.put_writes, where, [("x", 5)], "task 5")
+        assert is_committing.wait(30)
+        putting = pool.submit(put, saver, {"messages": [ANSWER]}, parent=where)
+        assert is_announced.wait(30)
+        may_go_on.set()
+        alone.result(30)
+        where = putting.result(30)
+    monkeypatch.setattr(langgraph_queue, "CALLERS_PATIENCE", 30)
+    writing = Caller(saver).write(where)
+    put(saver, {"messages": [ANSWER]}, parent=where)
+    writing.result(30)
+
+
 def test_an_interrupt_waits_for_nobody(store):
     saver = TreeringSaver(store)
     where = put(saver, {"messages": []})

@@ -60,6 +60,7 @@ class Queue:
         self._are_many = False
         self._rest = 0
         self._failures = 0
+        self._alone: str | None = None
 
     def gate(self, scope: str) -> Any:
         """A lock to hold while something of a scope is taken and committed; other scopes need not wait."""
@@ -96,9 +97,18 @@ class Queue:
                 return False  # whoever would put the checkpoint is this thread itself
             if self._rest:
                 self._rest -= 1
+                self._alone = writes.place.scope
                 return False
             self._waiting.setdefault(writes.place.scope, []).append(writes)
             return True
+
+    def announce(self, scope: str) -> None:
+        """A checkpoint comes. If writes of its scope are just being committed without it, waiting pays again.
+
+        A disk that stood still for a moment makes a few of them wait in vain, and thousands would go alone.
+        """
+        if self._alone == scope:
+            self._rest = self._failures = 0
 
     def is_landed(self, writes: TaskWrites) -> bool:
         """Wait until writes are committed, but not for long once nobody commits; whether they are."""
@@ -153,7 +163,10 @@ class Queue:
         ``spot`` is the end of the list that will hold its messages next: they are written there ahead, so
         that the checkpoint need only say that its list is longer.
         """
-        self._commit([*self.take(writes.place.scope), writes], spot)
+        try:
+            self._commit([*self.take(writes.place.scope), writes], spot)
+        finally:
+            self._alone = None
 
     def _commit(self, writes: list[TaskWrites], spot: Spot | None) -> None:
         if not writes:

@@ -61,6 +61,7 @@ class Scribe:
 
     def put(self, values: Values, place: Place, request: Request) -> Step:
         """Save a checkpoint, with the writes that wait for it; durable when this returns."""
+        self.queue.announce(place.scope)
         parent = self._parent(values, place, request.parent)
         with self.queue.gate(place.scope):
             riding = self.queue.take(place.scope)
