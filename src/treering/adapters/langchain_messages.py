@@ -129,9 +129,10 @@ def likeness(message: BaseMessage) -> Likeness:
 def is_like(message: BaseMessage, known: Likeness) -> bool:
     """Whether a message still is what a likeness of it says."""
     extra = message.__pydantic_extra__
+    fields: Any = message.__dict__
     if extra or EXTRA in known:
-        return {**message.__dict__, EXTRA: extra or {}} == {EXTRA: {}, **known}
-    return cast("dict[str, Any]", message.__dict__) == known
+        return {**fields, EXTRA: extra or {}} == {EXTRA: {}, **known}
+    return fields == known
 
 
 def to_plain(kind: type[BaseMessage], known: Likeness) -> dict[str, Any]:

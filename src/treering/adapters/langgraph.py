@@ -195,7 +195,8 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
             (channel, WRITES_IDX_MAP.get(channel, index), value)
             for index, (channel, value) in enumerate(writes)
         ]
-        graph_id = str(cast("Any", config)["configurable"]["checkpoint_id"])
+        given: Any = config
+        graph_id = str(given["configurable"]["checkpoint_id"])
         self._scribe.put_writes(self._values, place, graph_id, numbered, task_id, task_path)
 
     # Removing and copying

@@ -182,19 +182,18 @@ def write_event(draft: Draft, writes: TaskWrites, number: int) -> None:
 
     entries: list[Any] = []
     for channel, index, form, value in writes.entries:
-        if form == "m":
-            entries.append([channel, index, form, put(value)])
-        elif form == "l":
-            entries.append([channel, index, form, [put(each) for each in value]])
+        if form == "l":
+            told: Any = [put(each) for each in value]
+        elif form == "v":
+            told = None if value is _NONE else orjson.Fragment(value.data)
         elif form in BEGUN:
-            entries.append([channel, index, form, put_begun(value)])
+            told = put_begun(value)
         elif form == HOLDER:
             content, lists = value
-            entries.append([channel, index, form, [put(content), [put_begun(each) for each in lists]]])
-        elif form == "s":
-            entries.append([channel, index, form, put(value)])
+            told = [put(content), [put_begun(each) for each in lists]]
         else:
-            entries.append([channel, index, form, orjson.Fragment(value.data)])
+            told = put(value)
+        entries.append([channel, index, form, told])
     data: bytes | None = _told(writes, entries)
     body = None
     if len(data) > MAX_ROW_BYTES:
