@@ -17,9 +17,9 @@ from treering.core.content import Content
 from treering.core.draft import Draft
 from treering.core.query import Erasure, EventQuery, SumQuery
 from treering.engines.relational import sweeping
+from treering.engines.relational.ordinary import accept
 from treering.engines.relational.prepared import prepare
 from treering.engines.sqlite import open_sqlite, shortcut
-from treering.engines.sqlite.ordinary import accept
 from treering.errors import InvalidInput, ListMoved, MissingObjects, NotFound, RefMoved, TreeringError
 
 SPACE = "default"

@@ -122,6 +122,7 @@ def test_a_transaction_that_fails_leaves_what_is_remembered_as_it_was(mine, monk
     with monkeypatch.context() as patch:
         patch.setattr("treering.engines.relational.engine.write_group", fail)
         patch.setattr("treering.engines.sqlite.shortcut.insert_of", fail)
+        patch.setattr("treering.engines.postgres.engine.write_rows", fail)
         with pytest.raises(RuntimeError, match="in the middle"):
             append(mine, 1)
         with pytest.raises(RuntimeError, match="in the middle"):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from treering.core.clock import Clock, SystemClock
 from treering.core.engine import Caps
+from treering.core.failpoints import hit
 from treering.core.ids import new_id
 from treering.core.storage import Blobs
 from treering.engines import schema
@@ -25,9 +26,11 @@ from treering.engines.postgres.place import Place
 from treering.engines.postgres.texts import PostgresTextIndex
 from treering.engines.relational.current import recall_current
 from treering.engines.relational.decision import Accepted, decide_all
-from treering.engines.relational.engine import RelationalEngine
+from treering.engines.relational.engine import BEFORE_COMMIT, RelationalEngine
 from treering.engines.relational.needs import together
 from treering.engines.relational.objects import Objects
+from treering.engines.relational.ordinary import accept, remember
+from treering.engines.relational.writing import Rows, write_rows
 from treering.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
     from treering.engines.relational.group import Outcome
     from treering.engines.relational.prepared import Prepared
+    from treering.engines.relational.remembered import Memory
 
 OLDEST_SERVER: Final = 12
 """PostgreSQL 12 is the oldest that the SQL is written for; the tests run on 18."""
@@ -74,31 +78,58 @@ class PostgresEngine(RelationalEngine):
         with care: what the first attempt did commit is recognised by the ids of the batches.
         """
         try:
-            outcomes = self._write_recalled(space, group)
+            outcomes = self._write_unasked(space, group)
             if outcomes is None:
                 outcomes = super()._write_space(space, group, all_new=all_new)
         except (Lost, Repeated):
             return super()._write_space(space, group)
         return outcomes
 
-    def _write_recalled(self, space: int, group: list[Prepared]) -> list[Outcome] | None:
+    def _write_unasked(self, space: int, group: list[Prepared]) -> list[Outcome] | None:
         """Commit a group as what is remembered decides it; ``None`` if it has to be asked about.
 
         A rejection is never taken from memory.
         """
         memory = self._remembered.of(space)
+        if memory.doubts or len(memory.commit_numbers) < len(group):
+            return None
+        now_us = self._database.now_us()
+        try:
+            accepted = accept(group, memory, now_us)
+            if accepted is not None:
+                return self._write_ordinary(space, accepted, memory, now_us)
+            return self._write_recalled(space, group, memory, now_us)
+        except Moved:
+            return None
+
+    def _write_ordinary(
+        self, space: int, accepted: list[Accepted], memory: Memory, now_us: int
+    ) -> list[Outcome]:
+        """Commit batches that are ordinary: with less ado than what may be anything."""
+        rows, numbers = Rows(), memory.commit_numbers
+        for each, number in zip(accepted, numbers, strict=False):
+            rows.add(each, space, number, now_us, memory.scopes, ())
+        recalled = (memory.seq, memory.committed_at_us, memory.removals)
+        with self._database.writing() as session:
+            write_rows(session, space, rows, recalled=recalled)
+            hit(BEFORE_COMMIT)
+        memory.commit_numbers = numbers[len(accepted) :]
+        remember(memory, accepted)
+        return [each.receipt for each in accepted]
+
+    def _write_recalled(
+        self, space: int, group: list[Prepared], memory: Memory, now_us: int
+    ) -> list[Outcome] | None:
+        """Commit any other group, if all that it needs is remembered."""
         needs = together([prepared.needs for prepared in group])
-        current = recall_current(space, needs, self._database.now_us(), memory)
+        current = recall_current(space, needs, now_us, memory)
         if current is None:
             return None
         decisions = decide_all(current, group)
         if not all(isinstance(each, Accepted) for each in decisions):
             return None
-        try:
-            with self._database.writing() as session:
-                outcomes = self._write_decided(session, current, decisions, all_new=True)
-        except Moved:
-            return None
+        with self._database.writing() as session:
+            outcomes = self._write_decided(session, current, decisions, all_new=True)
         memory.keep(current, len(group))
         return outcomes
 

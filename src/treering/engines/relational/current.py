@@ -102,14 +102,21 @@ class Current:
         """Numbers kept ready for rows that do not exist yet."""
 
     def advanced(self) -> tuple[str, tuple[int, ...]]:
-        """The statement that moves the counters of the space.
+        """The statement that moves the counters of the space (see `advance`)."""
+        return advance(self.space, self.seq, self.committed_at_us, self.recalled)
 
-        Where they were recalled and not read, it makes the transaction fail unless they are still the
-        same; it also locks the space, so it has to come first.
-        """
-        if self.recalled is None:
-            return _ADVANCE, (self.seq, self.committed_at_us, self.space)
-        return _ADVANCE_IF, (self.seq, self.committed_at_us, self.space, *self.recalled)
+
+def advance(
+    space: int, seq: int, committed_at_us: int, recalled: tuple[int, int, int] | None
+) -> tuple[str, tuple[int, ...]]:
+    """The statement that moves the counters of a space.
+
+    Where they were recalled and not read, it makes the transaction fail unless they are still the
+    same; it also locks the space, so it has to come first.
+    """
+    if recalled is None:
+        return _ADVANCE, (seq, committed_at_us, space)
+    return _ADVANCE_IF, (seq, committed_at_us, space, *recalled)
 
 
 class _StoredReceipt(msgspec.Struct, array_like=True):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from treering.core.batch import Set
 from treering.core.rollup import deltas, merge
 from treering.engines.keys import body_key, item_key
-from treering.engines.relational.current import pack_receipt
+from treering.engines.relational.current import advance, pack_receipt
 from treering.engines.relational.rows import EVENT_COLUMNS, RUN, event_row, run_rows
 from treering.engines.relational.session import in_chunks
 from treering.engines.relational.totals import add_to_rollups
@@ -38,7 +38,6 @@ def _insert(table: str, columns: Sequence[str], tail: str = "") -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) {tail}"
 
 
-_SPACE: Final = "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = ?"
 _SCOPE: Final = _insert("scope", ("no", "space", "name"))
 _COMMIT: Final = _insert(
     "commits", ("no", "space", "batch", "first_seq", "last_seq", "committed_at_us", "receipt", "links")
@@ -97,10 +96,15 @@ def write_group(
     return receipts
 
 
-def write_rows(session: Telling, space: int, rows: Rows) -> None:
-    """Write the rows of commits of one space that were accepted before: each of their events is new."""
+def write_rows(
+    session: Telling, space: int, rows: Rows, *, recalled: tuple[int, int, int] | None = None
+) -> None:
+    """Write the rows of commits of one space that were accepted before: each of their events is new.
+
+    With ``recalled``, the transaction fails unless the counters of the space are these.
+    """
     (_, _, _, _, last_seq, committed_at_us, _, _) = rows.commits[-1]
-    session.tell(_SPACE, (last_seq, committed_at_us, space))
+    session.tell(*advance(space, last_seq, committed_at_us, recalled))
     rows.tell(session)
     for columns, picked in _by_shape(rows.events):
         session.tell_many(_event_sql(columns, ""), picked)

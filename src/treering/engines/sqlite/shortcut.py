@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from treering.core.failpoints import hit, is_armed
 from treering.engines.relational.engine import BEFORE_COMMIT
+from treering.engines.relational.ordinary import accept, remember
 from treering.engines.relational.writing import Rows
 from treering.engines.sqlite.fresh import MOST_BYTES, MOST_COMMITS, SLOTS, insert_of, pack
-from treering.engines.sqlite.ordinary import accept, remember
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

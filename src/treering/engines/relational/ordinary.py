@@ -2,7 +2,8 @@
 
 Most commits are like that: a step of an agent goes behind its lists, moves its head and adds an event, and
 nobody else has written meanwhile. Such a batch is accepted from memory alone, and so are several that come
-together. Whether the memory holds is the condition of the statement that writes them (see `fresh`).
+together. Whether the memory holds is the condition of the statement that writes them (`current.advance`, and
+`fresh` on SQLite).
 **Invariant:** what is accepted here `decide` would accept, with the same receipt; nothing is rejected here.
 Whatever is not ordinary goes the long way.
 """
