@@ -19,6 +19,7 @@ from treering.engines.postgres import follow, open_postgres, pipeline
 from treering.engines.postgres.failures import Lost
 from treering.engines.postgres.pipeline import _BUNDLED_FROM, Answer, Pipeline
 from treering.engines.relational import current, remembered
+from treering.engines.relational.current import recall_current
 from treering.engines.relational.marking import Mark
 from treering.errors import ListMoved, MissingObjects, NotFound, RefMoved, TreeringError
 from treering.testing import batches
@@ -69,6 +70,13 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
+@pytest.fixture(autouse=True, params=["ordinary", "with totals"])
+def made_event(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are ordinary commits (`engines.relational.ordinary`), or ones that have to be decided."""
+    if request.param == "ordinary":
+        monkeypatch.setattr(batches, "call", lambda: batches.event("note"))
+
+
 def step(at: int, *, space: str = SPACE) -> Batch:
     """What an agent's step does: an item, an event, and the head moves."""
     draft = Draft(space)
@@ -90,6 +98,21 @@ def test_a_lone_writer_commits_in_one_exchange(mine, exchanges):
     for at in range(3, 10):
         assert counted(mine, exchanges, step(at)) == 1
         assert [each for each in exchanges[0] if each.startswith("SELECT")] == []
+
+
+def test_what_is_ordinary_is_not_read_into_a_state(mine, exchanges, monkeypatch, request):
+    for at in range(3):
+        mine.commit(step(at))
+    recalled: list[object] = []
+    recall = recall_current
+    monkeypatch.setattr(
+        "treering.engines.postgres.engine.recall_current", lambda *state: recalled.append(1) or recall(*state)
+    )
+    assert counted(mine, exchanges, step(3)) == 1
+    assert bool(recalled) is ("totals" in request.node.name)
+    receipt = mine.commit(batch := step(4))
+    assert (receipt.first_seq, receipt.last_seq, receipt.versions) == (5, 5, {"head": 5})
+    assert mine.commit(batch) == receipt
 
 
 def test_what_was_brought_before_is_pointed_at_in_one_exchange(mine, theirs, exchanges):
