@@ -10,7 +10,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import MessagesState
 
 import treering
-from tests.adapters.langgraph_scripts import config
+from tests.adapters.langgraph_scripts import config, put
 from treering.adapters.langgraph import TreeringSaver
 from treering.errors import InvalidInput
 
@@ -181,3 +181,20 @@ def test_a_store_that_was_given_stays_open_and_one_that_was_opened_is_closed(sto
         opened = saver.store
     with pytest.raises(treering.errors.Closed):
         opened.thread("alice").load()
+
+
+@pytest.mark.parametrize("own", [7, "text", {}, {"id": "x"}, ["list"]])
+def test_metadata_of_a_users_own_is_not_taken_for_a_graphs(own):
+    with treering.open("memory:") as store:
+        saver = TreeringSaver(store)
+        thread = store.thread("plain")
+        thread.append("a", metadata={"_graph": own})
+        thread.append("b", metadata={"_graph": own})
+        put(saver, {"x": 1})
+        assert [each.config["configurable"]["thread_id"] for each in saver.list(None)] == ["alice"]
+        thread.fork("fork").rewind(0)
+        thread.rewind(0)
+        assert store.thread("fork").load().messages == ["a"]
+        store.gc(keep=treering.Keep(last=1))
+        thread.delete(cascade=True)
+        assert store.verify().ok

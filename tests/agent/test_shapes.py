@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.agent.scripted import answered, asking, said, user
+from treering.agent import create_agent
 from treering.agent.shapes import as_one_turn, calls_of, open_calls, result_message, results_of, text_of
 from treering.errors import InvalidInput
 
@@ -114,3 +115,24 @@ def test_what_is_open_is_what_has_no_result(style, rounds, missing) -> None:
         assert seen == cut
     else:
         assert len(seen) == 1 + 2 * len(rounds) - (missing == rounds[-1])
+
+
+@pytest.mark.parametrize("wrong", [7, b"bytes", [7], ["text"], [None], 1.5])
+def test_a_prompt_that_is_no_message_is_refused(wrong):
+    agent = create_agent(model=lambda _messages, _tools: "never asked")
+    with pytest.raises(InvalidInput, match=r"prompt has a \w+ in it; give a text, a message"):
+        agent.generate(prompt=wrong)
+
+
+@pytest.mark.parametrize("wrong", [7, None, "name", {"a": print}])
+def test_tools_and_middleware_that_are_no_lists_are_refused(wrong):
+    for what in ("tools", "middleware"):
+        with pytest.raises(InvalidInput, match=rf"{what} is of type \w+; give a list"):
+            create_agent(model=lambda _messages, _tools: "", **{what: wrong})
+
+
+def test_a_model_that_cannot_be_told_its_tools_is_refused_at_once():
+    with pytest.raises(InvalidInput, match=r"cannot be called with \(messages, tools\)"):
+        create_agent(model=lambda messages: messages)
+    for fine in (lambda *_: "", lambda _messages, _tools, _more=1: "", print):
+        create_agent(model=fine)

@@ -11,6 +11,7 @@ import pytest
 import treering
 from tests.savers.places import PlainStore, say, talk
 from treering.errors import Closed, InvalidInput, MissingExtra
+from treering.keyvalue import InMemoryStore
 from treering.savers import FileSaver, KeyValueStoreSaver, MemorySaver, PostgresSaver, SqliteSaver
 
 
@@ -115,3 +116,28 @@ def test_keys_stay_short_whatever_the_ids():
     talk(saver, "😀" * 500, steps=9)
     assert max(map(len, kept)) <= 360
     assert max(len(key.encode()) for key in kept) <= 360
+
+
+@pytest.mark.parametrize("wrong", [None, 7, b"bytes", ["list"], object()])
+def test_a_place_that_is_none_is_refused_in_words(wrong):
+    with pytest.raises(InvalidInput, match=r"no place for checkpoints; give a folder, or an open store"):
+        SqliteSaver(wrong)
+    with pytest.raises(InvalidInput, match=r"give the URL of a database, or an open store"):
+        PostgresSaver(wrong)
+    with pytest.raises(InvalidInput, match=r"directory is .*; give the folder"):
+        FileSaver(wrong)
+
+
+def test_retention_and_hooks_that_are_none_are_refused_before_anything_opens(tmp_path):
+    for wrong in (7, "last 5", {"last": 5}):
+        for make in (MemorySaver, lambda **given: SqliteSaver(tmp_path / "s", **given)):
+            with pytest.raises(InvalidInput, match=r"keep is of type .*; give treering.Keep"):
+                make(keep=wrong)
+        with pytest.raises(InvalidInput, match=r"keep is of type"):
+            FileSaver(tmp_path / "f", keep=wrong)
+        with pytest.raises(InvalidInput, match=r"keep is of type"):
+            KeyValueStoreSaver(InMemoryStore(), keep=wrong)
+    for wrong in (7, "tell", [print]):
+        with pytest.raises(InvalidInput, match=r"hooks is of type .*; give a dict"):
+            SqliteSaver(tmp_path / "s", hooks=wrong)
+    assert not list(tmp_path.iterdir())

@@ -194,3 +194,19 @@ def test_hooks_that_are_none_are_refused_when_they_are_added(store):
     hooks.add("pre_checkpoint_save", lambda _: {"notes": "misspelt", 1: 2})
     with pytest.raises(InvalidInput, match="a checkpoint has no 1, notes"):
         store.thread("t").checkpoint(messages=["a"])
+
+
+@pytest.mark.parametrize("wrong", [7, b"bytes", ["list"], {"a": 1}])
+def test_what_threads_are_looked_for_by_is_text(store, wrong):
+    with pytest.raises(InvalidInput, match=r"^namespace is a \w+; pass a str$"):
+        list(store.threads(namespace=wrong))
+    with pytest.raises(InvalidInput, match=r"^prefix is a \w+; pass a str$"):
+        list(store.threads(prefix=wrong))
+
+
+def test_what_moments_are_chosen_by_is_a_dict(store):
+    thread = store.thread("t")
+    thread.append("a")
+    for wrong in (7, "text", ["list"]):
+        with pytest.raises(InvalidInput, match=r"metadata is a \w+; give a dict"):
+            list(thread.history(metadata=wrong))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from inspect import signature
 from typing import Any, Final, cast
 
 from treering.agent.driving import Steps, drive, drive_async
@@ -55,7 +56,9 @@ def create_agent(
     """
     if not callable(cast("object", model)):
         raise InvalidInput(f"model is {model!r}; give a function of (messages, tools), plain or async")
-    around = tuple(middleware)
+    if not _takes_two(model):
+        raise InvalidInput(f"model {model!r} cannot be called with (messages, tools); let it take both")
+    around = _each("middleware", middleware)
     for each in around:
         if not any(hasattr(each, name) for name in _METHODS):
             raise InvalidInput(
@@ -66,7 +69,7 @@ def create_agent(
     brought = [tool for each in around for tool in cast("Iterable[Any]", getattr(each, "tools", ()))]
     setup = Setup(
         model=model,
-        tools=toolbox([*tools, *brought]),
+        tools=toolbox([*_each("tools", tools), *brought]),
         keeper=Keeper(checkpointer, namespace=namespace),
         middleware=around,
         budget=budgets or Budget(),
@@ -235,3 +238,21 @@ def _finished(parts: Iterator[Part]) -> Result:
     for part in parts:
         result = part.result
     return cast("Result", result)
+
+
+def _each(what: str, given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, Iterable) or isinstance(given, (str, bytes, Mapping)):
+        kind = type(cast("object", given)).__name__
+        raise InvalidInput(f"{what} is of type {kind}; give a list of them")
+    return tuple(cast("Iterable[Any]", given))
+
+
+def _takes_two(model: Callable[..., Any]) -> bool:
+    """Whether a model can be called with messages and tools, as far as its signature says."""
+    try:
+        signature(model).bind([], [])
+    except ValueError:  # some that are written in C have none
+        return True
+    except TypeError:
+        return False
+    return True

@@ -14,7 +14,7 @@ written in the style of its call, one message each, so that a conversation only 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import msgspec
@@ -135,7 +135,17 @@ def prompt_messages(prompt: Prompt) -> list[Message]:
     """A prompt as messages."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    return [dict(prompt)] if isinstance(prompt, Mapping) else [dict(each) for each in prompt]
+    messages: list[Any] = [prompt] if isinstance(prompt, Mapping) or not _is_list(prompt) else list(prompt)
+    for each in messages:
+        if not isinstance(each, Mapping):
+            raise InvalidInput(
+                f"prompt has a {type(each).__name__} in it; give a text, a message or a list of messages"
+            )
+    return [dict(each) for each in messages]
+
+
+def _is_list(prompt: Any) -> bool:
+    return isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, bytearray))
 
 
 def _openai_call(entry: Mapping[str, Any]) -> ToolCall:

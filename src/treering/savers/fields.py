@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypedDict, cast
 
 from treering.core.ids import check_id
+from treering.core.retention import Keep
 from treering.errors import InvalidInput
 from treering.savers.checkpoint import Checkpoint
 from treering.savers.shelf import Writing
@@ -55,6 +56,13 @@ def writing_of(
 def checked(thread_id: str) -> str:
     """The thread id if it can be one."""
     return check_id(thread_id, "thread id")
+
+
+def checked_keep(keep: Any) -> Keep | None:
+    """The retention, if it is one."""
+    if keep is None or isinstance(keep, Keep):
+        return keep
+    raise InvalidInput(f"keep is of type {type(keep).__name__}; give treering.Keep(last=50), or leave it out")
 
 
 def checked_namespace(namespace: str) -> str:

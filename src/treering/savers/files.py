@@ -15,10 +15,12 @@ process that dies in between leaves the checkpoint before as it was.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from treering.core.clock import Clock, SystemClock
 from treering.core.retention import Keep
-from treering.savers.fields import checked_namespace
+from treering.errors import InvalidInput
+from treering.savers.fields import checked_keep, checked_namespace
 from treering.savers.folders import Folders
 from treering.savers.keyvalue_shelf import KeyValueShelf
 from treering.savers.locks import FolderLocks
@@ -43,8 +45,12 @@ class FileSaver(Saver):
         keep: Keep | None = None,
         clock: Clock | None = None,
     ) -> None:
-        root = Path(directory).expanduser().absolute()
+        given: Any = directory
+        if not isinstance(given, (str, Path)) or not str(given):
+            raise InvalidInput(f"directory is {given!r}; give the folder that checkpoints shall be in")
+        root = Path(given).expanduser().absolute()
         clock = clock or SystemClock()
+        keep = checked_keep(keep)
         if keep is None and max_checkpoints is not None:
             keep = Keep(last=max_checkpoints)
         shelf = KeyValueShelf(

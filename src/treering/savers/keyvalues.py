@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from treering.core.clock import Clock, SystemClock
 from treering.errors import InvalidInput
-from treering.savers.fields import checked_namespace
+from treering.savers.fields import checked_keep, checked_namespace
 from treering.savers.keyvalue_shelf import KeyValueShelf
 from treering.savers.locks import ProcessLocks
 from treering.savers.saver import HooksLike, Saver
@@ -52,7 +52,7 @@ class KeyValueStoreSaver(Saver):
             store,
             namespace=checked_namespace(namespace),
             prefix=prefix,
-            keep=keep,
+            keep=checked_keep(keep),
             locks=ProcessLocks(),
             clock=clock or SystemClock(),
         )

@@ -11,10 +11,10 @@ from __future__ import annotations
 import builtins
 import copy
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 
 from treering.closing import Closing
-from treering.errors import NotFound, TreeringError
+from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.savers.checkpoint import Checkpoint
 from treering.savers.fields import Fields, checked, checked_namespace, writing_of
 from treering.savers.shelf import Shelf, Writing
@@ -287,7 +287,13 @@ def as_hooks(hooks: HooksLike | None) -> Hooks:
     """Hooks by name as an object that can be added to."""
     if isinstance(hooks, Hooks):
         return hooks
+    given: Any = hooks or {}
+    if not isinstance(given, Mapping):
+        raise InvalidInput(
+            f"hooks is of type {type(given).__name__}; give a dict of functions, "
+            "{'post_checkpoint_save': tell}, or the hooks of a store"
+        )
     made = Hooks()
-    for name, each in (hooks or {}).items():
+    for name, each in cast("Mapping[Any, Any]", given).items():
         made.add(name, *([each] if callable(each) else each))
     return made

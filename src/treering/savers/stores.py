@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from treering import api
 from treering.errors import InvalidInput
-from treering.savers.fields import checked_namespace
+from treering.savers.fields import checked_keep, checked_namespace
 from treering.savers.saver import HooksLike, Saver, as_hooks
 from treering.savers.store_shelf import StoreShelf
 from treering.store import Store
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 class StoreSaver(Saver):
     """A saver on a store that is open, or is opened once everything else was found to be right."""
 
+    _place = "nothing"
+    """What a caller can say instead of an open store."""
+
     def __init__(
         self,
         store: Store | AsyncStore | Callable[[], Store],
@@ -34,16 +37,21 @@ class StoreSaver(Saver):
         hooks: HooksLike | None,
         keep: Keep | None,
     ) -> None:
-        own, checked = as_hooks(hooks), checked_namespace(namespace)
-        if isinstance(store, Store):
-            opened, owned = store, False
-        elif callable(store):
-            opened, owned = store(), True
+        own, checked, kept = as_hooks(hooks), checked_namespace(namespace), checked_keep(keep)
+        given: Any = store
+        if isinstance(given, Store):
+            opened, owned = given, False
+        elif callable(given):
+            opened, owned = cast("Callable[[], Store]", given)(), True
+        elif isinstance(given_sync := getattr(given, "sync", None), Store):
+            opened, owned = given_sync, False
         else:
-            opened, owned = store.sync, False
+            raise InvalidInput(
+                f"{type(given).__name__} is no place for checkpoints; give {self._place}, or an open store"
+            )
         # A store's own hooks fire where it saves; they are not run a second time around it.
         super().__init__(
-            StoreShelf(opened, namespace=checked, keep=keep, owned=owned),
+            StoreShelf(opened, namespace=checked, keep=kept, owned=owned),
             hooks=None if own is opened.hooks else own,
         )
 
@@ -70,6 +78,8 @@ class MemorySaver(StoreSaver):
 class SqliteSaver(StoreSaver):
     """Checkpoints in a folder with a SQLite database; any number of processes may use it."""
 
+    _place = "a folder"
+
     def __init__(
         self,
         path: str | Path | Store | AsyncStore,
@@ -89,6 +99,8 @@ class SqliteSaver(StoreSaver):
 
 class PostgresSaver(StoreSaver):
     """Checkpoints in a PostgreSQL database; needs ``treering[postgres]``."""
+
+    _place = "the URL of a database"
 
     def __init__(
         self,

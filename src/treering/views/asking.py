@@ -62,6 +62,18 @@ def check_tags(tags: Sequence[str]) -> tuple[str, ...]:
     return tuple(listed)
 
 
+def check_wanted(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The metadata that moments are chosen by, as a dict."""
+    return {} if metadata is None else _dict("metadata", metadata, "a dict")
+
+
+def check_text(what: str, text: Any) -> str:
+    """A text that is looked for; `InvalidInput` for what is none."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"{what} is {_kind(text)}; pass a str")
+    return text
+
+
 def check_count(what: str, count: int | None) -> None:
     """Raise `InvalidInput` for what is no number of messages or moments; ``None`` is for all."""
     if count is not None and (not isinstance(cast("object", count), int) or count < 0):

@@ -8,6 +8,7 @@ import msgspec
 
 from treering.core.clock import to_iso
 from treering.core.pages import each_ref
+from treering.views.asking import check_text
 from treering.views.head_values import read_head
 from treering.views.journal import HEADS, head_ref, heads_prefix
 
@@ -46,6 +47,9 @@ class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 def list_threads(engine: Engine, space: str, *, namespace: str | None, prefix: str) -> list[ThreadInfo]:
     """The threads of a namespace (``None``: of all), newest first."""
+    check_text("prefix", prefix)
+    if namespace is not None:
+        check_text("namespace", namespace)
     found = (_info(ref) for ref in _heads(engine, space, namespace, prefix))
     return sorted(
         (each for each in found if each.id.startswith(prefix)),

@@ -355,7 +355,8 @@ class Graphs:
 
     def _step(self, record: Record) -> Step | None:
         checkpoint = read_checkpoint(self._engine, self._space, record)
-        if GRAPH not in checkpoint.metadata:
+        graph = checkpoint.metadata.get(GRAPH)
+        if type(graph) is not dict or "versions" not in graph:  # none, or a user's own of that name
             return None
         return Step(checkpoint=checkpoint, seq=record.seq)
 

@@ -14,7 +14,7 @@ from treering.core.ids import check_id, new_id
 from treering.errors import NotFound
 from treering.views import interrupts
 from treering.views.actions import Actions, do_actions, read_actions
-from treering.views.asking import asked, check_choice, check_count, check_step, check_tags
+from treering.views.asking import asked, check_choice, check_count, check_step, check_tags, check_wanted
 from treering.views.budgets import Budgets, Counters
 from treering.views.channels import First
 from treering.views.chat_ids import ChatId, TaskId, parse_thread_id
@@ -288,7 +288,7 @@ class Thread:
         else:
             source = self._head.line() if cursor is None else self._head.journal.line_behind(cursor)
         if tags or metadata:
-            wanted_tags, wanted = set(check_tags(tags)), dict(metadata or {})
+            wanted_tags, wanted = set(check_tags(tags)), check_wanted(metadata)
             source = (checkpoint for checkpoint in source if checkpoint.has(wanted_tags, wanted))
         yield from map(self._moment, islice(source, last))
 
