@@ -96,6 +96,7 @@ class Space:
         ``grace_seconds`` ago stays for now.
         """
         from treering.care.collection import collect
+        from treering.views.graph_deltas import made_of
         from treering.views.run_retention import drop_runs
 
         runs = None
@@ -108,6 +109,7 @@ class Space:
             dry_run=dry_run,
             grace_seconds=grace_seconds,
             clock=self._clock,
+            made_of=made_of,
         )
         if runs is None:
             return collected

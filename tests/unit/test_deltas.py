@@ -5,7 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.core.deltas import Made, also_needed, made_of
+import treering
+from treering.core.deltas import Made, also_needed
+from treering.core.pages import each_record
+from treering.core.query import EventQuery
+from treering.views.graph_deltas import made_of
 
 CHANNELS = ("a", "b")
 some = st.frozensets(st.sampled_from(CHANNELS))
@@ -55,14 +59,15 @@ def test_a_step_that_holds_everything_needs_nobody():
 
 
 def test_a_row_says_which_channels_are_open():
-    graph = {"id": "x", "versions": {"a": 1, "b": 1, "c": 1, "d": 1}, "values": {"b": 1}, "shadows": ["c"]}
+    graph = {"id": "x", "v": 4, "ts": "now", "versions": {"a": 1, "b": 1, "c": 1, "d": 1}, "seen": {}}
+    graph |= {"values": {"b": 1}, "shadows": ["c"]}
     counted = {"a": [1, 1], "b": [1, 1], "c": [1, 1], "not yet": [0, 0]}
-    row = {
-        "parent": "p",
-        "lists": {"c": ["list", 3]},
-        "state": {"d": ["address", "digest"]},
-        "metadata": {"_graph": graph, "counters_since_delta_snapshot": counted},
-    }
-    assert made_of(row) == Made("p", None, frozenset("ac"), frozenset("bd"))
-    assert made_of({"metadata": {"_graph": "a user's own"}}) is None
-    assert made_of({}) is None
+    with treering.open("memory:") as store:
+        plain = store.thread("t").checkpoint(lists={"c": [1]}, state={"d": 2})
+        store.thread("t").checkpoint(
+            metadata={"_graph": graph, "counters_since_delta_snapshot": counted, "step": 1}
+        )
+        store.thread("t").checkpoint(metadata={"_graph": "a user's own"})
+        records = each_record(store.engine, store.space, EventQuery(kinds=("checkpoint",)))
+        found = [made_of(store.engine, store.space, each) for each in records]
+    assert found == [None, Made(plain.id, None, frozenset("ac"), frozenset("bd")), None]

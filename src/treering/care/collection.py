@@ -11,7 +11,7 @@ that says what; a dry run decides in the same way and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import msgspec
@@ -21,15 +21,18 @@ from treering.care.spaces import last_seq
 from treering.core import failpoints
 from treering.core.batch import Event
 from treering.core.clock import Clock
-from treering.core.deltas import Made, also_needed, made_of
+from treering.core.deltas import Made, also_needed
 from treering.core.encoding import encode
 from treering.core.engine import Engine
 from treering.core.pages import each_record, each_ref
 from treering.core.permission import ask_to_erase
 from treering.core.query import Erasure, EventQuery
-from treering.core.records import Swept
+from treering.core.records import Record, Swept
 from treering.core.retention import Entry, Keep, select
 from treering.errors import NotFound
+
+MadeOf = Callable[[Engine, str, Record], Made | None]
+"""Tells what a checkpoint is made of beside its own content."""
 
 _BATCH: Final = 1000
 _PINS: Final = ("checkpoint", "event")
@@ -93,14 +96,21 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collect(
-    engine: Engine, space: str, *, keep: Keep | None, dry_run: bool, grace_seconds: float, clock: Clock
+    engine: Engine,
+    space: str,
+    *,
+    keep: Keep | None,
+    dry_run: bool,
+    grace_seconds: float,
+    clock: Clock,
+    made_of: MadeOf,
 ) -> Collection:
-    """Drop by policy (only with ``keep``), then sweep."""
+    """Drop by policy (only with ``keep``), then sweep; ``made_of`` tells what a checkpoint is read with."""
     dropped: dict[str, list[_Moment]] = {}
     kept: dict[str, int] = {}
     event = None
     if keep is not None:
-        dropped, kept = _decide(engine, space, keep, now_us=clock.now_us())
+        dropped, kept = _decide(engine, space, keep, made_of, now_us=clock.now_us())
         if dropped and not dry_run:
             event = _drop(engine, space, dropped, keep, clock)
     return Collection(
@@ -128,17 +138,18 @@ class _Moment(msgspec.Struct, frozen=True):
 
 
 def _decide(
-    engine: Engine, space: str, keep: Keep, *, now_us: int
+    engine: Engine, space: str, keep: Keep, made_of: MadeOf, *, now_us: int
 ) -> tuple[dict[str, list[_Moment]], dict[str, int]]:
     pins = _pins(engine, space)
     groups: dict[tuple[str, str], tuple[list[Entry], list[_Moment]]] = {}
     steps: dict[str, Made] = {}
-    for seq, committed_at_us, event in _events(engine, space):
+    for each in each_record(engine, space, EventQuery(kinds=tuple(_retained))):
+        seq, committed_at_us, event = each.seq, each.committed_at_us, each.event
         kind = _retained[event.kind]
         entries, moments = groups.setdefault((event.kind, kind.group(event)), ([], []))
         data = event.data or b""
         fields = _fields(data)
-        if event.kind == _CHECKPOINT and (made := _made_of(engine, space, event, fields)) is not None:
+        if event.kind == _CHECKPOINT and (made := made_of(engine, space, each)) is not None:
             steps[event.id] = made
         size: Any = fields.get("size_bytes")
         # An event's id is unique only within its day; its sequence number is unique, and sorts like time.
@@ -169,14 +180,6 @@ def _decide(
     return dropped, kept
 
 
-def _made_of(engine: Engine, space: str, event: Event, fields: dict[str, Any]) -> Made | None:
-    """What a checkpoint is made of; the row of a large one is the body of its event."""
-    if event.data is None and event.body is not None:
-        (content,) = engine.get(space, [event.body])
-        fields = _fields(content.data)
-    return made_of(fields)
-
-
 def _drop(engine: Engine, space: str, dropped: dict[str, list[_Moment]], keep: Keep, clock: Clock) -> str:
     ask_to_erase(engine, space)
     event = record(
@@ -200,11 +203,6 @@ def _drop(engine: Engine, space: str, dropped: dict[str, list[_Moment]], keep: K
             engine.erase(space, Erasure(event_seqs=seqs))
         failpoints.hit(_DROPPED)
     return event
-
-
-def _events(engine: Engine, space: str) -> Iterator[tuple[int, int, Event]]:
-    for each in each_record(engine, space, EventQuery(kinds=tuple(_retained))):
-        yield each.seq, each.committed_at_us, each.event
 
 
 def _pins(engine: Engine, space: str) -> set[str]:

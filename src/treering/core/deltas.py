@@ -9,7 +9,6 @@ can be read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
 
 import msgspec
 
@@ -23,23 +22,6 @@ class Made(msgspec.Struct, frozen=True, gc=False):
     """Delta channels that it does not hold."""
     held: frozenset[str]
     """Channels that it holds whole, where others may need that."""
-
-
-def made_of(row: Mapping[str, Any]) -> Made | None:
-    """What the row of a checkpoint says; ``None`` for one that no graph saved."""
-    metadata = _object(row.get("metadata"))
-    graph = _object(metadata.get("_graph"))
-    if not graph:
-        return None
-    whole = {*_object(row.get("lists"))} - {*graph.get("shadows", ())} | {*_object(row.get("state"))}
-    held = frozenset(whole | {*_object(graph.get("values"))})
-    counted, versions = _object(metadata.get("counters_since_delta_snapshot")), _object(graph.get("versions"))
-    open_channels = frozenset(name for name in counted if name in versions and name not in held)
-    return Made(row.get("parent"), metadata.get("forked_from"), open_channels, held)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def also_needed(kept: Iterable[str], steps: Mapping[str, Made]) -> set[str]:
