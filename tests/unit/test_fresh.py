@@ -315,13 +315,17 @@ def test_a_full_store_can_be_read(engine, monkeypatch):
     for number in range(4):
         engine.commit(step(number, text=b"x" * 1500))
 
-    def full(_: object) -> None:
+    def full(*_: object) -> None:
         raise StoreFull("no room")
 
     with monkeypatch.context() as patch:
         patch.setattr(database.SqliteDatabase, "settle", full)
         assert said(engine) == [b"x" * 1500] * 4
         assert engine.refs(SPACE, ["head"])["head"].version == 4
+        with monkeypatch.context() as failing:
+            failing.setattr(transactions, "settle", full)
+            with pytest.raises(StoreFull):
+                engine.refs(SPACE, ["head"])
     assert count(engine) == 3
     assert len(said(engine)) == 4
     assert count(engine) == 0

@@ -40,22 +40,30 @@ class Reading:
         try:
             session = database.take_reader()
             try:
-                while count := session.fresh(FEW):
-                    database.patience = PATIENCE if count == 1 else 0
-                    try:
-                        database.settle()
-                    except (ReadOnly, StoreFull):
-                        database.give_back(session)
-                        return self._enter_unsettled()
-                if self._begins:
+                has_settled = self._let_settle(session)
+                if has_settled and self._begins:
                     session.tell("BEGIN")
             except BaseException:
                 session.connection.close()
                 raise
         except FAILURES as error:
             raise translated(error, str(database.path)) from error
+        if not has_settled:
+            database.give_back(session)
+            return self._enter_unsettled()
         self._session = session
         return session
+
+    def _let_settle(self, session: SqliteSession) -> bool:
+        """Whether nothing is fresh now; ``False`` where it cannot be changed."""
+        database = self._database
+        while count := session.fresh(FEW):
+            database.patience = PATIENCE if count == 1 else 0
+            try:
+                database.settle()
+            except (ReadOnly, StoreFull):
+                return False
+        return True
 
     def _enter_unsettled(self) -> SqliteSession:
         """Read where nothing can be written: in a transaction that settles and is then given up."""
