@@ -63,4 +63,19 @@ def test_the_list_of_pieces_only_grows():
         b'{"attributes":{"gen_ai.tool.call.id":"',
         b'{"attributes":{"gen_ai.',
     )
-    assert len(fragments._PIECES) <= len(fragments._CODES)
+    assert fragments._PIECES[fragments._GRAPHS] == b'","lists":{"messages":["'
+    assert len(fragments._PIECES) == len(fragments._CODES)
+
+
+STEP = (
+    b'{"parent":"v6g231b5gasbjz21ej3c","lists":{"messages":["01m7kzv62d6amvgjnnne5qgtct",526]},'
+    b'"metadata":{"source":"loop","step":500,"parents":{}},"graph":["1f1e2483",0]}'
+)
+
+
+def test_the_usual_words_of_a_graph_take_a_byte_each():
+    thin = thinned(STEP, is_of_run=False)
+    assert len(thin) == len(
+        b'{"parent":"v6g231b5gasbjz21ej3c_01m7kzv62d6amvgjnnne5qgtct",526_500_1f1e2483",0]}'
+    )
+    assert filled(thin) == filled(thinned(STEP)) == STEP

@@ -1,9 +1,9 @@
-"""The data of a row with its usual words left out: what spans say again and again, in one byte each.
+"""The data of a row with its usual words left out: what spans, and steps of graphs, say again and again.
 
 Data is JSON, and JSON never holds a control character other than tab and line breaks. So each of the others
 can stand for a piece of text that many rows have. **Invariant:** `filled` gives back exactly what `thinned`
 was given; data with nothing left out, as older rows have it, reads as it is. The list is part of the format:
-a piece may be added at its end, none may ever be changed or taken away.
+a piece may be added at its end, none may ever be changed or taken away. (All codes are taken by now.)
 """
 
 from __future__ import annotations
@@ -34,9 +34,18 @@ _PIECES: Final = (
     b'"error":{"message":"',
     b'"openinference.',
     b'"first_token_us":',
+    b'","lists":{"messages":["',
+    b']},"metadata":{"source":"loop","step":',
+    b',"parents":{}},"graph":["',
+    b'","writes":[["messages",0,"l",[["',
+    b'","path":"~__pregel_pull, ',
+    b'",""],"task":"',
 )
+_GRAPHS: Final = 22
+"""From here on they are of rows that belong to no run: steps of graphs, and what their tasks wrote."""
 _CODES: Final = bytes(code for code in range(1, 32) if code not in b"\t\n\r")
 _CODE_OF: Final = {piece: _CODES[at : at + 1] for at, piece in enumerate(_PIECES)}
+_CODE_OF_GRAPHS: Final = [*_CODE_OF.items()][_GRAPHS:]
 _PIECE_OF: Final = {code[0]: (code, piece) for piece, code in _CODE_OF.items()}
 _BYTES: Final = frozenset({bytes})
 _SHORT: Final = 400
@@ -47,10 +56,12 @@ _TEXT: Final = bytes(byte for byte in range(256) if byte not in _RAW + _CODES)
 
 
 def thinned(data: bytes, *, is_of_run: bool = True) -> bytes:
-    """Data as it is stored. In that of no run nothing is looked for: it has none of the pieces."""
+    """Data as it is stored. In that of no run only the pieces of graphs are looked for: it has no others."""
     if data.translate(None, _TEXT):
         return _RAW + data  # it is no JSON
     if not is_of_run:
+        for piece, code in _CODE_OF_GRAPHS:
+            data = data.replace(piece, code)
         return data
     if len(data) <= _SHORT:
         parts = _ANY_PIECE.split(data)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SETTLED: Final = declare("settle.before_commit", "fresh commits are in their tables, nothing is committed")
 
-SLOTS: Final = 32
+SLOTS: Final = 64
 MOST_COMMITS: Final = 128
 """How many settle together: so many slots, or as many commits."""
 MOST_BYTES: Final = 32 * 1024
