@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.engines.postgres.database import _sizes
-from treering.engines.postgres.statements import MAX_PARAMETERS, bundled, for_rows, numbered
+from treering.engines.postgres.session import sizes_of
+from treering.engines.postgres.statements import MAX_PARAMETERS, bundled, numbered
+from treering.engines.relational.session import for_rows
 
 
 def test_parameters_are_numbered_in_order():
@@ -44,8 +45,8 @@ def test_what_cannot_take_many_rows_is_told_apart(sql):
 
 
 @given(st.integers(0, 3000), st.integers(1, 40))
-def test_rows_are_divided_without_rest_into_few_sizes(rows, columns):
-    sizes = list(_sizes(rows, columns))
+def test_rows_are_divided_without_rest_into_fewsizes_of(rows, columns):
+    sizes = list(sizes_of(rows, columns))
     assert sum(sizes) == rows
     assert len(set(sizes)) <= 4
     assert all(size * columns <= MAX_PARAMETERS for size in sizes)

@@ -22,6 +22,7 @@ from treering.core.address import Address, slot_address
 from treering.core.encoding import decode
 from treering.errors import Corrupt, NotFound
 from treering.views.graph_ids import Place, step_id, writes_key
+from treering.views.graph_metadata import metadata_of
 from treering.views.graph_steps import Step, Written
 from treering.views.graph_steps import place_of as place_of_step
 from treering.views.graphs import BEGUN, HOLDER, Graphs
@@ -115,7 +116,7 @@ class Reader:
 
     def metadata(self, values: Values, place: Place) -> list[tuple[str, dict[str, Any]]]:
         """The id and the metadata of every checkpoint of one namespace, newest first."""
-        return self._graphs.metadata_of(place, values.unpacked)
+        return metadata_of(self._engine, self._space, place, values.unpacked)
 
     def delta_history(
         self, values: Values, place: Place, graph_id: str | None, channels: Sequence[str]

@@ -16,7 +16,7 @@ from treering.core.encoding import encode_json
 from treering.errors import Unencodable
 from treering.views.checkpoints import Value
 from treering.views.graph_rows import shortened
-from treering.views.graphs import FORKED, GRAPH, HIDDEN
+from treering.views.graph_steps import FORKED, GRAPH, HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,6 @@ three bytes occur exactly where the first key of an object has a ``$``.
 from __future__ import annotations
 
 import re
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -30,6 +29,17 @@ import msgspec
 import orjson
 
 from treering.core.content import Content
+from treering.core.leaves import (
+    datetime_from_iso,
+    from_base64,
+    from_days,
+    from_hex,
+    from_pairs,
+    time_from_iso,
+    to_base64,
+    to_days,
+    to_iso,
+)
 from treering.errors import Corrupt, InvalidInput, Unencodable
 
 MAX_DEPTH: Final = 200
@@ -77,18 +87,18 @@ class Codecs:
         # These have no type of their own to register: they say what JSON's own types fall short of.
         self._by_tag: dict[str, Callable[[Any], Any]] = {
             "$str": _unescape,
-            "$int": _from_hex,
+            "$int": from_hex,
             "$float": float,
-            "$dict": _from_pairs,
+            "$dict": from_pairs,
             "$set": set,
             "$frozenset": frozenset,
         }
         self.register(tuple, "tuple", list, tuple)
-        self.register(bytes, "bytes", _to_base64, _from_base64)
-        self.register(datetime, "datetime", _to_iso, _datetime_from_iso)
+        self.register(bytes, "bytes", to_base64, from_base64)
+        self.register(datetime, "datetime", to_iso, datetime_from_iso)
         self.register(date, "date", date.isoformat, date.fromisoformat)
-        self.register(time, "time", _to_iso, _time_from_iso)
-        self.register(timedelta, "timedelta", _to_days, _from_days)
+        self.register(time, "time", to_iso, time_from_iso)
+        self.register(timedelta, "timedelta", to_days, from_days)
         self.register(Decimal, "decimal", str, Decimal)
         self.register(UUID, "uuid", str, UUID)
         self._by_type |= dict.fromkeys((bytearray, memoryview), self._by_type[bytes])
@@ -374,49 +384,6 @@ def _escape(text: str) -> str:
 
 def _unescape(text: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1][1:], 16)) if found[1] != "\\" else "\\", text)
-
-
-def _to_iso(moment: datetime | time) -> object:
-    offset = moment.utcoffset()
-    if moment.tzinfo is not None and (offset is None or offset.microseconds):
-        # Python's own parser reads an offset below one second as UTC.
-        raise ValueError(f"its time zone gives the offset {offset}, and only whole seconds can be kept")
-    return [moment.isoformat(), 1] if moment.fold else moment.isoformat()
-
-
-def _datetime_from_iso(plain: str | list[Any]) -> datetime:
-    text, fold = (plain, 0) if isinstance(plain, str) else plain
-    return datetime.fromisoformat(text).replace(fold=fold)
-
-
-def _time_from_iso(plain: str | list[Any]) -> time:
-    text, fold = (plain, 0) if isinstance(plain, str) else plain
-    return time.fromisoformat(text).replace(fold=fold)
-
-
-def _from_hex(digits: str) -> int:
-    return int(digits, 16)
-
-
-def _to_days(span: timedelta) -> list[int]:
-    return [span.days, span.seconds, span.microseconds]
-
-
-def _from_days(parts: list[int]) -> timedelta:
-    days, seconds, microseconds = parts
-    return timedelta(days, seconds, microseconds)
-
-
-def _to_base64(data: bytes) -> str:
-    return b64encode(data).decode()
-
-
-def _from_base64(text: str) -> bytes:
-    return b64decode(text, validate=True)
-
-
-def _from_pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    return dict(pairs)
 
 
 codecs: Final = Codecs()

@@ -13,24 +13,20 @@ that child: whoever goes on from the step once more must not be given it again.
 
 from __future__ import annotations
 
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from treering.core.encoding import decode_json, encode_json, is_tagged
+from treering.core.encoding import decode_json, encode_json
 from treering.core.pages import each_record
 from treering.core.query import EventQuery
 from treering.errors import Corrupt, InvalidInput
 from treering.views.checkpoints import KIND, by_id, read_checkpoint
 from treering.views.graph_ids import Place, placed, step_id, writes_key
-from treering.views.graph_rows import Named
-from treering.views.graph_steps import FORKED, GRAPH, HIDDEN, GraphHead, Step, Written, place_of
+from treering.views.graph_steps import FORKED, GRAPH, GraphHead, Step, Written, place_of
 from treering.views.head_values import head_value
 from treering.views.journal import REWIND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from treering.core.engine import Engine
     from treering.core.records import Record, Ref
@@ -45,22 +41,10 @@ HOLDER: Final = "h"
 
 _PAGE: Final = 500
 _PLACES: Final = 4096
-_MANY: Final = 2000
 _WINDOW: Final = 64
 """Two runs on one thread commit a little out of order; that far back, steps are put in the order of their
 ids.
 """
-
-
-class _Metadata(msgspec.Struct, gc=False):
-    """What is read of a checkpoint's row when only its metadata is wanted."""
-
-    metadata: dict[str, Any] = {}
-    graph: Named | None = None
-
-
-_NOTHING: Final[dict[str, Any]] = {}
-_metadata: Final = msgspec.json.Decoder(_Metadata).decode
 
 
 class Graphs:
@@ -152,41 +136,6 @@ class Graphs:
         """The parent of a step; of a copy, the parent of what it is a copy of."""
         origin = self._origin(step) or step
         return None if origin.checkpoint.parent is None else self.by_id(origin.checkpoint.parent)
-
-    def metadata_of(self, place: Place, unpacked: Callable[[Any], Any]) -> list[tuple[str, dict[str, Any]]]:
-        """The ids and the metadata of all steps of one namespace in a thread itself, newest first.
-
-        ``unpacked`` is called for metadata in which something may be packed.
-        """
-        found: list[tuple[str, dict[str, Any]]] = []
-        query, after = EventQuery(kinds=(KIND,), scope=place.scope, newest_first=True, brief=True), None
-        while True:
-            page = self._engine.scan(self._space, query, after=after, limit=_MANY)
-            for record in page.records:
-                data = record.event.data
-                if data is None or is_tagged(data):
-                    metadata = read_checkpoint(self._engine, self._space, record).metadata
-                    named, is_plain = None, False
-                else:
-                    row = _metadata(data)
-                    metadata, named, is_plain = row.metadata, row.graph, True
-                rest: dict[str, Any]
-                if named is not None:
-                    graph_id, rest = named.id, named.rest or _NOTHING
-                elif GRAPH in metadata:
-                    rest = metadata.pop(GRAPH)
-                    graph_id = rest["id"]
-                else:
-                    continue
-                if rest.get("ns", "") == place.within:
-                    metadata.pop(FORKED, None)
-                    if HIDDEN in rest:
-                        metadata |= rest[HIDDEN]
-                    found.append((graph_id, metadata if is_plain else unpacked(metadata)))
-            if page.cursor is None:
-                found.sort(key=itemgetter(0), reverse=True)
-                return found
-            after = page.cursor
 
     def all_steps(self, *, until_us: int | None = None) -> Iterator[Step]:
         """Every step of the namespace, newest first."""

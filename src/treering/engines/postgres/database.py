@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Final
@@ -32,12 +32,12 @@ import psycopg
 
 from treering.core.clock import Clock
 from treering.engines.postgres.clock import NOW_SQL, ServerClock, steady_us
-from treering.engines.postgres.failures import Lost, refused, translated
-from treering.engines.postgres.pipeline import Answer, Pipeline
+from treering.engines.postgres.failures import refused, translated
+from treering.engines.postgres.pipeline import Pipeline
 from treering.engines.postgres.place import Place
 from treering.engines.postgres.pool import Pool
-from treering.engines.postgres.statements import MAX_PARAMETERS, for_rows
-from treering.engines.relational.session import RECEIPTS, Dialect, Row, ask_in_chunks
+from treering.engines.postgres.session import PostgresSession
+from treering.engines.relational.session import Dialect
 from treering.errors import TreeringError, Unreachable
 
 RECONNECT_SECONDS: Final = 5.0
@@ -58,118 +58,11 @@ _SETTINGS: Final = (
     "set_config('default_transaction_isolation', 'read committed', false)"
 )
 _READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_LOCK: Final = "SELECT seq, committed_at_us, scopes_dropped FROM space WHERE no = ? FOR UPDATE"
-_AT_ONCE: Final = 2000
-"""How many statements may be under way before their answers are taken in."""
 
 _VACUUM: Final = "VACUUM body, item, object, event, ref, list, commits, text, fts, rollup, run, scope"
 
 _abandoned: Final[list[Pipeline]] = []
 """Connections that a forked child inherited; kept so that nothing closes them."""
-
-
-class PostgresSession:
-    """An open transaction on a connection."""
-
-    __slots__ = ("_answered", "_pool", "pipeline")
-
-    def __init__(self, pool: Pool, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
-        self._pool = pool
-        self._answered = False
-
-    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """All rows of a query; also of a statement with RETURNING."""
-        answer = self.pipeline.ask(sql, parameters)
-        self.exchange()
-        return self.pipeline.rows(answer)
-
-    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
-        """The rows of a query, which goes out with the next exchange."""
-        return _Later(self, self.pipeline.ask(sql, parameters))
-
-    def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        """Run a statement; how many rows it changed."""
-        answer = self.pipeline.ask(sql, parameters)
-        self.exchange()
-        return answer.count
-
-    def tell(self, sql: str, parameters: Sequence[Any] = ()) -> None:
-        """Run a statement with the next exchange."""
-        self.pipeline.ask(sql, parameters)
-
-    def many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Run a statement once for each row; how many rows were changed in all."""
-        count = 0
-        for start in range(0, len(rows), _AT_ONCE):
-            answers = self._ask_many(sql, rows[start : start + _AT_ONCE], distinct=False)
-            self.exchange()
-            count += sum(answer.count for answer in answers)
-        return count
-
-    def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a statement once for each row, with the next exchange."""
-        if len(rows) == 1:
-            self.pipeline.ask(sql, rows[0])
-        elif len(rows) > _AT_ONCE:
-            self.many(sql, rows)
-        else:
-            self._ask_many(sql, rows, distinct=True)
-
-    def numbers(self, table: str, count: int) -> list[int]:
-        """Fresh numbers from the table's sequence: never given twice, in no order that means anything."""
-        if not count:
-            return []
-        sql = f"SELECT nextval('{table}_no_seq') FROM generate_series(1, ?)"
-        return [number for (number,) in self.rows(sql, (count,))]
-
-    def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:
-        """Lock the row of a space; its counters, and the batches that are there already."""
-        counters = _Later(self, self.pipeline.ask(_LOCK, (space,)))
-        return counters, ask_in_chunks(self, RECEIPTS, (space,), batches) if batches else ()
-
-    def exchange(self) -> None:
-        """Send what is queued and wait for the answers."""
-        try:
-            self.pipeline.collect()
-        except Lost:
-            if self._answered:
-                raise
-            # The connection died while it was idle. Nobody has seen an answer yet, so it does not matter.
-            dead = self.pipeline
-            self.pipeline = self._pool.exchange(dead)
-            self.pipeline.ask_again(dead)
-            self.pipeline.collect()
-        self._answered = True
-
-    def _ask_many(self, sql: str, rows: Sequence[Sequence[Any]], *, distinct: bool) -> list[Answer]:
-        ask = self.pipeline.ask
-        start = 0
-        answers: list[Answer] = []
-        for size in _sizes(len(rows), len(rows[0]) if rows else 1):
-            together = for_rows(sql, size, distinct=distinct) if size > 1 else sql
-            if together is None:
-                answers += [ask(sql, row) for row in rows[start:]]
-                break
-            chunk = rows[start : start + size]
-            answers.append(ask(together, [value for row in chunk for value in row] if size > 1 else chunk[0]))
-            start += size
-        return answers
-
-
-class _Later:
-    """Rows that are awaited when someone looks at them."""
-
-    __slots__ = ("_answer", "_session")
-
-    def __init__(self, session: PostgresSession, answer: Answer) -> None:
-        self._session = session
-        self._answer = answer
-
-    def __iter__(self) -> Iterator[Row]:
-        if self._answer.result is None:
-            self._session.exchange()
-        return iter(self._session.pipeline.rows(self._answer))
 
 
 class PostgresDatabase:
@@ -378,19 +271,6 @@ def _give_up(pipeline: Pipeline, error: BaseException | None) -> None:
         pipeline.dead = True
     elif not pipeline.dead:
         pipeline.roll_back()
-
-
-def _sizes(rows: int, columns: int) -> Iterable[int]:
-    """How many rows go into each statement: few distinct sizes, so few statements to prepare."""
-    size = 64
-    while size * columns > MAX_PARAMETERS:
-        size //= 2
-    while rows:
-        while size > rows:
-            size //= 4
-        size = max(size, 1)
-        yield size
-        rows -= size
 
 
 _open_databases: Final[weakref.WeakSet[PostgresDatabase]] = weakref.WeakSet()

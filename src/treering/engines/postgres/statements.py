@@ -1,4 +1,4 @@
-"""Statements in the form that PostgreSQL wants: numbered parameters, and many rows at once.
+"""Statements in the form that PostgreSQL wants: numbered parameters, and several in one.
 
 The shared statements mark a parameter by ``?``. Each text is translated once and remembered; there are
 only as many texts as the code has statements (value lists come in a few sizes).
@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PARAMETER: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\?")
-_INSERT: Final = re.compile(
-    r"(?P<head>INSERT INTO .* VALUES )(?P<row>\((?:\?, )*\?\))(?P<tail>.*)", re.DOTALL
-)
-
 _GUARD: Final = re.compile(
     r"WITH moved AS \(UPDATE (?P<table>\w+) SET (?P<column>\w+) = (?P<value>\$\d+)(?P<others>.*) "
     r"WHERE (?P<key>\w+ = \S+) AND (?P<condition>.*) RETURNING no\) SELECT 1 / count\(\*\) FROM moved"
@@ -70,15 +66,3 @@ def bundled(statements: tuple[str, ...]) -> str | None:
     parts = [f"moved AS ({update})"]
     parts += [f"c{place} AS ({sql})" for place, sql in enumerate(changes[1:], 1)]
     return f"WITH {', '.join(parts)} {first['head']}{', '.join(values)}{first['tail']}"
-
-
-@lru_cache(maxsize=1024)
-def for_rows(sql: str, rows: int, *, distinct: bool) -> str | None:
-    """The same INSERT for ``rows`` rows in one statement; ``None`` where that would mean something else.
-
-    ``DO UPDATE`` may not touch a row twice in one statement, so rows have to be ``distinct`` for it.
-    """
-    found = _INSERT.fullmatch(sql)
-    if found is None or "?" in found["tail"] or ("DO UPDATE" in found["tail"] and not distinct):
-        return None
-    return found["head"] + ", ".join([found["row"]] * rows) + found["tail"]

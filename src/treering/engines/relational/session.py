@@ -7,6 +7,8 @@ own errors into `treering.errors` before they get here.
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -25,6 +27,11 @@ RECEIPTS: Final = """\
 SELECT batch, first_seq, last_seq, committed_at_us, receipt FROM commits
 WHERE space = ? AND batch IN (@)"""
 """What a repeated batch is answered from."""
+
+
+_INSERT: Final = re.compile(
+    r"(?P<head>INSERT INTO .* VALUES )(?P<row>\((?:\?, )*\?\))(?P<tail>.*)", re.DOTALL
+)
 
 
 class Telling(Protocol):
@@ -96,6 +103,18 @@ def _chunks(sql: str, before: Sequence[Any], values: Sequence[Any]) -> Iterator[
         size = 1 << (len(chunk) - 1).bit_length()
         chunk += [chunk[-1]] * (size - len(chunk))
         yield sql.replace("@", ",".join("?" * size)), [*before, *chunk]
+
+
+@lru_cache(maxsize=1024)
+def for_rows(sql: str, rows: int, *, distinct: bool) -> str | None:
+    """The same INSERT for ``rows`` rows in one statement; ``None`` where that would mean something else.
+
+    ``DO UPDATE`` may not touch a row twice in one statement, so rows have to be ``distinct`` for it.
+    """
+    found = _INSERT.fullmatch(sql)
+    if found is None or "?" in found["tail"] or ("DO UPDATE" in found["tail"] and not distinct):
+        return None
+    return found["head"] + ", ".join([found["row"]] * rows) + found["tail"]
 
 
 class Database(Protocol):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from treering.engines.relational.session import RECEIPTS, ask_in_chunks
+from treering.engines.relational.session import RECEIPTS, ask_in_chunks, for_rows
 from treering.engines.sqlite.fresh import IS_FRESH
 
 if TYPE_CHECKING:
@@ -25,13 +23,6 @@ _LOCK: Final = (
 _FRESH: Final = f"SELECT 1 FROM fresh WHERE slot IN (0, ?) AND {IS_FRESH}"
 
 ROWS_AT_ONCE: Final = 64
-_VALUES: Final = re.compile(r"VALUES (\([?, ]+\))")
-
-
-@lru_cache(maxsize=512)
-def _repeated(sql: str, rows: int) -> str:
-    """A statement that inserts one row, for several."""
-    return _VALUES.sub(lambda found: "VALUES " + ", ".join([found[1]] * rows), sql, count=1)
 
 
 class SqliteSession:
@@ -83,13 +74,14 @@ class SqliteSession:
         """
         if len(rows) == 1:
             return self._execute(sql, rows[0]).rowcount
-        if _VALUES.search(sql) is None:
-            return self._execute_many(sql, rows).rowcount
         changed = start = 0
         while start < len(rows):
             size = min(1 << (len(rows) - start).bit_length() - 1, ROWS_AT_ONCE)
-            chunk = rows[start : start + size]
-            changed += self._execute(_repeated(sql, size), [*chain.from_iterable(chunk)]).rowcount
+            together = for_rows(sql, size, distinct=True)  # SQLite takes them one after the other
+            if together is None:
+                return self._execute_many(sql, rows).rowcount
+            values = [*chain.from_iterable(rows[start : start + size])]
+            changed += self._execute(together, values).rowcount
             start += size
         return changed
 
