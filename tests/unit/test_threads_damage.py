@@ -115,7 +115,7 @@ def test_a_missing_head_is_an_error_not_a_new_thread(folder):
     [
         "DELETE FROM list",
         "DELETE FROM item",
-        "DELETE FROM item WHERE (key & 0xffffffff) = 2",
+        "DELETE FROM item WHERE (key & 0xffffffff) = 1",
         "UPDATE list SET length = 3",
     ],
 )

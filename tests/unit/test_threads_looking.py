@@ -91,8 +91,9 @@ def test_load_reads_only_the_tail(store):
 
 
 def test_a_tail_does_not_touch_what_comes_before_it(folder):
-    with treering.open(folder) as store:
-        told(store)
+    for _ in range(2):  # what settles at another time is in rows of its own
+        with treering.open(folder) as store:
+            told(store)
     damage(folder, "DELETE FROM item WHERE (key & 0xffffffff) < 3")
     with treering.open(folder) as store:
         assert len(store.thread("t").load(last=2).messages) == 2
