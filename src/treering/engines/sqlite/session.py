@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from treering.engines.relational.session import RECEIPTS, ask_in_chunks, for_rows
+from treering.engines.relational.session import RECEIPTS, ask_in_chunks
 from treering.engines.sqlite.fresh import IS_FRESH
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ _LOCK: Final = (
 """One question for all: a lone batch is the ordinary case, and a question costs more than its answer."""
 
 _FRESH: Final = f"SELECT 1 FROM fresh WHERE slot IN (0, ?) AND {IS_FRESH}"
-
-ROWS_AT_ONCE: Final = 64
 
 
 class SqliteSession:
@@ -67,23 +64,10 @@ class SqliteSession:
         return self._execute(sql, parameters).rowcount
 
     def many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Run a statement once for each row; how many rows were changed in all.
-
-        Rows to be inserted go several at a time: every call lets go of Python's lock, and where other threads
-        wait for it, getting it back costs more than the row.
-        """
+        """Run a statement once for each row; how many rows were changed in all."""
         if len(rows) == 1:
             return self._execute(sql, rows[0]).rowcount
-        changed = start = 0
-        while start < len(rows):
-            size = min(1 << (len(rows) - start).bit_length() - 1, ROWS_AT_ONCE)
-            together = for_rows(sql, size, distinct=True)  # SQLite takes them one after the other
-            if together is None:
-                return self._execute_many(sql, rows).rowcount
-            values = [*chain.from_iterable(rows[start : start + size])]
-            changed += self._execute(together, values).rowcount
-            start += size
-        return changed
+        return self._execute_many(sql, rows).rowcount
 
     def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
         """The rows of a query, read as they are looked at."""
@@ -95,7 +79,10 @@ class SqliteSession:
 
     def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run a statement once for each row."""
-        self.many(sql, rows)
+        if len(rows) == 1:
+            self._execute(sql, rows[0])
+        else:
+            self._execute_many(sql, rows)
 
     def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:
         """The counters of a space; a write transaction has locked everything already."""
