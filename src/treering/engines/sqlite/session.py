@@ -19,7 +19,7 @@ _LOCK: Final = (
 )
 """One question for all: a lone batch is the ordinary case, and a question costs more than its answer."""
 
-_FRESH: Final = f"SELECT 1 FROM fresh WHERE slot IN (0, ?) AND {IS_FRESH}"
+_FRESH: Final = f"SELECT 1 FROM fresh WHERE slot = ? AND {IS_FRESH}"
 
 
 class SqliteSession:
@@ -51,9 +51,9 @@ class SqliteSession:
         if self.connection.in_transaction:
             self._execute("ROLLBACK")
 
-    def fresh(self, most: int) -> int:
-        """0 if no commit is fresh, 1 if fewer than ``most`` are, else 2."""
-        return len(self._execute(_FRESH, (most - 1,)).fetchall())
+    def is_fresh(self, slot: int = 0) -> bool:
+        """Whether the commits in a slot have not settled; by the first one, whether any have not."""
+        return bool(self._execute(_FRESH, (slot,)).fetchall())
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """All rows of a query."""

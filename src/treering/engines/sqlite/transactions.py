@@ -57,8 +57,8 @@ class Reading:
     def _let_settle(self, session: SqliteSession) -> bool:
         """Whether nothing is fresh now; ``False`` where it cannot be changed."""
         database = self._database
-        while count := session.fresh(FEW):
-            database.patience = PATIENCE if count == 1 else 0
+        while session.is_fresh():
+            database.patience = 0 if session.is_fresh(FEW - 1) else PATIENCE
             try:
                 database.settle()
             except (ReadOnly, StoreFull):
@@ -114,7 +114,7 @@ class Writing:
             self._session = session = database.write_session()
             database.turns.enter(BUSY_SECONDS)
             patiently(session.begin)
-            if self._settles and session.fresh(FEW):
+            if self._settles and session.is_fresh():
                 self._settle(session)
         except BaseException as error:
             self.give_up()
@@ -128,7 +128,7 @@ class Writing:
         session.roll_back()
         self._database.settle_relaxed(session)
         patiently(session.begin)
-        if session.fresh(FEW):  # of someone who does not wait for turns
+        if session.is_fresh():  # of someone who does not wait for turns
             settle(session, self._database.fresh)
 
     def __exit__(
