@@ -8,7 +8,6 @@ that still have to read it, so that looking through a long history does not read
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -59,6 +58,8 @@ class Checkpoint:
     def __init__(self, facts: Facts, contents: Contents) -> None:
         self.facts: Final = facts
         self._contents = contents
+        self._messages: list[Any] | None = None
+        self._state: dict[str, Any] | None = None
 
     @property
     def id(self) -> str:
@@ -115,15 +116,20 @@ class Checkpoint:
         """The writer's tags."""
         return self.facts.tags
 
-    @cached_property
+    # Read once each, and without `cached_property`: up to Python 3.11 its lock is one for all checkpoints.
+    @property
     def messages(self) -> list[Any]:
         """The whole conversation up to here."""
-        return self._contents.messages()
+        if self._messages is None:
+            self._messages = self._contents.messages()
+        return self._messages
 
-    @cached_property
+    @property
     def state(self) -> dict[str, Any]:
         """All state values; an agent's are ``todos`` and ``files``."""
-        return self._contents.state()
+        if self._state is None:
+            self._state = self._contents.state()
+        return self._state
 
     def read(self) -> Checkpoint:
         """Read what was not read yet; the checkpoint needs its saver no more after that."""
