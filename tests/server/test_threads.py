@@ -49,6 +49,23 @@ def test_history_pages_by_cursor(client, alice):
     assert rest["next_cursor"] is None
 
 
+def test_history_shows_a_hundred_moments_unless_told_and_looks_for_tags_before_it_counts(client, store):
+    for number in range(103):
+        store.thread("long").append({"n": number}, tags=("even",) if number % 2 == 0 else ())
+
+    def asked(**query):
+        return client.get("/threads/long/history", params=query)
+
+    page = asked().json()
+    assert [each["step"] for each in page["moments"]] == list(range(102, 2, -1))
+    assert len(asked(cursor=page["next_cursor"]).json()["moments"]) == 3
+    tagged = asked(tag="even", limit=52).json()
+    assert [each["step"] for each in tagged["moments"]] == list(range(102, -1, -2))
+    assert tagged["next_cursor"] is None
+    assert len(asked(limit=500).json()["moments"]) == 103
+    assert {asked(limit=limit).status_code for limit in (0, 501)} == {422}
+
+
 def test_rewinds_forks_and_shows_how_it_grew(client, alice):
     assert client.post(f"{alice}/rewind", json={"to": "0"}).json()["step"] == 0
     client.post(f"{alice}/checkpoints", json={"append": [{"role": "user", "content": "Another way"}]})

@@ -88,7 +88,7 @@ class HistoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Which moments; ``everything`` also shows those that a rewind left behind."""
 
     namespace: str = ""
-    limit: Limit = 50
+    limit: Limit = 100
     cursor: Which | None = None
     tag: tuple[str, ...] = ()
     everything: bool = False
