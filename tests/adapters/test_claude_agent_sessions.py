@@ -239,3 +239,24 @@ def test_the_stores_hooks_fire_and_veto(memory):
 
     asyncio.run(main())
     assert seen == [("saved", "sess"), ("loaded", "sess")]
+
+
+def test_an_async_hook_is_awaited_in_the_callers_loop_and_changes_entries(memory):
+    loops = []
+
+    async def redact(saving):
+        await asyncio.sleep(0)
+        loops.append(asyncio.get_running_loop())
+        return {"messages": [{**each, "pin": "****"} for each in saving.messages]}
+
+    memory.hooks.add("pre_checkpoint_save", redact)
+
+    async def main():
+        sessions = TreeringSessionStore(memory)
+        await sessions.append(KEY, [entry("a", pin="4711")])
+        assert loops == [asyncio.get_running_loop()]
+        assert await sessions.load(KEY) == [entry("a", pin="****")]
+
+    asyncio.run(main())
+    with TreeringSessionStore(memory) as again:
+        assert asyncio.run(again.load(KEY)) == [entry("a", pin="****")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import date
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from treering.adapters.langgraph_shadows import REMOVE_ALL
 from treering.adapters.langgraph_values import DeltaSnapshot
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, Corrupt
+from treering.views.hooks import HOOK_NAMES, Saved, Saving
 
 
 def joined(state, writes):
@@ -259,3 +261,32 @@ def test_hooks_of_the_store_fire_for_the_saver(store):
     assert kept.checkpoint["channel_values"]["messages"][0] == HumanMessage("my pin is ****", id="1")
     assert kept.parent_config == where
     assert seen == ["saving 1", "saved 0", "saving 2", "loaded alice", "saving 2", "saved 2", "loaded alice"]
+
+
+def test_async_hooks_are_awaited_whether_the_graph_is_or_not(store):
+    """A graph that is awaited runs them in its own loop; a plain one in a loop of ours."""
+    seen = []
+
+    async def hook(told):
+        await asyncio.sleep(0)
+        seen.append((type(told), asyncio.get_running_loop()))
+        return {"metadata": {**told.metadata, "stamped": True}} if isinstance(told, Saving) else None
+
+    for name in HOOK_NAMES:
+        store.hooks.add(name, hook)
+    graph = deltas(TreeringSaver(store))
+
+    async def awaited():
+        await graph.ainvoke({"seen": ["in"]}, config("awaited"))
+        await graph.aget_state(config("awaited"))
+        return asyncio.get_running_loop()
+
+    loop = asyncio.run(awaited())
+    steps = [Saving, Saved] * 3
+    assert seen == [(each, loop) for each in (*steps, Saved)]
+    seen.clear()
+    graph.invoke({"seen": ["in"]}, config("plain"))
+    graph.get_state(config("plain"))
+    assert [each for each, _ in seen] == [*steps, Saved]
+    for thread in ("awaited", "plain"):
+        assert all(each.metadata["stamped"] for each in graph.get_state_history(config(thread)))
