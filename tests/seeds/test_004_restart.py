@@ -1,4 +1,4 @@
-"""E9, as far as conversations (E1), thread ids (E2) and session counters (E4) go: an agent that survives.
+"""E9: an agent that survives, with all of E1-E8.
 
 An existing ``data/`` and ``workspace/`` as the document describes them come in by one command; the agent
 goes on with them, is killed with SIGKILL in the middle of a turn, and goes on again.
@@ -12,6 +12,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -100,7 +102,7 @@ class Agent:
             text=True,
             bufsize=1,
         )
-        assert self.hears() == {"ready": True}
+        self.working = self.hears()["ready"]
 
     def told(self, chat: str, text: str):
         self._process.stdin.write(f"{chat} {text}\n")
@@ -193,6 +195,60 @@ def test_an_agent_goes_on_with_what_was_imported_killed_or_not(tmp_path, agents,
     assert second.told("telegram 123456", "/new") == {"thread": "telegram_123456_s5"}
     second.kill()
     with treering.open(tmp_path / "store") as store:
+        assert store.verify().ok
+
+
+def test_an_agent_that_uses_everything_is_killed_and_goes_on(tmp_path, agents):
+    chat, workspace = "telegram 123456", tmp_path / "workspace"
+    first = agents()
+    assert first.working == {}
+    (workspace / "IDENTITY.md").write_text("I am Ciana.\n", encoding="utf-8")
+    (workspace / "AGENT.md").write_text("I ask first.\n", encoding="utf-8")
+    assert first.told(chat, "hello")["says"] == "You said: hello"
+    assert first.told(chat, "/new") == {"thread": "telegram_123456_s1"}
+    assert first.told(chat, "fresh")["says"] == "You said: fresh"
+    assert first.told(chat, "/write MEMORY.md Alice likes parrots.") == {"wrote": "MEMORY.md"}
+    assert first.told(chat, "/write host/documents/x.txt no") == {"refused": "ReadOnly"}
+    assert first.told(chat, "/write ../store/x no") == {"refused": "InvalidInput"}
+    assert first.told(chat, "/code /projects/myapp") == {"works on": "/projects/myapp"}
+    due = datetime.now(UTC) + timedelta(seconds=3)
+    task = first.told(chat, f"/later {due.isoformat()} Check the weather")["task"]
+    assert first.told(chat, "/hang") == {"hangs": 2}
+    first.kill()
+    time.sleep(max(0, (due - datetime.now(UTC)).total_seconds()))  # nobody is there when it is due
+
+    second = agents()
+    assert second.working == {"123456": "/projects/myapp"}  # E7
+    assert second.told(chat, "/who") == {  # E1, E2, E4, E6
+        "thread": "telegram_123456_s1",
+        "says": "I am Ciana. / I ask first. / Alice likes parrots.",
+    }
+    with treering.open(tmp_path / "store") as store:
+        until = time.monotonic() + 60
+        while not (fires := list(store.schedules.fires(task))):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    assert second.told(chat, "/new") == {"thread": "telegram_123456_s2"}
+    second.kill()
+
+    third = agents()
+    assert third.told(chat, "and now?")["thread"] == "telegram_123456_s2"
+    third.kill()
+    assert [(each.outcome, each.result) for each in fires] == [("ok", "You said: Check the weather")]  # E5
+    assert (workspace / "sent" / "telegram_123456.txt").read_text() == "You said: Check the weather"  # E8
+    assert not (tmp_path / "Documents" / "x.txt").exists()
+    assert not (tmp_path / "store" / "x").exists()
+    lines = (tmp_path / "sessions" / "telegram_123456_s1.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [(each["role"], each["content"]) for each in map(json.loads, lines)] == [  # E3
+        ("user", "fresh"),
+        ("assistant", "You said: fresh"),
+        ("user", "/hang"),
+        ("user", "/who"),
+        ("assistant", "I am Ciana. / I ask first. / Alice likes parrots."),
+    ]
+    with treering.open(tmp_path / "store") as store:
+        assert list(store.schedules.fires(task)) == fires
+        assert store.thread(f"scheduler_{task}").load().messages[-1]["content"] == fires[0].result
         assert store.verify().ok
 
 
