@@ -52,6 +52,9 @@ def test_the_file_saver_keeps_as_many_as_it_is_told(tmp_path):
     saver = FileSaver(tmp_path, max_checkpoints=4)
     talk(saver, steps=10)
     assert [each.step for each in saver.list("conversation-1")] == [9, 8, 7, 6]
+    usual = FileSaver(tmp_path / "usual")
+    talk(usual, steps=103)
+    assert [each.step for each in usual.list("conversation-1")] == list(range(102, 2, -1))
     everything = FileSaver(tmp_path / "all", max_checkpoints=None)
     talk(everything, steps=10)
     assert len(list(everything.list("conversation-1"))) == 10
