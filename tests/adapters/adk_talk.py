@@ -13,12 +13,17 @@ from google.adk.sessions.session import Session
 from google.genai import types
 
 import treering
+from tests.server.running import remote
 from treering.store import Store
 
 ENGINES = ["memory", "sqlite", "postgres"]
 
 
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "remote":
+        with remote() as store:
+            yield store
+        return
     if request.param == "postgres":
         request.applymarker("postgres")
         where = request.getfixturevalue("postgres_url")

@@ -20,12 +20,17 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo
 
 import treering
+from tests.server.running import remote
 from treering.store import Store
 
 ENGINES = ["memory", "sqlite", "postgres"]
 
 
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "remote":
+        with remote() as store:
+            yield store
+        return
     if request.param == "postgres":
         request.applymarker("postgres")
         where = request.getfixturevalue("postgres_url")

@@ -24,7 +24,7 @@ from treering.adapters.adk import TreeringSessionService
 ALICE: dict[str, Any] = {"app_name": "shop", "user_id": "alice"}
 
 
-@pytest.fixture(params=["ADK's in memory", "ADK's on SQLite", *ENGINES])
+@pytest.fixture(params=["ADK's in memory", "ADK's on SQLite", *ENGINES, "remote"])
 def sessions(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BaseSessionService]:
     if request.param == "ADK's in memory":
         yield InMemorySessionService()

@@ -14,10 +14,9 @@ from langgraph.types import Command, interrupt
 
 import treering
 from tests.adapters.langgraph_scripts import config
-from tests.server.running import running
+from tests.server.running import remote
 from treering.adapters.langgraph import TreeringSaver
 from treering.errors import Corrupt
-from treering.server.settings import Settings
 
 
 class Changes(TypedDict):
@@ -36,10 +35,7 @@ class Inner(TypedDict):
 @pytest.fixture(params=["memory", "sqlite", "remote"])
 def store(request, tmp_path):
     if request.param == "remote":
-        with (
-            running(treering.open("memory:"), Settings(calls_per_second=1e6)) as url,
-            treering.open(url) as opened,
-        ):
+        with remote() as opened:
             yield opened
     else:
         with treering.open("memory:" if request.param == "memory" else tmp_path / "store") as opened:

@@ -14,11 +14,12 @@ from openai import AsyncOpenAI
 
 import treering
 from tests.adapters.openai_items import QUIET, say, texts
+from tests.server.running import remote
 from treering.adapters.openai_agents import TreeringSession
 from treering.errors import Unencodable
 
 
-@pytest.fixture(params=["SQLiteSession", "memory", "sqlite", "postgres"])
+@pytest.fixture(params=["SQLiteSession", "memory", "sqlite", "postgres", "remote"])
 def make_session(request, tmp_path):
     """A function that gives sessions of one place, by id."""
     if request.param == "SQLiteSession":
@@ -31,6 +32,10 @@ def make_session(request, tmp_path):
         yield make
         for session in made:
             session.close()
+        return
+    if request.param == "remote":
+        with remote() as opened:
+            yield lambda session_id, **options: TreeringSession(session_id, opened, **options)
         return
     if request.param == "postgres":
         request.applymarker(pytest.mark.postgres)

@@ -31,7 +31,7 @@ from treering.adapters.pydantic_ai import (
 )
 
 
-@pytest.fixture(params=["pydantic-ai's own", *ENGINES])
+@pytest.fixture(params=["pydantic-ai's own", *ENGINES, "remote"])
 def conversations(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ConversationStore]:
     if request.param == "pydantic-ai's own":
         yield InMemoryConversationStore()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
+import treering
 from treering.server.app import create_app
 from treering.server.serving import Server
 from treering.server.settings import Settings
@@ -40,3 +41,13 @@ def running(store: Store, settings: Settings | None = None, *, port: int = 0, **
         server.should_exit = True
         thread.join(30)
         listening.close()
+
+
+@contextmanager
+def remote() -> Iterator[Store]:
+    """A new store as a client has it: in memory, behind a server of its own."""
+    with (
+        running(treering.open("memory:"), Settings(calls_per_second=1e6)) as url,
+        treering.open(url) as store,
+    ):
+        yield store

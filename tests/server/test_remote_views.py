@@ -43,6 +43,9 @@ MODULES = {
     "files": "tests.workspaces.test_checkpoints",
     "state": "tests.state.test_state",
     "threads": "tests.unit.test_threads",
+    "pages": "tests.unit.test_threads_looking",
+    "refusals": "tests.unit.test_threads_refusing",
+    "claude": "tests.adapters.test_claude_agent_sdk",
 }
 OTHER_STORES = {"other_store", "process"}
 """Fixtures of tests that bring a second store, or open one by its folder."""
