@@ -188,6 +188,23 @@ def test_events_of_several_days_take_the_long_way(engine, short):
     assert len(engine.scan(SPACE, EventQuery()).records) == 3
 
 
+def test_words_and_numbers_of_subclasses_take_the_long_way(engine, short):
+    class Word(str):
+        __slots__ = ()
+
+    class Number(int):
+        __slots__ = ()
+
+    engine.commit(step(0))
+    for number, words in enumerate([{"name": Word("elm")}, {"duration_us": Number(5)}], 1):
+        draft = Draft(SPACE)
+        draft.append("said", Content("text", b"%d" % number), scope=SCOPE, at=number)
+        draft.event(Event(id=draft.id, kind="step", ts_us=number, scope=SCOPE, **words))
+        engine.commit(draft.batch())
+    assert short == [False, False, False]
+    assert said(engine) == [b"0", b"1", b"2"]
+
+
 def test_one_that_is_refused_does_not_touch_its_neighbours(engine):
     engine.commit(step(0))
     first, refused, last = engine._write([prepare(step(1)), prepare(step(2, at=7)), prepare(step(2))])

@@ -81,8 +81,11 @@ def _marks(count: int) -> str:
     return ", ".join("?" * count)
 
 
-def pack(rows: Rows) -> bytes:
-    """The rows of ordinary commits as they lie in a slot, long enough to have a page for themselves."""
+def pack(rows: Rows) -> bytes | None:
+    """The rows of ordinary commits as they lie in a slot, long enough to have a page for themselves.
+
+    ``None`` where a value is of a subclass (of ``str``, say), which SQLite takes and MessagePack does not.
+    """
     content: list[Any] = [
         _VERSION,
         rows.commits,
@@ -93,7 +96,10 @@ def pack(rows: Rows) -> bytes:
         rows.refs,
         rows.events,
     ]
-    packed = _encode(content)
+    try:
+        packed = _encode(content)
+    except TypeError:
+        return None
     if len(packed) < _HALF_A_PAGE:
         content.append(_PADDING[len(packed) :])
         packed = _encode(content)

@@ -66,7 +66,8 @@ class Shortcut:
         names = {(space, batch) for batch in batches} | {(space, *row[2:4]) for row in rows.events}
         packed = pack(rows)
         if (
-            len(packed) > MOST_BYTES
+            packed is None
+            or len(packed) > MOST_BYTES
             or days.count(days[0] if days else 0) < len(days)
             or len(names) < len(batches) + len(events)
             or not names.isdisjoint(self._names)
