@@ -205,6 +205,16 @@ def test_words_and_numbers_of_subclasses_take_the_long_way(engine, short):
     assert said(engine) == [b"0", b"1", b"2"]
 
 
+def test_what_its_writer_changes_afterwards_stays_as_it_was_committed(engine):
+    engine.commit(step(0))
+    value = bytearray(b"oak")
+    draft = Draft(SPACE)
+    draft.set_ref("head", value, scope=SCOPE, expect=ANY)
+    engine.commit(draft.batch())
+    value[:] = b"elm"
+    assert engine.refs(SPACE, ["head"])["head"].value == b"oak"
+
+
 def test_one_that_is_refused_does_not_touch_its_neighbours(engine):
     engine.commit(step(0))
     first, refused, last = engine._write([prepare(step(1)), prepare(step(2, at=7)), prepare(step(2))])

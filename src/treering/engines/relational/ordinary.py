@@ -70,8 +70,8 @@ class _Ahead:
         for change in batch.refs:
             name, move, expect = change.name, change.change, change.expect
             now = self._refs.get(name) or memory.refs.get(name)
-            if now is None or not isinstance(move, Set):
-                return None
+            if now is None or not isinstance(move, Set) or type(move.value) is not bytes:
+                return None  # what the caller could still change would settle as it is by then
             if expect != ANY and (now.value is None or expect != now.version):
                 return None
             if now.scope != scopes[change.scope]:
