@@ -16,9 +16,11 @@ from treering.core.clock import DAY_US
 from treering.core.content import Content
 from treering.core.draft import Draft
 from treering.core.query import Erasure, EventQuery
+from treering.engines.relational import writing
 from treering.engines.relational.engine import BEFORE_COMMIT
 from treering.engines.relational.prepared import prepare
 from treering.engines.sqlite import database, fresh, open_sqlite, transactions
+from treering.engines.sqlite.session import SqliteSession
 from treering.engines.sqlite.shortcut import Shortcut
 from treering.errors import Conflict, Corrupt, ListMoved, StoreFull
 
@@ -373,6 +375,57 @@ def test_nothing_is_left_of_a_settling_that_fails_in_the_middle(engine):
     assert said(engine) == [b"0", b"1", b"2"]
     assert engine.commit(step(3)).first_seq == 4
     assert problems(engine) == []
+
+
+def test_nothing_is_torn_when_a_settling_is_interrupted_twice(tmp_path, monkeypatch):
+    engine = opened(tmp_path, "full")
+    for number in range(3):
+        engine.commit(step(number))
+    interrupts = []
+
+    def half(session, _space, rows):
+        session.tell_many(writing._COMMIT, rows.commits)
+        interrupts.append(KeyboardInterrupt())
+        raise KeyboardInterrupt
+
+    def roll_back(session):
+        if interrupts:
+            raise interrupts.pop()
+        undo(session)
+
+    undo = SqliteSession.roll_back
+    with monkeypatch.context() as patch:
+        patch.setattr(fresh, "write_rows", half)
+        patch.setattr(SqliteSession, "roll_back", roll_back)
+        with pytest.raises(KeyboardInterrupt):
+            said(engine)
+    assert said(engine) == [b"0", b"1", b"2"]
+    engine.close()
+
+
+@pytest.mark.parametrize("mode", ["NORMAL", "FULL"])
+def test_commits_are_synced_after_an_interrupt_while_that_changes(tmp_path, monkeypatch, mode):
+    engine = opened(tmp_path, "full")
+    for number in range(2):
+        engine.commit(step(number))
+    change = database.SqliteDatabase._sync
+
+    def interrupted(self, *given):
+        wanted = given[-1]
+        if wanted == mode:
+            monkeypatch.setattr(database.SqliteDatabase, "_sync", change)
+        if wanted == "NORMAL":
+            change(self, *given)
+        if wanted == mode:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(database.SqliteDatabase, "_sync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        said(engine)
+    ((found,),) = engine._sqlite.writer().execute("PRAGMA synchronous").fetchall()
+    assert found == 2, "FULL"
+    assert said(engine) == [b"0", b"1"]
+    engine.close()
 
 
 def test_each_commit_is_synced_and_settling_is_not(tmp_path):

@@ -65,6 +65,8 @@ class SqliteDatabase:
         self._write_lock = threading.RLock()
         self.turns = Turns(self.path.with_name(self.path.name + "-turns"))
         self._writer: SqliteSession | None = None
+        self._is_relaxed = False
+        """Whether the writing connection may not sync its commits: while they settle."""
         self._readers: list[SqliteSession] = []
         self._watcher: sqlite3.Connection | None = None
         self._watching = threading.Lock()
@@ -122,8 +124,9 @@ class SqliteDatabase:
 
         Nothing has to be synced: until the next sync, what settles is durable where it was.
         """
-        self._sync("NORMAL")
+        self._is_relaxed = True
         try:
+            self._sync(session, "NORMAL")
             patiently(session.begin)
             try:
                 settle(session, self.fresh)
@@ -132,11 +135,17 @@ class SqliteDatabase:
                 session.roll_back()
                 raise
         finally:
-            self._sync(_SYNCHRONOUS[self._durability])
+            self._sync_again(session)
 
-    def _sync(self, mode: str) -> None:
+    def _sync_again(self, session: SqliteSession) -> None:
+        """Sync commits as before; where an interrupt has left a transaction, as soon as that is undone."""
+        if not session.connection.in_transaction:  # a script would commit it
+            self._sync(session, _SYNCHRONOUS[self._durability])
+            self._is_relaxed = False
+
+    def _sync(self, session: SqliteSession, mode: str) -> None:
         # As a script: the statement takes effect when it is prepared, and a prepared one is kept.
-        self.writer().executescript(f"PRAGMA synchronous = {mode}")
+        session.connection.executescript(f"PRAGMA synchronous = {mode}")
 
     def tidy(self, *, secure: bool) -> None:
         """Give free pages back to the disk; when ``secure``, leave no old page in the log either."""
@@ -182,6 +191,8 @@ class SqliteDatabase:
             connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
             connection.execute("PRAGMA secure_delete = ON")
             self._writer = SqliteSession(connection)
+        elif self._is_relaxed:
+            self._sync_again(self._writer)
         return self._writer
 
     def take_reader(self) -> SqliteSession:
