@@ -290,6 +290,13 @@ def test_erased_words_are_in_no_slot(engine, tmp_path):
     assert held == []
 
 
+def test_erased_words_are_not_kept_in_memory(engine):
+    for number in range(3):
+        engine.commit(step(number))
+    engine.erase(SPACE, Erasure(scopes=(SCOPE,)))
+    assert not engine._sqlite.fresh
+
+
 def test_a_store_that_was_closed_has_nothing_fresh(tmp_path):
     with closing(opened(tmp_path)) as engine:
         for number in range(3):

@@ -150,6 +150,7 @@ class SqliteDatabase:
     def tidy(self, *, secure: bool) -> None:
         """Give free pages back to the disk; when ``secure``, leave no old page in the log either."""
         with self.exclusively() as connection:
+            self.fresh.clear()
             patiently(lambda: connection.execute(WIPE))
             # As a script, because a single execute frees a single page.
             patiently(lambda: connection.executescript("PRAGMA incremental_vacuum"))
