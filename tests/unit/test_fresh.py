@@ -22,6 +22,7 @@ from treering.engines.relational.prepared import prepare
 from treering.engines.sqlite import database, fresh, open_sqlite, transactions
 from treering.engines.sqlite.session import SqliteSession
 from treering.engines.sqlite.shortcut import Shortcut
+from treering.engines.sqlite.turns import Turns
 from treering.errors import Conflict, Corrupt, ListMoved, StoreFull
 
 SPACE = "default"
@@ -433,6 +434,29 @@ def test_commits_are_synced_after_an_interrupt_while_that_changes(tmp_path, monk
     assert found == 2, "FULL"
     assert said(engine) == [b"0", b"1"]
     engine.close()
+
+
+@pytest.mark.parametrize("action", [lambda engine: engine.commit(step(2)), said], ids=["commits", "reads"])
+def test_an_interrupt_on_the_way_out_keeps_nobody_out(engine, monkeypatch, action):
+    for number in range(2):
+        engine.commit(step(number))
+    leave = Turns.leave
+
+    def interrupted(self):
+        monkeypatch.setattr(Turns, "leave", leave)
+        leave(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Turns, "leave", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        action(engine)
+    other = threading.Thread(target=lambda: engine.commit(step(0, space="other")), daemon=True)
+    other.start()
+    other.join(10)
+    is_stuck = other.is_alive()
+    while engine._sqlite._write_lock._is_owned():
+        engine._sqlite.let_go()
+    assert not is_stuck
 
 
 def test_each_commit_is_synced_and_settling_is_not(tmp_path):

@@ -103,16 +103,15 @@ class SqliteDatabase:
 
     def run(self, sql: str, parameters: Sequence[Any]) -> int:
         """One statement as such a transaction; how many rows it changed."""
-        self.hold()
-        try:
-            session = self.write_session()
-            self.turns.enter(BUSY_SECONDS)
-            return patiently(lambda: session.run(sql, parameters))
-        except FAILURES as error:
-            raise translated(error, str(self.path)) from error
-        finally:
-            self.turns.leave()
-            self.let_go()
+        with self._write_lock:
+            try:
+                session = self.write_session()
+                self.turns.enter(BUSY_SECONDS)
+                return patiently(lambda: session.run(sql, parameters))
+            except FAILURES as error:
+                raise translated(error, str(self.path)) from error
+            finally:
+                self.turns.leave()
 
     def settle(self) -> None:
         """Let what is fresh settle, for someone who reads."""

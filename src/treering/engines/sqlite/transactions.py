@@ -151,5 +151,7 @@ class Writing:
             if self._session is not None:
                 self._session.roll_back()
         finally:
-            self._database.turns.leave()
-            self._database.let_go()
+            try:
+                self._database.turns.leave()
+            finally:
+                self._database.let_go()
