@@ -348,6 +348,23 @@ def test_readers_wait_for_no_long_transaction(engine, other):
         assert said(other) == [b"0", b"1", b"2"]
 
 
+def test_a_busy_writer_keeps_nobody_from_reading(engine, other, monkeypatch):
+    for number in range(3):
+        engine.commit(step(number))
+    settle = database.SqliteDatabase.settle
+    numbers = iter(range(3, 99))
+
+    def writing_on(self):
+        settle(self)
+        engine._sqlite.patience = 0
+        for _ in range(3):
+            engine.commit(step(next(numbers)))
+
+    monkeypatch.setattr(other._sqlite, "settle", lambda: writing_on(other._sqlite))
+    assert other.refs(SPACE, ["head"])["head"].version >= 3
+    assert next(numbers) < 12
+
+
 def test_a_full_store_can_be_read(engine, monkeypatch):
     for number in range(4):
         engine.commit(step(number, text=b"x" * 1500))

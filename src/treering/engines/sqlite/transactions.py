@@ -55,9 +55,12 @@ class Reading:
         return session
 
     def _let_settle(self, session: SqliteSession) -> bool:
-        """Whether nothing is fresh now; ``False`` where it cannot be changed."""
+        """Let what is fresh settle; ``False`` where it cannot be changed.
+
+        What comes meanwhile was acknowledged after this began: a busy writer keeps nobody from reading.
+        """
         database = self._database
-        while session.is_fresh():
+        if session.is_fresh():
             database.patience = 0 if session.is_fresh(FEW - 1) else PATIENCE
             try:
                 database.settle()
