@@ -131,8 +131,10 @@ def test_of_many_calls_at_once_one_works_and_one_waits(tmp_path):
         waiting = Thread(target=lambda: waited.append(enter()))
 
         def enter():
-            with claude_hooks._turn("s", here) as turn:
-                return turn
+            while True:  # looking whether it waits takes its place for a moment
+                with claude_hooks._turn("s", here) as turn:
+                    if turn:
+                        return turn
 
         waiting.start()
         deadline = time.monotonic() + 30
