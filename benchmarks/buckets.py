@@ -21,9 +21,9 @@ from benchmarks.report import Measurement, Section, at_most
 from benchmarks.workspaces import BINARIES, FILES, edit_tree, make_tree
 from treering.blobs.s3 import S3Blobs
 from treering.sandbox.archive import Place
-from treering.sandbox.bucket_storage import BucketStorage
-from treering.sandbox.depots import Depot
+from treering.sandbox.bucket import BucketStorage
 from treering.sandbox.records import Label
+from treering.sandbox.storage import Depot
 
 EDITS = int(os.environ.get("TREERING_BENCH_TURNS", "3"))
 

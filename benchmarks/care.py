@@ -10,10 +10,8 @@ from pathlib import Path
 
 from benchmarks.report import Measurement, Section, at_most
 from benchmarks.work import open_store
-from treering.core.address import list_address
-from treering.core.batch import Event
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.batch import Draft, Event
+from treering.core.content import Content, list_address
 
 SMALL = int(os.environ.get("TREERING_BENCH_OBJECTS", "100000"))
 """Contents in the small store; the large one has ten times as many (a million)."""

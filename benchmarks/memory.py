@@ -22,8 +22,8 @@ from langgraph.store.memory import InMemoryStore
 import treering
 from benchmarks.memory_peers import mem0_ms, sample, server_memory_ms, treering_mcp_ms
 from benchmarks.report import Measurement, Section, at_least
+from treering.compat.memory import StaticEmbedder
 from treering.errors import Conflict
-from treering.memory import StaticEmbedder
 
 LOCOMO = Path(
     os.environ.get("TREERING_LOCOMO", Path(__file__).resolve().parents[2] / "shared/data/locomo-dev.json")

@@ -11,8 +11,7 @@ from tests.servers.fleet import opened
 from tests.servers.postgres import PostgresServer
 
 from benchmarks.report import Measurement, Section, at_least, in_turns, seconds_of
-from treering.core.batch import Event
-from treering.core.draft import Draft
+from treering.core.batch import Draft, Event
 from treering.core.query import EventQuery
 from treering.engines.postgres import open_postgres
 

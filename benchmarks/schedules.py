@@ -14,7 +14,7 @@ import treering
 from benchmarks.report import Measurement, Section, at_least, at_most
 from treering.core.encoding import decode_json
 from treering.core.query import EventQuery
-from treering.views.schedules.tasks import Policy
+from treering.schedules.tasks import Policy
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import treering
 from benchmarks.report import Measurement, Section, at_most
-from treering.care.statistics import folder_bytes
-from treering.core.stems import stem, words
-from treering.views.event_index import EventIndex, pieces_of
+from treering.core.text import stem, words
+from treering.maintenance.stats import folder_bytes
+from treering.runs.search import EventIndex, pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

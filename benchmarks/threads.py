@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from treering.store import Store
-    from treering.views.threads import Thread
+    from treering.threads.thread import Thread
 
 STEPS = int(os.environ.get("TREERING_BENCH_STEPS", "1000"))
 AGENTS = 8

@@ -8,10 +8,9 @@ import time
 from typing import TYPE_CHECKING
 
 from treering.blobs.folder import FolderBlobs
-from treering.core.batch import Event
+from treering.core.batch import Draft, Event
 from treering.core.content import Content
-from treering.core.draft import Draft
-from treering.engines import schema
+from treering.engines.sql import schema
 from treering.engines.sqlite import open_sqlite
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Batch
     from treering.engines.sqlite import SqliteEngine
-    from treering.engines.sqlite.database import Durability
+    from treering.engines.sqlite.connection import Durability
 
 SCOPE = "/thread/bench"
 SYNCHRONOUS = {"full": "FULL", "fast": "NORMAL"}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import treering
 from benchmarks.report import Measurement, Section, at_most
-from treering.views.workspaces.beneath import Beneath
+from treering.workspaces.safe_open import Beneath
 
 if TYPE_CHECKING:
     from collections.abc import Callable

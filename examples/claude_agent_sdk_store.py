@@ -21,7 +21,7 @@ from uuid import UUID
 import claude_agent_sdk as sdk
 
 import treering
-from treering.adapters.claude_agent_sdk import TreeringSessionStore
+from treering.adapters.claude.session_store import TreeringSessionStore
 
 
 async def bring(project: Path, url: str) -> None:

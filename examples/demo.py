@@ -26,8 +26,8 @@ from urllib.parse import quote
 from demo_job import CODER, LEAD, MODELS, Job, test_run
 
 import treering
-from treering.views.moments import Moment
-from treering.views.threads import Thread
+from treering.threads.moment import Moment
+from treering.threads.thread import Thread
 
 FORK = "slugs/coder-german"
 OTHER_PROMPT = (

@@ -19,8 +19,8 @@ from time import time_ns
 import treering
 from treering.core.clock import ManualClock
 from treering.errors import TreeringError
+from treering.memory.documents import Provenance
 from treering.store import Store
-from treering.views.memory.documents import Provenance
 
 DAY = 86_400
 AGENTS = ("planner", "coder", "reviewer", "support")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import treering
 from treering.agent import create_agent
-from treering.memory import create_agent_memory_middleware
+from treering.compat.memory import create_agent_memory_middleware
 
 
 def model(messages, _tools):

@@ -22,7 +22,7 @@ from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 
 import treering
-from treering.adapters.pydantic_ai import TreeringCheckpoints, TreeringConversationStore
+from treering.adapters.pydantic_ai.conversations import TreeringCheckpoints, TreeringConversationStore
 
 WIDTHS_MM = {1998: 4, 1999: 6, 2000: 5}
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from treering.savers import FileSaver, SqliteSaver, migrate_checkpoints
+from treering.compat.savers import FileSaver, SqliteSaver, migrate_checkpoints
 
 THREAD = "conversation-1"
 KILL_AFTER = 12

@@ -11,7 +11,7 @@ import sys
 import time
 
 import treering
-from treering.views.schedules.fires import Fire
+from treering.schedules.fires import Fire
 
 
 def answer(fire: Fire) -> str:

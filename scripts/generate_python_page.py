@@ -41,9 +41,9 @@ def page() -> str:
 
 def _views(store: type) -> list[type]:
     """The classes that the store's members give back, in the order in which they stand there."""
-    from treering.views.moments import Moment
-    from treering.views.recording.runs import Run
-    from treering.views.recording.spans import Span
+    from treering.runs.run import Run
+    from treering.runs.span import Span
+    from treering.threads.moment import Moment
 
     behind = {"Moment": Moment, "Run": Run, "Span": Span}
     names = _checked_names(store)
@@ -53,7 +53,7 @@ def _views(store: type) -> list[type]:
         if not inspect.isfunction(function) or function.__name__.startswith("_"):
             continue
         given = get_type_hints(function, localns=names).get("return")
-        if inspect.isclass(given) and given.__module__.startswith("treering.views."):
+        if inspect.isclass(given) and given.__module__.startswith("treering."):
             if hasattr(given, "__struct_fields__"):
                 continue
             found[given.__name__] = given

@@ -17,7 +17,7 @@ Every route of [the server](../server.md), with what goes in and comes out. A ru
 def page() -> str:
     import treering
     from treering.server.app import ROUTES
-    from treering.server.openapi import document
+    from treering.server.endpoints import document
 
     modules = [import_module(f"treering.server.routes.{name}") for name in ROUTES]
     endpoints = [each for module in modules for each in getattr(module, "ENDPOINTS", ())]

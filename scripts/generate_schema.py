@@ -1,4 +1,4 @@
-"""The SQL of a fresh store, from the tables of `treering.engines.tables`, for each database."""
+"""The SQL of a fresh store, from the tables of `treering.engines.sql.tables`, for each database."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from treering.engines.schema import FORMAT, SCHEMA_VERSION
-from treering.engines.tables import SQLITE_STATISTICS, metadata_for
+from treering.engines.sql.schema import FORMAT, SCHEMA_VERSION
+from treering.engines.sql.tables import SQLITE_STATISTICS, metadata_for
 
 HEADER = """\
--- A fresh treering store on {name}, schema {version}. Generated from src/treering/engines/tables.py;
+-- A fresh treering store on {name}, schema {version}. Generated from src/treering/engines/sql/tables.py;
 -- do not edit: change the tables, write a migration, and run: python scripts/generate.py
 """
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from treering.aio import AsyncStore
     from treering.api import open, open_async
     from treering.core.retention import Keep
+    from treering.runs.span import carry
+    from treering.state.user_sessions import UserSession
     from treering.store import Store
-    from treering.views.budgets import Budget, Budgets
-    from treering.views.recording.context import carry
-    from treering.views.user_sessions import UserSession
+    from treering.threads.tool_budgets import Budget, Budgets
 
     __version__: str
 
@@ -39,12 +39,12 @@ __all__ = [
 
 _HOMES: Final = {
     "AsyncStore": "treering.aio",
-    "Budget": "treering.views.budgets",
-    "Budgets": "treering.views.budgets",
+    "Budget": "treering.threads.tool_budgets",
+    "Budgets": "treering.threads.tool_budgets",
     "Keep": "treering.core.retention",
     "Store": "treering.store",
-    "UserSession": "treering.views.user_sessions",
-    "carry": "treering.views.recording.context",
+    "UserSession": "treering.state.user_sessions",
+    "carry": "treering.runs.span",
     "open": "treering.api",
     "open_async": "treering.api",
 }

@@ -16,44 +16,25 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from treering.bridge import Bridge, shown
-from treering.care.backup import BackupReport
-from treering.care.collection import Collection
-from treering.care.copying import CopyProgress, CopyReport
-from treering.care.forgetting import Forgotten
-from treering.care.growth import Growth
-from treering.care.statistics import Stats
-from treering.care.verification import Verification
-from treering.core.address import Address
-from treering.core.batch import Batch, Receipt
+from treering.core.batch import Batch, Draft, Receipt
 from treering.core.clock import Clock
-from treering.core.draft import Draft
+from treering.core.content import Address
 from treering.core.engine import Engine
 from treering.core.records import Checked
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
-from treering.store import Store
-from treering.views.actions import Actions
-from treering.views.alerting.alert import Alert, AlertPage
-from treering.views.alerting.alerts import Alerts
-from treering.views.alerting.rules import Rule, What
-from treering.views.alerting.watch import Watch
-from treering.views.alerting.webhooks import Delivery, Webhook
-from treering.views.budgets import Budgets
-from treering.views.chat_ids import ChatId, TaskId
-from treering.views.chat_logs import ChatLine, ChatLog
-from treering.views.chats import Chat
-from treering.views.cleaning import Cleaned
-from treering.views.comparison import AgentComparison, RunComparison
-from treering.views.costs import By, CostReport, Costs
-from treering.views.differences import Difference
-from treering.views.directory import ThreadInfo
-from treering.views.following import LiveEvent
-from treering.views.hooks import Hooks
-from treering.views.interrupts import Decision
-from treering.views.json_stores import JsonStore
-from treering.views.legacy import LegacyRuns
-from treering.views.memory.context import MemoryContext
-from treering.views.memory.documents import (
+from treering.limits.alert import Alert, AlertPage
+from treering.limits.alerts import Alerts, Rule, Watch, What
+from treering.limits.budgets import Action, Every, Per, SharedBudget, SharedBudgets, Standing, Subject
+from treering.limits.webhooks import Delivery, Webhook
+from treering.maintenance.backup import BackupReport
+from treering.maintenance.copy import CopyProgress, CopyReport
+from treering.maintenance.forget import Forgotten
+from treering.maintenance.gc import Collection
+from treering.maintenance.stats import Growth, Stats
+from treering.maintenance.verify import Verification
+from treering.memory.context import MemoryContext
+from treering.memory.documents import (
     MemoryDiff,
     MemoryDocument,
     MemorySearch,
@@ -61,38 +42,47 @@ from treering.views.memory.documents import (
     Provenance,
     TagMatch,
 )
-from treering.views.memory.embedding import Embedder
-from treering.views.memory.folders import FolderSync
-from treering.views.memory.memory import Memory
-from treering.views.moments import Moment
-from treering.views.otlp.ingest import Ingest
-from treering.views.performance import Performance, PerformanceBy, PerformanceReport
-from treering.views.recording.runs import Run, RunInfo
-from treering.views.replaying import ReplayStep
-from treering.views.runs import RunPage, Runs
-from treering.views.schedules.fires import FireReport
-from treering.views.schedules.schedules import Schedules
-from treering.views.schedules.tasks import CatchUp, Overlap, Policy, Task
-from treering.views.schedules.worker import Handler, Worker
-from treering.views.searching import Found
-from treering.views.shared_budgets import Action, Every, Per, SharedBudget, SharedBudgets, Standing, Subject
-from treering.views.state_records import Change, StateEntry
-from treering.views.states import State
-from treering.views.threads import Thread
-from treering.views.timeline import Timeline, TimelineEvent, TimelinePage
-from treering.views.transcripts import Role, Transcript, TranscriptEvent
-from treering.views.user_sessions import RestoredSessions, Sessions
-from treering.views.workspaces.checking import SnapshotCheck
-from treering.views.workspaces.comparing import FileChange
-from treering.views.workspaces.looking import Entry
-from treering.views.workspaces.planning import LinkPolicy
-from treering.views.workspaces.progress import FileProgress
-from treering.views.workspaces.restoring import Restored
-from treering.views.workspaces.scanning import Limits
-from treering.views.workspaces.snapshots import Camera, Taken
-from treering.views.workspaces.virtual import Access, Files, Match
-from treering.views.workspaces.virtual_paths import FileInfo
-from treering.views.workspaces.workspace import SnapshotInfo, T, Workspace
+from treering.memory.folder_sync import FolderSync
+from treering.memory.memory import Memory
+from treering.memory.vectors import Embedder
+from treering.runs.compare import AgentComparison, RunComparison
+from treering.runs.cost import By, CostReport, Costs
+from treering.runs.directory import LegacyRuns, RunPage, Runs
+from treering.runs.follow import LiveEvent
+from treering.runs.otlp.ingest import Ingest
+from treering.runs.performance import Performance, PerformanceBy, PerformanceReport
+from treering.runs.replay import ReplayStep
+from treering.runs.run import Run, RunInfo
+from treering.runs.search import Found
+from treering.runs.timeline import Timeline, TimelineEvent, TimelinePage
+from treering.schedules.fires import FireReport
+from treering.schedules.schedules import Schedules
+from treering.schedules.tasks import CatchUp, Overlap, Policy, Task
+from treering.schedules.worker import Handler, Worker
+from treering.state.json_store import JsonStore
+from treering.state.state import Change, State, StateEntry
+from treering.state.user_sessions import RestoredSessions, Sessions
+from treering.store import Store
+from treering.threads.actions import Actions
+from treering.threads.chats import Chat, ChatLine, ChatLog
+from treering.threads.checkpoint import Decision
+from treering.threads.diff import Difference
+from treering.threads.directory import ThreadInfo
+from treering.threads.hooks import Hooks
+from treering.threads.ids import ChatId, TaskId
+from treering.threads.moment import Moment
+from treering.threads.thread import Cleaned, Thread
+from treering.threads.tool_budgets import Budgets
+from treering.threads.transcripts import Role, Transcript, TranscriptEvent
+from treering.workspaces.browse import Entry
+from treering.workspaces.diff import FileChange
+from treering.workspaces.restore import Restored
+from treering.workspaces.restore_plan import LinkPolicy
+from treering.workspaces.scan import FileProgress, Limits
+from treering.workspaces.snapshot import Camera, Taken
+from treering.workspaces.verify import SnapshotCheck
+from treering.workspaces.virtual_fs import Access, FileInfo, Files, Match
+from treering.workspaces.workspace import SnapshotInfo, T, Workspace
 
 
 class AsyncStore:

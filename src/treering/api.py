@@ -16,17 +16,73 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import msgspec
 
-from treering.care.spaces import RESERVED
 from treering.core.clock import Clock, SystemClock
 from treering.core.engine import Engine
 from treering.core.ids import check_space
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput, MissingExtra, NotFound, Unreachable, Unsupported
-from treering.presence import Presence, in_folder, in_postgres
+from treering.maintenance.stats import RESERVED
 from treering.store import Store
 
 if TYPE_CHECKING:
-    from treering.opening import Opening
+    from treering.async_opening import Opening
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Is there a store, and of which version? Looked up without making or changing anything.
+#
+# Opening a store makes it, and migrates it. Where that is not wanted (a command that only reads, a report of
+# what a migration did) this looks first. **Invariant:** "not there" is said only when it is certain; whatever
+# else is wrong is left to opening, which has the better words for it.
+
+
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a store is there, and the version of its tables if that could be read."""
+
+    there: bool
+    version: str | None = None
+
+
+def in_folder(folder: Path) -> Presence:
+    """Look into the folder of a local store. Nothing in this process may have it open."""
+    import sqlite3
+    from contextlib import closing
+
+    from treering.engines.sql.schema import SQLITE_FILE
+
+    file = folder / SQLITE_FILE
+    if not file.is_file():
+        return Presence(there=False)
+    try:
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=60)) as connection:
+            for (version,) in connection.execute(_VERSION):
+                return Presence(there=True, version=str(version))
+    except sqlite3.Error:
+        pass
+    return Presence(there=True)
+
+
+def in_postgres(url: str) -> Presence:
+    """Look into a PostgreSQL database."""
+    try:
+        import psycopg
+    except ImportError:
+        return Presence(there=True)
+    try:
+        with psycopg.connect(url) as connection:
+            for (version,) in connection.execute(_VERSION):
+                return Presence(there=True, version=str(version))
+    except psycopg.errors.UndefinedTable:
+        return Presence(there=False)
+    except psycopg.Error:
+        pass
+    return Presence(there=True)
+
+
+_VERSION: Final = "SELECT version_num FROM alembic_version"
+
+
+# -----------------------------------------------------------------------------------------------------------
 
 Durability = Literal["full", "fast"]
 """``full`` survives power loss; ``fast`` survives SIGKILL and may lose the last moments on power loss."""
@@ -91,7 +147,7 @@ def migrate(url: str | Path | None = None, *, blobs: str | Blobs | None = None) 
         )
     before = look(place).version
     with open_existing(url, blobs=blobs) as store:
-        from treering.engines.schema import SCHEMA_VERSION
+        from treering.engines.sql.schema import SCHEMA_VERSION
 
         return Migrated(url=store.url, before=before or SCHEMA_VERSION, after=SCHEMA_VERSION)
 
@@ -108,7 +164,7 @@ def open_async(
 
     The arguments are those of `open`.
     """
-    from treering.opening import Opening  # brings asyncio, which a sync store does not need
+    from treering.async_opening import Opening  # brings asyncio, which a sync store does not need
 
     return Opening(
         lambda: open(url, durability=durability, blobs=blobs, namespace=namespace, api_key=api_key)
@@ -124,7 +180,7 @@ def _timed(engine: Engine) -> Engine:
     except ValueError:
         engine.close()
         raise InvalidInput(f"{SLOW_MS}={given!r} is no number of milliseconds; use one like 200") from None
-    from treering.engines.slow import slow_logged
+    from treering.engines.slow_log import slow_logged
 
     return slow_logged(engine, threshold_ms)
 
@@ -201,7 +257,7 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _open_memory(_: Place, wanted: _Wanted) -> Engine:
-    from treering.engines.memory import MemoryEngine
+    from treering.engines.memory.engine import MemoryEngine
 
     if wanted.blobs is not None:
         raise InvalidInput("a memory: store keeps its objects in memory; leave blobs out, or open a folder")

@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from treering.errors import Closed
-from treering.keyvalue.awaiting import lend_running_loop
-from treering.views.following import Following, LiveEvent
+from treering.runs.follow import Following, LiveEvent
+from treering.sync_async import lend_running_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")

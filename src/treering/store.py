@@ -2,51 +2,186 @@
 
 Writing is one verb, `commit` (or `submit`, its future). Looking after the store is a verb each: `verify`,
 `gc`, `forget`, `reindex`, `stats`, `copy_to`, `backup`; those that need no more than the space itself are in
-`treering.space`. **Invariant:** a store sees and changes its own space only; the one exception is `backup`,
+`treering.store`. **Invariant:** a store sees and changes its own space only; the one exception is `backup`,
 which is of the whole store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from treering.core.clock import Clock
+from msgspec import structs
+
+from treering.core.batch import Batch, Draft, Receipt
+from treering.core.clock import Clock, SystemClock
 from treering.core.engine import Engine
+from treering.core.ids import check_space
+from treering.core.records import Checked
+from treering.core.retention import Keep
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput
-from treering.space import Space
-from treering.views.directory import ThreadInfo, list_threads
-from treering.views.ground import Ground
-from treering.views.hooks import Hooks
-from treering.views.recording.runs import Run
-from treering.views.thread_keys import thread_key
-from treering.views.threads import Thread
-from treering.views.workspaces.workspace import Workspace
+from treering.runs.run import RUN, Run
+from treering.threads.directory import ThreadInfo, list_threads
+from treering.threads.hooks import Hooks
+from treering.threads.ids import thread_key
+from treering.threads.thread import Ground, Thread
+from treering.workspaces.workspace import Workspace
 
-if TYPE_CHECKING:  # a program that only saves threads does not pay for the rest
-    from treering.care.backup import BackupReport
-    from treering.care.copying import CopyProgress, CopyReport
-    from treering.care.forgetting import Forgotten
-    from treering.care.verification import Verification
-    from treering.core.records import Checked
-    from treering.views.alerting.alerts import Alerts
-    from treering.views.chats import Chat
-    from treering.views.costs import Costs
-    from treering.views.guarding import Guard
-    from treering.views.legacy import LegacyRuns
-    from treering.views.memory.memory import Memory
-    from treering.views.otlp.ingest import Ingest
-    from treering.views.performance import Performance
-    from treering.views.recording.recorder import Recorder
-    from treering.views.runs import Runs
-    from treering.views.schedules.schedules import Schedules
-    from treering.views.shared_budgets import SharedBudgets
-    from treering.views.states import State
-    from treering.views.timeline import Timeline
-    from treering.views.transcripts import Transcript
+if TYPE_CHECKING:
+    from treering.limits.alerts import Alerts
+    from treering.limits.budgets import Guard, SharedBudgets
+    from treering.maintenance.backup import BackupReport
+    from treering.maintenance.copy import CopyProgress, CopyReport
+    from treering.maintenance.forget import Forgotten
+    from treering.maintenance.gc import Collection
+    from treering.maintenance.stats import Growth, Stats
+    from treering.maintenance.verify import Verification
+    from treering.memory.memory import Memory
+    from treering.runs.cost import Costs
+    from treering.runs.directory import LegacyRuns, Runs
+    from treering.runs.otlp.ingest import Ingest
+    from treering.runs.performance import Performance
+    from treering.runs.recorder import Recorder
+    from treering.runs.timeline import Timeline
+    from treering.schedules.schedules import Schedules
+    from treering.state.state import State
+    from treering.threads.chats import Chat
+    from treering.threads.transcripts import Transcript
+
+
+# -----------------------------------------------------------------------------------------------------------
+# A space of an engine: what is written into it, and how it is looked after, in nobody's words yet.
+#
+# Writing is one verb, `commit` (or `submit`, its future). Looking after it is a verb each. What agents call
+# threads, runs and memories is made of this by `treering.store`. **Invariant:** a space sees and changes
+# itself only.
+
+
+class Space:
+    """One space of one engine; ``folder`` is where a local store keeps its files."""
+
+    def __init__(self, engine: Engine, space: str, *, folder: Path | None, clock: Clock | None) -> None:
+        self._engine = engine
+        self._space = check_space(space)
+        self._folder = folder
+        self._clock = clock or SystemClock()
+
+    @property
+    def space(self) -> str:
+        """The tenant whose data this is; ``namespace=`` of `open` names it."""
+        return self._space
+
+    @property
+    def url(self) -> str:
+        """Where the store is, without secrets."""
+        return self._engine.url
+
+    @property
+    def engine(self) -> Engine:
+        """What stores the bytes; reads take `space` as their first argument."""
+        return self._engine
+
+    @property
+    def clock(self) -> Clock:
+        """Where its times come from."""
+        return self._clock
+
+    # Writing
+    def draft(self, id: str | None = None) -> Draft:
+        """A new batch to be filled; an ``id`` of your own makes a repeated commit harmless."""
+        return Draft(self._space, id=id)
+
+    def commit(self, batch: Batch | Draft) -> Receipt:
+        """Write a batch: atomic, idempotent by its id, durable when this returns."""
+        return self._engine.commit(self._own(batch))
+
+    def submit(self, batch: Batch | Draft) -> Future[Receipt]:
+        """Write a batch in the background; the future resolves when it is durable."""
+        return self._engine.submit(self._own(batch))
+
+    # Looking after it
+    def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
+        """Rehash all content, follow every link, recount what is derived; changes nothing."""
+        from treering.maintenance.verify import verify
+
+        return verify(self._engine, self._space, on_progress=on_progress)
+
+    def gc(
+        self,
+        *,
+        keep: Keep | None = None,
+        keep_runs: Keep | None = None,
+        dry_run: bool = False,
+        grace_seconds: float = 3600.0,
+    ) -> Collection:
+        """Drop what ``keep`` does not want (without it, nothing), then sweep what nothing can reach.
+
+        ``keep`` is for checkpoints of each thread, snapshots of each workspace, versions of each memory, and
+        for all checkpoints of sandboxes together. ``keep_runs`` is for runs, those of each agent by
+        themselves; what they cost goes with them. Works beside writers: what became unreachable less than
+        ``grace_seconds`` ago stays for now.
+        """
+        from treering.graphs.step import made_of
+        from treering.maintenance.gc import collect
+        from treering.runs.retention import drop_runs
+
+        runs = None
+        if keep_runs is not None:
+            runs = drop_runs(self._engine, self._space, keep_runs, dry_run=dry_run, clock=self._clock)
+        collected = collect(
+            self._engine,
+            self._space,
+            keep=keep,
+            dry_run=dry_run,
+            grace_seconds=grace_seconds,
+            clock=self._clock,
+            made_of=made_of,
+        )
+        if runs is None:
+            return collected
+        return structs.replace(
+            collected,
+            dropped=collected.dropped | ({RUN: len(runs.dropped)} if runs.dropped else {}),
+            kept=collected.kept | {RUN: runs.kept},
+            event=collected.event or runs.event,
+        )
+
+    def reindex(self) -> None:
+        """Rebuild what is derived: roll-ups and search index."""
+        from treering.maintenance.stats import is_unwritten
+
+        if not is_unwritten(self._engine, self._space):
+            self._engine.reindex(self._space)
+
+    def stats(self) -> Stats:
+        """What this space holds, what it takes, and how it grew day by day."""
+        from treering.maintenance.stats import measure
+
+        return measure(self._engine, self._space, folder=self._folder)
+
+    def growth(self, *, last_days: int = 7) -> Growth:
+        """What each day brought, and how large this space will be in 30 days if the last days go on."""
+        from treering.maintenance.stats import grow
+
+        if last_days < 1:
+            raise InvalidInput(f"last_days is {last_days}; look at one day at least")
+        return grow(self._engine, self._space, last_days=last_days, clock=self._clock)
+
+    def _own(self, batch: Batch | Draft) -> Batch:
+        whole = batch.batch() if isinstance(batch, Draft) else batch
+        if whole.space != self._space:
+            raise InvalidInput(
+                f"batch {whole.id!r} is for space {whole.space!r}, this store is {self._space!r}; "
+                "make it with store.draft()"
+            )
+        return whole
+
+
+# -----------------------------------------------------------------------------------------------------------
 
 
 class Opener(Protocol):
@@ -73,7 +208,7 @@ class Store(Space):
         opener: Opener | None = None,
         hooks: Hooks | None = None,
     ) -> None:
-        from treering.views.memory.vectors import Vectors
+        from treering.memory.vectors import Vectors
 
         super().__init__(engine, space, folder=folder, clock=clock)
         self._opener = opener
@@ -99,7 +234,7 @@ class Store(Space):
 
     def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
         """Rehash all content, follow every link and thread, recount what is derived; changes nothing."""
-        from treering.views.severed import severed
+        from treering.threads.directory import severed
 
         found = super().verify(on_progress=on_progress)
         return found.with_problems(severed(self._engine, self._space))
@@ -117,14 +252,14 @@ class Store(Space):
     @property
     def state(self) -> State:
         """Small state: JSON values by key, changed by compare-and-swap."""
-        from treering.views.states import State
+        from treering.state.state import State
 
         return State(self._engine, self._space, clock=self._clock)
 
     @property
     def memory(self) -> Memory:
         """What agents remember: documents by id with every version, searched and loaded into contexts."""
-        from treering.views.memory.memory import Memory
+        from treering.memory.memory import Memory
 
         return Memory(
             self._engine,
@@ -137,7 +272,7 @@ class Store(Space):
     @property
     def schedules(self) -> Schedules:
         """Tasks that come up later: by cron, at intervals or once, and the workers that do them."""
-        from treering.views.schedules.schedules import Schedules
+        from treering.schedules.schedules import Schedules
 
         return Schedules(self._engine, self._space, clock=self._clock, new_run=self.run)
 
@@ -151,7 +286,7 @@ class Store(Space):
 
     def chat(self, channel: str, chat_id: str | int, namespace: str | None = None) -> Chat:
         """A chat of a channel: its current thread (``telegram_123``), and `reset` to begin a new one."""
-        from treering.views.chats import Chat
+        from treering.threads.chats import Chat
 
         return Chat(self._ground, channel, chat_id, namespace or "")
 
@@ -160,7 +295,7 @@ class Store(Space):
         self, thread: Thread | str, namespace: str | None = None, *, outputs: str | Path | None = None
     ) -> Transcript:
         """The log of a thread, in order; with ``outputs`` also a file of JSON lines that grows along."""
-        from treering.views.transcripts import Transcript
+        from treering.threads.transcripts import Transcript
 
         return Transcript(
             self._engine,
@@ -210,7 +345,7 @@ class Store(Space):
 
         ``@store.agent`` takes the function's name, ``@store.agent("planner")`` that one.
         """
-        from treering.views.recording.decorators import recording
+        from treering.runs.recorder import recording
 
         return recording(name, kind="agent", new_run=self.run)
 
@@ -219,7 +354,7 @@ class Store(Space):
 
         ``@store.tool`` takes the function's name, ``@store.tool("add")`` that one.
         """
-        from treering.views.recording.decorators import recording
+        from treering.runs.recorder import recording
 
         return recording(name, kind="tool", new_run=None)
 
@@ -231,35 +366,35 @@ class Store(Space):
     @property
     def runs(self) -> Runs:
         """Which runs there are and how they stand."""
-        from treering.views.runs import Runs
+        from treering.runs.directory import Runs
 
         return Runs(self._engine, self._space, clock=self._clock)
 
     @property
     def timeline(self) -> Timeline:
         """What happened, in order."""
-        from treering.views.timeline import Timeline
+        from treering.runs.timeline import Timeline
 
         return Timeline(self._engine, self._space)
 
     @property
     def cost(self) -> Costs:
         """What it took, in tokens and money."""
-        from treering.views.costs import Costs
+        from treering.runs.cost import Costs
 
         return Costs(self._engine, self._space)
 
     @property
     def performance(self) -> Performance:
         """How long it took, how often it failed, how fast models speak."""
-        from treering.views.performance import Performance
+        from treering.runs.performance import Performance
 
         return Performance(self._engine, self._space)
 
     @property
     def otlp(self) -> Ingest:
         """What OpenTelemetry exporters send: traces become runs, durable before they are acknowledged."""
-        from treering.views.otlp.ingest import Ingest
+        from treering.runs.otlp.ingest import Ingest
 
         if self._ingest is None:
             self._ingest = Ingest(self._engine, self._space, clock=self._clock)
@@ -268,14 +403,14 @@ class Store(Space):
     @property
     def budgets(self) -> SharedBudgets:
         """What runs, threads, agents and the store may use; every process that records here heeds them."""
-        from treering.views.shared_budgets import SharedBudgets
+        from treering.limits.budgets import SharedBudgets
 
         return SharedBudgets(self._engine, self._space, clock=self._clock, changed=self._budgets_changed)
 
     @property
     def alerts(self) -> Alerts:
         """What someone should know: budgets that run out, runs that failed or are unlike the others."""
-        from treering.views.alerting.alerts import Alerts
+        from treering.limits.alerts import Alerts
 
         return Alerts(self._engine, self._space, clock=self._clock)
 
@@ -302,7 +437,7 @@ class Store(Space):
         and is listed in the receipt. Raises `NotFound` when nothing is there. Backups and copies are stores
         of their own: forget there as well.
         """
-        from treering.care.forgetting import forget, selection
+        from treering.maintenance.forget import forget, selection
 
         chosen = selection(thread=thread, namespace=namespace, scope=scope)
         self._workspace.unlearn()
@@ -335,7 +470,7 @@ class Store(Space):
 
         It is opened and checked before it appears at ``path``, and opens like any other store.
         """
-        from treering.care.backup import back_up
+        from treering.maintenance.backup import back_up
 
         return back_up(
             self._engine,
@@ -366,8 +501,8 @@ class Store(Space):
         return f"<Store {self.url} space={self._space!r}>"
 
     def _record(self) -> Recorder:
-        from treering.views.guarding import Guard
-        from treering.views.recording.recorder import Recorder
+        from treering.limits.budgets import Guard
+        from treering.runs.recorder import Recorder
 
         if self._recorder is None:
             self._recorder = Recorder(self._engine, self._space)
@@ -379,7 +514,7 @@ class Store(Space):
             self._guard.forget_what_is_known()
 
     def _copy_into(self, target: Store, on_progress: Callable[[CopyProgress], None] | None) -> CopyReport:
-        from treering.care.copying import copy_space
+        from treering.maintenance.copy import copy_space
 
         return copy_space(
             self._engine, target.engine, space=self._space, into=target.space, on_progress=on_progress

@@ -24,7 +24,7 @@ from threading import Thread
 from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, create_sdk_mcp_server, query, tool
 
 import treering
-from treering.adapters.claude_agent_sdk import TreeringSessionStore
+from treering.adapters.claude.session_store import TreeringSessionStore
 
 NUMBERS = (1, 2, 3, 4)
 ANSWER = "They add up to 30."

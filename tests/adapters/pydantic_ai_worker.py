@@ -19,7 +19,7 @@ from pydantic_ai.conversation import Conversation
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from treering.adapters.pydantic_ai import TreeringCheckpoints, TreeringConversationStore
+from treering.adapters.pydantic_ai.conversations import TreeringCheckpoints, TreeringConversationStore
 
 STEPS = 3
 

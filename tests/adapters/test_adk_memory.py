@@ -25,8 +25,8 @@ from google.genai import types
 import treering
 from tests.adapters.adk_talk import ENGINES, open_store, said
 from treering.adapters.adk import TreeringMemoryService, TreeringSessionService
+from treering.compat.memory import FunctionEmbedder
 from treering.errors import InvalidInput
-from treering.memory import FunctionEmbedder
 
 ALICE: dict[str, Any] = {"app_name": "shop", "user_id": "alice"}
 

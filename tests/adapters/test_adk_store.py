@@ -17,7 +17,7 @@ from google.genai import types
 
 from tests.adapters.adk_talk import ENGINES, open_store, said, texts
 from treering.adapters.adk import TreeringArtifactService, TreeringSessionService, thread_id_of
-from treering.adapters.transcripts import Vetoed
+from treering.adapters.conversation import Vetoed
 from treering.errors import Forbidden
 from treering.store import Store
 

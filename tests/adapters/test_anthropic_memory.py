@@ -11,7 +11,7 @@ from anthropic.lib.tools import ToolError
 from anthropic.tools.memory import BetaLocalFilesystemMemoryTool
 
 import treering
-from treering.adapters.anthropic_memory import AsyncTreeringMemoryTool, TreeringMemoryTool
+from treering.adapters.claude.memory_tool import AsyncTreeringMemoryTool, TreeringMemoryTool
 
 NAMES = ["a", "b.md", "c d", ".hidden", "ä", "..", ".", "", "100%", "a\nb"]
 TEXTS = ["", "one", "one\ntwo\nthree\n", "x" * 1025, "ä\r\nb", "one one\n\none", "\n\n"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import treering
 from tests.adapters.claude_entries import KEY, entry, uuids
-from treering.adapters.claude_agent_sdk import TreeringSessionStore
+from treering.adapters.claude.session_store import TreeringSessionStore
 from treering.errors import Closed, InvalidInput
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -340,7 +340,7 @@ def test_a_cancelled_append_is_not_torn(memory):
 def test_without_the_sdk_the_extra_is_named():
     code = (
         "import sys; sys.modules['claude_agent_sdk'] = None\n"
-        "try:\n    import treering.adapters.claude_agent_sdk\n"
+        "try:\n    import treering.adapters.claude.session_store\n"
         "except Exception as error:\n    print(type(error).__name__, error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

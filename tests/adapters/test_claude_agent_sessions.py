@@ -18,7 +18,7 @@ import pytest
 import treering
 from tests.adapters import claude_worker
 from tests.adapters.claude_entries import KEY, entry, uuids
-from treering.adapters.claude_agent_sdk import TreeringSessionStore
+from treering.adapters.claude.session_store import TreeringSessionStore
 from treering.errors import Conflict
 
 ROOT = Path(__file__).resolve().parents[2]

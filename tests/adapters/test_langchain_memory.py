@@ -14,7 +14,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 import treering
 from treering.adapters.langchain import MemoryMiddleware
 from treering.adapters.langgraph import TreeringSaver
-from treering.memory import AgentFiles, FilesystemMemoryStore
+from treering.compat.memory import AgentFiles, FilesystemMemoryStore
 
 
 class Listening(BaseChatModel):

@@ -17,11 +17,11 @@ from typing_extensions import TypedDict
 import treering
 from tests.adapters.langgraph_scripts import config, put
 from treering.adapters.langgraph import TreeringSaver
-from treering.adapters.langgraph_shadows import REMOVE_ALL
-from treering.adapters.langgraph_values import DeltaSnapshot
+from treering.adapters.langgraph.materialised import REMOVE_ALL
+from treering.adapters.langgraph.values import DeltaSnapshot
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, Corrupt
-from treering.views.hooks import HOOK_NAMES, Saved, Saving
+from treering.threads.hooks import HOOK_NAMES, Saved, Saving
 
 
 def joined(state, writes):

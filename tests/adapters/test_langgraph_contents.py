@@ -14,7 +14,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 import treering
 from tests.adapters.langgraph_scripts import config, put
 from treering.adapters.langgraph import TreeringSaver
-from treering.adapters.langgraph_values import Packed, Values
+from treering.adapters.langgraph.values import Packed, Values
 from treering.core.query import EventQuery
 from treering.errors import StoreFull
 

@@ -16,8 +16,8 @@ import treering
 from tests.adapters.langgraph_scripts import config
 from tests.importers.histories import exported
 from treering.adapters.langgraph import TreeringSaver
-from treering.adapters.langgraph_holes import LEAST, holed
-from treering.adapters.langgraph_values import Values, closed_serde
+from treering.adapters.langgraph.embedded_lists import LEAST, holed
+from treering.adapters.langgraph.values import Values, closed_serde
 from treering.importers.jsonl import import_jsonl
 
 TEXT = "word " * 100

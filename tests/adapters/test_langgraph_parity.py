@@ -21,7 +21,7 @@ import treering
 from tests.adapters.langgraph_scenarios import SCENARIOS, Basket
 from tests.adapters.langgraph_talk import Talk
 from treering.adapters.langgraph import TreeringSaver
-from treering.adapters.langgraph_values import closed_serde
+from treering.adapters.langgraph.values import closed_serde
 
 IDS = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b")
 ALLOWED = [Basket]

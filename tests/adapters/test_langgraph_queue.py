@@ -10,8 +10,8 @@ from langchain_core.messages import AIMessage
 
 import treering
 from tests.adapters.langgraph_scripts import config, put
-from treering.adapters import langgraph_queue
 from treering.adapters.langgraph import TreeringSaver
+from treering.adapters.langgraph import queue as queue_module
 from treering.errors import StoreFull
 
 ANSWER = AIMessage("an answer", id="a")
@@ -34,7 +34,7 @@ def commits(store, monkeypatch):
 
 @pytest.fixture
 def patient(monkeypatch):
-    monkeypatch.setattr(langgraph_queue, "CALLERS_PATIENCE", 30)
+    monkeypatch.setattr(queue_module, "CALLERS_PATIENCE", 30)
 
 
 class Caller:
@@ -105,7 +105,7 @@ def test_writes_stay_when_their_checkpoint_is_refused(store, monkeypatch):
 def test_writes_that_nobody_comes_for_are_committed_and_the_next_ones_wait_more_seldom(
     store, commits, monkeypatch
 ):
-    monkeypatch.setattr(langgraph_queue, "CALLERS_PATIENCE", 0)
+    monkeypatch.setattr(queue_module, "CALLERS_PATIENCE", 0)
     saver = TreeringSaver(store)
     where = put(saver, {"messages": []})
     waited = []
@@ -131,7 +131,7 @@ def test_writes_wait_again_once_a_checkpoint_comes_while_they_are_committed_alon
     with ThreadPoolExecutor(1) as pool:
         pool.submit(put, saver, {"messages": []}, thread="bob").result(30)
     with monkeypatch.context() as patched:
-        patched.setattr(langgraph_queue, "CALLERS_PATIENCE", 0)
+        patched.setattr(queue_module, "CALLERS_PATIENCE", 0)
         for number in range(5):
             saver.put_writes(where, [("x", number)], f"task {number}")
     commit, is_committing, may_go_on = store.engine.commit, threading.Event(), threading.Event()
@@ -152,7 +152,7 @@ def test_writes_wait_again_once_a_checkpoint_comes_while_they_are_committed_alon
         may_go_on.set()
         alone.result(30)
         where = putting.result(30)
-    monkeypatch.setattr(langgraph_queue, "CALLERS_PATIENCE", 30)
+    monkeypatch.setattr(queue_module, "CALLERS_PATIENCE", 30)
     writing = Caller(saver).write(where)
     put(saver, {"messages": [ANSWER]}, parent=where)
     writing.result(30)

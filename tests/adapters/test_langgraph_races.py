@@ -18,10 +18,9 @@ from langgraph.graph.message import MessagesState
 
 import treering
 from tests.adapters.langgraph_scripts import config
-from treering.adapters import langgraph_pending
-from treering.adapters.langchain_messages import is_like, likeness
-from treering.adapters.langgraph import TreeringSaver
-from treering.adapters.langgraph_values import Values
+from treering.adapters.langgraph import TreeringSaver, pending
+from treering.adapters.langgraph.messages import is_like, likeness
+from treering.adapters.langgraph.values import Values
 
 
 def graph_of(saver, steps):
@@ -76,14 +75,14 @@ def test_no_message_is_kept_twice_or_without_its_id(seed, tmp_path, monkeypatch)
 def test_this_test_catches_a_saver_that_looks_after_it_encoded(tmp_path, monkeypatch):
     """The same run with the mistake built in: what is remembered is read off the message, too late."""
 
-    class Forgetful(langgraph_pending.PendingMessage):
+    class Forgetful(pending.PendingMessage):
         def __init__(self, message, known, content, scope):
             deadline = time.monotonic() + 30
             while message.id is None and time.monotonic() < deadline:
                 time.sleep(0.001)
             super().__init__(message, likeness(message) if known["id"] is None else known, content, scope)
 
-    monkeypatch.setattr(langgraph_pending, "PendingMessage", Forgetful)
+    monkeypatch.setattr(pending, "PendingMessage", Forgetful)
     with treering.open(tmp_path / "store", durability="fast") as store:
         saver = TreeringSaver(store)
         stale = AIMessage("stale")

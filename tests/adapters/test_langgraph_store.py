@@ -20,7 +20,7 @@ from langgraph.store.memory import InMemoryStore
 
 import treering
 from treering.adapters.langgraph import TreeringSaver, TreeringStore
-from treering.adapters.langgraph_store import UnrankedWarning
+from treering.adapters.langgraph.store import UnrankedWarning
 from treering.core.clock import ManualClock
 from treering.errors import InvalidInput
 

@@ -14,11 +14,10 @@ from tests.adapters.claude_entries import KEY, entry
 from tests.adapters.openai_items import say
 from tests.adapters.pydantic_ai_talk import saved
 from treering.adapters.adk import TreeringSessionService
-from treering.adapters.claude_agent_sdk import TreeringSessionStore
-from treering.adapters.heads import read_heads
-from treering.adapters.looks import look
+from treering.adapters.claude.session_store import TreeringSessionStore
+from treering.adapters.conversation import look, read_heads
 from treering.adapters.openai_agents import TreeringSession
-from treering.adapters.pydantic_ai import TreeringConversationStore
+from treering.adapters.pydantic_ai.conversations import TreeringConversationStore
 from treering.errors import Corrupt, NotFound
 from treering.store import Store
 

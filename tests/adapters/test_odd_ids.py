@@ -11,10 +11,10 @@ from pydantic_ai.messages import ModelRequest, UserPromptPart
 
 import treering
 from treering.adapters.adk import TreeringArtifactService, TreeringMemoryService, TreeringSessionService
-from treering.adapters.claude_agent_sdk import TreeringSessionStore
+from treering.adapters.claude.session_store import TreeringSessionStore
 from treering.adapters.langgraph import TreeringSaver
 from treering.adapters.openai_agents import TreeringSession
-from treering.adapters.pydantic_ai import TreeringConversationStore
+from treering.adapters.pydantic_ai.conversations import TreeringConversationStore
 from treering.errors import InvalidInput
 
 WRONG = [None, 7, True, b"bytes", ["list"], {"a": "dict"}, object()]

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 import treering
 from tests.adapters import openai_worker
 from tests.adapters.openai_items import QUIET, say
-from treering.adapters.openai_agents import UNFINISHED, TreeringSession
+from treering.adapters.openai_agents.session import UNFINISHED, TreeringSession
 
 ROOT = Path(__file__).resolve().parents[2]
 

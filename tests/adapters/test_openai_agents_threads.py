@@ -267,7 +267,7 @@ def test_a_session_may_be_used_from_one_loop_after_another(store):
 def test_without_the_sdk_the_extra_is_named():
     code = (
         "import sys; sys.modules['agents'] = None\n"
-        "try:\n    import treering.adapters.openai_agents\n"
+        "try:\n    import treering.adapters.openai_agents.session\n"
         "except Exception as error:\n    print(type(error).__name__, error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -14,10 +14,10 @@ from agents.testing import ModelStep, ScriptedModel, assistant_message
 from openai import AsyncOpenAI
 
 import treering
-from treering.adapters.openai_agents_tracing import TreeringTracingProcessor
+from treering.adapters.openai_agents import TreeringTracingProcessor
 from treering.core.batch import Usage
 from treering.core.query import EventQuery
-from treering.views.recording.given import input_of
+from treering.runs.span import input_of
 
 MODEL = "gpt-5"
 USAGE = Usage(input=200, cache_read=800, output=30, reasoning=10)

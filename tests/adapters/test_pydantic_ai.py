@@ -26,9 +26,7 @@ from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RunUsage
 
 from tests.adapters.pydantic_ai_talk import ENGINES, answered, open_store, said, saved, words
-from treering.adapters.pydantic_ai import (
-    TreeringConversationStore,
-)
+from treering.adapters.pydantic_ai.conversations import TreeringConversationStore
 
 
 @pytest.fixture(params=["pydantic-ai's own", *ENGINES, "remote"])

@@ -10,9 +10,9 @@ from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import FunctionModel
 
 import treering
-from treering.adapters.pydantic_ai_memory import TreeringMemory, memory_instructions
+from treering.adapters.pydantic_ai.memory import TreeringMemory, memory_instructions
+from treering.compat.memory import InMemoryMemoryStore
 from treering.errors import InvalidInput
-from treering.memory import InMemoryMemoryStore
 
 
 @pytest.fixture

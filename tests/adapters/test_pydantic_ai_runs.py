@@ -26,7 +26,7 @@ from pydantic_ai.models.test import TestModel
 import treering
 from tests.adapters.pydantic_ai_talk import ENGINES, counting, items, open_store, said, saved, words
 from tests.adapters.pydantic_ai_worker import numbers
-from treering.adapters.pydantic_ai import (
+from treering.adapters.pydantic_ai.conversations import (
     TreeringCheckpoints,
     TreeringConversationStore,
     load_history,

@@ -19,13 +19,13 @@ from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 
 from tests.adapters.pydantic_ai_talk import ENGINES, answered, counting, items, open_store, said, saved, words
-from treering.adapters.pydantic_ai import (
+from treering.adapters.conversation import Vetoed
+from treering.adapters.pydantic_ai.conversations import (
     EntryNotFound,
     TreeringConversationStore,
     load_history,
     save_run,
 )
-from treering.adapters.transcripts import Vetoed
 from treering.core.retention import Keep
 from treering.errors import InvalidInput
 from treering.store import Store

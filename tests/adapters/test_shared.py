@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treering
-from treering.adapters.heads import read_heads
-from treering.adapters.lane import Lane
-from treering.adapters.naming import is_plain, thread_name
-from treering.adapters.opened import Opened
+from treering.adapters.conversation import read_heads
+from treering.adapters.names import is_plain, thread_name
+from treering.adapters.opening import Lane, Opened
 from treering.bridge import Bridge
 from treering.core.ids import check_id
 from treering.errors import Closed, InvalidInput

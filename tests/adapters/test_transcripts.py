@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treering
-from treering.adapters.transcripts import Transcript, quoted, thread_id_for
-from treering.core.draft import Draft
+from treering.adapters.conversation import Transcript, quoted, thread_id_for
+from treering.core.batch import Draft
 from treering.core.ids import check_id
 from treering.errors import RefMoved
 from treering.store import Store
-from treering.views.checkpoints import Stretch
+from treering.threads.checkpoint import Stretch
 
 ids = st.text(st.characters(), max_size=300) | st.text("ab/%~25FE\n", max_size=12)
 

@@ -9,8 +9,8 @@ import pytest
 
 import treering
 from tests.agent.scripted import Scripted, answered, asking, said, user
-from treering import savers
 from treering.agent import CheckpointWarning, create_agent, tool
+from treering.compat import savers
 from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput, StoreFull
 from treering.keyvalue import InMemoryStore, RedisStore

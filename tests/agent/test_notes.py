@@ -7,7 +7,7 @@ import pytest
 
 from treering.agent import create_agent
 from treering.errors import BudgetExceeded
-from treering.views.run_records import run_records
+from treering.runs.reports import run_records
 
 
 def scripted(*replies):

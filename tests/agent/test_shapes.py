@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.agent.scripted import answered, asking, said, user
 from treering.agent import create_agent
-from treering.agent.shapes import as_one_turn, calls_of, open_calls, result_message, results_of, text_of
+from treering.agent.messages import as_one_turn, calls_of, open_calls, result_message, results_of, text_of
 from treering.errors import InvalidInput
 
 STYLES = ["openai", "anthropic", "blocks"]

@@ -16,9 +16,9 @@ import signal
 
 import treering
 from tests.agent.scripted import asking, said
-from treering import savers
 from treering.agent import create_agent
-from treering.agent.shapes import results_of
+from treering.agent.messages import results_of
+from treering.compat import savers
 
 CALLS = 4
 CHECKPOINTERS = {

@@ -14,10 +14,10 @@ import pytest
 import treering
 from treering.cli.console import counts, size
 from treering.cli.main import main
-from treering.core.address import list_address
 from treering.core.batch import Event
+from treering.core.content import list_address
 from treering.core.encoding import encode
-from treering.core.scopes import Scope
+from treering.core.ids import Scope
 
 SECRET = "hunter2"
 

@@ -12,8 +12,8 @@ import time
 import pytest
 
 import treering
-from treering.cli import findings
-from treering.cli.findings import Finding
+from treering.cli import doctor_checks
+from treering.cli.doctor_checks import Finding
 
 
 @pytest.fixture
@@ -139,15 +139,15 @@ def test_files_that_others_can_read_are_told_of(store):
     (store / "treering.db").chmod(0o644)
     store.chmod(0o755)
     above = [each for each in store.parents if each.stat().st_mode & 0o001 == 0]
-    found = next(each for each in findings.files(store) if each.what == "permissions")
+    found = next(each for each in doctor_checks.files(store) if each.what == "permissions")
     assert found.status == ("ok" if above else "warning")
     store.chmod(0o700)
-    assert next(each for each in findings.files(store) if each.what == "permissions").status == "ok"
+    assert next(each for each in doctor_checks.files(store) if each.what == "permissions").status == "ok"
 
 
 def test_a_full_disk_and_a_long_log_are_told_of(store, monkeypatch):
     def files():
-        return {each.what: each for each in findings.files(store)}
+        return {each.what: each for each in doctor_checks.files(store)}
 
     free = {"bytes": 500_000_000}
     monkeypatch.setattr(
@@ -185,7 +185,7 @@ def test_crashed_runs_and_overdue_tasks_are_told_of(run, store):
         ref = opened.engine.scan_refs("default", "schedule/")[0]
         from msgspec.structs import replace
 
-        from treering.views.schedules.tasks import OpenFire, encoded
+        from treering.schedules.tasks import OpenFire, encoded
 
         long_ago = time.time_ns() // 1000 - 3_600_000_000
         draft = opened.draft()
@@ -201,11 +201,11 @@ def test_crashed_runs_and_overdue_tasks_are_told_of(run, store):
 
 def test_a_commit_from_the_future_and_an_unset_clock_are_told_of(store, monkeypatch):
     with treering.open(store) as opened:
-        assert [each.status for each in findings.times(opened)] == ["ok"]
-        monkeypatch.setattr(findings.time, "time_ns", lambda: (1_800_000_000 - 10**9) * 10**9)
-        assert [each.status for each in findings.times(opened)] == ["warning"]
-    monkeypatch.setattr(findings.time, "time", lambda: 1000.0)
-    assert [each.status for each in findings.clock()] == ["broken"]
+        assert [each.status for each in doctor_checks.times(opened)] == ["ok"]
+        monkeypatch.setattr(doctor_checks.time, "time_ns", lambda: (1_800_000_000 - 10**9) * 10**9)
+        assert [each.status for each in doctor_checks.times(opened)] == ["warning"]
+    monkeypatch.setattr(doctor_checks.time, "time", lambda: 1000.0)
+    assert [each.status for each in doctor_checks.clock()] == ["broken"]
 
 
 def test_a_private_file_that_git_would_take_is_told_of(run, store, tmp_path):
@@ -226,8 +226,8 @@ def test_extras_are_told_with_versions_and_what_is_missing_or_old(monkeypatch):
         "orjson>=999; extra == 'three'",
         "treering[one,two]; extra == 'all'",
     ]
-    monkeypatch.setattr(findings.metadata, "requires", lambda _: lines)
-    found = {each.what: each for each in findings.extras()}
+    monkeypatch.setattr(doctor_checks.metadata, "requires", lambda _: lines)
+    found = {each.what: each for each in doctor_checks.extras()}
     assert found["extra one"].status == "ok"
     assert "msgspec" in found["extra one"].detail
     assert found["extra three"].status == "warning"

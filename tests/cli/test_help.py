@@ -10,8 +10,7 @@ import sys
 import pytest
 from typer.main import get_command
 
-from treering.cli.main import app, main
-from treering.cli.narrowing import narrowed
+from treering.cli.main import app, main, narrowed
 
 NO_JSON = {
     "cat": "prints a file byte for byte",

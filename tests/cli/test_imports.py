@@ -14,7 +14,7 @@ import pytest
 from tests.importers.histories import exported, grow, portrait
 
 import treering
-from treering.importers.table import IMPORTERS
+from treering.importers.registry import IMPORTERS
 
 
 @pytest.fixture

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from treering.core.address import Address, list_address, object_address, slot_address
-from treering.core.batch import Add, Append, Batch, Event, Set, Text
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.batch import Add, Append, Batch, Draft, Event, Set, Text
+from treering.core.content import Address, Content, list_address, object_address, slot_address
 from treering.core.engine import Engine
+from treering.core.ids import Scope
 from treering.core.query import EventQuery, SearchQuery
-from treering.core.scopes import Scope
 from treering.errors import NotFound
 from treering.testing.batches import call, event, events, noise, words
 

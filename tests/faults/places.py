@@ -21,7 +21,7 @@ import treering
 from treering.core.batch import Receipt
 from treering.core.clock import DAY_US
 from treering.core.failpoints import ENVIRONMENT
-from treering.engines.schema import SQLITE_FILE
+from treering.engines.sql.schema import SQLITE_FILE
 from treering.files import DRAFTS
 from treering.store import Store
 

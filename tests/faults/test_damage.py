@@ -20,8 +20,8 @@ import pytest
 from tests.faults.loads import SPACE, fate, linking, load, pieces, total
 from tests.faults.places import Place, killed_at, sqlite_place
 from treering.cli.main import main
-from treering.core.address import Address, object_address, slot_address
-from treering.engines.schema import SQLITE_FILE
+from treering.core.content import Address, object_address, slot_address
+from treering.engines.sql.schema import SQLITE_FILE
 from treering.errors import Corrupt, TreeringError
 from treering.store import Store
 

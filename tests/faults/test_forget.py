@@ -20,16 +20,13 @@ import pytest
 
 from tests.faults.loads import SPACE, thread_scope
 from tests.faults.places import REPOSITORY, Place, files_with, sqlite_place
-from treering.core.address import list_address, object_address
-from treering.core.batch import Text
-from treering.core.body import unpack_body
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.batch import Draft, Text
+from treering.core.content import Content, list_address, object_address
 from treering.core.failpoints import ENVIRONMENT
-from treering.core.frame import unseal
+from treering.core.frame import unpack_body, unseal
 from treering.core.packs import read_entry, read_pack
 from treering.core.query import SearchQuery
-from treering.engines.schema import SQLITE_FILE
+from treering.engines.sql.schema import SQLITE_FILE
 from treering.store import Store
 from treering.testing.batches import call, noise, words
 

@@ -23,8 +23,7 @@ import msgspec
 import treering
 from tests.faults.loads import SPACE, checkpoint, linking, load, pieces, thread_scope
 from treering.core import failpoints
-from treering.core.batch import Batch
-from treering.core.draft import Draft
+from treering.core.batch import Batch, Draft
 from treering.core.query import EventQuery
 from treering.core.retention import Keep
 from treering.store import Store
@@ -144,10 +143,10 @@ def erases(victim: Victim, rounds: int) -> None:
 
 def erases_in_slices(victim: Victim, rounds: int) -> None:
     """The same in many transactions, as a plan of many rows goes."""
-    from treering.engines.relational import erasing, removal
+    from treering.engines.sql.gc import erase, sweep
 
-    erasing.ONE_TRANSACTION = 0
-    erasing.SLICE = removal.SLICE = 1
+    erase.ONE_TRANSACTION = 0
+    erase.SLICE = sweep.SLICE = 1
     erases(victim, rounds)
 
 

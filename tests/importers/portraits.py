@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from treering.core.query import EventQuery
-from treering.views.recording.given import input_of
+from treering.runs.span import input_of
 
 
 def portrait(store, thread):

@@ -18,7 +18,7 @@ from tests.importers.portraits import portrait
 from treering.core.batch import Usage
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
-from treering.importers.claude_code import import_claude_code
+from treering.importers.claude_code.sessions import import_claude_code
 from treering.importers.streams import record_stream
 
 PROJECTS = FIXTURES / "claude-code" / "projects"

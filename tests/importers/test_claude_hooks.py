@@ -20,8 +20,8 @@ import treering
 from tests.importers.clis import FIXTURES, PROMPT, drive_claude
 from treering.cli.main import main
 from treering.errors import InvalidInput
-from treering.importers import claude_hooks
-from treering.importers.claude_hooks import EVENTS, LOG, install, installed
+from treering.importers.claude_code import hooks
+from treering.importers.claude_code.hooks import EVENTS, LOG, install, installed
 
 (MAIN,) = (FIXTURES / "claude-code" / "projects").glob("*/*.jsonl")
 CALL = {"session_id": MAIN.stem, "transcript_path": str(MAIN), "cwd": "/", "hook_event_name": "Stop"}
@@ -75,13 +75,13 @@ def test_the_end_of_a_session_closes_what_was_open(tmp_path, monkeypatch, capsys
 
 def test_tools_that_are_called_all_the_time_do_not_import_all_the_time(tmp_path, monkeypatch, capsys):
     imported = []
-    monkeypatch.setattr(claude_hooks, "import_claude_code", lambda *_, **options: imported.append(options))
+    monkeypatch.setattr(hooks, "import_claude_code", lambda *_, **options: imported.append(options))
     where = ("--store", str(tmp_path / "store"), "--wait")
     events = ["UserPromptSubmit", "PostToolUse", "PostToolUseFailure", "PostToolUse", "Stop", "SessionEnd"]
     for event in events:
         called(monkeypatch, capsys, {**CALL, "session_id": str(tmp_path), "hook_event_name": event}, *where)
     assert [each["is_over"] for each in imported] == [False, False, True]
-    (_, now) = claude_hooks.turn_files(str(tmp_path), str(tmp_path / "store"))
+    (_, now) = hooks.turn_files(str(tmp_path), str(tmp_path / "store"))
     os.utime(now, (1, 1))
     called(
         monkeypatch, capsys, {**CALL, "session_id": str(tmp_path), "hook_event_name": "PostToolUse"}, *where
@@ -97,7 +97,7 @@ def test_without_waiting_another_process_records(tmp_path, monkeypatch, capsys):
         started.append(popen(*arguments, **options))
         return started[-1]
 
-    monkeypatch.setattr(claude_hooks.subprocess, "Popen", noted)
+    monkeypatch.setattr(hooks.subprocess, "Popen", noted)
     assert called(monkeypatch, capsys, CALL, "--store", str(tmp_path / "store")) == ""
     (child,) = started
     assert child.wait(60) == 0
@@ -125,14 +125,14 @@ def test_a_session_that_has_no_transcript_yet_is_no_error(tmp_path, monkeypatch,
 
 def test_of_many_calls_at_once_one_works_and_one_waits(tmp_path):
     here = str(tmp_path)
-    with claude_hooks._turn("s", here) as first:
+    with hooks._turn("s", here) as first:
         assert first
         waited = []
         waiting = Thread(target=lambda: waited.append(enter()))
 
         def enter():
             while True:  # looking whether it waits takes its place for a moment
-                with claude_hooks._turn("s", here) as turn:
+                with hooks._turn("s", here) as turn:
                     if turn:
                         return turn
 
@@ -142,7 +142,7 @@ def test_of_many_calls_at_once_one_works_and_one_waits(tmp_path):
             assert time.monotonic() < deadline
             if is_queued("s", here):
                 break
-        with claude_hooks._turn("s", here) as third:
+        with hooks._turn("s", here) as third:
             assert not third
     waiting.join()
     assert waited == [True]
@@ -151,7 +151,7 @@ def test_of_many_calls_at_once_one_works_and_one_waits(tmp_path):
 def is_queued(session, store):
     from fcntl import LOCK_EX, LOCK_NB, flock
 
-    name = claude_hooks.turn_files(session, store)[0]
+    name = hooks.turn_files(session, store)[0]
     with name.open("w") as file:
         try:
             flock(file, LOCK_EX | LOCK_NB)

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from tests.importers.histories import bring, exported
-from treering.core.address import list_address
 from treering.core.batch import Event, Usage
+from treering.core.content import list_address
 from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput
 from treering.importers.export import export_jsonl
-from treering.views.journal import thread_scope
+from treering.threads.history import thread_scope
 
 
 class TestOtherEvents:

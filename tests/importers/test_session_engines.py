@@ -9,8 +9,8 @@ from tests.importers.clis import FIXTURES
 from tests.importers.portraits import portrait
 from treering.core.batch import Usage
 from treering.errors import Busy
-from treering.importers import notebook
-from treering.importers.claude_code import import_claude_code
+from treering.importers import recording
+from treering.importers.claude_code.sessions import import_claude_code
 from treering.importers.codex import import_codex
 
 CLAUDE = FIXTURES / "claude-code" / "projects"
@@ -46,7 +46,7 @@ def test_a_session_is_the_same_on_every_engine(store, tool):
 
 @pytest.mark.parametrize("tool", IMPORTS)
 def test_an_import_that_was_cut_off_after_any_commit_is_finished_by_the_next(tool, monkeypatch):
-    monkeypatch.setattr(notebook, "_NOTES_A_COMMIT", 7)
+    monkeypatch.setattr(recording, "_NOTES_A_COMMIT", 7)
     function, source, thread = IMPORTS[tool]
     with treering.open("memory:") as store:
         function(source, store)

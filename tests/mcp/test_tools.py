@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcp_types import CallToolResult
 
+from treering.compat.memory import StaticEmbedder
 from treering.errors import InvalidInput
 from treering.mcp.replies import LEAST_REPLY_BYTES, Replies
 from treering.mcp.server import MAX_TOOLS
-from treering.memory import StaticEmbedder
 
 READING = {
     "memory_search",

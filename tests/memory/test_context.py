@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from treering.compat.memory import MemoryDocument, memory_context
 from treering.errors import InvalidInput
-from treering.memory import MemoryDocument, memory_context
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -206,18 +206,18 @@ def test_a_folder_belongs_to_one_namespace(memory, tmp_path):
 
 
 def test_an_edit_in_the_middle_of_a_sync_is_not_overwritten(memory, tmp_path, monkeypatch):
-    from treering.views.memory import folders
+    from treering.memory import folder_sync
 
     (tmp_path / "a.md").write_text("first")
     memory.sync_folder(tmp_path)
     memory.save("a", "by an agent")
-    original = folders.text_for
+    original = folder_sync.text_for
 
     def edited_meanwhile(document, file, **options):
         (tmp_path / "a.md").write_text("by a person, just now")
         return original(document, file, **options)
 
-    monkeypatch.setattr(folders, "text_for", edited_meanwhile)
+    monkeypatch.setattr(folder_sync, "text_for", edited_meanwhile)
     (conflict,) = memory.sync_folder(tmp_path).conflicts
     assert "edited just now" in conflict.reason
     assert (tmp_path / "a.md").read_text() == "by a person, just now"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering.errors import InvalidInput
-from treering.views.memory.front_matter import Markdown, edited, metadata_of, split
+from treering.memory.markdown import Markdown, edited, metadata_of, split
 
 WRITTEN = """\
 ---

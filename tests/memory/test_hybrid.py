@@ -12,11 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import treering
+from treering.compat.memory import FunctionEmbedder, StaticEmbedder
 from treering.errors import InvalidInput, MissingExtra, NotFound
-from treering.memory import FunctionEmbedder, StaticEmbedder
-from treering.views.memory.embedding import embedded, stored_vector
-from treering.views.memory.mixing import LEAST_COSINE
-from treering.views.memory.vectors import VECTORS, Vectors
+from treering.memory.search import LEAST_COSINE
+from treering.memory.vectors import VECTORS, Vectors, embedded, stored_vector
 
 NOTES = {
     "allergy": "Alice must never eat peanuts or walnuts.",
@@ -270,7 +269,7 @@ def test_the_static_embedder_is_exact_and_names_what_is_missing(static, monkeypa
     assert once[0] == again[1]
     assert static.embed(["", "x"])[0] == [0.0] * 256
     monkeypatch.setitem(sys.modules, "wordllama", None)
-    monkeypatch.setattr("treering.memory.embedding.find_spec", lambda _: None)
+    monkeypatch.setattr("treering.memory.word_vectors.find_spec", lambda _: None)
     with pytest.raises(MissingExtra, match=r"treering\[embeddings\]"):
         StaticEmbedder()
 

@@ -11,10 +11,10 @@ import pytest
 
 import treering
 from treering.core.clock import ManualClock
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.errors import Conflict, InvalidInput, NotFound, RefMoved
+from treering.memory.documents import MemoryDocument, Provenance
 from treering.store import Store
-from treering.views.memory.documents import MemoryDocument, Provenance
 
 
 def test_a_document_comes_back_as_it_was_saved(store):

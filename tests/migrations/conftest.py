@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.migrations.databases import Database
-from treering.engines import schema
-from treering.engines.migrations import upgrade
+from treering.engines.sql import schema
+from treering.engines.sql.migrations import upgrade
 
 NOW = schema.SCHEMA_VERSION
 NEXT, LAST = (f"{int(NOW) + step:04d}" for step in (1, 2))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from treering.engines import schema
+from treering.engines.sql import schema
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

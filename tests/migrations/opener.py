@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from tests.migrations.databases import Database
-from treering.engines import schema
+from treering.engines.sql import schema
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
 def learn(folder: Path, version: str) -> None:
     """Become a treering that has more migrations."""
-    from treering.engines.migrations import upgrade
+    from treering.engines.sql.migrations import upgrade
 
     schema.SCHEMA_VERSION = version
     upgrade.VERSION_FOLDERS = (*upgrade.VERSION_FOLDERS, folder)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import sqlite3
 from hashlib import sha256
 
-from treering.core.body import pack_body
 from treering.core.content import KIND_NUMBERS, Content
-from treering.core.frame import seal
-from treering.engines import schema
-from treering.engines.keys import body_key, item_key
-from treering.engines.relational.rows import run_key, run_number
+from treering.core.frame import pack_body, seal
+from treering.engines.sql import schema
+from treering.engines.sql.rows import body_key, item_key, run_key, run_number
 
 DAY = 20_000
 T0 = DAY * 86_400_000_000

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import inspect
 
 from tests.migrations.databases import Database
-from treering.engines.migrations.upgrade import connect
+from treering.engines.sql.migrations.upgrade import connect
 
 _CATALOGUE = {
     # The text of each CREATE: AUTOINCREMENT, WITHOUT ROWID and the conditions of partial indexes are in it.

@@ -12,7 +12,7 @@ import pytest
 
 from tests.migrations.conftest import NEXT, NOW
 from tests.migrations.databases import REPOSITORY, Database
-from treering.engines import schema
+from treering.engines.sql import schema
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +27,8 @@ class Checkout:
         ignored = shutil.ignore_patterns("__pycache__", "static")
         for part in ("src", "scripts", "docs"):
             shutil.copytree(REPOSITORY / part, folder / part, ignore=ignored)
-        self.versions = folder / "src/treering/engines/migrations/versions"
-        self.tables = folder / "src/treering/engines/tables.py"
+        self.versions = folder / "src/treering/engines/sql/migrations/versions"
+        self.tables = folder / "src/treering/engines/sql/tables.py"
 
     def run(self, *command: str, url: str | None = None) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name != "TREERING_URL"}

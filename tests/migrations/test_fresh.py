@@ -11,7 +11,7 @@ import pytest
 from tests.migrations.conftest import NEXT
 from tests.migrations.databases import REPOSITORY, Database, open_together
 from treering.core import failpoints
-from treering.engines import schema
+from treering.engines.sql import schema
 from treering.errors import InvalidInput, NewerStore
 
 OPENERS = 8

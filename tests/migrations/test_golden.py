@@ -10,10 +10,10 @@ import pytest
 import treering
 from tests.migrations import rows
 from tests.migrations.databases import Database
-from treering.core.address import object_address
+from treering.core.content import object_address
 from treering.core.query import EventQuery
-from treering.engines import schema
-from treering.engines.migrations.upgrade import VERSION_FOLDERS
+from treering.engines.sql import schema
+from treering.engines.sql.migrations.upgrade import VERSION_FOLDERS
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = sorted(path.name.partition(".")[0] for path in GOLDEN.glob("*.sqlite.sql"))

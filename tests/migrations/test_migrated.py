@@ -10,8 +10,8 @@ from sqlalchemy import create_engine
 
 from tests.migrations.databases import Database
 from tests.migrations.shape import shape_of
-from treering.engines import schema
-from treering.engines.migrations.upgrade import VERSION_FOLDERS, connect, options, upgrade
+from treering.engines.sql import schema
+from treering.engines.sql.migrations.upgrade import VERSION_FOLDERS, connect, options, upgrade
 from treering.errors import InvalidInput
 
 

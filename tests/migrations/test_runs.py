@@ -7,9 +7,9 @@ from tests.migrations import rows
 from tests.migrations.databases import Database
 from treering.core.query import EventQuery, SumQuery
 from treering.core.records import Problem
-from treering.engines import schema
-from treering.engines.migrations.upgrade import upgrade
-from treering.engines.relational.rows import run_number
+from treering.engines.sql import schema
+from treering.engines.sql.migrations.upgrade import upgrade
+from treering.engines.sql.rows import run_number
 
 BEFORE = "0002"
 

@@ -14,7 +14,7 @@ from tests.migrations import rows
 from tests.migrations.conftest import LAST, NOW
 from tests.migrations.databases import Database, open_together
 from treering.core import failpoints
-from treering.engines import schema
+from treering.engines.sql import schema
 from treering.errors import MissingExtra, NewerStore
 
 OPENERS = 3
@@ -125,7 +125,7 @@ def test_without_alembic_an_upgrade_names_what_to_install(old: Database, missing
         return real(name, *arguments, **options)
 
     for name in [*sys.modules]:
-        if name.startswith(("treering.engines.migrations", "treering.engines.tables")):
+        if name.startswith(("treering.engines.sql.migrations", "treering.engines.sql.tables")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtra, match=rf"{NOW}.*{LAST}.*treering\[migrate\]"):

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treering.core.encoding import decode
-from treering.views.otlp import meaning
-from treering.views.otlp.meaning import meaning_of
-from treering.views.otlp.received import ReceivedSpan, Source
+from treering.runs.otlp import attributes as attributes_module
+from treering.runs.otlp.attributes import meaning_of
+from treering.runs.otlp.records import ReceivedSpan, Source
 
 TABLES = [
     name
-    for table, names in vars(meaning).items()
+    for table, names in vars(attributes_module).items()
     if table.startswith("_") and isinstance(names, tuple) and table.isupper()
     for name in names
     if isinstance(name, str) and "." in name and not name.endswith(".")
@@ -81,7 +81,7 @@ def test_nothing_is_dropped(other, kind, span_kind):
         counted = {usage.input, usage.input + cached, usage.cache_read, usage.cache_write, usage.output,
                    usage.reasoning, usage.total}  # fmt: skip
     for name, value in attributes.items():
-        if name in KINDS and value in meaning._TOLD and name not in found.rest:
+        if name in KINDS and value in attributes_module._TOLD and name not in found.rest:
             continue  # it is what the kind says
         if name == "llm.usage.reasoning_tokens" or "reasoning" in name:
             continue  # never more than the output that it is part of

@@ -7,10 +7,10 @@ from sqlmodel import select
 from tests.otlp.exports import TRACE, span, traces
 from tests.otlp.test_spans import GENAI, ROOT
 
+from treering.compat.models import Message, Run, ToolCall, ToolResult, open_session
 from treering.core.query import EventQuery
 from treering.errors import NotFound
-from treering.models import Message, Run, ToolCall, ToolResult, open_session
-from treering.views.run_reports import cost_report, timeline_report
+from treering.runs.reports import cost_report, timeline_report
 
 TOOL = span(
     "execute_tool search",

@@ -9,7 +9,7 @@ from tests.otlp.test_spans import GENAI, ROOT, came, rows, send, told
 
 from treering.core.batch import Event
 from treering.core.records import Record
-from treering.views.otlp.traces import Trace
+from treering.runs.otlp.traces import Trace
 
 
 def test_spans_in_any_order_and_in_many_requests_are_the_same_run(store):
@@ -95,7 +95,7 @@ def test_one_span_that_cannot_be_stored_does_not_take_the_others_along(store):
 
 
 def test_a_request_with_very_many_spans_takes_several_commits(store, monkeypatch):
-    monkeypatch.setattr("treering.views.otlp.ingest.COMMIT_LIMIT", 7)
+    monkeypatch.setattr("treering.runs.otlp.ingest.COMMIT_LIMIT", 7)
     many = [span(f"step {number}", id=number, parent=1) for number in range(2, 32)]
     assert send(store, ROOT, *many).accepted == 31
     assert len(rows(store)) == 31

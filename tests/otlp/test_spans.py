@@ -8,7 +8,7 @@ import pytest
 from tests.otlp.exports import START_NS, TRACE, span, traces
 
 from treering.core.query import EventQuery
-from treering.views.recording.given import input_of
+from treering.runs.span import input_of
 
 ROOT = span("invoke_agent planner", id=1, ms=900, attributes={"gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": "planner", "gen_ai.conversation.id": "alice"})  # fmt: skip

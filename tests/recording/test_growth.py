@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treering.core.clock import DAY_US, ManualClock, to_iso
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.errors import InvalidInput
 from treering.store import Store
 

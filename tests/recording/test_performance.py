@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import treering
 from treering.core.clock import ManualClock
 from treering.errors import InvalidInput
+from treering.runs.performance import percentiles
 from treering.store import Store
-from treering.views.performance import percentiles
 
 
 @pytest.fixture

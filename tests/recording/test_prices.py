@@ -20,9 +20,8 @@ from treering.core.clock import ManualClock, day_of, from_datetime
 from treering.core.encoding import decode_json
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput
+from treering.runs.prices import Exchange, PriceTable, Rate, RateCard, exchange, fill_in, prices
 from treering.store import Store
-from treering.views.exchange import Exchange, exchange
-from treering.views.prices import PriceTable, Rate, RateCard, fill_in, prices
 
 
 def us(*moment: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import treering
-from treering.views.recording.recorder import lease_name
+from treering.runs.recorder import lease_name
 
 
 def test_two_who_ask_at_once_do_not_take_each_other_for_the_recorder(tmp_path):

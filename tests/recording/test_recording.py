@@ -14,8 +14,8 @@ import treering
 from treering.core.clock import ManualClock
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
+from treering.runs.span import carry
 from treering.store import Store
-from treering.views.recording.context import carry
 
 
 @pytest.fixture

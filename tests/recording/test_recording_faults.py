@@ -114,7 +114,7 @@ def test_a_forked_child_records_for_itself(tmp_path):
 
 
 def test_many_threads_wait_when_the_store_cannot_keep_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("treering.views.recording.recorder.QUEUE_LIMIT", 50)
+    monkeypatch.setattr("treering.runs.recorder.QUEUE_LIMIT", 50)
     with treering.open(tmp_path / "store", durability="fast") as store:
         with store.run(agent="a") as run:
 

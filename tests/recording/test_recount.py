@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 import treering
 from treering.core.query import EventQuery, SumQuery
 from treering.core.retention import Keep
-from treering.core.rollup import deltas, summarise
-from treering.core.stems import words
-from treering.core.terms import text_of
+from treering.core.rollups import deltas, summarise
+from treering.core.text import text_of, words
 from treering.errors import NotFound
-from treering.views import event_index
-from treering.views.event_index import EventIndex, pieces_of
+from treering.runs import search
+from treering.runs.search import EventIndex, pieces_of
 
 WORDS = ("refund", "umbrella", "parcel", "ticket")
 AGENTS = ("planner", "writer")
@@ -50,7 +49,7 @@ QUERIES = [
 @given(plan=steps)
 def test_totals_and_hits_are_those_of_a_recount(place, plan, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_index, "PAGE", 7)
+        patch.setattr(search, "PAGE", 7)
         with treering.open(place if place == "memory:" else tmp_path_factory.mktemp("store")) as store:
             for step in plan:
                 do(store, step)

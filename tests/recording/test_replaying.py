@@ -11,9 +11,9 @@ from treering.core.clock import ManualClock
 from treering.core.encoding import decode
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
+from treering.runs.replay import replay
+from treering.runs.span import Chunks, cut
 from treering.store import Store
-from treering.views.recording.chunks import Chunks, cut
-from treering.views.replaying import replay
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from treering.core.clock import DAY_US, ManualClock
 from treering.core.encoding import decode
 from treering.core.query import EventQuery
 from treering.core.retention import Keep
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.errors import InvalidInput, NotFound
+from treering.runs.search import EventIndex
 from treering.store import Store
-from treering.views.event_index import EventIndex
 
 
 def recorded(store, *, agent="a", thread=None, tags=(), word="parcel"):

@@ -9,17 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treering
-from treering.core.stems import stem
+from treering.core.text import stem
 from treering.errors import InvalidInput
-from treering.views import event_index
-from treering.views.asked_words import _beginning
-from treering.views.event_index import EventIndex
+from treering.runs import search as search_module
+from treering.runs.search import EventIndex, _beginning
 
 
 @pytest.fixture
 def small_pages(monkeypatch):
     """So that a handful of events is already more than a page."""
-    monkeypatch.setattr(event_index, "PAGE", 4)
+    monkeypatch.setattr(search_module, "PAGE", 4)
 
 
 def recorded(store, *, thread=None, agent="planner", subject="refund"):
@@ -137,8 +136,8 @@ def test_a_search_that_cannot_look_at_everything_says_so(store, monkeypatch):
         recorded(store, agent="rare" if number == 0 else "planner", subject=f"parcel {number}")
     EventIndex(store.engine, store.space).catch_up(everything=True)
     assert not store.timeline.search("parcel", agent="rare", limit=10).is_partial
-    monkeypatch.setattr("treering.views.searching.MAX_PAGE", 2)
-    monkeypatch.setattr("treering.views.searching._FIRST_BLOCKS", 1)
+    monkeypatch.setattr("treering.runs.search.MAX_PAGE", 2)
+    monkeypatch.setattr("treering.runs.search._FIRST_BLOCKS", 1)
     assert store.timeline.search("parcel", agent="nobody").is_partial
     assert not store.timeline.search("parcel", limit=2).is_partial
     assert not store.timeline.search("zebra").is_partial

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from treering import services
+from treering.compat import services
 from treering.core.batch import Event
 from treering.errors import InvalidInput, NotFound
 
@@ -110,7 +110,7 @@ def test_pages_of_any_size_hold_the_same(store, first, only):
 @pytest.mark.parametrize("scanned", [1, 500])
 def test_a_span_whose_beginning_has_a_row_of_its_own_is_told_whole(store, monkeypatch, scanned):
     """Its words are in the row of its beginning, its status in that of its end, and pages may part them."""
-    monkeypatch.setattr("treering.views.timeline._SCAN", scanned)
+    monkeypatch.setattr("treering.runs.timeline._SCAN", scanned)
     services.use(store)
     try:
         run = services.create_run()

@@ -6,7 +6,7 @@ import pytest
 
 from treering.core.batch import Usage
 from treering.errors import InvalidInput
-from treering.views.recording.usage import usage_of
+from treering.runs.span import usage_of
 
 
 @pytest.mark.parametrize(

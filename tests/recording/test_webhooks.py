@@ -17,8 +17,8 @@ from tests.recording.test_alerts import failed
 import treering
 from treering.core.clock import ManualClock
 from treering.errors import InvalidInput, NotFound, Unreachable
+from treering.limits.alerts import Watch
 from treering.store import Store
-from treering.views.alerting.watch import Watch
 
 SECRET = "a secret of the tests"
 
@@ -158,7 +158,7 @@ def test_an_alert_whose_sender_died_is_sent_again_under_its_id(store, receiver, 
         raise Unreachable("the process is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("treering.views.alerting.webhooks._move", dies)
+        patch.setattr("treering.limits.webhooks._move", dies)
         with pytest.raises(Unreachable):
             store.alerts.deliver("ops")
     assert store.alerts.deliver("ops").sent == 1
@@ -278,7 +278,7 @@ def test_closing_the_watch_waits_only_so_long_for_an_answer(store, receiver):
 
 
 def test_more_webhooks_than_turns_all_get_theirs(store, receiver, monkeypatch):
-    monkeypatch.setattr("treering.views.alerting.watch.SENDING_AT_ONCE", 1)
+    monkeypatch.setattr("treering.limits.alerts.SENDING_AT_ONCE", 1)
     names = ("rules", "one", "two")  # a webhook may be named as anything
     for name in names:
         store.alerts.set_webhook(name, receiver.url)

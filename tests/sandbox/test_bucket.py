@@ -24,8 +24,8 @@ from treering.blobs.s3 import S3Blobs
 from treering.errors import Corrupt, InvalidInput, NewerStore, NotFound, Unsupported
 from treering.sandbox import CheckpointInfo, Depot, StorageConfig, list_checkpoints, open_depot
 from treering.sandbox.archive import Place
-from treering.sandbox.bucket_index import MANY
-from treering.sandbox.bucket_storage import BucketStorage
+from treering.sandbox.bucket import BucketStorage
+from treering.sandbox.bucket_objects import MANY
 from treering.sandbox.config import open_bucket
 
 

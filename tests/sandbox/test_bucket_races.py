@@ -28,8 +28,8 @@ from treering.sandbox import (
     prune_storage,
 )
 from treering.sandbox.archive import Place
-from treering.sandbox.bucket_log import BucketLog
-from treering.sandbox.condemned import read_verdict, write_verdict
+from treering.sandbox.bucket import BucketLog
+from treering.sandbox.bucket_objects import read_verdict, write_verdict
 from treering.sandbox.config import open_bucket
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from treering.blobs.folder import FolderBlobs
-from treering.core.address import object_address
-from treering.core.content import Content
+from treering.core.content import Content, object_address
 from treering.errors import Corrupt
-from treering.sandbox.bucket_objects import BucketObjects
-from treering.sandbox.bucket_reading import PackReader
+from treering.sandbox.bucket_objects import BucketObjects, PackReader
 
 NOISE = [Content("bytes", random.Random(seed).randbytes(900_000)) for seed in range(40)]
 SMALL = [Content("bytes", b"%d\n" % number * 300) for number in range(200)]

@@ -12,7 +12,7 @@ import treering
 from tests.sandbox.depots import grown, held, save, whole, write
 from tests.server.running import running
 from tests.workspaces.pictures import picture
-from treering.core.address import object_address
+from treering.core.content import object_address
 from treering.core.query import EventQuery
 from treering.core.retention import Keep
 from treering.core.tree import links_of
@@ -26,9 +26,8 @@ from treering.sandbox import (
     prune_storage,
 )
 from treering.sandbox.archive import Place
-from treering.sandbox.bucket_log import BucketLog
-from treering.sandbox.bucket_objects import BucketObjects
-from treering.sandbox.condemned import FILE, read_verdict
+from treering.sandbox.bucket import BucketLog
+from treering.sandbox.bucket_objects import FILE, BucketObjects, read_verdict
 from treering.sandbox.config import open_bucket
 from treering.server.settings import Settings
 
@@ -91,7 +90,7 @@ def test_a_root_that_outlives_its_files_is_not_trusted(
     storage: StorageConfig, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stat cache names a tree that is still in a pack, and files of it that are not."""
-    monkeypatch.setattr("treering.views.workspaces.known._TICK_NS", -(10**12))  # no file is too young
+    monkeypatch.setattr("treering.workspaces.scan._TICK_NS", -(10**12))  # no file is too young
     depot = open_depot(storage)
     base = save(depot, place)
     write(place, "gone.bin", 2)

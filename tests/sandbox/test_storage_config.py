@@ -15,7 +15,7 @@ import pytest
 
 from tests.sandbox import certificates
 from tests.servers.bucket import S3Bucket
-from treering.blobs.credentials import Keys, find_keys, find_region
+from treering.blobs.location import Keys, find_keys, find_region
 from treering.errors import InvalidInput, MissingExtra
 from treering.sandbox import StorageConfig
 from treering.sandbox.config import gateway_of, open_bucket

@@ -8,9 +8,16 @@ from collections.abc import Callable
 import pytest
 
 import treering
+from treering.compat.savers import (
+    FileSaver,
+    KeyValueStoreSaver,
+    MemorySaver,
+    PostgresSaver,
+    Saver,
+    SqliteSaver,
+)
 from treering.keyvalue import FolderStore, InMemoryStore, RedisStore
-from treering.keyvalue.awaiting import call
-from treering.savers import FileSaver, KeyValueStoreSaver, MemorySaver, PostgresSaver, Saver, SqliteSaver
+from treering.sync_async import call
 
 
 class AsyncStore:

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from tests.savers.places import AsyncStore, PlainStore, say
+from treering.compat.savers import KeyValueStoreSaver, MemorySaver
 from treering.errors import Conflict, NotFound, Unsupported
-from treering.savers import KeyValueStoreSaver, MemorySaver
 
 
 def test_every_call_can_be_awaited(saver):

@@ -8,8 +8,8 @@ from decimal import Decimal
 import pytest
 
 from tests.savers.places import LASTING, kinds, place, say, talk
+from treering.compat.savers import Checkpoint
 from treering.errors import Conflict, InvalidInput, NotFound, Unencodable
-from treering.savers import Checkpoint
 
 
 def test_a_checkpoint_comes_back_with_all_its_fields(saver):

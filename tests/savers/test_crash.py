@@ -14,14 +14,20 @@ import pytest
 
 import treering
 from tests.savers.places import KEY_VALUES, PlainStore, kinds, place, say, talk
+from treering.compat.savers import (
+    FileSaver,
+    KeyValueStoreSaver,
+    MemorySaver,
+    SqliteSaver,
+    migrate_checkpoints,
+)
 from treering.errors import Corrupt, NotFound
 from treering.keyvalue import FolderStore, InMemoryStore
-from treering.savers import FileSaver, KeyValueStoreSaver, MemorySaver, SqliteSaver, migrate_checkpoints
 
 VICTIM = """
 import sys
 import treering
-from treering.savers import FileSaver, SqliteSaver
+from treering.compat.savers import FileSaver, SqliteSaver
 kind, folder, last = sys.argv[1:]
 keep = treering.Keep(last=int(last))
 saver = FileSaver(folder, keep=keep) if kind == "files" else SqliteSaver(folder, keep=keep, durability="fast")

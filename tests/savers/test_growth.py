@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.savers.places import PlainStore, say
-from treering.savers import FileSaver, KeyValueStoreSaver
-from treering.savers.spine import FAN, Part, chunks, first, grown, length
+from treering.compat.savers import FileSaver, KeyValueStoreSaver
+from treering.compat.savers.chunk_tree import FAN, Part, chunks, first, grown, length
 
 
 class CountingStore(PlainStore):

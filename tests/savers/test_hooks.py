@@ -9,9 +9,9 @@ import pytest
 
 import treering
 from tests.savers.places import say, talk
+from treering.compat.savers import MemorySaver
 from treering.errors import InvalidInput
-from treering.savers import MemorySaver
-from treering.views.hooks import Hooks
+from treering.threads.hooks import Hooks
 
 
 def test_hooks_change_veto_and_look_on(somewhere):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import treering
 from tests.savers.places import PlainStore, say
+from treering.compat.savers import FileSaver, KeyValueStoreSaver, MemorySaver
 from treering.errors import NotFound
-from treering.savers import FileSaver, KeyValueStoreSaver, MemorySaver
 
 NASTY = [
     "a",

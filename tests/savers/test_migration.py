@@ -12,8 +12,7 @@ import pytest
 
 import treering
 from tests.savers.places import PlainStore, kinds, place, say, talk
-from treering.errors import InvalidInput
-from treering.savers import (
+from treering.compat.savers import (
     FileSaver,
     KeyValueStoreSaver,
     MemorySaver,
@@ -21,6 +20,7 @@ from treering.savers import (
     amigrate_checkpoints,
     migrate_checkpoints,
 )
+from treering.errors import InvalidInput
 
 SOURCES = ["memory", "files", "a user's async store"]
 DESTINATIONS = ["memory", "sqlite", "postgres", "files", "redis", "dict", "a user's async store"]
@@ -258,7 +258,7 @@ def test_a_migration_can_be_awaited(request):
 
 MIGRATOR = """
 import sys
-from treering.savers import FileSaver, SqliteSaver, migrate_checkpoints
+from treering.compat.savers import FileSaver, SqliteSaver, migrate_checkpoints
 source, kind, folder = sys.argv[1:]
 destination = FileSaver(folder, None) if kind == "files" else SqliteSaver(folder, durability="fast")
 def told(progress):

@@ -10,9 +10,9 @@ import pytest
 
 import treering
 from tests.savers.places import PlainStore, say, talk
+from treering.compat.savers import FileSaver, KeyValueStoreSaver, MemorySaver, PostgresSaver, SqliteSaver
 from treering.errors import Closed, InvalidInput, MissingExtra
 from treering.keyvalue import InMemoryStore
-from treering.savers import FileSaver, KeyValueStoreSaver, MemorySaver, PostgresSaver, SqliteSaver
 
 
 def test_a_store_that_was_handed_in_stays_open(tmp_path):
@@ -94,7 +94,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
 def test_a_saver_loads_only_what_it_needs():
     code = """
 import sys
-from treering.savers import FileSaver
+from treering.compat.savers import FileSaver
 from treering.keyvalue import InMemoryStore
 FileSaver("unused")
 assert not {"sqlite3", "psycopg", "redis", "sqlalchemy", "treering.engines.sqlite.engine"} & set(sys.modules)

@@ -11,8 +11,8 @@ import pytest
 
 import treering
 from tests.savers.places import kinds, say
+from treering.compat.savers import FileSaver, KeyValueStoreSaver, PostgresSaver, SqliteSaver
 from treering.keyvalue import RedisStore
-from treering.savers import FileSaver, KeyValueStoreSaver, PostgresSaver, SqliteSaver
 
 COUNT = 15
 
@@ -20,7 +20,7 @@ WRITER = f"""
 import sys
 import treering
 from treering.keyvalue import RedisStore
-from treering.savers import FileSaver, KeyValueStoreSaver, PostgresSaver, SqliteSaver
+from treering.compat.savers import FileSaver, KeyValueStoreSaver, PostgresSaver, SqliteSaver
 kind, where, thread, name = sys.argv[1:]
 saver = {{
     "files": lambda: FileSaver(where, None),

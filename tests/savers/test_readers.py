@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Event, Thread
 
-from treering.savers.checkpoint import Checkpoint, Facts
+from treering.compat.savers.checkpoint import Checkpoint, Facts
 
 
 class Slow:

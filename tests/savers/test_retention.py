@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 import treering
 from tests.savers.places import KEY_VALUES, PlainStore, kinds, place, say, talk
+from treering.compat.savers import FileSaver, KeyValueStoreSaver, MemorySaver
+from treering.compat.savers.kv_thread import WITNESS, values_of
 from treering.core.clock import ManualClock
 from treering.errors import InvalidInput
-from treering.savers import FileSaver, KeyValueStoreSaver, MemorySaver
-from treering.savers.records import values_of
-from treering.savers.witnesses import WITNESS
 
 
 def test_a_thread_keeps_its_newest(anywhere):

@@ -8,9 +8,9 @@ import pytest
 
 import treering
 from tests.savers.places import PlainStore, say
+from treering.compat.savers import KeyValueStoreSaver
 from treering.errors import Conflict
 from treering.keyvalue import InMemoryStore, RedisStore
-from treering.savers import KeyValueStoreSaver
 
 
 @pytest.fixture(params=["dict", pytest.param("redis", marks=pytest.mark.redis)])

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from tests.savers.places import AsyncStore, PlainStore, say
+from treering.compat.savers import KeyValueStoreSaver
+from treering.compat.savers.kv_thread import WITNESS
 from treering.errors import Corrupt
 from treering.keyvalue import InMemoryStore
-from treering.savers import KeyValueStoreSaver
-from treering.savers.witnesses import WITNESS
 
 
 class Counting(PlainStore):

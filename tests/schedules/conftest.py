@@ -4,7 +4,7 @@ import pytest
 
 from treering.blobs.folder import FolderBlobs
 from treering.core.clock import ManualClock
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.engines.sqlite.engine import open_sqlite
 from treering.store import Store
 

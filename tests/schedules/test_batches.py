@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import treering
 from treering.core.query import EventQuery
-from treering.views.schedules.board import Board
-from treering.views.schedules.fires import CLAIMED, FINISHED
-from treering.views.schedules.planning import claimable, is_due
-from treering.views.schedules.tasks import OpenFire, Policy, Task, task_ref
+from treering.schedules.fires import CLAIMED, FINISHED
+from treering.schedules.planning import claimable, is_due
+from treering.schedules.tasks import OpenFire, Policy, Task, task_ref
+from treering.schedules.worker_state import Board
 
 ALLOW = Policy(catch_up="all", overlap="allow")
 

@@ -15,7 +15,7 @@ import pytest
 import treering
 from treering.core.encoding import decode_json
 from treering.core.query import EventQuery
-from treering.views.schedules.tasks import Policy
+from treering.schedules.tasks import Policy
 
 PATIENT = Policy(catch_up="all", catch_up_max=200, overlap="allow")
 

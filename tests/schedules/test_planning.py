@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treering.errors import Conflict
-from treering.views.schedules import planning
-from treering.views.schedules.tasks import Policy, Task
+from treering.schedules import planning
+from treering.schedules.tasks import Policy, Task
 
 START = 1_771_927_200_000_000
 MINUTE = 60_000_000

@@ -9,8 +9,8 @@ import pytest
 
 import treering
 from treering.errors import Conflict, InvalidInput, NotFound
-from treering.views.schedules.schedules import Schedules
-from treering.views.schedules.tasks import Policy
+from treering.schedules.schedules import Schedules
+from treering.schedules.tasks import Policy
 
 
 def test_a_task_is_kept_as_it_was_made(store):

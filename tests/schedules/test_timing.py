@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from treering.core.clock import from_datetime, to_datetime
 from treering.errors import InvalidInput
-from treering.views.schedules.timing import Timing, checked_timing
+from treering.schedules.tasks import Timing, checked_timing
 
 NOW = from_datetime(datetime(2026, 2, 24, 10, tzinfo=UTC))
 DAILY = ("0 0 * * *", "30 1 * * *", "30 2 * * *", "15 3 * * *")

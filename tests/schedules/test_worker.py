@@ -10,8 +10,8 @@ import pytest
 
 import treering
 from treering.errors import InvalidInput, Unreachable
-from treering.views.recording.context import here
-from treering.views.schedules.tasks import Policy
+from treering.runs.span import here
+from treering.schedules.tasks import Policy
 
 
 def outcomes(store, task=None):

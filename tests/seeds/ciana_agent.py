@@ -23,8 +23,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 import treering
 from treering import UserSession
 from treering.adapters.langgraph import TreeringSaver
+from treering.compat.memory import AgentFiles
 from treering.errors import TreeringError
-from treering.memory import AgentFiles
 
 
 def build(memory: AgentFiles | None = None) -> StateGraph:

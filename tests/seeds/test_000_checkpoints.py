@@ -12,7 +12,7 @@ import pytest
 import treering
 from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput
-from treering.views.state_objects import attributes
+from treering.threads.state_object import attributes
 
 
 class Preset:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import treering
-from treering import services
+from treering.compat import services
+from treering.compat.services import create_run, get_run_cost, save_message, start_span
 from treering.core.clock import ManualClock
 from treering.errors import NotFound
-from treering.services import create_run, get_run_cost, save_message, start_span
 from treering.store import Store
 
 

@@ -9,9 +9,9 @@ from sqlalchemy import event as sql_events
 from sqlmodel import select
 
 import treering
-from treering import services
-from treering.engines.sqlite.session import SqliteSession
-from treering.models import AgentSpan, BlobRef, Message, Run, ToolCall, ToolResult, open_session
+from treering.compat import services
+from treering.compat.models import AgentSpan, BlobRef, Message, Run, ToolCall, ToolResult, open_session
+from treering.engines.sqlite.connection import SqliteSession
 
 TABLES = "event|ref|rollup|commits|body|object|item|list|scope|e|o|c"
 SCAN = re.compile(rf"SCAN (?:{TABLES})\b|SEARCH \w+ USING .*\(space=\?(?: AND run>\?)?\)$")

@@ -6,11 +6,11 @@ import pytest
 from starlette.testclient import TestClient
 
 import treering
-from treering import services
+from treering.compat import services
 from treering.errors import InvalidInput, NotFound
+from treering.runs.directory import Archive, load_legacy
 from treering.server.app import create_app
 from treering.server.settings import Settings
-from treering.views.legacy import Archive, load_legacy
 
 LINE = {
     "type": "message",

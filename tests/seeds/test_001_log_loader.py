@@ -8,9 +8,9 @@ import pytest
 
 import treering
 from treering.cli.main import main
+from treering.compat.services import get_run_cost, get_run_timeline, use
 from treering.core.batch import Usage
 from treering.importers.orchestrator_log import import_orchestrator_log
-from treering.services import get_run_cost, get_run_timeline, use
 
 RUN = "123e4567-e89b-12d3-a456-426614174000"
 LOG = [

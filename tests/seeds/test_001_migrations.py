@@ -18,7 +18,7 @@ import pytest
 from tests.migrations.databases import REPOSITORY, Database
 from tests.migrations.shape import shape_of
 
-from treering.engines import schema
+from treering.engines.sql import schema
 
 RELEASED = sorted((REPOSITORY / "tests/migrations/golden").glob("*.sqlite.sql"))
 
@@ -72,7 +72,7 @@ def test_migrations_fresh_stores_and_the_definition_agree(checkout: Path, two_st
     alembic(checkout, "revision --autogenerate -m description", store=fresh)
     created = (
         checkout
-        / f"src/treering/engines/migrations/versions/{int(schema.SCHEMA_VERSION) + 1:04d}_description.py"
+        / f"src/treering/engines/sql/migrations/versions/{int(schema.SCHEMA_VERSION) + 1:04d}_description.py"
     )
     body = created.read_text().partition("def upgrade() -> None:\n")[2].partition("\n\n\n")[0]
     assert [line.strip() for line in body.splitlines() if not line.strip().startswith("#")] == ["pass"]

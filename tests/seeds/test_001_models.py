@@ -12,10 +12,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlmodel import select
 
 import treering
-from treering import services
-from treering.errors import ReadOnly, Unsupported
-from treering.models import AgentSpan, BlobRef, Message, Run, ToolCall, ToolResult, open_session
-from treering.services import (
+from treering.compat import services
+from treering.compat.models import AgentSpan, BlobRef, Message, Run, ToolCall, ToolResult, open_session
+from treering.compat.services import (
     create_run,
     end_run,
     end_span,
@@ -26,6 +25,7 @@ from treering.services import (
     save_tool_result,
     start_span,
 )
+from treering.errors import ReadOnly, Unsupported
 
 # Every column of the document's diagram, under its own name.
 ERD = {
@@ -264,10 +264,10 @@ def test_entities_outlive_their_session(ids):
 WITHOUT = """
 import sys
 sys.modules["sqlmodel"] = None
-import treering, treering.services
+import treering, treering.compat.services
 from treering.errors import MissingExtra
 try:
-    with treering.open("s") as store, treering.services.Session(store) as session:
+    with treering.open("s") as store, treering.compat.services.Session(store) as session:
         session.exec(None)
 except MissingExtra as error:
     assert "treering[models]" in str(error)

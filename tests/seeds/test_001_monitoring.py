@@ -11,7 +11,7 @@ from contextlib import suppress
 import treering
 from treering.core.clock import DAY_US, ManualClock
 from treering.core.retention import Keep
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.store import Store
 
 DIES = """

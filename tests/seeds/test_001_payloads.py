@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 
 import treering
-from treering.core.address import ObjectAt, SlotAt, parse_address
 from treering.core.batch import Event
+from treering.core.content import ObjectAt, SlotAt, parse_address
 from treering.core.encoding import decode, encode
 from treering.core.query import EventQuery
 

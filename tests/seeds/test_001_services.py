@@ -8,10 +8,8 @@ import sys
 import pytest
 
 import treering
-from treering import services
-from treering.core.clock import ManualClock
-from treering.errors import Conflict, InvalidInput, NotFound, ReadOnly, Unreachable
-from treering.services import (
+from treering.compat import services
+from treering.compat.services import (
     create_run,
     end_run,
     end_span,
@@ -24,6 +22,8 @@ from treering.services import (
     save_tool_result,
     start_span,
 )
+from treering.core.clock import ManualClock
+from treering.errors import Conflict, InvalidInput, NotFound, ReadOnly, Unreachable
 from treering.store import Store
 
 
@@ -311,7 +311,7 @@ def test_prices_are_looked_up_when_no_cost_is_told():
 
 
 DEFAULT = """
-from treering.services import create_run, get_run_timeline, save_message
+from treering.compat.services import create_run, get_run_timeline, save_message
 run_id = create_run(id="r")
 save_message(run_id, "user", "Hello")
 assert len(get_run_timeline(run_id)["events"]) == 1

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 import treering
-from treering import services
+from treering.compat import services
+from treering.compat.services import aio
 from treering.errors import Conflict, NotFound
-from treering.services import aio
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 import treering
-from treering import services
-from treering.core.clock import ManualClock, to_iso
-from treering.errors import InvalidInput, NotFound
-from treering.services import (
+from treering.compat import services
+from treering.compat.services import (
     create_run,
     end_span,
     get_run_timeline,
@@ -18,6 +16,8 @@ from treering.services import (
     save_tool_result,
     start_span,
 )
+from treering.core.clock import ManualClock, to_iso
+from treering.errors import InvalidInput, NotFound
 from treering.store import Store
 
 START_US = 1_772_452_800_000_000  # 2026-03-02T12:00:00Z

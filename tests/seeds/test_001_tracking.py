@@ -19,7 +19,7 @@ from langchain_core.tools import tool
 
 import treering
 from treering.adapters.langchain import TreeringTracer
-from treering.services import get_run_cost, get_run_timeline, use
+from treering.compat.services import get_run_cost, get_run_timeline, use
 
 LABELS = [
     "▶ planner",
@@ -74,7 +74,7 @@ def test_by_decorators_also_awaited(store):
 
     @store.agent("planner")
     async def plan(goal):
-        here = treering.views.recording.context.here.get()
+        here = treering.runs.span.here.get()
         for text in ("I look.", "Two."):
             usage = {"total": 150}
             here.message("assistant", text, model="gpt-4", usage=usage, cost="0.0045", currency="EUR")

@@ -17,8 +17,8 @@ import pytest
 from tests.agent.scripted import Scripted, answered, asking, forgetful, said, user
 
 import treering
-from treering import savers
 from treering.agent import create_agent
+from treering.compat import savers
 from treering.keyvalue import InMemoryStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +102,7 @@ class TestResuming:
         code = """
 import sys
 from tests.agent.scripted import forgetful
-from treering import savers
+from treering.compat import savers
 from treering.agent import create_agent
 with create_agent(model=forgetful, checkpointer=sys.argv[1]) as agent:
     print(agent.generate(thread_id="conversation-1", prompt=sys.argv[2]).text)

@@ -6,8 +6,8 @@ import pytest
 from tests.savers.places import EACH, kinds, place
 
 import treering
+from treering.compat.savers import FileSaver, MemorySaver
 from treering.errors import Conflict, InvalidInput, NotFound
-from treering.savers import FileSaver, MemorySaver
 
 ASKED = {"tool": "delete_file", "input": {"path": "notes.md"}}
 

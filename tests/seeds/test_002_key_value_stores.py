@@ -18,7 +18,7 @@ import pytest
 
 from treering.errors import Corrupt, InvalidInput, MissingExtra, Unencodable, Unreachable, Unsupported
 from treering.keyvalue import FolderStore, InMemoryStore, KeyValueStore, RedisStore
-from treering.keyvalue.awaiting import call, call_async, lent, refuse_to_block
+from treering.sync_async import call, call_async, lent, refuse_to_block
 
 
 class OwnAsyncStore:
@@ -359,7 +359,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
 def test_the_private_loop_starts_again_in_a_forked_child():
     script = """
 import os, signal
-from treering.keyvalue.awaiting import call
+from treering.sync_async import call
 async def answer(): return 7
 assert call(answer) == 7
 child = os.fork()

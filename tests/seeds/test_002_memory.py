@@ -9,10 +9,9 @@ import pytest
 from tests.agent.scripted import Scripted, said, user
 
 import treering
-from treering import savers
 from treering.agent import create_agent
-from treering.errors import InvalidInput
-from treering.memory import (
+from treering.compat import savers
+from treering.compat.memory import (
     FilesystemMemoryStore,
     InMemoryMemoryStore,
     MemoryDocument,
@@ -20,6 +19,7 @@ from treering.memory import (
     create_agent_memory_middleware,
     load_agent_memory,
 )
+from treering.errors import InvalidInput
 
 STORES = {
     "files": lambda folder: FilesystemMemoryStore(root_dir=folder / ".agent" / "memory"),

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 from tests.savers.places import say, talk
 
-from treering.savers import FileSaver, MemorySaver, PostgresSaver, migrate_checkpoints
+from treering.compat.savers import FileSaver, MemorySaver, PostgresSaver, migrate_checkpoints
 
 
 def test_the_documents_example(tmp_path):

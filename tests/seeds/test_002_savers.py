@@ -11,8 +11,8 @@ from datetime import datetime
 import pytest
 
 from treering.agent import create_agent
+from treering.compat.savers import FileSaver, KeyValueStoreSaver, MemorySaver, PostgresSaver, SqliteSaver
 from treering.keyvalue import FolderStore, InMemoryStore, RedisStore
-from treering.savers import FileSaver, KeyValueStoreSaver, MemorySaver, PostgresSaver, SqliteSaver
 
 MESSAGES = [
     {"role": "user", "content": "Hello, my name is Alice"},
@@ -154,7 +154,7 @@ def test_c10_a_conversation_is_resumed_in_a_new_process(tmp_path):
     code = """
 import json, sys
 from treering.agent import create_agent
-from treering.savers import FileSaver
+from treering.compat.savers import FileSaver
 
 def model(messages, tools):
     named = [message["content"] for message in messages[:-1] if "my name is" in message["content"]]

@@ -13,7 +13,7 @@ from treering.core.batch import Usage
 from treering.core.query import EventQuery
 from treering.errors import NotFound
 from treering.importers.evolve import CHECKPOINT, import_evolve
-from treering.sandbox.session_log import SessionLog, SessionMeta
+from treering.sandbox.run import SessionLog, SessionMeta
 
 TAG = "my-prefix-a1b2c3d4e5f60718"
 META = {

@@ -11,7 +11,7 @@ import pytest
 
 import treering
 from treering.store import Store
-from treering.views.workspaces.workspace import SnapshotInfo
+from treering.workspaces.workspace import SnapshotInfo
 
 AGENTS = {
     "claude": (".claude",),

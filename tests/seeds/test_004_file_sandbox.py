@@ -9,7 +9,7 @@ import pytest
 
 import treering
 from treering.errors import InvalidInput, NotFound, ReadOnly
-from treering.views.workspaces.virtual import Files
+from treering.workspaces.virtual_fs import Files
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from tests.agent.scripted import Scripted, asking, said
 
 from treering.agent import create_agent
+from treering.compat.memory import AgentFiles, MemoryFileWarning, create_agent_memory_middleware
 from treering.errors import NotFound
-from treering.memory import AgentFiles, MemoryFileWarning, create_agent_memory_middleware
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

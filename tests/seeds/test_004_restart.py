@@ -23,7 +23,7 @@ from tests.seeds.ciana_agent import build
 
 import treering
 from treering.cli.main import main
-from treering.views.logs import Log
+from treering.threads.transcripts import Log
 
 ROOT = Path(__file__).resolve().parents[2]
 SAID = {

@@ -16,7 +16,7 @@ import pytest
 import treering
 from treering.blobs.folder import FolderBlobs
 from treering.core.clock import ManualClock, from_datetime
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.engines.sqlite.engine import open_sqlite
 from treering.errors import InvalidInput
 from treering.importers.ciana import import_ciana

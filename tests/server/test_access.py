@@ -7,9 +7,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from treering.errors import InvalidInput
-from treering.server.access import SCOPES, Keys
 from treering.server.app import create_app
-from treering.server.gate import Gate
+from treering.server.auth import SCOPES, Gate, Keys
 from treering.server.settings import Settings
 
 ADDRESS = "http://127.0.0.1:8787"

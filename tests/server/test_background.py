@@ -8,13 +8,13 @@ from contextlib import suppress
 import pytest
 
 import treering
-from treering.care.spaces import user_spaces
 from treering.errors import Corrupt
+from treering.maintenance.stats import user_spaces
+from treering.runs import search
+from treering.runs.directory import Runs
+from treering.runs.search import EventIndex
 from treering.server import background
 from treering.server.background import Background
-from treering.views import event_index
-from treering.views.event_index import EventIndex
-from treering.views.runs import Runs
 
 
 def eventually(check):
@@ -42,7 +42,7 @@ def recorded(store):
 
 
 def test_every_project_is_indexed_and_judged(store, monkeypatch):
-    monkeypatch.setattr(event_index, "PAGE", 4)
+    monkeypatch.setattr(search, "PAGE", 4)
     other = store.in_namespace("other")
     for each in (store, other):
         each.alerts.set_rule("failed", "failed")
@@ -55,7 +55,7 @@ def test_every_project_is_indexed_and_judged(store, monkeypatch):
 
 
 def test_without_search_nothing_is_indexed(store, monkeypatch):
-    monkeypatch.setattr(event_index, "PAGE", 4)
+    monkeypatch.setattr(search, "PAGE", 4)
     store.alerts.set_rule("failed", "failed")
     recorded(store)
     with Background(store, search=False, seconds=0.01):

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import gc
-from treering.server.housekeeping import settle_in
+from treering.server.background import settle_in
 
 young, *older = gc.get_threshold()
 settle_in()

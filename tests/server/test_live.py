@@ -17,11 +17,11 @@ from websockets.sync.client import connect
 import treering
 from treering.core.batch import Event
 from treering.errors import Corrupt
-from treering.server.access import Keys
+from treering.runs.follow import Selection
+from treering.server.auth import Keys
 from treering.server.routes.live import EventStream
 from treering.server.settings import Settings
 from treering.server.streams import Delivery, Feed
-from treering.views.following import Selection
 
 
 @pytest.fixture

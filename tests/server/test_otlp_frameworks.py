@@ -31,7 +31,7 @@ from tests.server.running import running
 
 import treering
 from treering.core.query import EventQuery
-from treering.views.recording.given import input_of
+from treering.runs.span import input_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -8,12 +8,10 @@ import pytest
 from tests.server.test_serving import Server
 
 import treering
-from treering.core.batch import Add
-from treering.core.draft import Draft
+from treering.core.batch import Add, Draft
 from treering.core.query import EventQuery
-from treering.engines.remote.connection import Connections
 from treering.engines.remote.engine import RemoteEngine
-from treering.engines.remote.place import place_of
+from treering.engines.remote.transport import Connections, place_of
 from treering.testing import batches
 from treering.testing.portrait import all_records
 

@@ -12,10 +12,10 @@ from tests.server.running import running
 import treering
 from treering.adapters.adk import TreeringSessionService
 from treering.adapters.langgraph import TreeringSaver
-from treering.adapters.pydantic_ai import TreeringConversationStore
+from treering.adapters.pydantic_ai.conversations import TreeringConversationStore
 from treering.core.clock import SystemClock
 from treering.errors import Forbidden
-from treering.server.access import Keys
+from treering.server.auth import Keys
 from treering.server.settings import Settings
 from treering.testing.portrait import portrait
 

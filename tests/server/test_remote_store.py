@@ -13,7 +13,7 @@ import treering
 from treering.cli.main import main
 from treering.core.clock import SystemClock
 from treering.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized, Unsupported
-from treering.server.access import Keys
+from treering.server.auth import Keys
 from treering.server.settings import Settings
 
 

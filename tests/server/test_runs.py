@@ -2,7 +2,7 @@ import base64
 
 import pytest
 
-from treering import services
+from treering.compat import services
 
 
 @pytest.fixture

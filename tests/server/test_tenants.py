@@ -19,10 +19,10 @@ from tests.server.test_serving import Server
 
 import treering
 from treering.adapters.langgraph import TreeringSaver
+from treering.compat.savers import MemorySaver
 from treering.core.clock import SystemClock
 from treering.errors import NotFound
-from treering.savers import MemorySaver
-from treering.server.access import Keys
+from treering.server.auth import Keys
 
 PROJECTS = ("acme", "globex")
 

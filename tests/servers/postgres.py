@@ -79,7 +79,7 @@ def _planted(server: PostgresServer) -> str:
     """The name of this process's database with the tables of a store that was never opened."""
     import psycopg
 
-    from treering.engines import schema
+    from treering.engines.sql import schema
 
     url = server.create_database()
     with psycopg.connect(url, autocommit=True) as connection:

@@ -13,7 +13,7 @@ import pytest
 
 import treering
 from treering.core.clock import ManualClock
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.errors import Conflict, InvalidInput, RefMoved, Unencodable
 from treering.store import Store
 

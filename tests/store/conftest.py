@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import treering
-from treering.core.address import list_address
 from treering.core.batch import Event
+from treering.core.content import list_address
 from treering.core.encoding import encode, encode_json
+from treering.core.ids import Scope
 from treering.core.query import EventQuery
-from treering.core.scopes import Scope
 from treering.store import Store
 from treering.testing import failpoints
 

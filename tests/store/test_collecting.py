@@ -9,7 +9,7 @@ from tests.store.conftest import ALICE, kinds_in, write_steps
 from treering.core.batch import Event
 from treering.core.clock import DAY_US, ManualClock
 from treering.core.encoding import decode, decode_json, encode_json
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.store import Store
 from treering.testing import failpoints
 from treering.testing.portrait import portrait

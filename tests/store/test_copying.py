@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import treering
 from tests.store.conftest import ALICE, OpenStore, kinds_in, write_many, write_steps
-from treering.care.spaces import user_spaces
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.errors import Conflict, InvalidInput, ReadOnly, Unreachable
+from treering.maintenance.stats import user_spaces
 from treering.store import Store
 from treering.testing import failpoints
 from treering.testing.portrait import portrait

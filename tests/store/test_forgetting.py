@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.store.conftest import ALICE, OpenStore, kinds_in, write_steps
-from treering.care.forgetting import answers_to
-from treering.core.address import list_address
 from treering.core.batch import Text
+from treering.core.content import list_address
 from treering.core.encoding import decode_json, encode
-from treering.core.scopes import Scope
+from treering.core.ids import Scope
 from treering.errors import Conflict, InvalidInput, NotFound
+from treering.maintenance.forget import answers_to
 from treering.store import Store
 
 

@@ -9,11 +9,11 @@ import pytest
 
 import treering
 from tests.store.conftest import ALICE, OpenStore, write_steps
-from treering.care.verification import MAX_PROBLEMS
 from treering.core.encoding import decode, encode
 from treering.core.records import Checked, Problem
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.errors import Closed, InvalidInput, NotFound
+from treering.maintenance.verify import MAX_PROBLEMS
 from treering.store import Store
 from treering.testing.portrait import portrait
 

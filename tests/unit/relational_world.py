@@ -7,23 +7,11 @@ import random
 import pytest
 
 from treering.blobs.folder import FolderBlobs
-from treering.core.address import list_address, object_address, slot_address
-from treering.core.batch import Event, Text, Usage
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.batch import Draft, Event, Text, Usage
+from treering.core.content import Content, list_address, object_address, slot_address
 from treering.core.tree import FileEntry, FolderEntry, Tree, encode_tree
-from treering.engines.relational import (
-    checking,
-    contents,
-    cutting,
-    erasing,
-    marking,
-    planned,
-    recount,
-    removal,
-    sweeping,
-    walking,
-)
+from treering.engines.sql import rollups, verify
+from treering.engines.sql.gc import erase, mark, sweep
 from treering.engines.sqlite import open_sqlite
 from treering.testing import batches
 
@@ -31,7 +19,7 @@ SPACE = "space"
 SCOPES = [f"/thread/{name}" for name in "abcd"]
 TREES = "/workspace/w"
 
-_MODULES = (checking, contents, cutting, erasing, marking, planned, recount, removal, sweeping, walking)
+_MODULES = (verify, verify, erase, erase, mark, erase, rollups, sweep, sweep, mark)
 _SIZES = {"PAGE": 3, "COMMITS": 2, "PAGE_BYTES": 5000, "SLICE": 2, "_TREES": 2, "_LISTS": 2}
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.core.address import (
+from treering.core.content import (
+    Content,
     ListAt,
     ObjectAt,
     SlotAt,
@@ -14,7 +15,6 @@ from treering.core.address import (
     parse_address,
     slot_address,
 )
-from treering.core.content import Content
 from treering.errors import InvalidInput
 
 NAMES = st.text(alphabet="0123456789abcdef", min_size=64, max_size=64)

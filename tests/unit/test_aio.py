@@ -20,7 +20,7 @@ import treering
 from treering.bridge import Bridge
 from treering.core.batch import Batch, Receipt
 from treering.core.records import Checked
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.errors import Closed, Conflict, InvalidInput
 from treering.store import Store
 
@@ -90,7 +90,7 @@ class TestOpening:
             return Store(Slow())
 
         async def main() -> None:
-            from treering.opening import Opening
+            from treering.async_opening import Opening
 
             task = asyncio.ensure_future(Opening(open_slowly).__aenter__())
             await asyncio.to_thread(started.wait, 60)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.core.body import pack_body, unpack_body
 from treering.core.content import KINDS, Content
+from treering.core.frame import pack_body, unpack_body
 from treering.errors import Corrupt
 
 CONTENTS = st.lists(st.builds(Content, st.sampled_from(KINDS), st.binary(max_size=50)), max_size=20)

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treering
-from treering.core.deltas import Made, also_needed
-from treering.core.pages import each_record
+from treering.core.paging import each_record
 from treering.core.query import EventQuery
-from treering.views.graph_deltas import made_of
+from treering.core.retention import Made, also_needed
+from treering.graphs.step import made_of
 
 CHANNELS = ("a", "b")
 some = st.frozensets(st.sampled_from(CHANNELS))

@@ -3,12 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.core.address import ObjectAt, SlotAt, parse_address
-from treering.core.batch import ABSENT, Add, Delete, Event, Fence, Set, Text
-from treering.core.body import INLINE_LIMIT
-from treering.core.content import Content
-from treering.core.draft import Draft
-from treering.core.intake import check_batch
+from treering.core.batch import ABSENT, Add, Delete, Draft, Event, Fence, Set, Text, check_batch
+from treering.core.content import Content, ObjectAt, SlotAt, parse_address
+from treering.core.frame import INLINE_LIMIT
 
 SIZES = st.sampled_from([0, 1, 100, INLINE_LIMIT - 1, INLINE_LIMIT, INLINE_LIMIT + 1, 3 * INLINE_LIMIT])
 PUTS = st.lists(st.tuples(SIZES, st.sampled_from(["/a/1", "/b/2", "/c/3"]), st.integers(0, 2)), max_size=15)

@@ -6,9 +6,8 @@ import pytest
 
 import treering
 from treering.errors import InvalidInput, NotFound
-from treering.views.branches import growth, left_behind
-from treering.views.directory import thread_info
-from treering.views.finding import Finder
+from treering.threads.directory import thread_info
+from treering.threads.find import Finder, growth, left_behind
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.engines.relational import fragments
-from treering.engines.relational.fragments import filled, filled_all, thinned
+from treering.engines.sql import dictionary
+from treering.engines.sql.dictionary import filled, filled_all, thinned
 
 SPAN = (
     b'{"attributes":{"gen_ai.response.id":"resp_1"},"input":0,"input_size":662,'
@@ -23,7 +23,7 @@ def test_the_usual_words_of_a_span_take_a_byte_each():
 
 @given(
     st.binary(max_size=60)
-    | st.lists(st.sampled_from([*fragments._PIECES, b"\n", b"\x00", b"x", b"\x05"])).map(b"".join)
+    | st.lists(st.sampled_from([*dictionary._PIECES, b"\n", b"\x00", b"x", b"\x05"])).map(b"".join)
 )
 def test_any_data_comes_back(data):
     assert filled(thinned(data)) == data
@@ -50,7 +50,7 @@ def test_json_is_never_longer(value):
     assert filled(data) == data  # as an older row has it
 
 
-@pytest.mark.parametrize("code", fragments._CODES)
+@pytest.mark.parametrize("code", dictionary._CODES)
 def test_a_code_is_no_character_of_json(code):
     with pytest.raises(orjson.JSONDecodeError):
         orjson.loads(b'{"a":1,' + bytes([code]) + b'"b":2}')
@@ -58,13 +58,13 @@ def test_a_code_is_no_character_of_json(code):
 
 
 def test_the_list_of_pieces_only_grows():
-    assert fragments._PIECES[:3] == (
+    assert dictionary._PIECES[:3] == (
         b'{"attributes":{"gen_ai.response.id":"',
         b'{"attributes":{"gen_ai.tool.call.id":"',
         b'{"attributes":{"gen_ai.',
     )
-    assert fragments._PIECES[fragments._GRAPHS] == b'","lists":{"messages":["'
-    assert len(fragments._PIECES) == len(fragments._CODES)
+    assert dictionary._PIECES[dictionary._GRAPHS] == b'","lists":{"messages":["'
+    assert len(dictionary._PIECES) == len(dictionary._CODES)
 
 
 STEP = (

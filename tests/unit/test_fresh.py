@@ -11,18 +11,18 @@ import pytest
 
 import treering
 from treering.blobs.folder import FolderBlobs
-from treering.core.batch import ANY, Event
+from treering.core.batch import ANY, Draft, Event
 from treering.core.clock import DAY_US
 from treering.core.content import Content
-from treering.core.draft import Draft
 from treering.core.query import Erasure, EventQuery
-from treering.engines.relational import writing
-from treering.engines.relational.engine import BEFORE_COMMIT
-from treering.engines.relational.prepared import prepare
-from treering.engines.sqlite import database, fresh, open_sqlite, transactions
-from treering.engines.sqlite.session import SqliteSession
-from treering.engines.sqlite.shortcut import Shortcut
-from treering.engines.sqlite.turns import Turns
+from treering.engines.sql.commit import write
+from treering.engines.sql.commit.encode import prepare
+from treering.engines.sql.engine import BEFORE_COMMIT
+from treering.engines.sqlite import commit_log, open_sqlite
+from treering.engines.sqlite import connection as connection_module
+from treering.engines.sqlite.connection import SqliteSession
+from treering.engines.sqlite.engine import Shortcut
+from treering.engines.sqlite.writer_queue import Turns
 from treering.errors import Conflict, Corrupt, ListMoved, StoreFull
 
 SPACE = "default"
@@ -90,7 +90,7 @@ def raw(engine, sql, *values):
 
 def count(engine):
     """How many commits are fresh."""
-    ((found,),) = raw(engine, f"SELECT count(*) FROM fresh WHERE {fresh.IS_FRESH}")
+    ((found,),) = raw(engine, f"SELECT count(*) FROM fresh WHERE {commit_log.IS_FRESH}")
     return found
 
 
@@ -148,16 +148,16 @@ def test_what_is_fresh_outlives_its_process(engine, tmp_path):
 
 
 def test_when_all_slots_are_taken_they_settle(engine, short):
-    for number in range(fresh.SLOTS + 3):
+    for number in range(commit_log.SLOTS + 3):
         engine.commit(step(number))
-    assert short == [False, *[True] * fresh.SLOTS, False, True]
+    assert short == [False, *[True] * commit_log.SLOTS, False, True]
     assert count(engine) == 1
-    assert len(said(engine)) == fresh.SLOTS + 3
+    assert len(said(engine)) == commit_log.SLOTS + 3
     assert problems(engine) == []
 
 
 def test_who_reads_every_commit_at_once_finds_most_of_them_settled(engine, short):
-    for number in range(3 * transactions.PATIENCE):
+    for number in range(3 * connection_module.PATIENCE):
         engine.commit(step(number))
         assert len(said(engine)) == number + 1
     assert short.count(True) == 3
@@ -351,7 +351,7 @@ def test_readers_wait_for_no_long_transaction(engine, other):
 def test_a_busy_writer_keeps_nobody_from_reading(engine, other, monkeypatch):
     for number in range(3):
         engine.commit(step(number))
-    settle = database.SqliteDatabase.settle
+    settle = connection_module.SqliteDatabase.settle
     numbers = iter(range(3, 99))
 
     def writing_on(self):
@@ -373,11 +373,11 @@ def test_a_full_store_can_be_read(engine, monkeypatch):
         raise StoreFull("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(database.SqliteDatabase, "settle", full)
+        patch.setattr(connection_module.SqliteDatabase, "settle", full)
         assert said(engine) == [b"x" * 1500] * 4
         assert engine.refs(SPACE, ["head"])["head"].version == 4
         with monkeypatch.context() as failing:
-            failing.setattr(transactions, "settle", full)
+            failing.setattr(connection_module, "settle", full)
             with pytest.raises(StoreFull):
                 engine.refs(SPACE, ["head"])
     assert count(engine) == 3
@@ -409,7 +409,7 @@ def test_nothing_is_torn_when_a_settling_is_interrupted_twice(tmp_path, monkeypa
     interrupts = []
 
     def half(session, _space, rows):
-        session.tell_many(writing._COMMIT, rows.commits)
+        session.tell_many(write._COMMIT, rows.commits)
         interrupts.append(KeyboardInterrupt())
         raise KeyboardInterrupt
 
@@ -420,7 +420,7 @@ def test_nothing_is_torn_when_a_settling_is_interrupted_twice(tmp_path, monkeypa
 
     undo = SqliteSession.roll_back
     with monkeypatch.context() as patch:
-        patch.setattr(fresh, "write_rows", half)
+        patch.setattr(commit_log, "write_rows", half)
         patch.setattr(SqliteSession, "roll_back", roll_back)
         with pytest.raises(KeyboardInterrupt):
             said(engine)
@@ -433,18 +433,18 @@ def test_commits_are_synced_after_an_interrupt_while_that_changes(tmp_path, monk
     engine = opened(tmp_path, "full")
     for number in range(2):
         engine.commit(step(number))
-    change = database.SqliteDatabase._sync
+    change = connection_module.SqliteDatabase._sync
 
     def interrupted(self, *given):
         wanted = given[-1]
         if wanted == mode:
-            monkeypatch.setattr(database.SqliteDatabase, "_sync", change)
+            monkeypatch.setattr(connection_module.SqliteDatabase, "_sync", change)
         if wanted == "NORMAL":
             change(self, *given)
         if wanted == mode:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(database.SqliteDatabase, "_sync", interrupted)
+    monkeypatch.setattr(connection_module.SqliteDatabase, "_sync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         said(engine)
     ((found,),) = engine._sqlite.writer().execute("PRAGMA synchronous").fetchall()
@@ -496,7 +496,7 @@ def test_one_that_is_damaged_is_told(engine, other):
 
 
 def test_a_moment_before_its_commit_it_is_not_there(engine, monkeypatch):
-    from treering.engines.sqlite import shortcut
+    from treering.engines.sqlite import engine as engine_module
 
     for number in range(2):
         engine.commit(step(number))
@@ -506,8 +506,8 @@ def test_a_moment_before_its_commit_it_is_not_there(engine, monkeypatch):
         assert count(engine) == 1
         raise RuntimeError("died")
 
-    monkeypatch.setattr(shortcut, "is_armed", lambda _: True)
-    monkeypatch.setattr(shortcut, "hit", look)
+    monkeypatch.setattr(engine_module, "is_armed", lambda _: True)
+    monkeypatch.setattr(engine_module, "hit", look)
     with pytest.raises(RuntimeError, match="died"):
         engine.commit(step(2))
     monkeypatch.undo()
@@ -548,7 +548,7 @@ def test_a_backup_has_what_is_fresh(tmp_path):
 def test_questions_in_sql_see_what_is_fresh(tmp_path):
     from sqlmodel import select
 
-    from treering.models import Run, open_session
+    from treering.compat.models import Run, open_session
 
     with treering.open(tmp_path, durability="fast") as store, open_session(store) as session:
         for number in range(5):

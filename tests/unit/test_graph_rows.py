@@ -11,8 +11,8 @@ from treering.core.encoding import encode_json
 from treering.core.query import EventQuery
 from treering.core.records import Record
 from treering.errors import Corrupt
-from treering.views.checkpoints import KIND, Checkpoint, Stretch, read_checkpoint
-from treering.views.graph_rows import GRAPH, lengthened, shortened
+from treering.graphs.rows import GRAPH, lengthened, shortened
+from treering.threads.checkpoint import KIND, Checkpoint, Stretch, read_checkpoint
 
 names = st.sampled_from(["messages", "branch:to:agent", "files", "a", "1", "0", ""])
 versions = st.integers(0, 3) | st.booleans() | st.none() | st.sampled_from(["1", "00000.5", ""])

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from treering.blobs.folder import FolderBlobs
-from treering.core.draft import Draft
-from treering.engines.relational.group import GroupCommit
+from treering.core.batch import Draft
+from treering.engines.sql.commit.group import GroupCommit
 from treering.engines.sqlite import open_sqlite
 from treering.errors import Closed, Conflict, StoreFull
 

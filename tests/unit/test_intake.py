@@ -5,11 +5,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.core.address import list_address, object_address, slot_address
-from treering.core.batch import Add, Append, Batch, Event, Fence, Part, RefChange, Set, Text, Usage
-from treering.core.content import Content
+from treering.core.batch import (
+    MAX_EVENTS,
+    MAX_INLINE_BYTES,
+    MAX_PARTS,
+    Add,
+    Append,
+    Batch,
+    Event,
+    Fence,
+    Part,
+    RefChange,
+    Set,
+    Text,
+    Usage,
+    check_batch,
+)
+from treering.core.content import Content, list_address, object_address, slot_address
 from treering.core.ids import check_id
-from treering.core.intake import MAX_EVENTS, MAX_INLINE_BYTES, MAX_PARTS, check_batch
 from treering.errors import InvalidInput
 
 WORDS = (

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.unit.relational_world import SPACE, open_store
 
+from treering.core.batch import Draft
 from treering.core.content import Content
-from treering.core.draft import Draft
 from treering.core.query import Erasure
-from treering.engines.relational import items
-from treering.engines.relational.items import ItemCache
+from treering.engines.sql import read
+from treering.engines.sql.read import ItemCache
 from treering.errors import NotFound
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def test_an_erasure_empties_it(engine):
 
 
 def test_the_list_that_was_not_asked_for_the_longest_goes_first(monkeypatch):
-    monkeypatch.setattr(items, "BUDGET", 4 * (100 + items._OVERHEAD))
+    monkeypatch.setattr(read, "BUDGET", 4 * (100 + read._OVERHEAD))
     cache = ItemCache()
     for number in range(4):
         cache.keep(number, 0, [text(number, 100)])
@@ -99,7 +99,7 @@ def test_the_list_that_was_not_asked_for_the_longest_goes_first(monkeypatch):
 
 
 def test_what_would_take_half_of_the_room_is_not_kept(monkeypatch):
-    monkeypatch.setattr(items, "BUDGET", 1000)
+    monkeypatch.setattr(read, "BUDGET", 1000)
     cache = ItemCache()
     cache.keep(1, 0, [text(1, 100)])
     cache.keep(2, 0, [text(2, 700)])

@@ -10,16 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from treering.blobs.folder import FolderBlobs
-from treering.core.address import object_address, slot_address
-from treering.core.batch import ABSENT, ANY, Add, Event, Usage
+from treering.core.batch import ABSENT, ANY, Add, Draft, Event, Usage
 from treering.core.clock import DAY_US, ManualClock, SystemClock
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.content import Content, object_address, slot_address
 from treering.core.query import Erasure, EventQuery, SumQuery
-from treering.engines.relational import sweeping
-from treering.engines.relational.ordinary import accept
-from treering.engines.relational.prepared import prepare
-from treering.engines.sqlite import open_sqlite, shortcut
+from treering.engines.sql.commit.decide import accept
+from treering.engines.sql.commit.encode import prepare
+from treering.engines.sql.gc import sweep
+from treering.engines.sqlite import engine as engine_module
+from treering.engines.sqlite import open_sqlite
 from treering.errors import InvalidInput, ListMoved, MissingObjects, NotFound, RefMoved, TreeringError
 
 SPACE = "default"
@@ -46,7 +45,7 @@ def accepted(monkeypatch):
         answers.append(accept(*given))
         return answers[-1]
 
-    monkeypatch.setattr(shortcut, "accept", noted)
+    monkeypatch.setattr(engine_module, "accept", noted)
     return answers
 
 
@@ -164,13 +163,13 @@ def test_what_gc_removes_is_not_pointed_at_from_memory(engine, tmp_path, monkeyp
     slices = itertools.count()
 
     def meanwhile(name):
-        if name == sweeping.AFTER_DELETE and next(slices) == 0:  # of lists; bodies and objects come next
+        if name == sweep.AFTER_DELETE and next(slices) == 0:  # of lists; bodies and objects come next
             hold()
             let_go()
 
     let_go()
     gc = opened(tmp_path, ManualClock(SystemClock().now_us() + 400 * DAY_US))
-    monkeypatch.setattr(sweeping, "hit", meanwhile)
+    monkeypatch.setattr(sweep, "hit", meanwhile)
     swept = gc.sweep(SPACE, grace_seconds=3600)
     gc.close()
     assert swept.objects + swept.bodies == 1

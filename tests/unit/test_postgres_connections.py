@@ -9,8 +9,9 @@ import psycopg
 import pytest
 
 from treering.core.query import EventQuery
-from treering.engines.postgres import database, follow, open_postgres, pool
-from treering.engines.postgres.failures import Lost
+from treering.engines.postgres import connection as connection_module
+from treering.engines.postgres import follow, open_postgres
+from treering.engines.postgres.errors import Lost
 from treering.engines.postgres.pipeline import Pipeline
 from treering.errors import Busy, Closed, NewerStore, TreeringError, Unreachable
 from treering.testing import batches
@@ -237,7 +238,7 @@ def test_unused_connections_are_closed(engine, monkeypatch):
         session.__enter__().rows("SELECT 1")
     for session in sessions:
         session.__exit__(None, None, None)
-    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(connection_module, "IDLE_SECONDS", 0.0)
     engine.spaces()
     assert len(engine._postgres._pool._idle) == 1
 
@@ -255,8 +256,8 @@ def test_commits_stay_on_one_connection_and_are_announced_on_another(engine, pos
 
 
 def test_a_process_has_a_limit_of_connections(engine, monkeypatch):
-    monkeypatch.setattr(pool, "WAIT_SECONDS", 0.05)
-    sessions = [engine._database.reading() for _ in range(pool.POOL_SIZE)]
+    monkeypatch.setattr(connection_module, "WAIT_SECONDS", 0.05)
+    sessions = [engine._database.reading() for _ in range(connection_module.POOL_SIZE)]
     for session in sessions:
         session.__enter__().rows("SELECT 1")
     with pytest.raises(Busy, match="in use"):
@@ -267,7 +268,7 @@ def test_a_process_has_a_limit_of_connections(engine, monkeypatch):
 
 
 def test_a_writer_waits_for_its_turn_but_not_for_ever(postgres_url, monkeypatch):
-    monkeypatch.setattr(database, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(connection_module, "LOCK_SECONDS", 0.2)
     engine = open_postgres(postgres_url)
     engine.commit(batches.set_ref("default", "r"))
     engine.commit(batches.set_ref("other", "r"))
@@ -303,7 +304,7 @@ def test_times_are_the_servers(engine, postgres_url):
 
 
 def test_a_writer_that_falls_asleep_does_not_stop_the_others(postgres_url, monkeypatch):
-    monkeypatch.setattr(database, "STUCK_SECONDS", 0.3)
+    monkeypatch.setattr(connection_module, "STUCK_SECONDS", 0.3)
     engine = open_postgres(postgres_url)
     engine.commit(batches.set_ref("default", "r"))
     with engine._database.reading() as session:

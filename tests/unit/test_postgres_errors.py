@@ -14,7 +14,7 @@ from tests.servers import ports
 
 import treering
 from treering.engines.postgres import open_postgres
-from treering.engines.postgres.failures import Lost
+from treering.engines.postgres.errors import Lost
 from treering.errors import Busy, InvalidInput, ReadOnly, TreeringError, Unreachable
 from treering.testing import batches
 

@@ -11,16 +11,15 @@ import psycopg
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from treering.core.batch import ABSENT
+from treering.core.batch import ABSENT, Draft
 from treering.core.content import Content
-from treering.core.draft import Draft
 from treering.core.query import Erasure, EventQuery
 from treering.engines.postgres import follow, open_postgres, pipeline
-from treering.engines.postgres.failures import Lost
+from treering.engines.postgres.errors import Lost
 from treering.engines.postgres.pipeline import _BUNDLED_FROM, Answer, Pipeline
-from treering.engines.relational import current, remembered
-from treering.engines.relational.current import recall_current
-from treering.engines.relational.marking import Mark
+from treering.engines.sql.commit import state as state_module
+from treering.engines.sql.commit.state import recall_current
+from treering.engines.sql.gc.mark import Mark
 from treering.errors import ListMoved, MissingObjects, NotFound, RefMoved, TreeringError
 from treering.testing import batches
 from treering.testing.machine import engine_machine
@@ -135,7 +134,7 @@ def test_what_was_brought_before_is_pointed_at_in_one_exchange(mine, theirs, exc
 
 
 def test_numbers_in_reserve_run_out_and_come_again(mine, exchanges, monkeypatch):
-    monkeypatch.setattr("treering.engines.relational.current.RESERVE", 4)
+    monkeypatch.setattr("treering.engines.sql.commit.state.RESERVE", 4)
     mine.commit(step(0))
     assert [counted(mine, exchanges, step(at)) for at in range(1, 12)] == [1, 1, 1, 1, 2, 1, 1, 1, 1, 2, 1]
 
@@ -161,8 +160,8 @@ def test_a_writer_that_is_alone_again_guesses_again(mine, theirs, exchanges):
     mine.commit(step(0))
     theirs.commit(step(1))
     mine.commit(step(2))
-    asked = [counted(mine, exchanges, step(at)) for at in range(3, 3 + remembered.PATIENCE)]
-    assert asked == [2] * remembered.PATIENCE
+    asked = [counted(mine, exchanges, step(at)) for at in range(3, 3 + state_module.PATIENCE)]
+    assert asked == [2] * state_module.PATIENCE
     mine.commit(step(11))  # takes numbers again
     assert counted(mine, exchanges, step(12)) == 1
 
@@ -206,7 +205,7 @@ def test_an_event_that_is_there_already_is_found_in_one_statement_too(mine, exch
 
 
 def test_times_go_on_from_what_is_remembered(mine, theirs, monkeypatch):
-    monkeypatch.setattr(remembered, "PATIENCE", 0)
+    monkeypatch.setattr(state_module, "PATIENCE", 0)
     monkeypatch.setattr(mine._postgres, "now_us", lambda: 1000)
     monkeypatch.setattr(theirs._postgres, "now_us", lambda: 2000)
     times = [
@@ -286,7 +285,7 @@ def test_only_so_many_become_one(mine, monkeypatch, others):
     taken = mine._postgres._pool.take()
 
     def sent(table: str) -> int:
-        guard, first = current._ADVANCE_IF, f"INSERT INTO {table} (space) VALUES (?)"
+        guard, first = state_module._ADVANCE_IF, f"INSERT INTO {table} (space) VALUES (?)"
         return len(taken._bundled([Answer(guard, (1,) * 6), Answer(first, (1,))]))
 
     for number in range(others):
@@ -411,7 +410,7 @@ class InTurns:
 
 @pytest.mark.timeout(600)  # a failure takes its time to shrink
 def test_random_histories_of_engines_in_turns(postgres_url, monkeypatch):
-    monkeypatch.setattr(remembered, "PATIENCE", 0)
+    monkeypatch.setattr(state_module, "PATIENCE", 0)
     monkeypatch.setattr(pipeline, "_BUNDLED_FROM", 1)
     monkeypatch.setattr(pipeline, "_BUNDLES_LIMIT", 1000)
     seeds = iter(range(1_000_000))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.engines.postgres.session import sizes_of
-from treering.engines.postgres.statements import MAX_PARAMETERS, bundled, numbered
-from treering.engines.relational.session import for_rows
+from treering.engines.postgres.connection import sizes_of
+from treering.engines.postgres.pipeline import MAX_PARAMETERS, bundled, numbered
+from treering.engines.sql.session import for_rows
 
 
 def test_parameters_are_numbered_in_order():

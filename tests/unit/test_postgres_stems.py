@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.core.stems import folded, stem, words
+from treering.core.text import folded, stem, words
 
 _STARTS = (
     "a be by cr die fly hop tan fail fil siz agre plast motor sing conflat troubl happ sk relat condit "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treering.core.batch import Text
-from treering.core.draft import Draft
+from treering.core.batch import Draft, Text
 from treering.core.query import SearchQuery
 from treering.engines.postgres import open_postgres
 from treering.testing import batches

@@ -3,10 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.core.address import object_address, slot_address
-from treering.core.batch import Event
-from treering.core.content import Content
-from treering.core.reach import content_links, event_links, reach
+from treering.core.batch import Event, content_links, event_links, reach
+from treering.core.content import Content, object_address, slot_address
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, encode_tree
 
 GRAPHS = st.dictionaries(st.integers(0, 12), st.lists(st.integers(0, 12), max_size=4))

@@ -7,14 +7,13 @@ import re
 import pytest
 from tests.unit.relational_world import SPACE, History, open_store, use_tiny_pages
 
-from treering.core.address import list_address, object_address, slot_address
-from treering.core.batch import Batch, RefChange, Set, Text
-from treering.core.draft import Draft
+from treering.core.batch import Batch, Draft, RefChange, Set, Text
+from treering.core.content import list_address, object_address, slot_address
 from treering.core.ids import new_id
 from treering.core.query import Erasure
 from treering.core.records import Checked, Problem
 from treering.core.tree import FileEntry, Tree, encode_tree
-from treering.engines.relational import checking
+from treering.engines.sql import verify
 from treering.testing import batches
 
 
@@ -247,7 +246,7 @@ def test_what_is_erased_while_the_check_runs_is_no_problem(engine, monkeypatch):
 
 def test_what_is_committed_while_the_check_runs_is_no_problem(engine, monkeypatch):
     use_tiny_pages(monkeypatch)
-    monkeypatch.setattr(checking, "_REPORT_EVERY", 1)
+    monkeypatch.setattr(verify, "_REPORT_EVERY", 1)
     history = History(12, engine)
     history.go_on(20)
     for report in engine.check(SPACE):
@@ -262,7 +261,7 @@ def test_a_missing_link_is_looked_at_twice(full, monkeypatch):
     with full._database.writing() as session:
         row = session.rows("SELECT * FROM object WHERE kind = 0")[0]
         session.run("DELETE FROM object WHERE kind = 0")
-    real = checking._Check._dangling
+    real = verify._Check._dangling
 
     def restore_first(check):
         if check._missing:
@@ -270,7 +269,7 @@ def test_a_missing_link_is_looked_at_twice(full, monkeypatch):
                 session.run(f"INSERT OR IGNORE INTO object VALUES ({','.join('?' * len(row))})", row)
         return real(check)
 
-    monkeypatch.setattr(checking._Check, "_dangling", restore_first)
+    monkeypatch.setattr(verify._Check, "_dangling", restore_first)
     assert not found(full)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from treering.blobs.folder import FolderBlobs
-from treering.core.address import object_address
-from treering.core.batch import Add, Batch, Delete, RefChange
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.batch import Add, Batch, Delete, Draft, RefChange
+from treering.core.content import Content, object_address
 from treering.core.ids import new_id
 from treering.core.query import EventQuery, SearchQuery, SumQuery
 from treering.engines.postgres import open_postgres
-from treering.engines.relational import dumping
+from treering.engines.sql import copy as copy_module
 from treering.engines.sqlite.engine import open_sqlite
 from treering.errors import InvalidInput
 from treering.testing import batches
@@ -86,7 +84,7 @@ def copy(source, target, *, after=None):
 def test_a_copy_equals_its_source_however_small_the_slices(source, target, monkeypatch):
     history(source)
     expected = portrait(source, SPACE)
-    monkeypatch.setattr(dumping, "SLICE_ROWS", 3)
+    monkeypatch.setattr(copy_module, "SLICE_ROWS", 3)
     copy(source, target)
     assert portrait(target, COPY) == expected
     assert target.wait(COPY, 0, seconds=0) == source.wait(SPACE, 0, seconds=0)
@@ -94,8 +92,8 @@ def test_a_copy_equals_its_source_however_small_the_slices(source, target, monke
 
 def test_slices_are_bounded_by_rows_and_bytes(source, monkeypatch):
     history(source)
-    monkeypatch.setattr(dumping, "SLICE_ROWS", 50)
-    monkeypatch.setattr(dumping, "SLICE_BYTES", 30_000)
+    monkeypatch.setattr(copy_module, "SLICE_ROWS", 50)
+    monkeypatch.setattr(copy_module, "SLICE_BYTES", 30_000)
     for part in source.export(SPACE):
         rows = (
             part.objects,
@@ -113,7 +111,7 @@ def test_slices_are_bounded_by_rows_and_bytes(source, monkeypatch):
 
 def test_an_export_goes_on_behind_any_position_in_another_process(source, make_engine, monkeypatch):
     history(source, size=5)
-    monkeypatch.setattr(dumping, "SLICE_ROWS", 7)
+    monkeypatch.setattr(copy_module, "SLICE_ROWS", 7)
     slices = list(source.export(SPACE))
     other = make_engine("source")
     for number in range(0, len(slices), 5):
@@ -123,7 +121,7 @@ def test_an_export_goes_on_behind_any_position_in_another_process(source, make_e
 
 def test_objects_survive_a_rewrite_of_their_pack_in_the_middle(source, monkeypatch):
     history(source)
-    monkeypatch.setattr(dumping, "SLICE_ROWS", 30)
+    monkeypatch.setattr(copy_module, "SLICE_ROWS", 30)
     with source._database.reading() as session:
         ((pack, names),) = session.rows(
             "SELECT pack, COUNT(*) FROM object WHERE pack IS NOT NULL GROUP BY pack"
@@ -139,7 +137,7 @@ def test_objects_survive_a_rewrite_of_their_pack_in_the_middle(source, monkeypat
 
 def test_what_is_committed_meanwhile_comes_with_the_next_export(source, target, monkeypatch):
     history(source)
-    monkeypatch.setattr(dumping, "SLICE_ROWS", 10)
+    monkeypatch.setattr(copy_module, "SLICE_ROWS", 10)
     for number, part in enumerate(source.export(SPACE)):
         target.load(COPY, part)
         if number % 3 == 0:

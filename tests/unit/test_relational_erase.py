@@ -17,15 +17,13 @@ from tests.unit.relational_world import (
     use_tiny_pages,
 )
 
-from treering.core.address import list_address, object_address
-from treering.core.batch import Add, Text
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.batch import Add, Draft, Text
+from treering.core.content import Content, list_address, object_address
 from treering.core.failpoints import Injected
 from treering.core.query import Erasure, SearchQuery
-from treering.engines.memory import MemoryEngine
-from treering.engines.relational import erasing
-from treering.engines.relational.rows import run_key
+from treering.engines.memory.engine import MemoryEngine
+from treering.engines.sql.gc import erase
+from treering.engines.sql.rows import run_key
 from treering.errors import Conflict, MissingObjects, NotFound
 from treering.testing import batches
 from treering.testing.failpoints import armed
@@ -52,7 +50,7 @@ def either_engine(request, tmp_path):
 def manner(request, monkeypatch):
     """Both ways to delete, the second one in slices as small as they can be."""
     if request.param == "in slices":
-        monkeypatch.setattr(erasing, "ONE_TRANSACTION", -1)
+        monkeypatch.setattr(erase, "ONE_TRANSACTION", -1)
         use_tiny_pages(monkeypatch)
     return request.param
 
@@ -195,8 +193,8 @@ def test_a_new_one_of_its_name_stays_whole_whenever_it_comes(either_engine, mann
 
         def make_anew(point, nth=nth, scope=scope, name=name):
             nonlocal passed
-            passed += point == erasing.AFTER_COMMIT
-            if point == erasing.AFTER_COMMIT and passed == nth:
+            passed += point == erase.AFTER_COMMIT
+            if point == erase.AFTER_COMMIT and passed == nth:
                 draft = Draft(SPACE, id=f"new {nth}")
                 new = draft.put(batches.words("new"), scope=scope)
                 draft.append(f"new list {nth}", batches.words("new"), scope=scope, at=0)
@@ -204,7 +202,7 @@ def test_a_new_one_of_its_name_stays_whole_whenever_it_comes(either_engine, mann
                 engine.commit(draft.batch())
 
         with monkeypatch.context() as patched, suppress(Conflict):
-            patched.setattr(erasing, "hit", make_anew)
+            patched.setattr(erase, "hit", make_anew)
             engine.erase(SPACE, Erasure(scopes=(scope,), absent=(name,)))
         if passed < nth:
             break
@@ -217,7 +215,7 @@ def test_a_new_one_of_its_name_stays_whole_whenever_it_comes(either_engine, mann
 
 def test_what_is_written_to_a_scope_while_it_is_erased_stays_whole(engine, monkeypatch):
     """Rows that come before the last old one is gone go along; later ones are new."""
-    monkeypatch.setattr(erasing, "ONE_TRANSACTION", -1)
+    monkeypatch.setattr(erase, "ONE_TRANSACTION", -1)
     use_tiny_pages(monkeypatch)
     for nth in range(1, 40):
         for number in range(4):
@@ -232,7 +230,7 @@ def test_what_is_written_to_a_scope_while_it_is_erased_stays_whole(engine, monke
         def commit_there(name, nth=nth, old=old):
             nonlocal passed
             passed += 1
-            if name == erasing.AFTER_COMMIT and passed == 2 * nth:
+            if name == erase.AFTER_COMMIT and passed == 2 * nth:
                 for address in old:
                     with suppress(MissingObjects, NotFound):  # gone already
                         engine.commit(
@@ -240,7 +238,7 @@ def test_what_is_written_to_a_scope_while_it_is_erased_stays_whole(engine, monke
                         )
 
         with monkeypatch.context() as patched:
-            patched.setattr(erasing, "hit", commit_there)
+            patched.setattr(erase, "hit", commit_there)
             engine.erase(SPACE, Erasure(scopes=(A,)))
         assert not problems(engine, SPACE)
         for ref in engine.scan_refs(SPACE, ""):
@@ -253,14 +251,14 @@ def test_what_is_written_to_a_scope_while_it_is_erased_stays_whole(engine, monke
 
 def test_a_fork_made_while_an_erasure_looks_around_stops_it(engine, monkeypatch):
     engine.commit(batches.append(SPACE, "l", "a", at=0, scope=A))
-    real = erasing.Planned.row_count
+    real = erase.Planned.row_count
 
     def fork_first(planned, session):
         count = real(planned, session)
         engine.commit(batches.append(SPACE, "fork", "b", at=1, parent="l", scope=B))
         return count
 
-    monkeypatch.setattr(erasing.Planned, "row_count", fork_first)
+    monkeypatch.setattr(erase.Planned, "row_count", fork_first)
     with pytest.raises(Conflict, match=B):
         engine.erase(SPACE, Erasure(scopes=(A,)))
     assert len(engine.read_list(SPACE, "fork", 0, 9)) == 2
@@ -269,7 +267,7 @@ def test_a_fork_made_while_an_erasure_looks_around_stops_it(engine, monkeypatch)
 def test_what_is_committed_while_an_erasure_looks_around_goes_along(engine, monkeypatch):
     engine.commit(batches.append(SPACE, "l", "a", at=0, scope=A))
     engine.commit(batches.set_ref(SPACE, "late/canary77", scope=A))
-    real = erasing.Planned.row_count
+    real = erase.Planned.row_count
 
     def write_more(planned, session):
         count = real(planned, session)
@@ -281,7 +279,7 @@ def test_what_is_committed_while_an_erasure_looks_around_goes_along(engine, monk
         engine.commit(draft.batch())
         return count
 
-    monkeypatch.setattr(erasing.Planned, "row_count", write_more)
+    monkeypatch.setattr(erase.Planned, "row_count", write_more)
     erased = engine.erase(SPACE, Erasure(scopes=(A,), secure=True))
     assert (erased.events, erased.lists, erased.bodies, erased.objects) == (1, 2, 1, 1)
     assert engine.scan_scopes(SPACE, "") == []

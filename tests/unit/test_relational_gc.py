@@ -8,16 +8,14 @@ import msgspec
 import pytest
 from tests.unit.relational_world import SPACE, STORES, History, open_either, open_store, use_tiny_pages
 
-from treering.core.address import list_address, object_address
-from treering.core.batch import Batch, Text
+from treering.core.batch import Batch, Draft, Text
 from treering.core.clock import ManualClock
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.content import Content, list_address, object_address
 from treering.core.failpoints import Injected
 from treering.core.ids import new_id
 from treering.core.tree import FileEntry, FolderEntry, Tree, encode_tree, links_of
-from treering.engines.memory import MemoryEngine
-from treering.engines.relational import sweeping
+from treering.engines.memory.engine import MemoryEngine
+from treering.engines.sql.gc import sweep
 from treering.errors import Corrupt, MissingObjects
 from treering.testing import batches
 from treering.testing.failpoints import armed
@@ -120,8 +118,8 @@ def test_a_commit_between_two_slices_finds_all_or_is_told(engine, monkeypatch):
 
         def commit_there(name, nth=nth, batch=batch):
             nonlocal passed
-            passed += name == sweeping.AFTER_DELETE
-            if name == sweeping.AFTER_DELETE and passed == nth:
+            passed += name == sweep.AFTER_DELETE
+            if name == sweep.AFTER_DELETE and passed == nth:
                 try:
                     engine.commit(batch)
                     outcomes.add("committed")
@@ -129,7 +127,7 @@ def test_a_commit_between_two_slices_finds_all_or_is_told(engine, monkeypatch):
                     outcomes.add("told")
 
         with monkeypatch.context() as patched:
-            patched.setattr(sweeping, "hit", commit_there)
+            patched.setattr(sweep, "hit", commit_there)
             engine.sweep(SPACE, grace_seconds=0)
         assert not problems(engine, SPACE)
         assert_whole(engine)
@@ -139,11 +137,11 @@ def test_a_commit_between_two_slices_finds_all_or_is_told(engine, monkeypatch):
     engine.stage(SPACE, [*trees, *files])
 
     def commit_inner(name):
-        if name == sweeping.AFTER_DELETE and not engine.refs(SPACE, ["inner"]):
+        if name == sweep.AFTER_DELETE and not engine.refs(SPACE, ["inner"]):
             engine.commit(batches.set_ref(SPACE, "inner", links=(object_address(trees[3].name),)))
 
     with monkeypatch.context() as patched:
-        patched.setattr(sweeping, "hit", commit_inner)
+        patched.setattr(sweep, "hit", commit_inner)
         engine.sweep(SPACE, grace_seconds=0)
     assert not problems(engine, SPACE)
     assert engine.missing(SPACE, [tree.name for tree in trees]) == {tree.name for tree in trees[:3]}
@@ -165,7 +163,7 @@ def test_what_a_commit_links_while_the_sweep_runs_stays(engine, monkeypatch, how
     small = encode_tree(Tree(entries=(file("f", content),)))
 
     def commit_it(name):
-        if name != sweeping.MARKED:
+        if name != sweep.MARKED:
             return
         draft = Draft(SPACE)
         match how:
@@ -187,7 +185,7 @@ def test_what_a_commit_links_while_the_sweep_runs_stays(engine, monkeypatch, how
                 draft.append("dead", batches.words("b"), scope=batches.SCOPE, at=2)
         engine.commit(draft.batch())
 
-    monkeypatch.setattr(sweeping, "hit", commit_it)
+    monkeypatch.setattr(sweep, "hit", commit_it)
     engine.sweep(SPACE, grace_seconds=0)
     assert not problems(engine, SPACE)
     assert engine.get(SPACE, [address]) == [content]

@@ -14,11 +14,11 @@ from treering.core.clock import ManualClock
 from treering.core.content import Content
 from treering.core.frame import unseal
 from treering.core.packs import read_pack
-from treering.engines import schema
-from treering.engines.relational import staging
-from treering.engines.relational.objects import Objects, PackGone
-from treering.engines.relational.writing import STAGE_SECONDS
-from treering.engines.sqlite.database import SqliteDatabase
+from treering.engines.sql import objects as objects_module
+from treering.engines.sql import schema
+from treering.engines.sql.commit.write import STAGE_SECONDS
+from treering.engines.sql.objects import Objects, PackGone
+from treering.engines.sqlite.connection import SqliteDatabase
 from treering.errors import Busy, Corrupt, InvalidInput
 
 SPACE = 1
@@ -132,7 +132,7 @@ def test_an_object_is_stored_once_however_often_it_is_staged(database, objects, 
 
 
 def test_repeats_across_windows_and_packs_are_stored_once(database, objects, monkeypatch):
-    monkeypatch.setattr(staging, "WINDOW_OBJECTS", 7)
+    monkeypatch.setattr(objects_module, "WINDOW_OBJECTS", 7)
     monkeypatch.setattr("treering.core.packs.PACK_OBJECTS", 11)
     contents = [LARGE[number * 37 % 60] for number in range(400)]
     assert objects.stage(database, SPACE, contents) == [content.name for content in contents]
@@ -184,7 +184,7 @@ def test_a_pack_that_waited_too_long_for_its_rows_is_given_up(database, objects,
     monkeypatch.setattr(
         FolderBlobs,
         "put",
-        lambda *args, **more: (put(*args, **more), clock.advance(seconds=staging.LINGER_SECONDS + 1)),
+        lambda *args, **more: (put(*args, **more), clock.advance(seconds=objects_module.LINGER_SECONDS + 1)),
     )
     with pytest.raises(Busy, match="stage again"):
         objects.stage(database, SPACE, LARGE)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from treering.blobs.folder import FolderBlobs
-from treering.core.address import object_address
+from treering.core.batch import Draft
 from treering.core.clock import DAY_US, ManualClock, day_of
-from treering.core.content import Content
-from treering.core.draft import Draft
-from treering.engines.relational import statistics
+from treering.core.content import Content, object_address
+from treering.engines.sql import stats as stats_module
 from treering.engines.sqlite.engine import open_sqlite
 from treering.testing import batches
 
@@ -48,7 +47,7 @@ def test_pages_change_nothing(engine, clock, monkeypatch):
     fill(engine, clock)
     whole = engine.stats(SPACE)
     for page in (1, 2, 5):
-        monkeypatch.setattr(statistics, "_PAGE", page)
+        monkeypatch.setattr(stats_module, "_PAGE", page)
         assert engine.stats(SPACE) == whole
 
 

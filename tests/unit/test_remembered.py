@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.unit.relational_world import SPACE, STORES, open_either, open_store
 
-from treering.core.batch import ABSENT, Add
+from treering.core.batch import ABSENT, Add, Draft
 from treering.core.content import Content
-from treering.core.draft import Draft
 from treering.core.query import Erasure
-from treering.engines.relational import remembered
+from treering.engines.sql.commit import state
 from treering.errors import ListMoved, MissingObjects, RefMoved
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from treering.core.batch import Receipt
-    from treering.engines.relational.engine import RelationalEngine
+    from treering.engines.sql.engine import RelationalEngine
     from treering.engines.sqlite import SqliteEngine
 
 SCOPE = "/thread/a"
@@ -120,8 +119,8 @@ def test_a_transaction_that_fails_leaves_what_is_remembered_as_it_was(mine, monk
         raise RuntimeError("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr("treering.engines.relational.engine.write_group", fail)
-        patch.setattr("treering.engines.sqlite.shortcut.insert_of", fail)
+        patch.setattr("treering.engines.sql.engine.write_group", fail)
+        patch.setattr("treering.engines.sqlite.engine.insert_of", fail)
         patch.setattr("treering.engines.postgres.engine.write_rows", fail)
         with pytest.raises(RuntimeError, match="in the middle"):
             append(mine, 1)
@@ -167,8 +166,8 @@ def test_sums_go_on_from_what_is_remembered(mine, theirs):
 
 
 def test_the_memory_is_bounded(mine, monkeypatch):
-    monkeypatch.setattr(remembered, "STATES", 3)
-    monkeypatch.setattr(remembered, "SCOPES", 3)
+    monkeypatch.setattr(state, "STATES", 3)
+    monkeypatch.setattr(state, "SCOPES", 3)
     for number in range(20):
         draft = Draft(SPACE)
         draft.set_ref(f"ref{number}", b"x", scope=f"/thread/{number}", expect=ABSENT)
@@ -176,6 +175,6 @@ def test_the_memory_is_bounded(mine, monkeypatch):
         mine.commit(draft.batch())
     memory = mine._remembered.of(mine._spaces[SPACE])
     assert max(map(len, (memory.scopes, memory.refs, memory.lists))) <= 4
-    set_head(mine, b"x" * (remembered.VALUE_BYTES + 1), ABSENT)
+    set_head(mine, b"x" * (state.VALUE_BYTES + 1), ABSENT)
     assert "head" not in memory.refs
     set_head(mine, b"y", 1)

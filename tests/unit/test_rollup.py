@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from treering.core.batch import Event, Usage
 from treering.core.clock import DAY_US, day_of
 from treering.core.query import SumQuery
-from treering.core.rollup import MEASURES, Cell, deltas, merge, summarise
+from treering.core.rollups import MEASURES, Cell, deltas, merge, summarise
 
 COUNTS = st.integers(0, 1000)
 USAGES = st.builds(

@@ -7,14 +7,12 @@ import sqlite3
 import pytest
 
 import treering
-from treering.core.address import Address
-from treering.core.batch import Event
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.batch import Draft, Event
+from treering.core.content import Address, Content
+from treering.core.ids import Scope, namespace_prefix, thread_of_scope, thread_scope_of
 from treering.core.query import Erasure, EventQuery, SumQuery
-from treering.core.scopes import Scope, namespace_prefix, thread_of_scope, thread_scope_of
-from treering.engines.relational import rows
-from treering.engines.relational.rows import number_of_key, run_key, run_number
+from treering.engines.sql import rows
+from treering.engines.sql.rows import number_of_key, run_key, run_number
 from treering.errors import TreeringError
 
 SCOPE = str(Scope("user/1", "thread", "a/b"))

@@ -9,7 +9,7 @@ import pytest
 
 import treering
 from treering.core.query import EventQuery
-from treering.engines.relational import reading
+from treering.engines.sql import read
 
 
 class Listener:
@@ -44,7 +44,7 @@ def test_every_question_is_one_range_of_its_index(tmp_path, indexes, newest_firs
     if after is not None and query.order == "time":
         after = f"3.{after}"
     listener = Listener()
-    reading.scan(listener, 1, query, after, 20)
+    read.scan(listener, 1, query, after, 20)
     connection = sqlite3.connect(tmp_path / "store" / "treering.db")
     for (sql, values), index in zip(listener.asked, indexes, strict=True):
         plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + sql, values)]

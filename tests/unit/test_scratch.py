@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from treering.engines.relational.scratch import Scratch, Seen, Todo
+from treering.engines.sql.spill import Scratch, Seen, Todo
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_stack_gives_back_all_that_was_put_on_it(scratch):
 def test_a_full_disk_is_a_typed_error(tmp_path):
     script = """
 import resource, signal, hashlib
-from treering.engines.relational.scratch import Scratch, Seen
+from treering.engines.sql.spill import Scratch, Seen
 from treering.errors import StoreFull
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -87,7 +87,7 @@ def test_memory_stays_flat(tmp_path):
     """A million names are 40 MB in the file and next to nothing in the process; the file has no name."""
     script = """
 import resource, hashlib
-from treering.engines.relational.scratch import Scratch, Seen
+from treering.engines.sql.spill import Scratch, Seen
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with Scratch() as scratch:
     seen = Seen(scratch, "seen", "bytes")

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 import treering
 from treering.blobs.folder import FolderBlobs
-from treering.core.batch import ANY
+from treering.core.batch import ANY, Draft
 from treering.core.content import Content
-from treering.core.draft import Draft
 from treering.core.query import Erasure
 from treering.core.records import Checked
 from treering.core.tree import Tree, encode_tree
-from treering.engines.relational import sheaves
-from treering.engines.relational.prepared import prepare
+from treering.engines.sql import read
+from treering.engines.sql.commit.encode import prepare
 from treering.engines.sqlite import open_sqlite
 from treering.errors import Corrupt
 
@@ -87,8 +86,8 @@ def test_any_part_of_them_is_read(tmp_path, start, stop):
 
 
 def test_few_stay_as_they_are(engine):
-    spoken(engine, "l", sheaves.FEWEST)
-    assert rows(engine) == [(number, 2) for number in range(sheaves.FEWEST)]
+    spoken(engine, "l", read.FEWEST)
+    assert rows(engine) == [(number, 2) for number in range(read.FEWEST)]
 
 
 def test_what_points_elsewhere_is_never_bound(engine):

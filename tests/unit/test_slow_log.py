@@ -8,7 +8,7 @@ import pytest
 
 import treering
 from treering.core.query import EventQuery
-from treering.engines.slow import slow_logged
+from treering.engines.slow_log import slow_logged
 from treering.errors import InvalidInput
 from treering.store import Store
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from treering.core.content import KINDS, Content
 from treering.core.encoding import encode, encode_json
-from treering.core.terms import STOP_WORDS, query_terms, text_of
+from treering.core.text import STOP_WORDS, query_terms, text_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=10),

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import treering
 from treering.core.clock import SystemClock
 from treering.errors import Conflict, InvalidInput, NotFound
-from treering.views.checkpoints import new_checkpoint_id
-from treering.views.differences import json_patch
-from treering.views.threads import ThreadMoved
+from treering.threads.checkpoint import new_checkpoint_id
+from treering.threads.diff import json_patch
+from treering.threads.thread import ThreadMoved
 
 
 def say(text):

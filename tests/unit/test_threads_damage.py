@@ -7,7 +7,7 @@ from tests.unit.told_threads import damage, say, steps, told
 
 import treering
 from treering.errors import Corrupt, NotFound
-from treering.views.checkpoints import Stretch
+from treering.threads.checkpoint import Stretch
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_a_moment_that_was_deleted_meanwhile_is_not_called_corrupt(store):
 def test_a_stretch_past_the_end_of_its_list_is_an_error(store):
     import msgspec
 
-    from treering.views.moments import Moment
+    from treering.threads.moment import Moment
 
     moment = told(store).load()
     stretch = moment.checkpoint.lists["messages"]

@@ -14,7 +14,7 @@ from tests.unit.told_threads import damage, say, steps, told
 
 import treering
 from treering.errors import Corrupt, InvalidInput, NotFound
-from treering.views.heads import ThreadMoved
+from treering.threads.head import ThreadMoved
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import pytest
 import treering
 from treering.errors import NotFound, TreeringError
 from treering.store import Store
-from treering.views.workspaces import scanning
+from treering.workspaces import scan
 
 
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust every stamp, so that nearly nothing is read again and all hangs on what is known."""
-    now_ns = scanning.time_ns
-    monkeypatch.setattr(scanning, "time_ns", lambda: now_ns() + 60 * 10**9)
+    now_ns = scan.time_ns
+    monkeypatch.setattr(scan, "time_ns", lambda: now_ns() + 60 * 10**9)
 
 
 @pytest.mark.usefixtures("trusting")

@@ -10,8 +10,8 @@ import pytest
 
 from treering.core.content import Content
 from treering.core.tree import FileEntry
-from treering.views.workspaces.filling import Filler
-from treering.views.workspaces.known import KnownFile, Stamp
+from treering.workspaces.restore_files import Filler
+from treering.workspaces.scan import KnownFile, Stamp
 
 PIECES = [Content("bytes", bytes([number]) * 1_000_000) for number in range(1, 13)]
 LARGE = FileEntry(

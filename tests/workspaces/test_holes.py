@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from treering.views.workspaces.holes import write_with_holes
+from treering.workspaces.restore_files import write_with_holes
 
 _RUNS = st.lists(
     st.tuples(st.sampled_from([b"\0", b"x"]), st.integers(1, 20_000) | st.sampled_from([4096, 8192])),

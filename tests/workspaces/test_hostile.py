@@ -21,8 +21,8 @@ from treering.core.frame import seal
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, encode_tree
 from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, TreeringError
 from treering.store import Store
-from treering.views.workspaces import placing, restoring
-from treering.views.workspaces.scanning import Limits
+from treering.workspaces import restore
+from treering.workspaces.scan import Limits
 
 
 def store_tree(store: Store, *entries: TreeEntry) -> str:
@@ -290,7 +290,7 @@ def test_names_that_differ_only_by_case(store: Store, target: Path, monkeypatch:
     def ignoring_case(path, **options):
         return real(str(path).lower() if str(path).isupper() else path, **options)
 
-    monkeypatch.setattr(restoring.os, "stat", ignoring_case)
+    monkeypatch.setattr(restore.os, "stat", ignoring_case)
     with pytest.raises(Conflict, match="'Makefile' and 'makefile' are one name"):
         store.workspace.restore(root, target)
     monkeypatch.undo()
@@ -303,14 +303,14 @@ def test_a_link_swapped_in_between_looking_and_writing(
     inner = store_tree(store, store_file(store, "file", b"would overwrite"))
     root = store_tree(store, FolderEntry(name="x", mode=0o755, tree=inner))
     (target / "x").mkdir()
-    place = placing.Placer.place
+    place = restore.Placer.place
 
     def swapping(self, plan, folder):
         (target / "x").rmdir()
         (target / "x").symlink_to("../neighbour")
         return place(self, plan, folder)
 
-    monkeypatch.setattr(placing.Placer, "place", swapping)
+    monkeypatch.setattr(restore.Placer, "place", swapping)
     with pytest.raises(InvalidInput, match="x/"):
         store.workspace.restore(root, target)
 

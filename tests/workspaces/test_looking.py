@@ -10,7 +10,7 @@ import pytest
 from tests.workspaces.pictures import picture
 from treering.errors import Conflict, InvalidInput, NotFound
 from treering.store import Store
-from treering.views.workspaces.progress import FileProgress
+from treering.workspaces.scan import FileProgress
 
 
 def test_ls_lists_a_folder_a_file_and_everything(store: Store, folder: Path) -> None:

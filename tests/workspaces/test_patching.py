@@ -11,8 +11,8 @@ import pytest
 
 import treering
 from treering.store import Store
-from treering.views.workspaces import filling, patching
-from treering.views.workspaces.patching import Present, Range, joined
+from treering.workspaces import restore_files
+from treering.workspaces.restore_files import Present, Range, joined
 
 SIZE = 6_000_000
 
@@ -20,7 +20,7 @@ SIZE = 6_000_000
 @pytest.fixture(autouse=True)
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """No file is too young to be known by its stamp."""
-    monkeypatch.setattr("treering.views.workspaces.known._TICK_NS", -(10**12))
+    monkeypatch.setattr("treering.workspaces.scan._TICK_NS", -(10**12))
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_nothing_is_copied_from_a_file_that_is_not_the_known_one(
 ) -> None:
     """Neither through a link that was swapped in, nor out of what changed since it was looked at."""
     taken, contents = edited(store, folder)
-    real = filling.opened_present
+    real = restore_files.opened_present
     (tmp_path / "elsewhere").write_bytes(b"x" * SIZE)
 
     def swapped(name: str, place: int, known: object) -> Present | None:
@@ -116,7 +116,7 @@ def test_nothing_is_copied_from_a_file_that_is_not_the_known_one(
         (folder / "big.bin").symlink_to(tmp_path / "elsewhere")
         return real(name, place, known)
 
-    monkeypatch.setattr(filling, "opened_present", swapped)
+    monkeypatch.setattr(restore_files, "opened_present", swapped)
     store.workspace.restore(taken[0], folder)
     assert not copied
     assert (folder / "big.bin").read_bytes() == contents[0]
@@ -146,7 +146,7 @@ def test_a_system_that_cannot_copy_reads_and_writes(
     def refused(*_: object) -> int:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
-    monkeypatch.setattr(patching.os, "copy_file_range", refused, raising=False)
+    monkeypatch.setattr(restore_files.os, "copy_file_range", refused, raising=False)
     taken, contents = edited(store, folder)
     store.workspace.restore(taken[0], folder)
     assert (folder / "big.bin").read_bytes() == contents[0]

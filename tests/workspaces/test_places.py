@@ -12,7 +12,7 @@ from tests.servers.bucket import S3Bucket
 from tests.workspaces.pictures import picture
 from treering.blobs.s3 import S3Blobs
 from treering.store import Store
-from treering.views.workspaces import known
+from treering.workspaces import scan
 
 
 @pytest.fixture(autouse=True)
@@ -105,5 +105,5 @@ def test_what_is_known_belongs_to_one_store(folder: Path, tmp_path: Path) -> Non
         snapshot = one.workspace.snapshot(folder)
         assert two.workspace.snapshot(folder) == snapshot
         assert two.workspace.check(snapshot).ok
-    shelf = known.Shelf(None)
+    shelf = scan.Shelf(None)
     assert shelf.load(str(folder)) is None

@@ -16,10 +16,10 @@ from tests.workspaces.pictures import picture
 from treering.core import failpoints
 from treering.errors import Conflict, InvalidInput, NotFound, StoreFull
 from treering.store import Store
-from treering.views.workspaces import restoring
-from treering.views.workspaces.planning import stays_inside
-from treering.views.workspaces.progress import FileProgress
-from treering.views.workspaces.rules import TEMPORARY
+from treering.workspaces import restore
+from treering.workspaces.ignore import TEMPORARY
+from treering.workspaces.restore_plan import stays_inside
+from treering.workspaces.scan import FileProgress
 
 
 def test_a_restored_folder_equals_the_original(store: Store, folder: Path, tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_full_disk_is_found_out_before_anything_is_written(
         found[4] = 0
         return os.statvfs_result(found)
 
-    monkeypatch.setattr(restoring.os, "fstatvfs", nearly_full)
+    monkeypatch.setattr(restore.os, "fstatvfs", nearly_full)
     with pytest.raises(StoreFull, match="nothing was written"):
         store.workspace.restore(snapshot, tmp_path / "new")
     assert picture(tmp_path / "new") == {}

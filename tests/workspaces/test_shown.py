@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from treering.views.workspaces.rules import CREDENTIALS, DEFAULT_EXCLUDES
+from treering.workspaces.ignore import CREDENTIALS, DEFAULT_EXCLUDES
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from treering.core.address import object_address
+from treering.core.content import object_address
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, decode_tree
 from treering.errors import InvalidInput, NotFound, TimedOut, Unreachable
 from treering.store import Store
-from treering.views.workspaces import rules, scanning, snapshots
-from treering.views.workspaces.rules import CREDENTIALS, DEFAULT_EXCLUDES
-from treering.views.workspaces.scanning import Limits
-from treering.views.workspaces.stored import Snapshot
-from treering.views.workspaces.workspace import SnapshotInfo
+from treering.workspaces import ignore, scan
+from treering.workspaces import snapshot as snapshot_module
+from treering.workspaces.ignore import CREDENTIALS, DEFAULT_EXCLUDES
+from treering.workspaces.scan import Limits
+from treering.workspaces.snapshot import Snapshot
+from treering.workspaces.workspace import SnapshotInfo
 
 
 def paths(store: Store, snapshot: str) -> set[str]:
@@ -123,8 +124,8 @@ def test_what_was_read_before_a_list_grew_is_read_again(
 ) -> None:
     (folder / "kaggle.json").write_text("canary-7f3a")
     with monkeypatch.context() as before:
-        before.setattr(rules, "_SECRETS", rules._Cut(()))  # pyright: ignore[reportPrivateUsage]
-        before.setattr(snapshots, "LISTS", "shorter")
+        before.setattr(ignore, "_SECRETS", ignore._Cut(()))  # pyright: ignore[reportPrivateUsage]
+        before.setattr(snapshot_module, "LISTS", "shorter")
         assert "kaggle.json" in paths(store, store.workspace.snapshot(folder))
     told = info(store, folder)
     assert [each.path for each in told.left_out] == ["kaggle.json"]
@@ -181,7 +182,7 @@ def test_a_folder_in_which_only_names_can_be_read(
         with real(place) as listed:
             yield map(Entry, listed)
 
-    monkeypatch.setattr(scanning.os, "scandir", scandir)
+    monkeypatch.setattr(scan.os, "scandir", scandir)
     taken = info(store, folder)
     assert [(each.path, each.reason) for each in taken.left_out] == [("src/main.py", "unreadable")]
     assert "README.md" in paths(store, taken.id)
@@ -199,7 +200,7 @@ def test_a_link_that_goes_while_it_is_looked_at(
             os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=dir_fd))
         return real(name, dir_fd=dir_fd)
 
-    monkeypatch.setattr(scanning.os, "readlink", readlink)
+    monkeypatch.setattr(scan.os, "readlink", readlink)
     taken = info(store, folder)
     assert "latest" not in paths(store, taken.id)
     assert taken.changed == (("latest",) if becomes == "a file" else ())
@@ -211,7 +212,7 @@ def test_a_file_that_cannot_be_read_is_named(
     def read(*_: int) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(scanning.os, "read", read)
+    monkeypatch.setattr(scan.os, "read", read)
     with pytest.raises(Unreachable, match=r"'README\.md' in the workspace: Input/output error"):
         store.workspace.snapshot(folder, exclude=["run.sh", "src"])
     assert not list(store.workspace.snapshots())

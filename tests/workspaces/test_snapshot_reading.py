@@ -12,16 +12,16 @@ from tests.workspaces.test_snapshot import info, paths
 from treering.core.content import Content
 from treering.core.tree import FileEntry
 from treering.store import Store
-from treering.views.workspaces import known, scanning
-from treering.views.workspaces.stored import Snapshot
-from treering.views.workspaces.workspace import SnapshotInfo
+from treering.workspaces import scan
+from treering.workspaces.snapshot import Snapshot
+from treering.workspaces.workspace import SnapshotInfo
 
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read files as if a minute had passed since they were written."""
-    now_ns = scanning.time_ns
-    monkeypatch.setattr(scanning, "time_ns", lambda: now_ns() + 60 * 10**9)
+    now_ns = scan.time_ns
+    monkeypatch.setattr(scan, "time_ns", lambda: now_ns() + 60 * 10**9)
 
 
 @pytest.mark.usefixtures("later")
@@ -81,7 +81,7 @@ def test_a_file_that_changed_just_now_is_read_last_and_then_trusted(
         asked += 1
         return changed_at_ns if asked <= 5 else changed_at_ns + 10**9
 
-    monkeypatch.setattr(scanning, "time_ns", time_ns)
+    monkeypatch.setattr(scan, "time_ns", time_ns)
     snapshot = store.workspace.snapshot(folder)
     infos: list[SnapshotInfo] = []
     assert store.workspace.snapshot(folder, on_done=infos.append) == snapshot
@@ -93,15 +93,15 @@ def test_a_file_that_was_put_off_is_not_read_through_a_link(
 ) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "main.py").write_text("not yours")
-    read_young = scanning.Scan._read_young
+    read_young = scan.Scan._read_young
 
-    def swapping(self: scanning.Scan, root: int):
+    def swapping(self: scan.Scan, root: int):
         (folder / "src").rename(tmp_path / "away")
         (folder / "src").symlink_to(tmp_path / "outside")
         return read_young(self, root)
 
-    monkeypatch.setattr(scanning, "time_ns", lambda: 0)
-    monkeypatch.setattr(scanning.Scan, "_read_young", swapping)
+    monkeypatch.setattr(scan, "time_ns", lambda: 0)
+    monkeypatch.setattr(scan.Scan, "_read_young", swapping)
     infos: list[SnapshotInfo] = []
     snapshot = store.workspace.snapshot(folder, on_done=infos.append)
     assert "src/main.py" in infos[0].changed
@@ -110,12 +110,12 @@ def test_a_file_that_was_put_off_is_not_read_through_a_link(
 
 def test_stamps_are_trusted_only_past_the_tick() -> None:
     stamp = (1, 2, 3, 5_000_000_123, 0o100644)
-    assert known.trusted(stamp, read_at_ns=6_000_000_000) == stamp
-    assert known.trusted(stamp, read_at_ns=5_000_000_200) == known.untrusted(0o100644)
-    assert known.trusted(stamp, read_at_ns=1) == known.untrusted(0o100644)  # the clock went back
+    assert scan.trusted(stamp, read_at_ns=6_000_000_000) == stamp
+    assert scan.trusted(stamp, read_at_ns=5_000_000_200) == scan.untrusted(0o100644)
+    assert scan.trusted(stamp, read_at_ns=1) == scan.untrusted(0o100644)  # the clock went back
     whole_seconds = (1, 2, 3, 5_000_000_000, 0o100644)
-    assert known.trusted(whole_seconds, read_at_ns=6_000_000_000) == known.untrusted(0o100644)
-    assert known.trusted(whole_seconds, read_at_ns=8_000_000_000) == whole_seconds
+    assert scan.trusted(whole_seconds, read_at_ns=6_000_000_000) == scan.untrusted(0o100644)
+    assert scan.trusted(whole_seconds, read_at_ns=8_000_000_000) == whole_seconds
 
 
 def test_a_file_that_will_not_hold_still_is_kept_and_named(
@@ -133,7 +133,7 @@ def test_a_file_that_will_not_hold_still_is_kept_and_named(
                 more.write("more\n")
         return data
 
-    monkeypatch.setattr(scanning.os, "read", reading)
+    monkeypatch.setattr(scan.os, "read", reading)
     told = info(store, folder)
     monkeypatch.undo()
     assert told.changed == ("log.txt",)
@@ -156,7 +156,7 @@ def test_a_file_that_changes_once_is_read_again(
             target.write_bytes(new)
         return data
 
-    monkeypatch.setattr(scanning.os, "read", reading)
+    monkeypatch.setattr(scan.os, "read", reading)
     told = info(store, folder)
     assert told.changed == ()
     snapshot = Snapshot(store.engine, store.space, told.id)
@@ -179,7 +179,7 @@ def test_a_folder_swapped_for_a_link_is_not_followed(
             (folder / "src").symlink_to(outside)
         return plain_open(path, *arguments, **options)
 
-    monkeypatch.setattr(scanning.os, "open", swapping)
+    monkeypatch.setattr(scan.os, "open", swapping)
     told = info(store, folder)
     monkeypatch.undo()
     assert told.changed == ("src",)

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from treering.errors import Conflict, InvalidInput, NotFound, ReadOnly, TreeringError
-from treering.views.workspaces import virtual
-from treering.views.workspaces.beneath import Beneath, has_openat2
-from treering.views.workspaces.patterns import glob_pattern
-from treering.views.workspaces.rules import make_rules
-from treering.views.workspaces.virtual import Files
+from treering.workspaces import virtual_fs
+from treering.workspaces.ignore import glob_pattern, make_rules
+from treering.workspaces.safe_open import Beneath, has_openat2
+from treering.workspaces.virtual_fs import Files
 
 MakeFiles = Callable[..., Files]
 
@@ -28,7 +27,7 @@ def make_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "openat2" and not has_openat2():
         pytest.skip("this kernel has no openat2")
     if request.param == "walk":
-        monkeypatch.setattr(virtual, "Beneath", lambda path, **_: Beneath(path, walks=True))
+        monkeypatch.setattr(virtual_fs, "Beneath", lambda path, **_: Beneath(path, walks=True))
     made: list[Files] = []
 
     def make(root: Path, **options) -> Files:

@@ -3,7 +3,7 @@
     agent = create_deep_agent(model, backend=TreeringBackend("./work"))
 
 Its tools (``ls read_file write_file edit_file glob grep delete``) work in a virtual root that no path leaves:
-see `treering.views.workspaces.virtual`. Replies and error texts are those of deepagents' own
+see `treering.workspaces.virtual_fs`. Replies and error texts are those of deepagents' own
 `FilesystemBackend`, whose helpers are used. Links are not followed, so that every file has one path and
 deepagents' permission rules, which go by path, hold. **Invariant:** no tool call raises, and none names a
 path of the machine.
@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from treering.closing import Closing
 from treering.core.clock import to_iso
 from treering.errors import InvalidInput, MissingExtra, NotFound, ReadOnly, TreeringError
-from treering.views.workspaces.virtual import MAX_READ_BYTES, Access, Files
-from treering.views.workspaces.virtual_paths import FileInfo as Found
+from treering.sync_async import Closing
+from treering.workspaces.virtual_fs import MAX_READ_BYTES, Access, Files
+from treering.workspaces.virtual_fs import FileInfo as Found
 
 try:
     from deepagents.backends.protocol import (

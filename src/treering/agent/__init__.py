@@ -2,11 +2,11 @@
 
 from treering.agent.agent import Agent, create_agent
 from treering.agent.loop import CheckpointWarning
+from treering.agent.messages import ToolCall
 from treering.agent.middleware import Middleware
-from treering.agent.parts import Context, Part, Result
-from treering.agent.shapes import ToolCall
+from treering.agent.results import Context, Part, Result
 from treering.agent.tools import Tool, tool
-from treering.views.budgets import Budget
+from treering.threads.tool_budgets import Budget
 
 __all__ = [
     "Agent",

@@ -12,19 +12,19 @@ from contextlib import aclosing
 from inspect import signature
 from typing import Any, Final, cast
 
-from treering.agent.driving import Steps, drive, drive_async
-from treering.agent.keepers import Keeper
-from treering.agent.loop import Run, Setup, Told
+from treering.agent.conversations import Keeper
+from treering.agent.driver import Steps, drive, drive_async
+from treering.agent.loop import AgentRun, Setup, Told
+from treering.agent.messages import Prompt
 from treering.agent.middleware import Middleware
-from treering.agent.parts import Part, Result
-from treering.agent.shapes import Prompt
+from treering.agent.results import Part, Result
 from treering.agent.tools import toolbox
-from treering.closing import Closing
 from treering.core.ids import check_id
 from treering.errors import InvalidInput
-from treering.views.budgets import Budget
-from treering.views.hooks import HookName
-from treering.views.interrupts import Decision
+from treering.sync_async import Closing
+from treering.threads.checkpoint import Decision
+from treering.threads.hooks import HookName
+from treering.threads.tool_budgets import Budget
 
 _METHODS: Final = ("before_model", "after_model", "wrap_tool", "needs_approval", "tools")
 
@@ -46,7 +46,7 @@ def create_agent(
 ) -> Agent:
     """An agent whose conversations are kept by thread id.
 
-    ``model(messages, tools)`` gives a message, a text or a stream (see `treering.agent.replies`). ``tools``
+    ``model(messages, tools)`` gives a message, a text or a stream (see `treering.agent.loop`). ``tools``
     are functions or `Tool` objects. ``checkpointer`` is a `Store`, a URL or folder of one, a saver, or
     nothing. ``hooks`` are added to the checkpointer's own. ``budgets`` limits the tool calls,
     ``max_iterations`` how often the model is asked in one run. A call over budget and a tool that raises are
@@ -210,8 +210,8 @@ class Agent(Closing):
         prompt: Prompt | None,
         saves_often: bool,  # noqa: FBT001 - it is a keyword on every public method
         metadata: Mapping[str, Any] | None,
-    ) -> Run:
-        return Run(self._setup, thread_id, prompt, saves_often=saves_often, metadata=metadata)
+    ) -> AgentRun:
+        return AgentRun(self._setup, thread_id, prompt, saves_often=saves_often, metadata=metadata)
 
 
 class _Answering:

@@ -12,33 +12,264 @@ process that dies in between makes that one call again, so a tool that must not 
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Final, Literal, cast
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import suppress
+from dataclasses import is_dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
-from treering.agent.driving import END, Call, Steps, next_piece, open_stream
-from treering.agent.keepers import Book, Keeper, Page
-from treering.agent.middleware import AfterModel, AsksFirst, BeforeModel, Middleware, wrapped
-from treering.agent.notes import Notes
-from treering.agent.parts import Context, Part, Result
-from treering.agent.replies import Pieces, is_stream, read_reply
-from treering.agent.shapes import (
+from treering.agent.conversations import Book, Keeper, Page
+from treering.agent.driver import END, Call, Steps, next_piece, open_stream
+from treering.agent.messages import (
     Message,
     Prompt,
     ToolCall,
     answer_of,
     as_one_turn,
+    calls_of,
     open_calls,
     prompt_messages,
     result_message,
     text_of,
 )
+from treering.agent.middleware import AfterModel, AsksFirst, BeforeModel, Middleware, wrapped
+from treering.agent.results import Context, Part, Result
 from treering.agent.tools import Tool, result_text
 from treering.core.ids import new_id
 from treering.errors import BudgetExceeded, Conflict, InvalidInput
-from treering.views.budgets import Budget, Budgets
+from treering.runs.span import here
+from treering.threads.tool_budgets import Budget, Budgets
+
+if TYPE_CHECKING:
+    from treering.runs.run import Run
+    from treering.runs.span import Place, Span
+    from treering.store import Store
+
+
+# -----------------------------------------------------------------------------------------------------------
+# What the timeline hears of an agent's run: its messages, its model's answers, its tools, and how it ended.
+#
+# Only an agent whose conversations are in a store has one. Every attempt is a run of its own: the first has
+# the id of `Result.run_id`, one that goes on after a crash or a decision says in ``meta["resumes"]`` which
+# it continues.
+
+
+class Notes:
+    """Takes notes of one attempt; without a store it does nothing."""
+
+    def __init__(self, store: Store | None, agent: str, *, thread_id: str | None, namespace: str) -> None:
+        self._store = store
+        self._agent = agent
+        self._thread_id = thread_id
+        self._namespace = namespace
+        self._run: Run | None = None
+        self._span: Span | None = None
+
+    def begin(self, id: str, *, resumes: str | None) -> None:
+        """The attempt begins."""
+        if self._store is not None:
+            self._run = self._store.run(
+                self._agent,
+                id=id,
+                thread=self._thread_id,
+                namespace=self._namespace,
+                meta={} if resumes is None else {"resumes": resumes},
+            ).start()
+
+    def said(self, messages: list[Message]) -> None:
+        """Someone said something: the prompt."""
+        if self._run is not None:
+            for each in messages:
+                self._run.message(str(each.get("role")), each.get("content"))
+
+    def ask(self) -> None:
+        """The model is asked."""
+        if self._run is not None:
+            self._span = self._run.span("model", kind="llm").start()
+
+    def chunk(self, text: str) -> None:
+        """A piece of the model's answer came."""
+        if self._span is not None:
+            self._span.chunk(text)
+
+    def answered(self, messages: list[Message]) -> None:
+        """The model answered: its messages, with the tokens that they took where the provider says so."""
+        span = self._end_span()
+        if span is not None:
+            for each in messages:
+                model: Any = each.get("model")
+                span.message(
+                    str(each.get("role")),
+                    each.get("content") or text_of(each),
+                    model=model if isinstance(model, str) else None,
+                    usage=_usage(each.get("usage")),
+                )
+
+    def call(self, call: ToolCall) -> None:
+        """A tool is called."""
+        if self._run is not None:
+            self._span = self._run.tool(call.name, dict(call.arguments)).start()
+            self._span.note(tool_call_id=call.id)
+
+    def returned(self, text: str, *, is_error: bool) -> None:
+        """It gave a result."""
+        if self._span is not None:
+            self._span.output = text
+            self._end_span("error" if is_error else None)
+
+    def within(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, to be called as a part of what is just noted: what it saves is linked to it."""
+        place = self._span or self._run
+        return function if place is None else partial(_inside, place, function)
+
+    def end(self, error: BaseException | None = None, *, status: str = "ok") -> None:
+        """The attempt is over; a span that is still open failed with it."""
+        if self._run is None:
+            return
+        if self._span is not None:
+            if error is not None:
+                self._span.fail(error)
+            self._end_span()
+        if error is not None:
+            self._run.fail(error)
+        else:
+            self._run.end(status=status)
+        self._run = None
+
+    def _end_span(self, status: str | None = None) -> Span | None:
+        span, self._span = self._span, None
+        if span is not None:
+            span.end(status=status)
+        return span
+
+
+def _inside(place: Place, function: Callable[..., Any], *arguments: Any) -> Any:
+    before = here.set(place)
+    try:
+        result = function(*arguments)
+    finally:
+        here.reset(before)
+    return _awaited(place, result) if inspect.isawaitable(result) else result
+
+
+async def _awaited(place: Place, result: Awaitable[Any]) -> Any:
+    before = here.set(place)
+    try:
+        return await result
+    finally:
+        here.reset(before)
+
+
+def _usage(given: Any) -> Mapping[str, Any] | None:
+    """A provider's own count, if it is one that is understood: a run is not lost over a strange word."""
+    if not isinstance(given, Mapping):
+        return None
+    from treering.runs.span import usage_of
+
+    usage = cast("Mapping[str, Any]", given)
+    with suppress(InvalidInput, TypeError):
+        usage_of(usage)
+        return usage
+    return None
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Replies: what a model may give back, and the messages that are kept of it.
+#
+# Structured messages are kept as they are. A reply that has none (a string, an object with a ``text``, a
+# stream of text) becomes one message of the assistant with that text. A stream may do both: text for
+# whoever watches, and at its end the structured message, which then is what is kept.
+
+
+_EXPECTED: Final = (
+    "return a message (a dict with a role), a list of them, an object with messages or text, "
+    "a string, or an iterator of such pieces"
+)
+
+
+def read_reply(reply: Any) -> list[Message]:
+    """The messages to keep of a reply; `InvalidInput` when it holds none."""
+    messages = _messages(reply)
+    if messages is None:
+        raise InvalidInput(f"the model returned {type(reply).__name__}, which is no message; {_EXPECTED}")
+    ids = [call.id for message in messages for call in calls_of(message)]
+    if len(ids) != len(set(ids)):
+        raise InvalidInput(f"the model gave two tool calls of one reply the same id: {', '.join(ids)}")
+    return messages
+
+
+def is_stream(reply: Any) -> bool:
+    """Whether a reply comes in pieces."""
+    return any(hasattr(reply, name) for name in ("__next__", "__anext__", "__aiter__"))
+
+
+class Pieces:
+    """A reply that comes in pieces, gathered as they come."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._messages: list[Message] = []
+
+    def take(self, piece: Any) -> str:
+        """Take the next piece; the text in it that a reader can be shown."""
+        if isinstance(piece, str):
+            self._text.append(piece)
+            return piece
+        messages = _messages(piece)
+        if messages is None:
+            return ""
+        was_silent = not self._text
+        self._messages += messages
+        return "".join(map(text_of, messages)) if was_silent else ""
+
+    def reply(self) -> Any:
+        """All of it, as a reply that came at once."""
+        return self._messages or "".join(self._text)
+
+
+def _messages(reply: Any) -> list[Message] | None:
+    if isinstance(reply, str):
+        return [{"role": "assistant", "content": reply}]
+    if isinstance(reply, (list, tuple)):
+        many = cast("list[Any]", reply)
+        read = [_message(each) for each in many]
+        whole = [each for each in read if each is not None]
+        return whole if whole and len(whole) == len(read) else None
+    one = _message(reply)
+    if one is not None:
+        return [one]
+    for holder in (reply, _field(reply, "response")):
+        found = _field(holder, "messages")
+        if isinstance(found, (list, tuple)) and found:
+            return _messages(found)
+    text = _field(reply, "text")
+    return [{"role": "assistant", "content": text}] if isinstance(text, str) else None
+
+
+def _message(value: Any) -> Message | None:
+    plain: Any = value
+    if hasattr(value, "model_dump"):  # the message objects of most clients
+        plain = value.model_dump(mode="json", exclude_none=True)
+    elif isinstance(value, msgspec.Struct) or is_dataclass(value):
+        plain = msgspec.to_builtins(value)
+    if not isinstance(plain, Mapping):
+        return None
+    message = dict(cast("Mapping[str, Any]", plain))
+    return message if isinstance(message.get("role"), str) else None
+
+
+def _field(holder: Any, name: str) -> Any:
+    if isinstance(holder, Mapping):
+        return cast("Mapping[str, Any]", holder).get(name)
+    found = getattr(holder, name, None)
+    return None if callable(found) else found
+
+
+# -----------------------------------------------------------------------------------------------------------
 
 RUN_KEY: Final = "treering.agent"
 """The key of a thread's state that holds the record of an unfinished run."""
@@ -68,7 +299,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     records: bool
 
 
-class Run:
+class AgentRun:
     """One execution, from a prompt (or from where the last one stopped) to a result."""
 
     def __init__(

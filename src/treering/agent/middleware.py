@@ -11,10 +11,10 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from treering.agent.driving import Worker
-from treering.agent.parts import Context
-from treering.agent.shapes import Message, ToolCall
-from treering.keyvalue.awaiting import call as waited
+from treering.agent.driver import Worker
+from treering.agent.messages import Message, ToolCall
+from treering.agent.results import Context
+from treering.sync_async import call as waited
 
 Proceed = Callable[[ToolCall], Any]
 """Calls the tool (or the next middleware around it) and gives its value; awaited in an async `wrap_tool`."""

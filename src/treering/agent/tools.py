@@ -14,8 +14,8 @@ from typing import Any, Final, cast, get_type_hints
 
 import msgspec
 
-from treering.agent.parts import Context
-from treering.agent.shapes import ToolCall
+from treering.agent.messages import ToolCall
+from treering.agent.results import Context
 from treering.errors import InvalidInput
 
 Approval = bool | Callable[[dict[str, Any]], Any]

@@ -19,8 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from treering.blobs.names import check_folder, check_name, check_range, is_name
-from treering.blobs.payload import pieces_of
+from treering.blobs.blob import check_folder, check_name, check_range, is_name, pieces_of
 from treering.core.clock import Clock, SystemClock
 from treering.core.storage import BlobData, BlobInfo, Stamp, Stamped
 from treering.errors import Conflict, NotFound

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from treering.blobs.payload import whole_of
+from treering.blobs.blob import whole_of
 from treering.core.storage import BlobData, BlobInfo, Blobs, Stamp, Stamped
 from treering.errors import Conflict, StoreFull, TreeringError
 

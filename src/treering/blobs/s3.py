@@ -25,8 +25,7 @@ from http import HTTPStatus
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-from treering.blobs.names import RESERVED, check_folder, check_name, check_range
-from treering.blobs.payload import size_of, whole_of
+from treering.blobs.blob import RESERVED, check_folder, check_name, check_range, size_of, whole_of
 from treering.core.clock import from_datetime
 from treering.core.storage import BlobData, BlobInfo, Stamp, Stamped
 from treering.errors import (

@@ -19,7 +19,7 @@ def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        from treering.core.readable import readable_json
+        from treering.core.text import readable_json
 
         typer.echo(clean_json(msgspec.json.format(readable_json(value), indent=2)))
     else:

@@ -14,8 +14,8 @@ from treering.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from treering.views.costs import CostReport
-    from treering.views.performance import Figures, Percentiles
+    from treering.runs.cost import CostReport
+    from treering.runs.performance import Figures, Percentiles
 
 DaysOption = Annotated[
     int | None, typer.Option("--days", metavar="N", min=1, help="Only the last N days (UTC) [all].")

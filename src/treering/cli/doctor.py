@@ -20,7 +20,7 @@ from treering.cli.options import (
 
 if TYPE_CHECKING:
     from treering.api import Place
-    from treering.cli.findings import Finding
+    from treering.cli.doctor_checks import Finding
 
 _MARKS: Final = {"ok": "ok", "note": "note", "warning": "WARNING", "broken": "BROKEN"}
 
@@ -42,12 +42,16 @@ def doctor(
 ) -> None:
     """Say what is configured, reachable and sound, and what to do."""
     from treering.api import locate
-    from treering.cli import findings
+    from treering.cli import doctor_checks as checks
 
     located = locate(place.store)
-    found = [*findings.installation(), *findings.settings(place.store, located), *findings.clock()]
+    found = [
+        *checks.installation(),
+        *checks.settings(place.store, located),
+        *checks.clock(),
+    ]
     found += _of_store(place, located, verify=verify)
-    found += [*findings.private_files(folder), *findings.extras()]
+    found += [*checks.private_files(folder), *checks.extras()]
     broken = sum(each.status == "broken" for each in found)
     warnings = sum(each.status == "warning" for each in found)
     told = {"ok": not broken, "broken": broken, "warnings": warnings, "findings": found}
@@ -57,28 +61,28 @@ def doctor(
 
 
 def _of_store(place: StorePlace, located: Place, *, verify: bool) -> Iterator[Finding]:
-    from treering.care.spaces import user_spaces
-    from treering.cli import findings
-    from treering.cli.findings import Finding
+    from treering.cli import doctor_checks as checks
+    from treering.cli.doctor_checks import Finding
     from treering.errors import TreeringError
+    from treering.maintenance.stats import user_spaces
 
-    there = list(findings.presence(located))
+    there = list(checks.presence(located))
     yield from there
     if there[-1].status != "ok":
         return
     if located.folder is not None:
-        yield from findings.files(located.folder)
+        yield from checks.files(located.folder)
     try:
         with place.open() as store:
             spaces = user_spaces(store.engine)
             detail = f"opened; {len(spaces)} namespaces: {', '.join(spaces[:20]) or 'nothing is in it yet'}"
             yield Finding(what="reachable", status="ok", detail=detail)
             if verify:
-                yield from findings.contents(store, spaces)
+                yield from checks.contents(store, spaces)
             if store.space in spaces:
-                yield from findings.times(store)
-                yield from findings.runs(store)
-                yield from findings.schedules(store)
+                yield from checks.times(store)
+                yield from checks.runs(store)
+                yield from checks.schedules(store)
     except TreeringError as error:
         advice = "try again in a moment" if error.retryable else "see the message"
         yield Finding(

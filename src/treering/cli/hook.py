@@ -46,14 +46,14 @@ def claude_code(
 
     Without an option this is the hook itself, which reads stdin. --install makes Claude Code call it.
     """
-    from treering.importers import claude_hooks
+    from treering.importers.claude_code import hooks
 
     if not install and not remove:
-        claude_hooks.take_call(sys.stdin.buffer.read(), store, namespace=namespace, waits=wait)
+        hooks.take_call(sys.stdin.buffer.read(), store, namespace=namespace, waits=wait)
         return
     path = Path(settings).expanduser()
     if remove:
-        changed = claude_hooks.install(path, None)
+        changed = hooks.install(path, None)
         say(f"{'removed from' if changed else 'not in'} {path}")
         return
     from treering.api import locate
@@ -61,5 +61,5 @@ def claude_code(
     place = locate(store)
     # Hooks run in the project's folder. A URL out of the environment may hold a secret, and stays there.
     url = store if place.folder is None else str(place.folder.resolve())
-    changed = claude_hooks.install(path, claude_hooks.hook_command(url, namespace=namespace, waits=wait))
+    changed = hooks.install(path, hooks.hook_command(url, namespace=namespace, waits=wait))
     say(f"{'installed into' if changed else 'already in'} {path}; sessions go to {place.shown}")

@@ -61,7 +61,7 @@ def mcp(
         check_exposure(parse_address(http)[0], api_key)
     embedder = None
     if meaning:
-        from treering.memory import StaticEmbedder
+        from treering.compat.memory import StaticEmbedder
 
         embedder = StaticEmbedder()
     with place.open() as opened:

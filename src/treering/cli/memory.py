@@ -21,10 +21,10 @@ from treering.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from treering.memory.embedding import StaticEmbedder
+    from treering.memory.documents import MemoryDocument
+    from treering.memory.memory import Memory
+    from treering.memory.word_vectors import StaticEmbedder
     from treering.store import Store
-    from treering.views.memory.documents import MemoryDocument
-    from treering.views.memory.memory import Memory
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The document's id, such as alice/tone.")]
 OfOption = Annotated[
@@ -57,7 +57,7 @@ def save(
     as_json: JsonOption = False,
 ) -> None:
     """Keep a document; the version before stays in its history."""
-    from treering.views.memory.documents import as_time
+    from treering.memory.documents import as_time
 
     text = sys.stdin.read() if content == "-" else content
     with place.open() as opened:
@@ -173,7 +173,7 @@ def history(
     as_json: JsonOption = False,
 ) -> None:
     """Every version of a document, newest first."""
-    from treering.cli.telling import when
+    from treering.cli.render import when
     from treering.errors import NotFound
 
     with place.existing() as opened:
@@ -330,8 +330,8 @@ def protect(
 
     To be done once after each clone.
     """
-    from treering.memory.protection import protect as protect_file
-    from treering.memory.protection import protection_of
+    from treering.compat.memory.agent_files import protect as protect_file
+    from treering.compat.memory.agent_files import protection_of
 
     state = protection_of(folder / "MEMORY.md") if check else protect_file(folder / "MEMORY.md")
     show(state, [f"{clean(state.path)}: {state.state}: {state.detail}"], as_json=as_json)
@@ -344,13 +344,13 @@ def _of(store: Store, name: str) -> Memory:
 
 
 def _embedder() -> StaticEmbedder:
-    from treering.memory import StaticEmbedder
+    from treering.compat.memory import StaticEmbedder
 
     return StaticEmbedder()
 
 
 def _told(document: MemoryDocument) -> dict[str, Any]:
-    from treering.cli.telling import raw
+    from treering.cli.render import raw
 
     return {
         "id": document.id,
@@ -373,6 +373,6 @@ def _table(documents: Iterable[MemoryDocument]) -> list[str]:
 
 
 def _line(text: str) -> str:
-    from treering.cli.telling import one_line
+    from treering.cli.render import one_line
 
     return one_line(clean(text))

@@ -61,8 +61,8 @@ class StorePlace:
     def existing(self, *, every: bool = False) -> Generator[Store]:
         """A store that is there: a misspelt path must not make one, a misspelt namespace not look empty."""
         from treering.api import open_existing
-        from treering.care.spaces import user_spaces
         from treering.errors import InvalidInput, NotFound
+        from treering.maintenance.stats import user_spaces
 
         if every and self.namespace is not None:
             raise InvalidInput("--namespace names one, --all takes every one; leave one of them out")

@@ -14,14 +14,14 @@ from treering.cli.options import (
     UserNamespaceOption,
     takes_store,
 )
-from treering.cli.telling import one_line, raw, when
+from treering.cli.render import one_line, raw, when
 
 if TYPE_CHECKING:
-    from treering.views.comparison import Divergence, RunFigures, Step
-    from treering.views.costs import Cost
-    from treering.views.recording.runs import RunInfo
-    from treering.views.replaying import ReplayStep
-    from treering.views.timeline import TimelineEvent
+    from treering.runs.compare import Divergence, RunFigures, Step
+    from treering.runs.cost import Cost
+    from treering.runs.replay import ReplayStep
+    from treering.runs.run import RunInfo
+    from treering.runs.timeline import TimelineEvent
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or 'last'.")]
 AgentOption = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only of this agent.")]
@@ -152,7 +152,7 @@ def replay(
 
     With --json, a line a step.
     """
-    from treering.cli.telling import words
+    from treering.cli.render import words
 
     with place.existing() as opened:
         for step in opened.runs.replay(_id(opened, run), speed=speed):

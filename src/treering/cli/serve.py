@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
 from treering.cli.console import clean, rows, say, show
-from treering.cli.options import (
-    JsonOption,
-    StoreBlobsOption,
-    StoreOption,
-    StorePlace,
-    takes_store,
-)
+from treering.cli.options import JsonOption, StoreBlobsOption, StoreOption, StorePlace, takes_store
 
 if TYPE_CHECKING:
-    from treering.server.access import Keys, Scope
+    from treering.server.auth import Keys, Scope
+
 
 KEY_ENVIRONMENT = "TREERING_API_KEY"
 
@@ -31,6 +26,7 @@ def add_to(app: typer.Typer) -> None:
     """Put the commands under the main one."""
     app.command("serve")(serve)
     app.add_typer(keys, name="keys")
+    app.command("ui")(ui)
 
 
 @takes_store
@@ -76,7 +72,7 @@ def serve(
     opened = place.open()
     try:
         if legacy is not None:
-            from treering.views.legacy import load_legacy
+            from treering.runs.directory import load_legacy
 
             opened.read_legacy(load_legacy(legacy))
         run(
@@ -161,7 +157,63 @@ def revoke(
 @contextmanager
 def _keys(url: str | None, blobs: str | None) -> Generator[Keys]:
     from treering.api import open as open_store
-    from treering.server.access import Keys
+    from treering.server.auth import Keys
 
     with open_store(url, blobs=blobs) as found:
         yield Keys(found.engine, clock=found.clock)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# ``treering ui``: the dashboard over a store, in the browser.
+
+
+PORT: Final = 8787
+
+
+@takes_store
+def ui(
+    *,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, max=65535, help="Which port [8787, or a free one if that is taken]."
+        ),
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open it in the browser.")] = True,
+    place: StorePlace,
+) -> None:
+    """Show a store in the browser: runs, threads, files, cost.
+
+    It is for this machine only; treering serve shows the same to everyone who has a key.
+    """
+    from treering.errors import MissingExtra, NotFound, Unreachable
+
+    try:
+        from treering.server.dashboard import is_built
+        from treering.server.serving import serve
+        from treering.server.settings import Settings
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in {"starlette", "uvicorn", "anyio"}:
+            raise MissingExtra("treering ui", "server") from error
+        raise
+    if not is_built():
+        raise NotFound(
+            "this installation has no dashboard; install treering without TREERING_NO_DASHBOARD, "
+            "or in a clone run: python hatch_build.py"
+        )
+
+    def ready(address: str) -> None:
+        say(f"{address}/ui/ shows {opened.url}; stop with Ctrl-C")
+        if browser:
+            import webbrowser
+
+            webbrowser.open(f"{address}/ui/")
+
+    with place.existing() as opened:
+        settings = Settings(port=PORT if port is None else port, project=opened.space)
+        try:
+            serve(opened, settings, on_ready=ready)
+        except Unreachable:
+            if port is not None:
+                raise
+            serve(opened, Settings(port=0, project=opened.space), on_ready=ready)

@@ -14,11 +14,11 @@ from treering.cli.options import (
     UserNamespaceOption,
     takes_store,
 )
-from treering.cli.telling import as_json as json_text
-from treering.cli.telling import one_line, raw, when
+from treering.cli.render import as_json as json_text
+from treering.cli.render import one_line, raw, when
 
 if TYPE_CHECKING:
-    from treering.views.state_records import StateEntry
+    from treering.state.state import StateEntry
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 IfVersionOption = Annotated[

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from treering.cli.options import StorePlace
     from treering.core.retention import Keep
     from treering.sandbox.config import StorageConfig
-    from treering.sandbox.depots import Depot
     from treering.sandbox.records import Forgotten, Pruned
+    from treering.sandbox.storage import Depot
 
 GATEWAY: Final = "gateway"
 
@@ -47,7 +47,7 @@ def config_of(storage: str | None, endpoint: str | None) -> StorageConfig | None
 @contextmanager
 def opened(storage: str | None, endpoint: str | None, place: StorePlace) -> Generator[Depot]:
     """The checkpoints that are meant."""
-    from treering.sandbox.opening import depot_in, opened_depot
+    from treering.sandbox.storage import depot_in, opened_depot
 
     config = config_of(storage, endpoint)
     if config is not None:
@@ -68,7 +68,7 @@ def collect(
     as_json: bool,
 ) -> None:
     """Drop checkpoints by policy, then free what only they needed."""
-    from treering.sandbox.opening import opened_depot
+    from treering.sandbox.storage import opened_depot
 
     with opened_depot(config) as depot, progress("collecting"):
         forgotten = None

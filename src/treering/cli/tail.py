@@ -16,7 +16,7 @@ from treering.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from treering.views.following import LiveEvent
+    from treering.runs.follow import LiveEvent
 
 _COLOURS: Final = {"llm": "cyan", "tool": "yellow", "agent": "magenta", "message": "green", "run": "blue"}
 _LINE: Final = 100

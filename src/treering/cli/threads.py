@@ -1,7 +1,7 @@
 """Commands for threads: threads, log, show, diff, fork, rewind, resume, delete.
 
 A moment is named by a checkpoint's id or the beginning of it, by a thread (its head), or by ``thread@place``
-(see `treering.views.finding`). Each command prints what the API gives back, as text or as JSON.
+(see `treering.threads.find`). Each command prints what the API gives back, as text or as JSON.
 """
 
 from __future__ import annotations
@@ -13,22 +13,112 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from treering.cli.console import clean, rows, say, show
-from treering.cli.moments import difference_lines, moment_lines
-from treering.cli.options import (
-    JsonOption,
-    StorePlace,
-    UserNamespaceOption,
-    takes_store,
+from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
+from treering.cli.render import (
+    as_json,
+    message_count,
+    one_line,
+    pasteable,
+    raw,
+    short_ids,
+    speaker,
+    summary,
+    when,
+    words,
 )
-from treering.cli.telling import message_count, one_line, pasteable, raw, summary, when
+from treering.cli.render import as_json as json_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.text import Text
+    from rich.tree import Tree
+
     from treering.store import Store
-    from treering.views.checkpoints import Checkpoint
-    from treering.views.directory import ThreadInfo
-    from treering.views.finding import Finder
-    from treering.views.moments import Moment
-    from treering.views.threads import Thread
+    from treering.threads.checkpoint import Checkpoint
+    from treering.threads.diff import Difference
+    from treering.threads.directory import ThreadInfo
+    from treering.threads.find import Finder, Growth
+    from treering.threads.moment import Moment
+    from treering.threads.thread import Thread
+
+
+# -----------------------------------------------------------------------------------------------------------
+# How a moment, and the difference between two, read on a terminal.
+
+
+def moment_lines(moment: Moment, messages: list[Any], state: dict[str, Any]) -> Iterator[str]:
+    """A moment, its messages and its state."""
+    checkpoint = moment.checkpoint
+    # Names that begin with _ are a framework's own bookkeeping; --json has them too.
+    metadata = {name: value for name, value in checkpoint.metadata.items() if not name.startswith("_")}
+    whose = f" of {clean(checkpoint.namespace)}" if checkpoint.namespace else ""
+    yield typer.style(f"{clean(checkpoint.thread)}{whose}, step {checkpoint.step}", bold=True)
+    facts = {
+        "checkpoint": checkpoint.id,
+        "parent": checkpoint.parent or "",
+        "saved": checkpoint.created_at,
+        "note": checkpoint.note or "",
+        "tags": ", ".join(checkpoint.tags),
+        "files": checkpoint.snapshot or "",
+        "metadata": json_text(metadata) if metadata else "",
+        "waits for": json_text(checkpoint.pending_interrupt)
+        if checkpoint.pending_interrupt is not None
+        else "",
+    }
+    yield from (f"  {name:<10}  {clean(fact)}" for name, fact in facts.items() if fact)
+    for name, stretch in checkpoint.lists.items():
+        if name != "messages":
+            yield f"  {clean(name):<10}  {stretch.length} items"
+    count = message_count(checkpoint)
+    yield typer.style(f"messages ({count})", bold=True)
+    if count > len(messages):
+        yield f"  ... {count - len(messages)} earlier ones (--last 0 shows all)"
+    for index, message in enumerate(messages, count - len(messages)):
+        yield from _said("", index, message)
+    if state:
+        yield typer.style("state", bold=True)
+        yield from (f"  {clean(name)} = {clean(json_text(value))}" for name, value in state.items())
+
+
+def difference_lines(told: Difference) -> Iterator[str]:
+    """What differs between two moments."""
+    yield f"{told.before} -> {told.after}, {told.common} messages in common"
+    for index, message in told.removed:
+        yield from _coloured("red", _said("-", index, message))
+    for each in told.changed:
+        yield from _coloured("red", _said("-", each.index, each.before))
+        yield from _coloured("green", _said("+", each.index, each.after))
+    for index, message in told.added:
+        yield from _coloured("green", _said("+", index, message))
+    yield from _patched("state", told.state)
+    for name, patch in told.lists.items():
+        yield from _patched(f"list {name}", patch)
+    if told.is_empty:
+        yield "nothing differs"
+
+
+def _patched(what: str, patch: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for change in patch:
+        is_removal = change["op"] == "remove"
+        value = "" if is_removal else f" = {json_text(change['value'])}"
+        sign = {"add": "+", "remove": "-", "replace": "~"}[change["op"]]
+        colour = "red" if is_removal else "green"
+        yield typer.style(clean(f"{sign} {what} {change['path']}{value}"), fg=colour)
+
+
+def _said(sign: str, index: int, message: Any) -> Iterator[str]:
+    first, *rest = words(message).split("\n")
+    lead = f"{sign:<2}{index:>3} {speaker(message):<10} "
+    yield (lead + first).rstrip()
+    yield from (" " * len(lead) + line for line in rest)
+
+
+def _coloured(colour: str, lines: Iterator[str]) -> Iterator[str]:
+    return (typer.style(line, fg=colour) for line in lines)
+
+
+# -----------------------------------------------------------------------------------------------------------
 
 ThreadArgument = Annotated[str, typer.Argument(metavar="THREAD", help="The id of a thread.")]
 _MOMENT: Final = "A checkpoint (or its beginning), a thread, or thread@12, thread@~1, thread@TIME."
@@ -105,7 +195,7 @@ def log(
     as_json: JsonOption = False,
 ) -> None:
     """Draw how a thread grew, with rewinds and forks."""
-    from treering.views.branches import growth
+    from treering.threads.find import growth
 
     with place.existing() as opened:
         finder = _finder(opened, user_namespace)
@@ -118,8 +208,6 @@ def log(
             with_forks=forks,
         )
         if not as_json:
-            from treering.cli.growing import draw
-
             draw(opened, grown)
             return
     what = {
@@ -173,7 +261,7 @@ def diff(
     With --json the state and each list are a JSON patch (RFC 6902).
     """
     from treering.cli.workspaces import file_lines, find_snapshot, snapshot_by_name
-    from treering.views.differences import difference
+    from treering.threads.diff import difference
 
     with place.existing() as opened:
         if any(snapshot_by_name(opened, each) is not None for each in (before, after)):
@@ -242,7 +330,7 @@ def rewind(
     as_json: JsonOption = False,
 ) -> None:
     """Move a thread's head back; nothing is lost."""
-    from treering.views.branches import left_behind
+    from treering.threads.find import left_behind
 
     with place.existing() as opened:
         finder = _finder(opened, user_namespace)
@@ -325,7 +413,7 @@ def delete(
 def _head_of(opened: Store, thread: ThreadInfo) -> Checkpoint | None:
     """The newest moment of a listed thread; ``None`` when it is damaged, which must not hide the others."""
     from treering.errors import Corrupt, NotFound
-    from treering.views.journal import Journal
+    from treering.threads.history import Journal
 
     try:
         return Journal(opened.engine, opened.space, thread.namespace).by_id(thread.head)
@@ -340,7 +428,7 @@ def _remark(head: Checkpoint | None) -> str:
 
 
 def _finder(opened: Store, user_namespace: str) -> Finder:
-    from treering.views.finding import Finder
+    from treering.threads.find import Finder
 
     return Finder(opened.engine, opened.space, user_namespace)
 
@@ -373,3 +461,128 @@ def _value(text: str) -> Any:
     if value is None:
         raise InvalidInput("--value null is no value; use deny to refuse")
     return value
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The tree that ``treering log`` draws.
+#
+# Oldest moment at the top. The line to the head runs down the left; what a rewind left behind and the threads
+# that were forked off hang below the moment where they began.
+
+
+_SHORTEST: Final = 18
+_PIPE_WIDTH: Final = 10_000
+"""Whoever reads from a pipe gets whole lines."""
+
+
+def draw(store: Store, growth: Growth) -> None:
+    """Print the tree."""
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console.print(_Drawing(store, growth).tree())
+
+
+class _Drawing:
+    def __init__(self, store: Store, growth: Growth) -> None:
+        self._store = store
+        self._growth = growth
+        self._short = short_ids((each.id for each in growth.moments), _SHORTEST)
+        self._children: dict[str | None, list[Checkpoint]] = {}
+        for each in reversed(growth.moments):
+            parent = each.parent if each.parent in self._short else None
+            self._children.setdefault(parent, []).append(each)
+
+    def tree(self) -> Tree:
+        from rich.text import Text
+        from rich.tree import Tree
+
+        growth = self._growth
+        tree = Tree(_title(growth))
+        if growth.older is not None:
+            more = f"… older moments: {pasteable('log', growth.thread, '--before', growth.older)}"
+            tree.add(Text(more, style="dim"))
+        roots = self._children.get(None, [])
+        waiting: list[tuple[Tree, Checkpoint]] = []
+        for each in roots:  # a fork that was rewound to before its beginning has several
+            is_left = len(roots) > 1 and each.id not in growth.line
+            waiting.append((tree.add(Text("left behind", style="dim")) if is_left else tree, each))
+        waiting.reverse()
+        while waiting:
+            self._grow(*waiting.pop(), waiting)
+        return tree
+
+    def _grow(self, trunk: Tree, first: Checkpoint, waiting: list[tuple[Tree, Checkpoint]]) -> None:
+        """Draw one branch from its first moment to its last; side branches wait for their turn."""
+        from rich.text import Text
+
+        moment: Checkpoint | None = first
+        while moment is not None:
+            node = trunk.add(self._label(moment))
+            for fork in self._growth.forks:
+                if fork.at == moment.id:
+                    name = f"{fork.namespace}: {fork.thread}" if fork.namespace else fork.thread
+                    node.add(Text(clean(f"fork {name}, now at step {fork.step}"), style="cyan"))
+            children = self._children.get(moment.id, [])
+            straight = self._straight(moment, children)
+            why = self._why(moment)
+            waiting += [
+                (node.add(Text(why, style="dim")), child) for child in children if child is not straight
+            ]
+            moment = straight
+
+    def _straight(self, moment: Checkpoint, children: list[Checkpoint]) -> Checkpoint | None:
+        """The child that goes on in the same branch: the one to the head, else the newest."""
+        for child in children:
+            if child.id in self._growth.line:
+                return child
+        if moment.id in self._growth.line:
+            return None
+        return children[-1] if children else None
+
+    def _why(self, moment: Checkpoint) -> str:
+        times = [each.at for each in self._growth.rewinds if each.to == moment.id]
+        return f"left behind by the rewind of {when(times[-1])}" if times else "left behind"
+
+    def _label(self, moment: Checkpoint) -> Text:
+        from rich.text import Text
+
+        is_head = moment.id == self._growth.thread.head
+        is_left = moment.id not in self._growth.line
+        label = Text(style="dim" if is_left else "")
+        label.append(f"{moment.step:>3}  ", style="bold")
+        label.append(self._short[moment.id], style="yellow")
+        label.append(f"  {when(moment.created_at)}  ")
+        label.append(clean(" ".join(moment.note.split())) if moment.note else self._preview(moment))
+        for tag in moment.tags:
+            label.append(f" [{clean(tag)}]", style="magenta")
+        if moment.pending_interrupt is not None:
+            asked = _asked(moment.pending_interrupt)
+            label.append(f"  waits for a decision: {asked}" if is_head else f"  asked: {asked}", style="red")
+        if is_head:
+            label.append("  ← head", style="bold green")
+        return label
+
+    def _preview(self, moment: Checkpoint) -> str:
+        count = message_count(moment)
+        if not count:
+            return "no messages"
+        (last,) = self._store.thread(moment.thread, moment.namespace or None).at(moment.id).last_messages(1)
+        return f"{speaker(last)}: {one_line(words(last))}"
+
+
+def _title(growth: Growth) -> Text:
+    from rich.text import Text
+
+    thread = growth.thread
+    title = Text(clean(thread.id), style="bold")
+    if thread.namespace:
+        title.append(f" of {clean(thread.namespace)}")
+    if growth.origin is not None:
+        title.append(f"  forked from {clean(growth.origin.thread)}@{growth.origin.step}", style="cyan")
+    return title
+
+
+def _asked(pending: Any) -> str:
+    payload = pending.get("payload", pending) if isinstance(pending, dict) else pending  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return one_line(clean(as_json(payload)))

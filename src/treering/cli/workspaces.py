@@ -1,7 +1,7 @@
 """Commands for workspaces: snapshot, snapshots, restore, ls, cat, download.
 
 A snapshot is named by its id or the beginning of it, by ``latest`` (the newest in the store), or by a moment
-that keeps files: a checkpoint, a thread, or ``thread@place`` (see `treering.views.finding`).
+that keeps files: a checkpoint, a thread, or ``thread@place`` (see `treering.threads.find`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from treering.store import Store
-    from treering.views.workspaces.comparing import FileChange
-    from treering.views.workspaces.progress import FileProgress
-    from treering.views.workspaces.restoring import Restored
-    from treering.views.workspaces.workspace import SnapshotInfo
+    from treering.workspaces.diff import FileChange
+    from treering.workspaces.restore import Restored
+    from treering.workspaces.scan import FileProgress
+    from treering.workspaces.workspace import SnapshotInfo
 
 LATEST: Final = "latest"
 _BEGINNING: Final = re.compile("[0-9a-f]{6,64}")
@@ -193,7 +193,7 @@ def download(
 def find_snapshot(store: Store, text: str, user_namespace: str = "") -> str:
     """The id of the snapshot that a person means."""
     from treering.errors import NotFound
-    from treering.views.finding import Finder
+    from treering.threads.find import Finder
 
     if (named := snapshot_by_name(store, text)) is not None:
         return named
@@ -251,7 +251,7 @@ def restored_lines(done: Restored, target: Path) -> list[str]:
 def _of_sandbox(store: Store, text: str) -> str | None:
     """The files of a sandbox's checkpoint, by its id."""
     from treering.errors import NotFound
-    from treering.sandbox.opening import depot_in
+    from treering.sandbox.storage import depot_in
 
     try:
         return depot_in(store).find(text).hash if text.startswith("ckpt_") else None
@@ -261,10 +261,10 @@ def _of_sandbox(store: Store, text: str) -> str | None:
 
 def _latest(store: Store) -> str:
     """The newest snapshot of the store, taken by itself or with a checkpoint."""
-    from treering.core.pages import each_record
+    from treering.core.paging import each_record
     from treering.core.query import EventQuery
     from treering.errors import NotFound
-    from treering.views.checkpoints import KIND, read_checkpoint
+    from treering.threads.checkpoint import KIND, read_checkpoint
 
     newest = next(store.workspace.snapshots(last=1), None)
     query = EventQuery(

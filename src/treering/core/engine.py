@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from treering.core.address import Address
     from treering.core.batch import Batch, Receipt
-    from treering.core.content import Content
-    from treering.core.dump import Slice
+    from treering.core.content import Address, Content
     from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
     from treering.core.records import (
         Checked,
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
         Problem,
         Ref,
         SearchResult,
+        Slice,
         SpaceStats,
         Sum,
         Swept,

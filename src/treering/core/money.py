@@ -6,7 +6,7 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
-from treering.core.intake import NUMBER_BITS
+from treering.core.batch import NUMBER_BITS
 from treering.errors import InvalidInput
 
 NANOS: Final = 1_000_000_000

@@ -5,7 +5,7 @@ read by range, listed, deleted. A few are small and move (refs): read together w
 only while that stamp still holds. What every store must do is pinned by `treering.testing.blobs_suite`.
 
 **Key-value pairs** serve the savers of seed 002, where a user brings a store of their own. Four methods,
-with or without ``async``; `treering.keyvalue.awaiting` calls either kind from either side.
+with or without ``async``; `treering.sync_async` calls either kind from either side.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Stamped(msgspec.Struct, frozen=True, kw_only=True):
 class Blobs(Protocol):
     """Named bytes.
 
-    A name is a relative path of ordinary components (see `treering.blobs.names`), and is never also the
+    A name is a relative path of ordinary components (see `treering.blobs.blob`), and is never also the
     folder of another name: ``a`` and ``a/b`` do not both exist. A write is all or nothing: no reader ever
     sees a part of it, and it is durable when the call returns. A read sees every write that returned
     before it began. Any number of threads and processes may use one store.

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from treering.core.batch import NUMBER_BITS
 from treering.core.clock import SECOND_US
 from treering.core.ids import check_id
-from treering.core.intake import NUMBER_BITS
 from treering.errors import InvalidInput, NotFound
-from treering.importers.derived import derived_checkpoint_id
-from treering.importers.folders import import_folder
 from treering.importers.histories import HeadMade, Histories, ListMade, Made
+from treering.importers.registry import import_folder
 from treering.importers.report import FileReport, ImportReport, Progress
-from treering.views.directory import thread_info
-from treering.views.state_objects import Portrait, portray
+from treering.importers.sessions import derived_checkpoint_id
+from treering.threads.directory import thread_info
+from treering.threads.state_object import Portrait, portray
 
 if TYPE_CHECKING:
     from treering.store import Store
-    from treering.views.moments import Moment
+    from treering.threads.moment import Moment
 
 Unpickler = Callable[[bytes], Any]
 

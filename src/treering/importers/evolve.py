@@ -7,26 +7,223 @@ file with ``id``, ``hash`` and ``tag``) becomes an event of that thread; the arc
 from __future__ import annotations
 
 import time
+from collections import Counter
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from treering.core.batch import Event
-from treering.core.draft import Draft
+from treering.core.batch import Draft, Event
 from treering.core.encoding import encode_json
 from treering.core.query import EventQuery
 from treering.errors import NotFound
-from treering.importers.claude_lines import time_us
-from treering.importers.evolve_sessions import EvolveSession, Meta, read_meta
+from treering.importers.claude_code.turns import time_us
+from treering.importers.json_lines import decode_line
 from treering.importers.report import FileReport, ImportReport
-from treering.importers.session_import import SessionImport
-from treering.importers.sessions import Session
+from treering.importers.sessions import RawLine, Session, SessionImport, Turn, raw_lines, title_of
+from treering.importers.streams import Stream, StreamFormat
 
 if TYPE_CHECKING:
+    from treering.core.batch import Usage
     from treering.importers.report import Progress
     from treering.store import Store
+
+
+# -----------------------------------------------------------------------------------------------------------
+# One session log of Evolve (and of our own sandboxes, which write the same): a file of JSON lines.
+#
+# ``_meta`` says what the session is, each ``_prompt`` begins a run, and everything between is what the agent
+# sent, unchanged. How that reads depends on the agent: Claude Code and Codex have formats of their own, the
+# others speak ACP. Every line is kept as it is beside what was understood of it. A run that is not over (no
+# further prompt, no ``_sessionEnd``, and the file still young) waits for the next import.
+
+
+META: Final = "_meta"
+PROMPT: Final = "_prompt"
+END: Final = "_sessionEnd"
+OUTPUTS: Final = ("_stdout", "_stderr")
+"""What a program wrote that is no JSON, as our own sandboxes log it."""
+
+_FORMATS: Final[dict[str, StreamFormat]] = {"claude": "claude-code", "codex": "codex"}
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of a session log."""
+
+    tag: str
+    provider: str | None = None
+    agent: str = "agent"
+    model: str | None = None
+    sandbox_id: str | None = None
+    timestamp: str | None = None
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    raw: RawLine
+    value: Any
+    id: str
+    ts_us: int
+
+
+class EvolveSession:
+    """Reads the file of a session and notes down what is in it."""
+
+    def __init__(self, session: Session, path: Path, size: int, *, meta: Meta, is_quiet: bool) -> None:
+        self.session = session
+        self.lines = 0
+        self.known = 0
+        self.left = 0
+        self.bad: list[str] = []
+        self.unknown: Counter[str] = Counter()
+        self.turns: list[Turn] = []
+        self.is_over = True
+        self._path = path
+        self._size = size
+        self._meta = meta
+        self._is_quiet = is_quiet
+        self._used: dict[str, Usage] = {}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a moment of the thread says beside its messages."""
+        return {name: each for name, each in msgspec.structs.asdict(self._meta).items() if each is not None}
+
+    def read(self) -> None:
+        """Read everything; the notes are in the session then."""
+        lines = self._read()
+        if not lines:
+            return
+        times = [line.ts_us for line in lines]
+        session = self.session
+        session.look_up([line.id for line in lines], since_us=min(times), until_us=max(times))
+        parts = _parted(lines)
+        is_ended = any(_has(line, END) for line in lines) or self._is_quiet
+        for place, part in enumerate(parts):
+            if place == 0:
+                self._keep(part, None)
+            elif place < len(parts) - 1 or is_ended:
+                self._run(place, part)
+            else:
+                self.is_over = False
+                self.left = sum(line.id not in session.known for line in part)
+        self.lines = len(lines)
+        self.known = sum(line.id in session.known for line in lines)
+
+    def _read(self) -> list[_Line]:
+        found: list[_Line] = []
+        at_us = time_us(self._meta.timestamp) or self._path.stat().st_mtime_ns // 1000
+        for raw in raw_lines(self._path, self._size):
+            try:
+                value = decode_line(raw.text)
+            except msgspec.DecodeError as error:
+                self.bad.append(f"{self._path.name} line {raw.number}: {error}")
+                continue
+            told = (
+                time_us(cast("dict[str, Any]", value).get("timestamp")) if isinstance(value, dict) else None
+            )
+            at_us = max(told or 0, at_us + 1)  # lines without a time stay in their order
+            text = b"\0".join((self.session.thread.encode(), b"%d" % raw.number, raw.text))
+            id_ = f"evolve-{sha256(text).hexdigest()[:32]}"
+            found.append(_Line(raw=raw, value=value, id=id_, ts_us=at_us))
+        return found
+
+    def _keep(self, lines: list[_Line], run: str | None) -> None:
+        for line in lines:
+            self.session.keep(line.raw, id=line.id, kind=_kind(line), ts_us=line.ts_us, run=run)
+
+    def _run(self, place: int, lines: list[_Line]) -> None:
+        """A prompt and what came of it."""
+        session, meta = self.session, self._meta
+        id_ = f"{session.thread}/{place}"
+        prompt = _prompt(lines[0].value)
+        session.look_up_run(id_)
+        is_known = id_ in session.known
+        about = {"sandbox_id": meta.sandbox_id, "provider": meta.provider, "prompt": title_of(prompt)}
+        run = session.run(id_, agent=meta.agent, meta={name: each for name, each in about.items() if each})
+        notes = session.notes
+        notes.at_us = lines[0].ts_us
+        session.tally.run(meta.agent, lines[0].ts_us)
+        if not is_known:
+            run.start()
+        if f"{id_}/prompt" not in session.known:
+            run.message("user", prompt, id=f"{id_}/prompt", ts_us=lines[0].ts_us)
+        summary = self._stream(run, id_, lines[1:])
+        self._keep(lines, id_)
+        self._used = summary.usage or self._used
+        self.unknown.update(summary.unknown)
+        if not is_known:
+            notes.at_us = lines[-1].ts_us
+            run.end(status="error" if summary.is_error else "ok")
+        said = [{"role": "user", "content": prompt}]
+        if summary.result is not None:
+            said.append({"role": "assistant", "content": summary.result})
+        self.turns.append(
+            Turn(
+                id=id_,
+                began_us=lines[0].ts_us,
+                parent=len(self.turns) - 1 if self.turns else None,
+                keep=self.turns[-1].length if self.turns else 0,
+                said=said,
+            )
+        )
+
+    def _stream(self, run: Any, id_: str, lines: list[_Line]) -> Any:
+        notes = self.session.notes
+        stream = Stream(
+            run,
+            _FORMATS.get(self._meta.agent, "acp"),
+            model=self._meta.model,
+            before=self._used,
+            clock=notes,
+            id_of=lambda name: f"{id_}/{name}",
+            is_live=False,
+            known=self.session.known.keys(),
+            on_usage=self.session.count_usage(self._meta.agent),
+        )
+        for line in lines:
+            if not any(_has(line, mark) for mark in (END, *OUTPUTS)):
+                notes.at_us = line.ts_us
+                stream.take(line.raw.text)
+        return stream.finish()
+
+
+def read_meta(path: Path) -> Meta | None:
+    """What the first line says; ``None`` when the file is no session log."""
+    for raw in raw_lines(path, path.stat().st_size):
+        try:
+            return msgspec.json.decode(raw.text, type=dict[str, Meta])[META]
+        except (msgspec.DecodeError, KeyError):
+            return None
+    return None
+
+
+def _parted(lines: list[_Line]) -> list[list[_Line]]:
+    """The lines before the first prompt, then those of each prompt."""
+    parts: list[list[_Line]] = [[]]
+    for line in lines:
+        if _has(line, PROMPT):
+            parts.append([])
+        parts[-1].append(line)
+    return parts
+
+
+def _has(line: _Line, mark: str) -> bool:
+    value: Any = line.value
+    return isinstance(value, dict) and mark in cast("dict[str, Any]", value)
+
+
+def _kind(line: _Line) -> str:
+    return next((mark.strip("_") for mark in (META, PROMPT, END, *OUTPUTS) if _has(line, mark)), "payload")
+
+
+def _prompt(value: Any) -> Any:
+    told: Any = value.get(PROMPT)
+    return cast("dict[str, Any]", told).get("text") if isinstance(told, dict) else told
+
+
+# -----------------------------------------------------------------------------------------------------------
 
 TOOL: Final = "evolve"
 DEFAULT: Final = "~/.evolve-sdk/observability/sessions"

@@ -16,26 +16,24 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import structs
 
-from treering.core.address import ObjectAt, list_address, parse_address
-from treering.core.batch import ABSENT, Event
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.batch import ABSENT, Draft, Event
+from treering.core.content import Content, ObjectAt, list_address, parse_address
 from treering.core.encoding import encode_json
-from treering.core.pages import each_record
+from treering.core.ids import namespace_prefix
+from treering.core.paging import each_record
 from treering.core.query import EventQuery
-from treering.core.scopes import namespace_prefix
 from treering.errors import Conflict, NotFound, RefMoved
-from treering.views import channels
-from treering.views.checkpoints import Checkpoint, Stretch, by_id, read_checkpoint, write_checkpoint
-from treering.views.graph_steps import needed_scope
-from treering.views.head_values import head_value, read_head
-from treering.views.journal import Journal, head_ref, thread_scope
-from treering.views.values import read_state, write_state
+from treering.graphs.step import needed_scope
+from treering.threads import lists as lists_module
+from treering.threads.checkpoint import Checkpoint, Stretch, by_id, read_checkpoint, write_checkpoint
+from treering.threads.head import read_state, write_state
+from treering.threads.head_value import head_value, read_head
+from treering.threads.history import Journal, head_ref, thread_scope
 
 if TYPE_CHECKING:
     from treering.core.records import Ref
     from treering.store import Store
-    from treering.views.checkpoints import StateValue
+    from treering.threads.checkpoint import StateValue
 
 _MOMENTS_A_COMMIT: Final = 200
 _BYTES_A_COMMIT: Final = 4_000_000
@@ -285,13 +283,13 @@ class Histories:
     def _list(self, before: Stretch | None, change: ListMade, scope: str) -> Stretch:
         add = list(change.add)
         if before is None or change.keep == 0:
-            stretch = channels.extend(self._draft, None, add, scope=scope)
+            stretch = lists_module.extend(self._draft, None, add, scope=scope)
         elif not add:
             return Stretch(before.list, change.keep)
         elif change.keep == before.length and self._is_tail(before, scope):
-            stretch = channels.extend(self._draft, before, add, scope=scope)
+            stretch = lists_module.extend(self._draft, before, add, scope=scope)
         else:
-            stretch = channels.branch(self._draft, self._engine, before, change.keep, add, scope=scope)
+            stretch = lists_module.branch(self._draft, self._engine, before, change.keep, add, scope=scope)
         self._tails[stretch.list] = stretch.length, scope
         self._unwritten.add(stretch.list)
         return stretch

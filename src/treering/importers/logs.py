@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from treering.core.batch import NUMBER_BITS, Draft
 from treering.core.clock import from_datetime
-from treering.core.draft import Draft
 from treering.core.ids import check_id
-from treering.core.intake import NUMBER_BITS
 from treering.errors import InvalidInput, TreeringError
-from treering.importers.folders import opened
 from treering.importers.histories import Histories
+from treering.importers.registry import opened
 from treering.importers.report import FileReport
-from treering.views import chat_logs, transcripts
-from treering.views.logs import Log
-from treering.views.transcripts import TranscriptEvent, columns_of
+from treering.threads import chats, transcripts
+from treering.threads.transcripts import Log, TranscriptEvent, columns_of
 
 if TYPE_CHECKING:
     from treering.importers.report import Progress
@@ -58,7 +56,7 @@ def load_transcript(path: Path, store: Store, **options: Any) -> list[FileReport
 
 def load_session(path: Path, store: Store, **options: Any) -> list[FileReport]:
     """Import ``sessions/<thread>.jsonl`` of a chat agent."""
-    return _load(path, store, chat_logs.KIND, "session log entries", _session_line, **options)
+    return _load(path, store, chats.KIND, "session log entries", _session_line, **options)
 
 
 def _load(

@@ -21,14 +21,14 @@ from treering.core.clock import DAY_US, SECOND_US
 from treering.core.ids import check_id
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
-from treering.importers.claude_lines import time_us
-from treering.importers.line_json import decode_object
-from treering.importers.notebook import Notebook
+from treering.importers.claude_code.turns import time_us
+from treering.importers.json_lines import decode_object
+from treering.importers.recording import Notebook
 from treering.importers.report import FileReport, ImportReport
 from treering.importers.sessions import raw_lines
-from treering.views.recording.runs import Run, run_info, run_ref
-from treering.views.recording.usage import usage_of
-from treering.views.thread_keys import thread_key
+from treering.runs.run import Run, run_info, run_ref
+from treering.runs.span import usage_of
+from treering.threads.ids import thread_key
 
 if TYPE_CHECKING:
     from treering.core.batch import Usage

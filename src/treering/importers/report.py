@@ -5,11 +5,110 @@ In a dry run the numbers are the same as in the real run that would follow; only
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from treering.importers.tally import Spent
+from treering.core.batch import Usage
+from treering.core.clock import day_of, to_datetime
+from treering.core.query import day_start_us
+from treering.runs.prices import prices
+
+# -----------------------------------------------------------------------------------------------------------
+# Adding and taking away tokens, class by class.
+
+
+def added(one: Usage | None, other: Usage) -> Usage:
+    """Two counts together."""
+    return _by_class(one or Usage(), other, 1)
+
+
+def without(one: Usage, other: Usage | None) -> Usage:
+    """What is left of a count, in no class below zero."""
+    return one if other is None else _by_class(one, other, -1)
+
+
+def covers(whole: Usage, part: Usage) -> bool:
+    """Whether a count can hold another one, in every class."""
+    return all(getattr(whole, name) >= getattr(part, name) for name in Usage.__struct_fields__)
+
+
+def _by_class(one: Usage, other: Usage, sign: int) -> Usage:
+    return Usage(
+        **{name: max(getattr(one, name) + sign * getattr(other, name), 0) for name in Usage.__struct_fields__}
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# What sessions took, by project and day: the answer that a developer wants first.
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """What one project took on one day."""
+
+    project: str
+    day: str
+    runs: int = 0
+    usage: Usage = Usage()
+    nanos: dict[str, int] = {}
+    """Money by currency, in nano-units."""
+    unpriced_tokens: int = 0
+
+
+class Tally:
+    """Sums that grow while sessions are read."""
+
+    def __init__(self, given: Iterable[Spent] = ()) -> None:
+        self._days: dict[tuple[str, str], Spent] = {}
+        for each in given:
+            self.add(each)
+
+    def add(self, spent: Spent) -> None:
+        """What was summed up elsewhere."""
+        known = self._at(spent.project, spent.day)
+        nanos = dict(known.nanos)
+        for currency, amount in spent.nanos.items():
+            nanos[currency] = nanos.get(currency, 0) + amount
+        self._days[spent.project, spent.day] = Spent(
+            project=spent.project,
+            day=spent.day,
+            runs=known.runs + spent.runs,
+            usage=added(known.usage, spent.usage),
+            nanos=nanos,
+            unpriced_tokens=known.unpriced_tokens + spent.unpriced_tokens,
+        )
+
+    def run(self, project: str, ts_us: int) -> None:
+        """A run began."""
+        self.add(Spent(project=project, day=_day(ts_us), runs=1))
+
+    def used(self, project: str, ts_us: int, model: str | None, usage: Usage) -> None:
+        """Tokens of a message."""
+        priced = None if model is None else prices.price(model, usage, ts_us)
+        self.add(
+            Spent(
+                project=project,
+                day=_day(ts_us),
+                usage=usage,
+                nanos={} if priced is None else {priced.currency: priced.nanos},
+                unpriced_tokens=usage.total if priced is None else 0,
+            )
+        )
+
+    @property
+    def spent(self) -> tuple[Spent, ...]:
+        """All of it, by day and project."""
+        return tuple(sorted(self._days.values(), key=lambda each: (each.day, each.project)))
+
+    def _at(self, project: str, day: str) -> Spent:
+        return self._days.get((project, day)) or Spent(project=project, day=day)
+
+
+def _day(ts_us: int) -> str:
+    return to_datetime(day_start_us(day_of(ts_us))).date().isoformat()
+
+
+# -----------------------------------------------------------------------------------------------------------
 
 Progress = Callable[[int, int | None], None]
 """Called now and then with how much is done and, where it is known, of how much."""

@@ -17,25 +17,224 @@ import msgspec
 from treering.core.batch import Usage
 from treering.core.clock import SystemClock
 from treering.errors import InvalidInput
-from treering.importers.acp_updates import AcpUpdates, acp_usage
-from treering.importers.claude_lines import (
+from treering.importers.claude_code.turns import (
     CONVERSATION,
+    MAIN,
     ClaudeLine,
+    ClaudeTurn,
     claude_usage,
     model_usage,
     read_line,
     time_us,
 )
-from treering.importers.claude_turns import MAIN, ClaudeTurn
-from treering.importers.codex_items import CodexItems, codex_usage
-from treering.importers.line_json import decode_line
-from treering.importers.scribe import Scribe
-from treering.importers.tokens import added, covers, without
+from treering.importers.json_lines import decode_line
+from treering.importers.recording import Scribe, shown
+from treering.importers.report import added, covers, without
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
-    from treering.importers.scribe import IdOf, OnUsage
-    from treering.views.recording.spans import Place
+    from treering.importers.recording import IdOf, OnUsage
+    from treering.runs.span import Place
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Agents that speak ACP: the updates of a session become messages, thoughts and tool calls.
+#
+# The Agent Client Protocol sends text in chunks. Chunks of one kind that follow each other are one message,
+# which keeps how long after its beginning each chunk came.
+
+
+_ROLES: Final = {
+    "agent_message_chunk": "assistant",
+    "agent_thought_chunk": "reasoning",
+    "user_message_chunk": "user",
+}
+_QUIET: Final = frozenset(
+    {
+        "available_commands_update",
+        "current_mode_update",
+        "config_option_update",
+        "session_info_update",
+        "usage_update",
+    }
+)
+
+
+class AcpUpdates:
+    """Takes the updates of a run and lets a scribe write them down."""
+
+    def __init__(self, scribe: Scribe) -> None:
+        self._scribe = scribe
+        self._role = ""
+        self._name = ""
+        self._parts: list[Any] = []
+        self._times: list[int] = []
+        self.said: str | None = None
+        """The last message of the agent."""
+
+    def take(self, update: Mapping[str, Any], *, name: str, ts_us: int) -> bool:
+        """One update; says whether its type is known."""
+        kind = str(update.get("sessionUpdate"))
+        if kind in _ROLES:
+            self._chunk(_ROLES[kind], update.get("content"), name=name, ts_us=ts_us)
+            return True
+        if kind in _QUIET:
+            return True
+        self.settle()
+        if kind in {"tool_call", "tool_call_update"}:
+            self._tool(update, ts_us=ts_us)
+        elif kind == "plan":
+            self._scribe.message("plan", update.get("entries"), name=name, ts_us=ts_us)
+        else:
+            return False
+        return True
+
+    def settle(self) -> None:
+        """Write the message that was growing."""
+        if not self._parts:
+            return
+        parts, self._parts = self._parts, []
+        whole = "".join(parts) if all(isinstance(each, str) for each in parts) else parts
+        if self._role == "assistant" and isinstance(whole, str):
+            self.said = whole
+        first = self._times[0]
+        chunks = [each - first for each in self._times]
+        self._scribe.message(
+            self._role,
+            whole,
+            name=self._name,
+            ts_us=first,
+            metadata={"chunks_us": chunks} if len(chunks) > 1 and any(chunks) else None,
+        )
+        self._times = []
+
+    def _chunk(self, role: str, content: Any, *, name: str, ts_us: int) -> None:
+        if role != self._role:
+            self.settle()
+        if not self._parts:
+            self._role, self._name = role, name
+        block: Any = cast("dict[str, Any]", content) if isinstance(content, dict) else {"text": content}
+        text = block.get("text")
+        self._parts.append(text if isinstance(text, str) else content)
+        self._times.append(ts_us)
+
+    def _tool(self, update: Mapping[str, Any], *, ts_us: int) -> None:
+        name = str(update.get("toolCallId") or "tool")
+        label = shown(update.get("title") or update.get("kind") or "tool")
+        given: Any = update.get("rawInput")
+        self._scribe.open(name, label, input=given, ts_us=ts_us)
+        status = update.get("status")
+        if status in {"completed", "failed"}:
+            output = update.get("rawOutput")
+            self._scribe.close(
+                name,
+                ts_us=ts_us,
+                status="ok" if status == "completed" else "error",
+                output=update.get("content") if output is None else output,
+            )
+
+
+def acp_usage(given: Any) -> Usage | None:
+    """Tokens of an answer to ``session/prompt``, where the agent tells them."""
+    if not isinstance(given, dict):
+        return None
+    counts = cast("dict[str, Any]", given)
+
+    def count(key: str) -> int:
+        value = counts.get(key)
+        return value if isinstance(value, int) and value > 0 else 0
+
+    return Usage(
+        input=count("inputTokens"),
+        cache_read=count("cachedReadTokens"),
+        cache_write=count("cachedWriteTokens"),
+        output=count("outputTokens"),
+        reasoning=count("thoughtTokens"),
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Codex while it works: the JSON lines of ``codex exec --json`` become messages and tool calls.
+#
+# An item is told of when it starts, when it changes and when it is done. Tokens are told once a turn, and for
+# the whole session so far; the name of the model is not told at all.
+
+
+_ENVELOPE: Final = frozenset({"id", "type", "status"})
+_FAILED: Final = frozenset({"failed", "error", "declined"})
+_TOOLS: Final = {"command_execution": "shell", "file_change": "apply_patch", "web_search": "web_search"}
+_OUTPUTS: Final = frozenset({"aggregated_output", "exit_code", "result", "error", "agents_states"})
+
+
+def codex_usage(given: Mapping[str, Any] | None) -> Usage | None:
+    """Tokens by disjoint class; Codex counts what came out of the cache as input, too."""
+    if not given:
+        return None
+    whole, cached = _count(given, "input_tokens"), _count(given, "cached_input_tokens")
+    written = _count(given, "cache_write_input_tokens")
+    return Usage(
+        input=max(whole - cached - written, 0),
+        cache_read=min(cached, whole),
+        cache_write=written,
+        output=_count(given, "output_tokens"),
+        reasoning=_count(given, "reasoning_output_tokens"),
+    )
+
+
+class CodexItems:
+    """Takes the items of a run and lets a scribe write them down."""
+
+    def __init__(self, scribe: Scribe) -> None:
+        self._scribe = scribe
+        self.said: str | None = None
+        """The last message of the agent."""
+
+    def take(self, phase: str, item: Mapping[str, Any], *, name: str, ts_us: int) -> bool:
+        """An item that started, changed or was completed; says whether its type is known."""
+        kind = item.get("type")
+        is_done = phase == "completed"
+        if kind == "agent_message":
+            if is_done:
+                self.said = str(item.get("text") or "")
+                self._scribe.message("assistant", self.said, name=name, ts_us=ts_us)
+        elif kind == "reasoning":
+            if is_done:
+                self._scribe.message("reasoning", item.get("text"), name=name, ts_us=ts_us)
+        elif kind == "error":
+            if is_done:
+                self._scribe.message("error", item.get("message"), name=name, ts_us=ts_us)
+        elif kind == "todo_list":
+            if is_done:
+                self._scribe.message("plan", item.get("items"), name=name, ts_us=ts_us)
+        elif isinstance(kind, str) and (kind in _TOOLS or kind.endswith("tool_call")):
+            self._tool(item, name=name, ts_us=ts_us, is_done=is_done)
+        else:
+            return False
+        return True
+
+    def _tool(self, item: Mapping[str, Any], *, name: str, ts_us: int, is_done: bool) -> None:
+        label = _TOOLS.get(str(item["type"])) or "/".join(
+            str(item[part]) for part in ("server", "tool") if item.get(part)
+        )
+        given = {key: value for key, value in item.items() if key not in _ENVELOPE | _OUTPUTS}
+        self._scribe.open(name, label or str(item["type"]), input=given, ts_us=ts_us)
+        if is_done:
+            failed = item.get("status") in _FAILED or item.get("error")
+            output = {key: item[key] for key in _OUTPUTS if item.get(key) is not None}
+            self._scribe.close(
+                name,
+                ts_us=ts_us,
+                status="error" if failed else "ok",
+                output=output.get("aggregated_output") if set(output) <= {"aggregated_output"} else output,
+            )
+
+
+def _count(given: Mapping[str, Any], key: str) -> int:
+    value = given.get(key)
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+# -----------------------------------------------------------------------------------------------------------
 
 StreamFormat = Literal["claude-code", "codex", "acp"]
 FORMATS: Final[tuple[StreamFormat, ...]] = ("claude-code", "codex", "acp")

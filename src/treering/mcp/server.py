@@ -13,18 +13,17 @@ from mcp.server.mcpserver import MCPServer
 from mcp_types import Resource as ListedResource
 from mcp_types import ToolAnnotations
 
-from treering.mcp.memory_tools import MemoryTools
-from treering.mcp.prompts import Prompts
+from treering.mcp.memory import MemoryTools
 from treering.mcp.replies import DEFAULT_REPLY_BYTES, Replies, told
-from treering.mcp.resources import Resources
-from treering.mcp.schedule_tools import ScheduleTools
-from treering.mcp.thread_tools import ThreadTools
+from treering.mcp.resources import Prompts, Resources
+from treering.mcp.schedules import ScheduleTools
+from treering.mcp.threads import ThreadTools
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from treering.memory.vectors import Embedder
     from treering.store import Store
-    from treering.views.memory.embedding import Embedder
 
 MAX_TOOLS: Final = 12
 _INSTRUCTIONS: Final = (

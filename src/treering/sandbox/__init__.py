@@ -11,11 +11,14 @@ TYPE_CHECKING = False  # as type checkers know it; importing typing would cost m
 if TYPE_CHECKING:
     from typing import Any, Final
 
-    from treering.blobs.credentials import Keys
+    from treering.blobs.location import Keys
     from treering.sandbox.aio import AsyncSandbox
     from treering.sandbox.config import StorageConfig
-    from treering.sandbox.depots import Depot
-    from treering.sandbox.opening import (
+    from treering.sandbox.profiles import AgentProfile, register
+    from treering.sandbox.records import CheckpointInfo, Forgotten, Pruned, RunResult
+    from treering.sandbox.sandbox import CheckpointWarning, Sandbox
+    from treering.sandbox.storage import (
+        Depot,
         depot_in,
         download_files,
         forget_checkpoints,
@@ -23,9 +26,6 @@ if TYPE_CHECKING:
         open_depot,
         prune_storage,
     )
-    from treering.sandbox.profiles import AgentProfile, register
-    from treering.sandbox.records import CheckpointInfo, Forgotten, Pruned, RunResult
-    from treering.sandbox.sandbox import CheckpointWarning, Sandbox
 
 __all__ = [
     "AgentProfile",
@@ -53,19 +53,19 @@ _HOMES: Final = {
     "AsyncSandbox": "treering.sandbox.aio",
     "CheckpointInfo": "treering.sandbox.records",
     "CheckpointWarning": "treering.sandbox.sandbox",
-    "Depot": "treering.sandbox.depots",
+    "Depot": "treering.sandbox.storage",
     "Forgotten": "treering.sandbox.records",
-    "Keys": "treering.blobs.credentials",
+    "Keys": "treering.blobs.location",
     "Pruned": "treering.sandbox.records",
     "RunResult": "treering.sandbox.records",
     "Sandbox": "treering.sandbox.sandbox",
     "StorageConfig": "treering.sandbox.config",
-    "depot_in": "treering.sandbox.opening",
-    "download_files": "treering.sandbox.opening",
-    "forget_checkpoints": "treering.sandbox.opening",
-    "list_checkpoints": "treering.sandbox.opening",
-    "open_depot": "treering.sandbox.opening",
-    "prune_storage": "treering.sandbox.opening",
+    "depot_in": "treering.sandbox.storage",
+    "download_files": "treering.sandbox.storage",
+    "forget_checkpoints": "treering.sandbox.storage",
+    "list_checkpoints": "treering.sandbox.storage",
+    "open_depot": "treering.sandbox.storage",
+    "prune_storage": "treering.sandbox.storage",
     "register": "treering.sandbox.profiles",
 }
 

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from treering.bridge import Bridge
-from treering.sandbox.depots import DEFAULT_LIMIT
 from treering.sandbox.records import CheckpointInfo, RunResult
 from treering.sandbox.sandbox import Sandbox
+from treering.sandbox.storage import DEFAULT_LIMIT
 
 P = ParamSpec("P")
 T = TypeVar("T")

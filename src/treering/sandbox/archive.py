@@ -24,15 +24,12 @@ from treering.core.tree import (
     encode_tree,
 )
 from treering.errors import Corrupt, MissingObjects, NotFound, TreeringError
-from treering.views.workspaces.checking import SnapshotCheck, SnapshotProblem, check
-from treering.views.workspaces.contents import Contents
-from treering.views.workspaces.known import KnownFolder
-from treering.views.workspaces.looking import chosen, plan_of
-from treering.views.workspaces.restoring import download, restore
-from treering.views.workspaces.rules import Rules, make_rules
-from treering.views.workspaces.scanning import LeftOut
-from treering.views.workspaces.snapshots import Camera, Taken, rules_of
-from treering.views.workspaces.stored import Snapshot
+from treering.workspaces.browse import chosen, plan_of
+from treering.workspaces.ignore import Rules, make_rules
+from treering.workspaces.restore import download, restore
+from treering.workspaces.scan import KnownFolder, LeftOut
+from treering.workspaces.snapshot import Camera, Contents, Snapshot, Taken, rules_of
+from treering.workspaces.verify import SnapshotCheck, SnapshotProblem, check
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@
 ``StorageConfig()``                            a treering server: ``TREERING_URL``, ``TREERING_API_KEY``
 =============================================  ==========================================================
 
-Keys come from ``credentials``, else from where `treering.blobs.credentials` finds them.
+Keys come from ``credentials``, else from where `treering.blobs.location` finds them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from treering.blobs.credentials import Keys
+from treering.blobs.location import Keys
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput
 

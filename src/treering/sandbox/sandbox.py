@@ -10,31 +10,182 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self, get_args
 
+from treering.core.batch import Usage
+from treering.core.clock import SystemClock
+from treering.core.ids import check_space
 from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.sandbox.config import StorageConfig
-from treering.sandbox.depots import DEFAULT_LIMIT
-from treering.sandbox.keeping import Keeping
 from treering.sandbox.local import (
     LocalSandbox,
+    Vault,
     WorkspaceMode,
     environment_of,
     find_sandbox,
     make_sandbox,
     resettle,
 )
-from treering.sandbox.processes import end_all_of
 from treering.sandbox.profiles import AgentProfile, find_profile, treering_home
 from treering.sandbox.records import CheckpointInfo, Label, RunResult
-from treering.sandbox.running import Output, Recorder, Running
-from treering.sandbox.session import Session, check_prefix
+from treering.sandbox.run import Output, Recorder, Running, SessionLog, SessionMeta, end_all_of, iso_of
+from treering.sandbox.storage import DEFAULT_LIMIT, Depot, depot_in, open_depot, open_gateway
 from treering.store import Store
-from treering.views.workspaces.rules import make_rules
+from treering.workspaces.ignore import make_rules
+
+# -----------------------------------------------------------------------------------------------------------
+# Keeping: where the checkpoints of one sandbox go. It is opened when it is first needed.
+
+
+class Keeping:
+    """The storage that was chosen; without one, the store if there is one."""
+
+    def __init__(self, storage: StorageConfig | str | Path | None, store: Store | None) -> None:
+        self._storage = StorageConfig(storage) if isinstance(storage, str | Path) else storage
+        self._store = store
+        self._server: Store | None = None
+        self._depot: Depot | None = None
+
+    @property
+    def timeline(self) -> Store | None:
+        """Where runs are recorded: the store, else the treering server that the checkpoints go to."""
+        return self._store or self._server
+
+    def depot(self) -> Depot | None:
+        """The checkpoints; ``None`` when nothing says where they go."""
+        if self._depot is None:
+            if self._storage is None:
+                self._depot = None if self._store is None else depot_in(self._store)
+            elif self._storage.is_gateway:
+                self._server = open_gateway(self._storage)
+                self._depot = depot_in(self._server)
+            else:
+                self._depot = open_depot(self._storage)
+        return self._depot
+
+    def needed(self) -> Depot:
+        """The checkpoints; to have none is an error."""
+        depot = self.depot()
+        if depot is None:
+            raise InvalidInput("this sandbox has no storage; pass storage=StorageConfig(...) or store=")
+        return depot
+
+    def close(self) -> None:
+        """Let go of what was opened here."""
+        depot, self._depot = self._depot, None
+        server, self._server = self._server, None
+        if depot is not None:
+            depot.close()
+        if server is not None:
+            server.close()
+
+
+# -----------------------------------------------------------------------------------------------------------
+# A session: one sandbox from its first run to `kill` or `set_session`, with its tag, log and lineage.
+
+
+class Session:
+    """What belongs to one sandbox for as long as this process works in it.
+
+    ``parent`` is the checkpoint that it is at, ``usage`` the tokens that its agent has counted so far.
+    """
+
+    def __init__(
+        self,
+        at: LocalSandbox,
+        profile: AgentProfile,
+        *,
+        prefix: str,
+        provider: str,
+        model: str | None,
+        logs: Path,
+    ) -> None:
+        self.at = at
+        self.tag = f"{prefix}-{secrets.token_hex(8)}"
+        self.timestamp = iso_of(SystemClock().now_us())
+        self.parent: str | None = None
+        self.usage: dict[str, Usage] | None = None
+        self.is_paused = False
+        self._profile = profile
+        self._logs = logs
+        self._meta = SessionMeta(
+            tag=self.tag,
+            provider=provider,
+            agent=profile.name,
+            model=model,
+            sandbox_id=at.id,
+            timestamp=self.timestamp,
+        )
+        self._log: SessionLog | None = None
+        self._vault = Vault()
+        self.link()
+
+    @property
+    def log(self) -> SessionLog:
+        """Its log, which begins with the first run."""
+        if self._log is None:
+            self._log = SessionLog(self._logs, self._meta)
+        return self._log
+
+    @property
+    def log_path(self) -> Path | None:
+        """The file of its log, if there is one yet."""
+        return None if self._log is None else self._log.path
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the agent has a session of its own to go on with."""
+        pattern = self._profile.sessions
+        return pattern is not None and next(iter(self.at.home.glob(pattern)), None) is not None
+
+    def link(self) -> None:
+        """Let the agent read what its user signs in with."""
+        self._vault.link(self._profile.credentials, source=Path.home(), home=self.at.home)
+
+    def recorder(self, store: Store | None, *, model: str | None) -> Recorder:
+        """What writes the next run into a timeline, if there is one."""
+        meta = {"sandbox_id": self.at.id}
+        if self.parent is not None:
+            meta["parent_checkpoint"] = self.parent
+        return Recorder(
+            store,
+            agent=self._profile.name,
+            model=model,
+            tag=self.tag,
+            meta=meta,
+            before=self.usage,
+            goes_on=self.goes_on,
+        )
+
+    def flush(self) -> None:
+        """Return when the log is written."""
+        if self._log is not None:
+            self._log.flush()
+
+    def close(self) -> None:
+        """End the log, and take the credentials away."""
+        if self._log is not None:
+            self._log.close()
+        self._vault.close()
+
+
+def check_prefix(prefix: str) -> str:
+    """What tags of sessions begin with: a word that a file name can have in it."""
+    try:
+        return check_space(prefix)
+    except InvalidInput:
+        raise InvalidInput(
+            f"session_tag_prefix={prefix!r} is not acceptable; use letters, digits, _ . and -, at most 120, "
+            "and do not begin with a dot"
+        ) from None
+
+
+# -----------------------------------------------------------------------------------------------------------
 
 Provider = Literal["local"]
 

@@ -11,21 +11,18 @@ from typing import Final
 
 import msgspec
 
-from treering.care.ledger import record
-from treering.core.address import object_address
-from treering.core.batch import Event
+from treering.core.batch import Draft, Event
 from treering.core.clock import SystemClock
-from treering.core.draft import Draft
+from treering.core.content import object_address
 from treering.core.encoding import encode
-from treering.core.ids import new_id
-from treering.core.pages import each_record
+from treering.core.ids import Scope, new_id
+from treering.core.paging import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.core.records import Record
-from treering.core.scopes import Scope
 from treering.errors import NotFound
+from treering.maintenance.audit_events import record
 from treering.sandbox.archive import Archive, Archived
-from treering.sandbox.records import CheckpointInfo, Pruned
-from treering.sandbox.retaining import time_of
+from treering.sandbox.records import CheckpointInfo, Pruned, time_of
 from treering.store import Store
 
 KIND: Final = "sandbox_checkpoint"

@@ -16,10 +16,9 @@ import treering
 from treering.errors import TreeringError
 from treering.server import dashboard
 from treering.server.dispatch import JSON, dispatcher, not_found
-from treering.server.endpoints import Endpoint
+from treering.server.endpoints import Endpoint, document
+from treering.server.http import plain, respond
 from treering.server.metrics import MEDIA_TYPE
-from treering.server.openapi import document
-from treering.server.problems import plain, respond
 from treering.server.settings import Settings
 from treering.server.state import ServerState
 from treering.store import Store
@@ -29,21 +28,21 @@ if TYPE_CHECKING:
 
 ROUTES: Final = (
     "runs",
-    "timelines",
+    "timeline",
     "threads",
     "memory",
     "workspaces",
     "schedules",
     "state",
-    "care",
+    "maintenance",
     "keys",
     "gateway",
     "otlp",
     "live",
     "search",
     "compare",
-    "metrics",
-    "budgets",
+    "performance",
+    "limits",
 )
 """Modules of `treering.server.routes`. Each has ``ENDPOINTS``, ``routes(state)`` for streams, or both."""
 

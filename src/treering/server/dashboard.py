@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from treering.server.problems import plain
+from treering.server.http import plain
 
 STATIC: Final = Path(__file__).parent / "static"
 POLICY: Final = (

@@ -14,11 +14,10 @@ from msgspec import inspect as shapes
 from starlette.requests import Request
 from starlette.responses import Response
 
-from treering.core.readable import readable_json
+from treering.core.text import readable_json
 from treering.errors import InvalidInput, TreeringError
-from treering.server.bodies import read_body
 from treering.server.endpoints import Call, Endpoint
-from treering.server.problems import plain, respond, respond_unforeseen
+from treering.server.http import plain, read_body, respond, respond_unforeseen
 from treering.server.state import ServerState
 
 JSON: Final = "application/json"

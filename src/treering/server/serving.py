@@ -9,9 +9,8 @@ import uvicorn
 
 from treering.errors import Unreachable
 from treering.server.app import Encoded, create_app
-from treering.server.background import Background
-from treering.server.gate import Gate
-from treering.server.housekeeping import settle_in
+from treering.server.auth import Gate
+from treering.server.background import Background, settle_in
 from treering.server.settings import Settings
 from treering.store import Store
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from treering.server.gate import Gate
+from treering.server.auth import Gate
 from treering.server.metrics import Metrics
 from treering.server.settings import Settings
 from treering.server.streams import Streams

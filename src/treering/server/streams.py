@@ -27,7 +27,7 @@ from anyio import to_thread
 from treering.core.engine import Engine
 from treering.core.query import EventQuery
 from treering.errors import TreeringError
-from treering.views.following import LiveEvent, Selection, last_seq, live_event
+from treering.runs.follow import LiveEvent, Selection, last_seq, live_event
 
 RING_EVENTS: Final = 8192
 RING_BYTES: Final = 16 << 20

@@ -9,17 +9,15 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, Final
 
-from treering.core.address import list_address
-from treering.core.batch import ANY, Append, Batch, Event, Fence, RefChange, Set, Text, Usage
+from treering.core.batch import ANY, Append, Batch, Draft, Event, Fence, RefChange, Set, Text, Usage
 from treering.core.clock import DAY_US
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.content import Content, list_address
 from treering.core.ids import new_id
 from treering.core.query import EventQuery
 
 if TYPE_CHECKING:
-    from treering.core.address import Address
     from treering.core.batch import Expect
+    from treering.core.content import Address
 
 SCOPE: Final = "/thread/t1"
 OTHER_SCOPE: Final = "/thread/t2"

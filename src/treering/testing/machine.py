@@ -21,14 +21,12 @@ import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from treering.core.address import Address, list_address, object_address, slot_address
-from treering.core.batch import ABSENT, ANY, Add, Event, Text, Usage
+from treering.core.batch import ABSENT, ANY, Add, Draft, Event, Text, Usage
 from treering.core.clock import DAY_US
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.content import Address, Content, list_address, object_address, slot_address
 from treering.core.ids import new_id
 from treering.core.query import Erasure, SearchQuery
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.errors import TreeringError
 from treering.testing import batches
 from treering.testing.portrait import portrait, problems, same_receipt

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from treering.core.batch import Receipt
-    from treering.core.dump import RefRow, Slice
     from treering.core.engine import Engine
+    from treering.core.records import RefRow, Slice
 
 Portrait = dict[str, Any]
 

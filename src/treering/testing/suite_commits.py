@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from treering.core.address import list_address, object_address, slot_address
-from treering.core.batch import ABSENT, Add, Batch, Event, Receipt
+from treering.core.batch import ABSENT, Add, Batch, Draft, Event, Receipt
 from treering.core.clock import DAY_US
-from treering.core.draft import Draft
+from treering.core.content import list_address, object_address, slot_address
 from treering.core.ids import new_id
 from treering.core.query import SearchQuery
 from treering.errors import (

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from treering.core.address import list_address
-from treering.core.batch import Batch, Delete, RefChange
-from treering.core.draft import Draft
+from treering.core.batch import Batch, Delete, Draft, RefChange, event_links
+from treering.core.content import list_address
 from treering.core.ids import new_id
 from treering.core.query import Erasure, EventQuery
-from treering.core.reach import event_links
-from treering.engines.memory import MemoryEngine
+from treering.engines.memory.engine import MemoryEngine
 from treering.errors import Unsupported
 from treering.testing import batches
 from treering.testing.harness import EngineHarness, needs
@@ -21,8 +19,8 @@ from treering.testing.portrait import portrait, problems
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from treering.core.dump import Slice
     from treering.core.engine import Engine
+    from treering.core.records import Slice
 
 
 class CopyTests(EngineHarness):

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from treering.core.address import list_address
-from treering.core.batch import ABSENT, Batch, Delete, RefChange, Text
-from treering.core.content import Content
-from treering.core.draft import Draft
+from treering.core.batch import ABSENT, Batch, Delete, Draft, RefChange, Text
+from treering.core.content import Content, list_address
 from treering.core.ids import new_id
 from treering.core.query import Erasure, SearchQuery
 from treering.core.records import Erased
@@ -22,7 +20,7 @@ from treering.testing.portrait import all_records, portrait, problems
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from treering.core.address import Address
+    from treering.core.content import Address
     from treering.core.engine import Engine
 
 A, B, C = "/thread/a", "/thread/b", "/thread/c"

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from treering.core.address import list_address, object_address
-from treering.core.batch import Batch, Delete, RefChange
-from treering.core.draft import Draft
+from treering.core.batch import Batch, Delete, Draft, RefChange
+from treering.core.content import list_address, object_address
 from treering.core.ids import new_id
 from treering.core.tree import FileEntry, FolderEntry, Tree, encode_tree
 from treering.errors import MissingObjects, NotFound

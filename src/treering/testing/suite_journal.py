@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from treering.core.batch import Batch, Event, Usage
+from treering.core.batch import Batch, Draft, Event, Usage
 from treering.core.clock import DAY_US
-from treering.core.draft import Draft
 from treering.core.ids import new_id
 from treering.core.query import Erasure, EventQuery
 from treering.errors import InvalidInput

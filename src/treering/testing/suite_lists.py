@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from treering.core.address import object_address
-from treering.core.batch import Append, Batch, Receipt
-from treering.core.draft import Draft
+from treering.core.batch import Append, Batch, Draft, Receipt
+from treering.core.content import object_address
 from treering.core.ids import new_id
 from treering.core.lists import MAX_DEPTH
 from treering.core.records import ListInfo

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from treering.core.address import Address, list_address, object_address, slot_address
-from treering.core.batch import Batch
-from treering.core.content import KINDS, Content
-from treering.core.draft import Draft
+from treering.core.batch import Batch, Draft
+from treering.core.content import KINDS, Address, Content, list_address, object_address, slot_address
 from treering.core.ids import new_id
 from treering.core.records import Checked
 from treering.errors import InvalidInput, MissingObjects, NotFound

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from treering.core.address import list_address
-from treering.core.batch import ABSENT, Add, Batch, RefChange
-from treering.core.draft import Draft
+from treering.core.batch import ABSENT, Add, Batch, Draft, RefChange
+from treering.core.content import list_address
 from treering.core.ids import new_id
 from treering.core.query import EventQuery
 from treering.errors import Conflict

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from treering.core.batch import ABSENT, Add, Batch, Delete, Receipt, RefChange
-from treering.core.draft import Draft
+from treering.core.batch import ABSENT, Add, Batch, Delete, Draft, Receipt, RefChange
 from treering.core.ids import new_id
 from treering.errors import Conflict, InvalidInput, RefMoved
 from treering.testing import batches

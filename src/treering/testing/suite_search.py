@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from treering.core.batch import Text
+from treering.core.batch import Draft, Text
 from treering.core.content import Content
-from treering.core.draft import Draft
 from treering.core.query import Erasure, SearchQuery
 from treering.testing import batches
 from treering.testing.harness import EngineHarness, needs

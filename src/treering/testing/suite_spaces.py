@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from treering.core.address import Address, list_address, object_address
-from treering.core.draft import Draft
+from treering.core.batch import Draft
+from treering.core.content import Address, list_address, object_address
 from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
 from treering.errors import InvalidInput, MissingObjects, NotFound
 from treering.testing import batches

@@ -11,7 +11,7 @@ from treering.core.batch import Event, Usage
 from treering.core.clock import DAY_US, day_of
 from treering.core.query import Erasure, SumQuery
 from treering.core.records import Sum
-from treering.core.rollup import deltas, summarise
+from treering.core.rollups import deltas, summarise
 from treering.testing import batches
 from treering.testing.harness import EngineHarness, needs
 from treering.testing.portrait import all_records, problems

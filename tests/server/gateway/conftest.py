@@ -8,7 +8,7 @@ from tests.server.running import running
 import treering
 from treering.core.clock import SystemClock
 from treering.engines.remote.engine import open_remote
-from treering.server.access import Keys
+from treering.server.auth import Keys
 
 
 @pytest.fixture

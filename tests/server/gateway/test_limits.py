@@ -16,17 +16,14 @@ from tests.server.running import running
 
 import treering
 from treering import errors
-from treering.core.batch import Batch, Event
+from treering.core.batch import Batch, Draft, Event
 from treering.core.content import Content
-from treering.core.draft import Draft
-from treering.core.dump import RefRow, Slice
-from treering.core.records import Ref
-from treering.engines.memory import MemoryEngine
-from treering.engines.remote import connection, engine, protocol, wire
-from treering.engines.remote.engine import open_remote
-from treering.engines.remote.failures import error_in
-from treering.engines.remote.pieces import cut
+from treering.core.records import Ref, RefRow, Slice
+from treering.engines.memory.engine import MemoryEngine
+from treering.engines.remote import engine, protocol, transport
+from treering.engines.remote.engine import cut, open_remote
 from treering.engines.remote.protocol import METHODS
+from treering.engines.remote.transport import error_in
 from treering.errors import (
     InvalidInput,
     TooLarge,
@@ -54,14 +51,14 @@ class TestLimits:
         if not tells_its_size:
             compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.content_size_flag: 0})
             packed = compressor.compress(bytes(50_000_000)) + compressor.flush()
-        bomb = wire.HEAD.pack(wire.MESSAGE | 0x80, len(packed)) + packed
+        bomb = protocol.HEAD.pack(protocol.MESSAGE | 0x80, len(packed)) + packed
         status, answer = post(url, "refs", bomb)
         assert (status, type(error_in(answer))) == (413, TooLarge)
 
     def test_many_small_bombs_do_not_go_off(self, url):
-        small = wire.frame(wire.MESSAGE, msgspec.msgpack.encode(Content("bytes", bytes(60_000))))
+        small = protocol.frame(protocol.MESSAGE, msgspec.msgpack.encode(Content("bytes", bytes(60_000))))
         assert len(small) < 1000
-        nothing = wire.frame(wire.MESSAGE, msgspec.msgpack.encode(protocol.Nothing()))
+        nothing = protocol.frame(protocol.MESSAGE, msgspec.msgpack.encode(protocol.Nothing()))
         assert post(url, "stage", nothing + small)[0] == 200
         assert post(url, "stage", nothing + small * 2)[0] == 413
 
@@ -182,7 +179,7 @@ class TestRefusals:
         ),
     )
     def test_no_message_breaks_the_server(self, garbled, method, message):
-        body = wire.frame(wire.MESSAGE, msgspec.msgpack.encode(message))
+        body = protocol.frame(protocol.MESSAGE, msgspec.msgpack.encode(message))
         status, answer = post(garbled, method, body)
         assert status < 500, answer
 
@@ -211,7 +208,7 @@ class TestRefusals:
             on.wait("default", 1 << 70, seconds=0)
 
     def test_another_version_of_the_protocol_is_named(self, url, monkeypatch):
-        monkeypatch.setattr(connection, "VERSION", 99)
+        monkeypatch.setattr(transport, "VERSION", 99)
         with pytest.raises(Unsupported, match=r"version 1 .* version 99; upgrade"):
             open_remote(url)
 

@@ -19,13 +19,11 @@ from tests.server.running import running
 
 import treering
 from treering import errors
-from treering.core.batch import Event
-from treering.core.draft import Draft
+from treering.core.batch import Draft, Event
 from treering.core.query import Erasure, EventQuery
-from treering.engines.remote import engine, protocol, wire
+from treering.engines.remote import engine, protocol
 from treering.engines.remote.engine import open_remote
-from treering.engines.remote.failures import error_in, error_of
-from treering.engines.remote.place import place_of
+from treering.engines.remote.transport import error_in, error_of, place_of
 from treering.errors import (
     Conflict,
     MissingObjects,
@@ -33,9 +31,9 @@ from treering.errors import (
     TooLarge,
     Unreachable,
 )
-from treering.server import waits
+from treering.server import gateway
 from treering.server.gateway import failure_of
-from treering.server.problems import problem_of
+from treering.server.http import problem_of
 from treering.server.routes import gateway as routes
 from treering.testing import batches
 
@@ -160,21 +158,26 @@ class TestBadLines:
             treering.open("http://127.0.0.1:9")
 
     def test_an_answer_that_is_cut_is_not_taken_for_a_whole_one(self):
-        whole = wire.frame(wire.MESSAGE, b"x" * 10) + wire.frame(wire.END)
+        whole = protocol.frame(protocol.MESSAGE, b"x" * 10) + protocol.frame(protocol.END)
         for length in range(len(whole)):
             tags = []
             try:
-                tags += [tag for tag, _ in wire.frames(wire.reader(whole[:length]), limit=100)]
-            except wire.CutOff:
+                tags += [tag for tag, _ in protocol.frames(protocol.reader(whole[:length]), limit=100)]
+            except protocol.CutOff:
                 continue
-            assert wire.END not in tags
+            assert protocol.END not in tags
 
     @given(
-        st.lists(st.tuples(st.sampled_from([wire.MESSAGE, wire.TICK, wire.END]), st.binary(max_size=9000)))
+        st.lists(
+            st.tuples(
+                st.sampled_from([protocol.MESSAGE, protocol.TICK, protocol.END]),
+                st.binary(max_size=9000),
+            )
+        )
     )
     def test_frames_read_back(self, sent):
-        data = b"".join(wire.frame(tag, each) for tag, each in sent)
-        assert list(wire.frames(wire.reader(data), limit=9000)) == sent
+        data = b"".join(protocol.frame(tag, each) for tag, each in sent)
+        assert list(protocol.frames(protocol.reader(data), limit=9000)) == sent
 
 
 class TestWaiting:
@@ -190,8 +193,8 @@ class TestWaiting:
             assert [each.result(timeout=60) for each in news] == [2] * waiting
 
     def test_waiting_for_many_spaces_takes_no_thread_each(self, opened, monkeypatch):
-        monkeypatch.setattr(waits, "MAX_THREADS", 2)
-        monkeypatch.setattr(waits, "_LOOK_SECONDS", 0.05)
+        monkeypatch.setattr(gateway, "MAX_THREADS", 2)
+        monkeypatch.setattr(gateway, "_LOOK_SECONDS", 0.05)
         on = opened()
         spaces = [f"space-{number}" for number in range(10)]
         with ThreadPoolExecutor(20) as pool:
@@ -232,12 +235,12 @@ class TestWaiting:
         monkeypatch.setattr(protocol, "TICK_SECONDS", 0.02)
         go_on = threading.Event()
         monkeypatch.setattr(store.engine, "reindex", lambda _: go_on.wait(60))
-        with sent(url, "reindex", wire.frame(wire.MESSAGE, b"\x80")) as response:
-            frames = wire.frames(response.read, limit=100)
-            assert [next(frames)[0] for _ in range(3)] == [wire.TICK] * 3
+        with sent(url, "reindex", protocol.frame(protocol.MESSAGE, b"\x80")) as response:
+            frames = protocol.frames(response.read, limit=100)
+            assert [next(frames)[0] for _ in range(3)] == [protocol.TICK] * 3
             go_on.set()
-            rest = [tag for tag, _ in frames if tag != wire.TICK]
-        assert rest == [wire.MESSAGE, wire.END]
+            rest = [tag for tag, _ in frames if tag != protocol.TICK]
+        assert rest == [protocol.MESSAGE, protocol.END]
 
     def test_slow_methods_of_one_caller_hold_up_no_other(self, store, opened, keys, monkeypatch):
         monkeypatch.setattr(protocol, "TICK_SECONDS", 0.02)
@@ -268,10 +271,10 @@ class TestWaiting:
     def test_an_error_after_the_first_tick_arrives_as_well(self, store, opened, monkeypatch):
         monkeypatch.setattr(protocol, "TICK_SECONDS", 0.01)
         ticked = threading.Event()
-        frame = wire.frame
+        frame = protocol.frame
 
         def watched(tag, data=b""):
-            if tag == wire.TICK:
+            if tag == protocol.TICK:
                 ticked.set()
             return frame(tag, data)
 
@@ -280,7 +283,7 @@ class TestWaiting:
             raise Conflict("somebody holds it")
 
         on = opened()
-        monkeypatch.setattr(wire, "frame", watched)
+        monkeypatch.setattr(protocol, "frame", watched)
         monkeypatch.setattr(store.engine, "erase", fail)
         with pytest.raises(Conflict, match="somebody holds it"):
             on.erase("default", Erasure())

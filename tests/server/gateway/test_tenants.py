@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.gateway.requests import post
 
-from treering.core.batch import Event
+from treering.core.batch import Draft, Event
 from treering.core.content import Content
-from treering.core.draft import Draft
-from treering.core.dump import Slice
 from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
-from treering.core.records import Lease
-from treering.engines.remote import protocol, wire
+from treering.core.records import Lease, Slice
+from treering.engines.remote import protocol
 from treering.engines.remote.engine import open_remote
 from treering.engines.remote.protocol import METHODS
 from treering.errors import (
@@ -25,7 +23,7 @@ from treering.errors import (
     NotFound,
     Unauthorized,
 )
-from treering.server.access import KEYS_SPACE, SCOPES
+from treering.server.auth import KEYS_SPACE, SCOPES
 from treering.server.gateway import namespaces_of, space_of
 from treering.testing import batches
 from treering.testing.portrait import portrait
@@ -83,12 +81,12 @@ class TestTenants:
         token = keys("a")
         held = store.engine.claim("b", "job", holder="b", seconds=60)
         forged = msgspec.msgpack.encode(protocol.Commits((batches.set_ref("b", "forged"),)))
-        status, answer = post(url, "commit", wire.frame(wire.MESSAGE, forged), token=token)
+        status, answer = post(url, "commit", protocol.frame(protocol.MESSAGE, forged), token=token)
         assert status == 200, answer
         assert store.engine.refs("a", ["forged"])
         assert not store.engine.refs("b", ["forged"])
         release = msgspec.msgpack.encode(protocol.Held(lease=held))
-        assert post(url, "release", wire.frame(wire.MESSAGE, release), token=token)[0] == 200
+        assert post(url, "release", protocol.frame(protocol.MESSAGE, release), token=token)[0] == 200
         assert store.engine.claim("b", "job", holder="a", seconds=1) is None
 
     def test_the_namespaces_of_a_project_are_its_own(self, opened, keys):

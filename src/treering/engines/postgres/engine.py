@@ -18,27 +18,25 @@ from treering.core.engine import Caps
 from treering.core.failpoints import hit
 from treering.core.ids import new_id
 from treering.core.storage import Blobs
-from treering.engines import schema
-from treering.engines.postgres.database import PostgresDatabase
-from treering.engines.postgres.failures import Lost, Moved, Repeated
+from treering.engines.postgres.connection import Place, PostgresDatabase
+from treering.engines.postgres.errors import Lost, Moved, Repeated
 from treering.engines.postgres.follow import Announcer, Follower
-from treering.engines.postgres.place import Place
-from treering.engines.postgres.texts import PostgresTextIndex
-from treering.engines.relational.current import recall_current
-from treering.engines.relational.decision import Accepted, decide_all
-from treering.engines.relational.engine import BEFORE_COMMIT, RelationalEngine
-from treering.engines.relational.needs import together
-from treering.engines.relational.objects import Objects
-from treering.engines.relational.ordinary import accept, remember
-from treering.engines.relational.writing import Rows, write_rows
+from treering.engines.postgres.fts import PostgresTextIndex
+from treering.engines.sql import schema
+from treering.engines.sql.commit.decide import Accepted, accept, decide_all, remember
+from treering.engines.sql.commit.encode import together
+from treering.engines.sql.commit.state import recall_current
+from treering.engines.sql.commit.write import Rows, write_rows
+from treering.engines.sql.engine import BEFORE_COMMIT, RelationalEngine
+from treering.engines.sql.objects import Objects
 from treering.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
-    from treering.engines.relational.group import Outcome
-    from treering.engines.relational.prepared import Prepared
-    from treering.engines.relational.remembered import Memory
+    from treering.engines.sql.commit.encode import Prepared
+    from treering.engines.sql.commit.group import Outcome
+    from treering.engines.sql.commit.state import Memory
 
 OLDEST_SERVER: Final = 12
 """PostgreSQL 12 is the oldest that the SQL is written for; the tests run on 18."""

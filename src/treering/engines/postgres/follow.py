@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import psycopg
 
-from treering.engines.postgres.database import PostgresDatabase
+from treering.engines.postgres.connection import PostgresDatabase
 from treering.errors import TreeringError
 
 CHANNEL: Final = "treering"

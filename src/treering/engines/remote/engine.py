@@ -8,7 +8,11 @@ caller holds here, by the same suite; what a server cannot promise for its clien
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,13 +20,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from treering.core.address import Address
-from treering.core.batch import Batch, Receipt
-from treering.core.content import Content
-from treering.core.dump import Slice
+from treering.core.batch import Batch, Receipt, check_batch
+from treering.core.content import Address, Content
 from treering.core.engine import Caps
 from treering.core.ids import check_id, check_space
-from treering.core.intake import check_batch
 from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery, check_limit
 from treering.core.records import (
     Checked,
@@ -33,18 +34,171 @@ from treering.core.records import (
     Problem,
     Ref,
     SearchResult,
+    Slice,
     SpaceStats,
     Sum,
     Swept,
 )
-from treering.engines.remote import protocol, wire
-from treering.engines.remote.connection import Connections
-from treering.engines.remote.failures import error_of
-from treering.engines.remote.lane import Lane, Outcome
-from treering.engines.remote.pieces import cut
-from treering.engines.remote.place import place_of
+from treering.engines.remote import protocol
 from treering.engines.remote.protocol import METHODS
-from treering.errors import InvalidInput, MissingObjects, TooLarge, TreeringError, Unsupported
+from treering.engines.remote.transport import Connections, error_of, place_of
+from treering.errors import Closed, InvalidInput, MissingObjects, TooLarge, TreeringError, Unsupported
+
+# -----------------------------------------------------------------------------------------------------------
+# The lane: batches that were submitted, sent in their order, together.
+#
+# One thread sends, and has one request on its way at a time; what is submitted meanwhile goes into the next
+# one. So a hundred small commits cost a handful of round trips, and the order of submission is the order of
+# commit.
+
+
+GROUP_BATCHES: Final = 256
+
+
+Outcome = Receipt | Exception
+Send = Callable[[str, list[bytes]], list[Outcome]]
+
+
+class _Parcel:
+    """An encoded batch on its way."""
+
+    __slots__ = ("data", "future", "space")
+
+    def __init__(self, space: str, data: bytes) -> None:
+        self.space = space
+        self.data = data
+        self.future: Future[Receipt] = Future()
+        self.future.set_running_or_notify_cancel()
+
+
+class Lane:
+    """Sends what is submitted with ``send``, which says how each batch of a group fared.
+
+    A group has about ``group_bytes`` at most, if it has more than one batch.
+    """
+
+    def __init__(self, send: Send, *, group_bytes: int) -> None:
+        self._send = send
+        self._group_bytes = group_bytes
+        self._closed = False
+        self._start()
+        _lanes.add(self)
+
+    def _start(self) -> None:
+        self._waiting: deque[_Parcel] = deque()
+        self._under_way = 0
+        self._bell = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing that was submitted is still on its way; also for what its own thread calls back."""
+        if threading.current_thread() is self._thread:
+            return True
+        return not self._waiting and not self._under_way
+
+    def submit(self, space: str, data: bytes) -> Future[Receipt]:
+        """Send a batch behind those that were submitted before."""
+        parcel = _Parcel(space, data)
+        with self._bell:
+            if self._closed:
+                raise Closed("the store was closed; open it again")
+            self._waiting.append(parcel)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="treering-remote", daemon=True)
+                self._thread.start()
+            self._bell.notify()
+        return parcel.future
+
+    def close(self) -> None:
+        """Send what was submitted, then take no more."""
+        with self._bell:
+            self._closed = True
+            self._bell.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is gone, and what waits is the parent's."""
+        self._start()
+
+    def _work(self) -> None:
+        while True:
+            with self._bell:
+                self._under_way = 0
+                while not self._waiting and not self._closed:
+                    self._bell.wait()
+                if not self._waiting:
+                    return
+                group = self._next_group()
+                self._under_way = len(group)
+            try:
+                outcomes = self._send(group[0].space, [parcel.data for parcel in group])
+            except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
+                outcomes = [error] * len(group)
+            for parcel, outcome in zip(group, outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    parcel.future.set_exception(outcome)
+                else:
+                    parcel.future.set_result(outcome)
+
+    def _next_group(self) -> list[_Parcel]:
+        """What can go together: batches of one space, within limits."""
+        group = [self._waiting.popleft()]
+        size = len(group[0].data)
+        while self._waiting and len(group) < GROUP_BATCHES:
+            size += len(self._waiting[0].data)
+            if size > self._group_bytes or self._waiting[0].space != group[0].space:
+                break
+            group.append(self._waiting.popleft())
+        return group
+
+
+_lanes: Final[weakref.WeakSet[Lane]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lane in list(_lanes):
+        lane.abandon()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Pieces of a slice: a copy that is too large for one request, cut between its rows.
+#
+# A slice is bounded by what its rows take in storage, where they are compressed; unfolded they may be many
+# times larger. **Invariant:** the pieces hold the rows of the slice, each once and in their order, so that
+# they can be loaded one behind the other just as the slice can.
+
+
+_SECTIONS: Final = ("objects", "commits", "bodies", "records", "lists", "items", "texts", "refs")
+
+
+def cut(part: Slice, *, size: int) -> Iterator[Slice]:
+    """The slice itself if it has at most ``size`` bytes, else pieces; a larger one holds a single row."""
+    if len(msgspec.msgpack.encode(part)) <= size or not any(getattr(part, name) for name in _SECTIONS):
+        yield part
+        return
+    empty = Slice(position=part.position, last_seq=part.last_seq, committed_at_us=part.committed_at_us)
+    for section in _SECTIONS:
+        rows: list[Any] = []
+        taken = 0
+        for row in getattr(part, section):
+            length = len(msgspec.msgpack.encode(row))
+            if rows and taken + length > size:
+                yield msgspec.structs.replace(empty, **{section: tuple(rows)})
+                rows, taken = [], 0
+            rows.append(row)
+            taken += length
+        if rows:
+            yield msgspec.structs.replace(empty, **{section: tuple(rows)})
+
+
+# -----------------------------------------------------------------------------------------------------------
 
 OPENING_SECONDS: Final = 3.0
 """How long a server that does not answer is tried when a store is opened."""
@@ -123,7 +277,7 @@ class RemoteEngine:
             if group and (size + len(content.data) > self._group_bytes or len(group) == GROUP_CONTENTS):
                 names += self._stage(space, group)
                 group, size = [], 0
-            group.append(wire.frame(wire.MESSAGE, _packed(content)))
+            group.append(protocol.frame(protocol.MESSAGE, _packed(content)))
             size += len(content.data)
         return names + (self._stage(space, group) if group else [])
 
@@ -315,7 +469,9 @@ class RemoteEngine:
     def _send_group(self, space: str, batches: list[bytes]) -> list[Outcome]:
         """Commit encoded batches in their order, with one request; how each of them fared."""
         body = [
-            wire.frame(wire.MESSAGE, _encoder.encode({"batches": [msgspec.Raw(data) for data in batches]}))
+            protocol.frame(
+                protocol.MESSAGE, _encoder.encode({"batches": [msgspec.Raw(data) for data in batches]})
+            )
         ]
         outcomes: tuple[protocol.Done | protocol.Failure, ...] = self._send(
             "commit", space, body, lambda messages: _one("commit", messages)
@@ -345,7 +501,7 @@ def open_remote(url: str, *, api_key: str | None = None) -> RemoteEngine:
 
 
 def _message(args: msgspec.Struct) -> bytes:
-    return wire.frame(wire.MESSAGE, _packed(args))
+    return protocol.frame(protocol.MESSAGE, _packed(args))
 
 
 def _packed(value: msgspec.Struct) -> bytes:

@@ -1,4 +1,4 @@
--- A fresh treering store on SQLite, schema 0004. Generated from src/treering/engines/tables.py;
+-- A fresh treering store on SQLite, schema 0004. Generated from src/treering/engines/sql/tables.py;
 -- do not edit: change the tables, write a migration, and run: python scripts/generate.py
 
 CREATE TABLE meta (

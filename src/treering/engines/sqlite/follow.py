@@ -17,7 +17,7 @@ from treering.errors import Closed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from treering.engines.sqlite.database import SqliteDatabase
+    from treering.engines.sqlite.connection import SqliteDatabase
 
 POLL_SECONDS: Final = 0.004
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
+from treering.runs.compare import AgentComparison, RunComparison
 from treering.server.endpoints import Call, endpoint
 from treering.server.routes.runs import day_of_text
-from treering.views.comparison import AgentComparison, RunComparison
 
 Currency = Annotated[str, Meta(pattern="^[A-Z]{3}$")]
 Date = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")]

@@ -20,14 +20,12 @@ from starlette.responses import Response, StreamingResponse
 
 from treering.core.content import Content
 from treering.core.engine import Engine
-from treering.engines.remote import protocol, wire
+from treering.engines.remote import protocol
 from treering.engines.remote.protocol import METHODS, Method
 from treering.errors import InvalidInput, TimedOut, TreeringError, Unsupported
-from treering.server.bodies import read_body
 from treering.server.endpoints import Call, Endpoint, endpoint
-from treering.server.gateway import AT_ONCE, IN_PIECES, Site
-from treering.server.problems import problem_of
-from treering.server.waits import Waits
+from treering.server.gateway import AT_ONCE, IN_PIECES, Site, Waits
+from treering.server.http import problem_of, read_body
 
 SLOW_AT_ONCE: Final = 4
 """Slow methods that run for one caller at a time; further ones wait, and tick."""
@@ -40,7 +38,7 @@ _STEP_SECONDS: Final = 0.25
 
 _HEADERS: Final = {protocol.HEADER: str(protocol.VERSION), "cache-control": "no-store"}
 _UNBUFFERED: Final = {"x-accel-buffering": "no"}  # a proxy that collects ticks would defeat them
-_END: Final = wire.frame(wire.END)
+_END: Final = protocol.frame(protocol.END)
 _encoder: Final = msgspec.msgpack.Encoder()
 _contents: Final = msgspec.msgpack.Decoder(Content)
 
@@ -164,17 +162,17 @@ def _within(body: bytes, limit: int) -> list[bytes]:
     """The messages of a request, which together unfold to no more than ``limit`` bytes."""
     found: list[bytes] = []
     left = limit
-    source = wire.reader(body)
+    source = protocol.reader(body)
     try:
-        while frame := next(wire.frames(source, limit=left), None):
+        while frame := next(protocol.frames(source, limit=left), None):
             tag, data = frame
-            if tag != wire.MESSAGE:
+            if tag != protocol.MESSAGE:
                 raise InvalidInput(
                     f"a request holds a frame with tag {tag}; only messages are sent to a server"
                 )
             found.append(data)
             left -= len(data)
-    except wire.CutOff:
+    except protocol.CutOff:
         raise InvalidInput("the request is cut off in the middle of a frame; send it again") from None
     return found
 
@@ -199,14 +197,14 @@ async def _slowly(messages: Callable[[], Iterator[bytes]], limiter: CapacityLimi
             while True:
                 await asyncio.wait({running}, timeout=protocol.TICK_SECONDS)
                 if not running.done():
-                    yield wire.frame(wire.TICK)
+                    yield protocol.frame(protocol.TICK)
                     continue
                 yield running.result()
                 if steps.is_finished:
                     return
                 running = asyncio.create_task(to_thread.run_sync(steps.take, limiter=limiter))
         except TreeringError as error:
-            yield wire.frame(wire.PROBLEM, msgspec.json.encode(problem_of(error)))
+            yield protocol.frame(protocol.PROBLEM, msgspec.json.encode(problem_of(error)))
         finally:
             running.add_done_callback(_forget)
 
@@ -236,7 +234,7 @@ class _Steps:
             if self._messages is None:
                 self._messages = self._begin()
             for message in self._messages:
-                frames.append(wire.frame(wire.MESSAGE, message))
+                frames.append(protocol.frame(protocol.MESSAGE, message))
                 size += len(message)
                 if time.monotonic() > until or size >= protocol.PIECE_BYTES:
                     return b"".join(frames)
@@ -248,7 +246,7 @@ class _Steps:
 
 
 def _framed(messages: Iterator[bytes]) -> bytes:
-    return b"".join((*(wire.frame(wire.MESSAGE, message) for message in messages), _END))
+    return b"".join((*(protocol.frame(protocol.MESSAGE, message) for message in messages), _END))
 
 
 def _response(body: bytes) -> Response:

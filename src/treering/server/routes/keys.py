@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from treering.core.clock import to_iso
 from treering.errors import NotFound
-from treering.server.access import Key, Keys, Scope
+from treering.server.auth import Key, Keys, Scope
 from treering.server.endpoints import OK, Call, Empty, endpoint
 
 

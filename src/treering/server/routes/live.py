@@ -20,9 +20,9 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from treering.errors import InvalidInput, TreeringError
+from treering.runs.follow import Selection
 from treering.server.endpoints import Call, endpoint
-from treering.server.problems import respond
-from treering.views.following import Selection
+from treering.server.http import respond
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

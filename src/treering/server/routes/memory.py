@@ -7,10 +7,9 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from treering.care.forgetting import Forgotten
 from treering.errors import NotFound
-from treering.server.endpoints import OK, Call, Empty, endpoint
-from treering.views.memory.documents import (
+from treering.maintenance.forget import Forgotten
+from treering.memory.documents import (
     MemoryDiff,
     MemoryDocument,
     MemorySearch,
@@ -18,7 +17,8 @@ from treering.views.memory.documents import (
     Provenance,
     TagMatch,
 )
-from treering.views.memory.memory import Memory
+from treering.memory.memory import Memory
+from treering.server.endpoints import OK, Call, Empty, endpoint
 
 Version = Annotated[int, Meta(ge=1, le=2**62)]
 

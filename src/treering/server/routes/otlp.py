@@ -15,13 +15,13 @@ import msgspec
 from starlette.responses import Response
 
 from treering.errors import InvalidInput, TooMany, TreeringError
-from treering.server.bodies import read_body
 from treering.server.endpoints import Call, endpoint
+from treering.server.http import read_body
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from treering.views.otlp.ingest import Form, Ingested, Signal
+    from treering.runs.otlp.ingest import Form, Ingested, Signal
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"

@@ -11,14 +11,13 @@ from treering.core.batch import Usage
 from treering.core.clock import DAY_US
 from treering.core.money import from_nanos
 from treering.errors import InvalidInput, NotFound
+from treering.runs.cost import By, Cost, CostReport
+from treering.runs.directory import legacy_run
+from treering.runs.prices import EUR
+from treering.runs.reports import RecordContent, RunRecord, cost_report, record_content, run_records
+from treering.runs.run import RunInfo
 from treering.server.endpoints import Call, endpoint
 from treering.store import Store
-from treering.views.costs import By, Cost, CostReport
-from treering.views.exchange import EUR
-from treering.views.legacy import legacy_run
-from treering.views.recording.runs import RunInfo
-from treering.views.run_records import RecordContent, RunRecord, record_content, run_records
-from treering.views.run_reports import cost_report
 
 CostBy = By | Literal["run", "thread", "tag"]
 

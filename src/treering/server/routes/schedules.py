@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
+from treering.schedules.fires import FireReport
+from treering.schedules.schedules import Schedules
+from treering.schedules.tasks import CatchUp, Overlap, Task
 from treering.server.endpoints import Call, endpoint
-from treering.views.schedules.fires import FireReport
-from treering.views.schedules.schedules import Schedules
-from treering.views.schedules.tasks import CatchUp, Overlap, Task
 
 
 class Where(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

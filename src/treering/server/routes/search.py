@@ -6,8 +6,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from treering.runs.search import MAX_HITS, Found
 from treering.server.endpoints import Call, endpoint
-from treering.views.searching import MAX_HITS, Found
 
 Moment = Annotated[int, Meta(ge=0, le=2**53)]
 

@@ -9,8 +9,7 @@ from msgspec import Meta, Struct
 
 from treering.errors import NotFound
 from treering.server.endpoints import OK, Call, Empty, endpoint
-from treering.views.state_records import Change, StateEntry
-from treering.views.states import State
+from treering.state.state import Change, State, StateEntry
 
 Version = Annotated[int, Meta(ge=0, le=2**62)]
 

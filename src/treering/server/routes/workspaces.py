@@ -9,10 +9,10 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from treering.server.endpoints import Call, endpoint
-from treering.views.workspaces.checking import SnapshotCheck
-from treering.views.workspaces.comparing import FileChange
-from treering.views.workspaces.looking import Entry
-from treering.views.workspaces.workspace import SnapshotInfo
+from treering.workspaces.browse import Entry
+from treering.workspaces.diff import FileChange
+from treering.workspaces.verify import SnapshotCheck
+from treering.workspaces.workspace import SnapshotInfo
 
 Id = Annotated[str, Meta(min_length=1)]
 

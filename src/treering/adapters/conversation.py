@@ -1,0 +1,355 @@
+"""A transcript: the thread behind a framework's conversation, for adapters that know what is new in it.
+
+`Thread` compares whole lists to find what is new. A framework that hands over the new messages by
+themselves needs no comparison: it says behind which messages they go. That may be the tail of the
+thread, an earlier point of it, or a point of another thread (a fork); in every case only the new
+messages are written. **Invariant:** one save is one batch, checked against the head that the caller saw:
+messages, state, head and what ``also`` adds are stored together or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import groupby, islice
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import structs
+
+from treering.core.batch import ABSENT, Draft
+from treering.core.clock import SystemClock, day_of
+from treering.core.ids import check_id
+from treering.core.paging import ask_to_erase
+from treering.core.query import Erasure
+from treering.errors import Conflict, Corrupt, InvalidInput, ListMoved, NotFound
+from treering.store import Store
+from treering.threads import lists as lists_module
+from treering.threads.checkpoint import (
+    MESSAGES,
+    Checkpoint,
+    StateValue,
+    Stretch,
+    by_id,
+    created_at_us,
+    new_checkpoint_id,
+    read_checkpoint,
+    write_checkpoint,
+)
+from treering.threads.directory import ThreadInfo
+from treering.threads.head import read_state, write_state
+from treering.threads.head_value import head_value, read_head
+from treering.threads.history import Journal, head_ref, thread_scope
+from treering.threads.hooks import Saved, Saving
+from treering.threads.moment import Moment
+
+_TRIES: Final = 3
+_LONGEST: Final = 400
+_LONGEST_PART: Final = 120
+_READABLE: Final = 40
+_TO_ESCAPE: Final = re.compile(r"[/%~\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_CLOCK: Final = SystemClock()
+
+
+class Vetoed(Conflict):
+    """A `pre_checkpoint_save` hook vetoed the save; nothing was written."""
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a thread is: its newest checkpoint, and the version by which a save checks that it still is."""
+
+    version: int
+    checkpoint: Checkpoint
+    first_us: int
+
+    @property
+    def messages(self) -> Stretch | None:
+        """Where its messages lie; ``None`` when it never had any."""
+        return self.checkpoint.lists.get(MESSAGES)
+
+
+class Transcript:
+    """One thread of a store, written by what is new."""
+
+    def __init__(self, store: Store, thread_id: str, namespace: str = "") -> None:
+        self.id = thread_id
+        self.namespace = namespace
+        self._store = store
+        self._engine = store.engine
+        self._space = store.space
+        self._ref = head_ref(thread_id, namespace)
+        self._scope = thread_scope(thread_id, namespace)
+        self._journal = Journal(self._engine, self._space, namespace)
+
+    def head(self, known: Head | None = None) -> Head | None:
+        """The newest checkpoint, read only where ``known`` is not it any more; ``None`` without a thread."""
+        ref = self._engine.refs(self._space, [self._ref]).get(self._ref)
+        if ref is None:
+            return None
+        if known is not None and known.version == ref.version:
+            return known
+        value = read_head(ref)
+        return Head(
+            version=ref.version, checkpoint=self._journal.by_id(value.checkpoint), first_us=value.first_us
+        )
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is stored, also of a thread that was unlisted."""
+        return next(self._journal.all_of(self._scope), None)
+
+    def moment(self, head: Head) -> Moment:
+        """The head with its content; fires the load hooks."""
+        moment = Moment(self._engine, self._space, head.checkpoint)
+        self._store.hooks.after_load(Saved(thread_id=self.id, namespace=self.namespace, checkpoint=moment))
+        return moment
+
+    def read(self, stretch: Stretch | None, *, last: int | None = None) -> list[Any]:
+        """The messages of a stretch, or only its last ones."""
+        if stretch is None or last == 0:
+            return []
+        return lists_module.read(self._engine, self._space, stretch, last=last)
+
+    def save(
+        self,
+        before: Head | None,
+        messages: Sequence[Any],
+        *,
+        after: Stretch | None,
+        state: Mapping[str, Any] | None = None,
+        pending_interrupt: Any = None,
+        marks: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None,
+        note: str | None = None,
+        also: Callable[[Draft], None] | None = None,
+    ) -> Head:
+        """Save ``messages`` behind ``after`` as the next moment, if ``before`` is still the head.
+
+        ``state`` is the whole state (``None``: as before). ``marks`` gives the adapter's own metadata for the
+        messages as the hooks left them. Raises `RefMoved` when the head or a ref of ``also`` moved, `Vetoed`
+        when a hook does not want the save.
+        """
+        saving = self._store.hooks.before_save(
+            Saving(
+                thread_id=self.id,
+                namespace=self.namespace,
+                messages=list(messages),
+                state=None if state is None else dict(state),
+                pending_interrupt=pending_interrupt,
+                metadata=dict(marks(messages)) if marks is not None else {},
+                note=note,
+            )
+        )
+        if saving is None:
+            raise Vetoed(f"a hook vetoed saving to thread {self.id!r}; nothing was written")
+        if marks is not None:
+            saving = structs.replace(saving, metadata={**saving.metadata, **marks(saving.messages or ())})
+        for attempt in range(1, _TRIES + 1):
+            try:
+                head = self._try_to_save(before, saving, after, also, tail_is_ours=attempt == 1)
+                break
+            except ListMoved:
+                if attempt == _TRIES:
+                    raise
+        moment = Moment(self._engine, self._space, head.checkpoint)  # pyright: ignore[reportPossiblyUnboundVariable] - the loop breaks or raises
+        self._store.hooks.after_save(Saved(thread_id=self.id, namespace=self.namespace, checkpoint=moment))
+        return head  # pyright: ignore[reportPossiblyUnboundVariable]
+
+    def unlist(self, head: Head) -> None:
+        """Remove the head, if it is still that one (else `RefMoved`): the thread is there no more.
+
+        Who may not `erase` it afterwards is refused before that.
+        """
+        ask_to_erase(self._engine, self._space)
+        draft = Draft(self._space)
+        draft.delete_ref(self._ref, scope=self._scope, expect=head.version)
+        self._engine.commit(draft.batch())
+
+    def erase(self) -> bool:
+        """Remove all that is stored of a thread that was unlisted.
+
+        ``False`` when it has to stay: forks share it, or there is a new thread of its name.
+        """
+        try:
+            self._engine.erase(self._space, Erasure(scopes=(self._scope,), absent=(self._ref,)))
+        except Conflict:
+            return False
+        return True
+
+    def _try_to_save(
+        self,
+        before: Head | None,
+        saving: Saving,
+        after: Stretch | None,
+        also: Callable[[Draft], None] | None,
+        *,
+        tail_is_ours: bool,
+    ) -> Head:
+        draft = Draft(self._space)
+        past = before.checkpoint if before is not None else None
+        lists = dict(past.lists) if past is not None else {}
+        items = saving.messages or []
+        if items:
+            grown = (
+                lists_module.extend(draft, after, items, scope=self._scope)
+                if after is None or tail_is_ours
+                else lists_module.branch(draft, self._engine, after, after.length, items, scope=self._scope)
+            )
+            lists[MESSAGES] = grown
+        elif after is not None:
+            lists[MESSAGES] = after
+        else:
+            lists.pop(MESSAGES, None)
+        state = dict(past.state) if past is not None else {}
+        if saving.state is not None:
+            state = write_state(draft, state, saving.state, scope=self._scope)
+        checkpoint_id, now_us = new_checkpoint_id(_CLOCK)
+        checkpoint = Checkpoint(
+            id=checkpoint_id,
+            thread=self.id,
+            namespace=self.namespace,
+            parent=past.id if past is not None else None,
+            step=past.step + 1 if past is not None else 0,
+            created_at_us=now_us,
+            lists=lists,
+            state=state,
+            pending_interrupt=saving.pending_interrupt,
+            metadata=saving.metadata,
+            note=saving.note,
+            tags=saving.tags,
+        )
+        write_checkpoint(draft, checkpoint, scope=self._scope)
+        return self._move(draft, before, checkpoint, also)
+
+    def _move(
+        self, draft: Draft, before: Head | None, checkpoint: Checkpoint, also: Callable[[Draft], None] | None
+    ) -> Head:
+        first_us = before.first_us if before is not None else checkpoint.created_at_us
+        expect = ABSENT if before is None else before.version
+        value = head_value(checkpoint, first_us, thread=self.id, namespace=self.namespace)
+        draft.set_ref(self._ref, value, scope=self._scope, expect=expect)
+        if also is not None:
+            also(draft)
+        receipt = self._engine.commit(draft.batch())
+        return Head(version=receipt.versions[self._ref], checkpoint=checkpoint, first_us=first_us)
+
+
+def thread_id_for(given: str) -> str:
+    """The thread id of a framework's id: itself, or a readable substitute where it cannot be one.
+
+    Frameworks allow the empty string, line breaks and any length. The substitute ends in a ``~`` and the
+    SHA-256 of the given id; the adapters keep the given id beside the messages and compare it.
+    """
+    try:
+        if len(given) + 2 * given.count("/") + 2 * given.count("%") <= _LONGEST:  # as scopes spell it
+            return check_id(given, "id")
+    except InvalidInput:
+        pass
+    readable = "".join(each if each.isprintable() else "-" for each in given[:_READABLE]).strip() or "id"
+    return f"{readable}~{_digest(given)}"
+
+
+def quoted(part: str) -> str:
+    """A part of a thread id that holds no ``/``: percent-escaped, and past some length cut, with a digest.
+
+    Two parts are never quoted alike: a ``~`` stands before a digest only.
+    """
+    escaped = _TO_ESCAPE.sub(_escaped, part)
+    return escaped if len(escaped) <= _LONGEST_PART else f"{escaped[:_READABLE]}~{_digest(part)}"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass"))
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The heads of many threads at once: what a list of sessions shows of each, in a few reads.
+#
+# `Store.threads` tells which threads there are without reading their moments. What an adapter keeps in their
+# state is read here for all of them together: one scan of the journal for each day that a head is of and one
+# read of contents per page, however many threads there are. A thread that goes meanwhile is left out.
+
+
+_PAGE: Final = 500
+
+State = dict[str, Any]
+
+
+def read_heads(
+    store: Store, threads: Iterable[ThreadInfo], *names: str
+) -> Iterator[tuple[ThreadInfo, Checkpoint, State]]:
+    """Threads with their newest checkpoint, and those of the named state values (all, if none) it has."""
+    waiting = iter(threads)
+    while page := list(islice(waiting, _PAGE)):
+        heads = _checkpoints(store, [each.head for each in page])
+        states = _states(store, heads.values(), names)
+        for each in page:
+            if each.head in states:
+                yield each, heads[each.head], states[each.head]
+
+
+def _checkpoints(store: Store, ids: Sequence[str]) -> dict[str, Checkpoint]:
+    """Checkpoints by their ids, asked for day by day, which is how the journal is keyed."""
+    found: dict[str, Checkpoint] = {}
+    for _, same_day in groupby(sorted(ids), key=lambda each: day_of(created_at_us(each))):
+        query = by_id(*same_day)
+        page = store.engine.scan(store.space, query, limit=len(query.ids))
+        for record in page.records:
+            checkpoint = read_checkpoint(store.engine, store.space, record)
+            found[checkpoint.id] = checkpoint
+    return found
+
+
+def _states(store: Store, heads: Collection[Checkpoint], names: Collection[str]) -> dict[str, State]:
+    """State values by checkpoint; all together, unless some of them just went."""
+    places: dict[str, StateValue] = {
+        f"{head.id}/{name}": place
+        for head in heads
+        for name, place in head.state.items()
+        if not names or name in names
+    }
+    try:
+        values = read_state(store.engine, store.space, places)
+    except Corrupt:
+        return dict(_one_by_one(store, heads, names))
+    return {
+        head.id: {name: values[key] for name in head.state if (key := f"{head.id}/{name}") in values}
+        for head in heads
+    }
+
+
+def _one_by_one(
+    store: Store, heads: Iterable[Checkpoint], names: Collection[str]
+) -> Iterator[tuple[str, State]]:
+    for head in heads:
+        moment = Moment(store.engine, store.space, head)
+        try:
+            yield head.id, {name: moment.value(name) for name in head.state if not names or name in names}
+        except NotFound:
+            continue
+
+
+# -----------------------------------------------------------------------------------------------------------
+# A look at a thread that someone else may be removing.
+#
+# Where the head is, its checkpoint and its content are reads of their own; a thread can go between two of
+# them. **Invariant:** whoever looks finds it as it was, or finds none; never an error that tells of a
+# damaged store.
+
+
+_LOOKS: Final = 5
+
+T = TypeVar("T")
+
+
+def look(at: Callable[[], T]) -> T:
+    """What a look gives; looks again where something was not there, until that is sure."""
+    for _ in range(_LOOKS - 1):
+        try:
+            return at()
+        except (NotFound, Corrupt):
+            continue
+    return at()

@@ -1,0 +1,557 @@
+"""LangGraph's long-term memory on a treering store: `TreeringStore`, a `BaseStore`, sync and async.
+
+Items are found by key, by filter and by words: the index needs no embedding model and no extension, and
+moves in the same commit as the items. A search with a query returns the items that match it, ranked; never
+others to fill up the page. **Invariant:** the puts of one batch are one commit, and its reads see what was
+there before.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    Item,
+    ListNamespacesOp,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+    TTLConfig,
+    get_text_at_path,
+    tokenize_path,
+    validate_op_namespace,
+)
+
+from treering.adapters.opening import Opened, StoreOrUrl
+from treering.core.batch import Draft, Text, Tokens
+from treering.core.clock import Clock, SystemClock, to_datetime
+from treering.core.content import Address, Content
+from treering.core.encoding import decode, encode_json
+from treering.core.ids import Scope, check_id
+from treering.core.paging import ref_pages
+from treering.core.query import MAX_PAGE, SearchQuery
+from treering.core.records import Ref
+from treering.core.text import text_of
+from treering.errors import InvalidInput, RefMoved
+from treering.memory.documents import is_wide
+from treering.memory.search import cannot_rank
+from treering.sync_async import Closing
+
+# -----------------------------------------------------------------------------------------------------------
+# How the items of a LangGraph store lie in treering: names, records, filters.
+#
+# An item is a ref with its times and the address of its value. Its name is
+# ``langgraph/<label>/<label>//<key>`` with ``/``, ``%`` and control characters escaped, so that the items
+# of a namespace are one range, those of its sub-namespaces follow behind, and no label or key can be taken
+# for another.
+
+
+ROOT: Final = "langgraph/"
+
+_UNSAFE: Final = re.compile(r"[%/\x00-\x1f\x7f-\x9f]")
+_ESCAPED: Final = re.compile(r"%([0-9a-f]{2})")
+
+Namespace = tuple[str, ...]
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the ref of an item holds."""
+
+    value: str
+    created_at_us: int
+    updated_at_us: int
+    ttl_minutes: float | None = None
+    expires_at_us: int | None = None
+    text: str | None = None
+    """Where the text is that the item is found by, when that is not the value itself."""
+    indexed: bool = True
+    wide: bool = False
+
+    def encoded(self) -> bytes:
+        """The value of the ref."""
+        return msgspec.json.encode(self)
+
+    def is_expired(self, now_us: int) -> bool:
+        """Whether its time is over."""
+        return self.expires_at_us is not None and self.expires_at_us <= now_us
+
+
+Found = tuple[Ref, Kept, dict[str, Any], float | None]
+"""An item that was found: where, its record, its value, its score."""
+
+
+def kept(data: bytes) -> Kept:
+    """What `Kept.encoded` wrote."""
+    return msgspec.json.decode(data, type=Kept)
+
+
+def range_of(namespace: Namespace) -> str:
+    """What the names of the items of exactly this namespace start with."""
+    return prefix_of(namespace) + "/"
+
+
+def prefix_of(namespace: Namespace) -> str:
+    """What the names of the items in this namespace and below it start with."""
+    return ROOT + "".join(_quote(label) + "/" for label in namespace)
+
+
+def name_of(namespace: Namespace, key: str) -> str:
+    """The name of an item's ref."""
+    return check_id(range_of(namespace) + _quote(key), "the name of a store item")
+
+
+def scope_of(namespace: Namespace, key: str) -> str:
+    """What is forgotten together: one item. To `Store.forget`, ("users", "alice") is ``users/alice``."""
+    scope = str(Scope("/".join(map(_quote, namespace)), "store", _quote(key)))
+    return check_id(scope, "the scope of a store item")
+
+
+def parse_name(name: str) -> tuple[Namespace, str]:
+    """Namespace and key of a name."""
+    labels, _, key = name[len(ROOT) :].rpartition("//")
+    return tuple(map(_unquote, labels.split("/"))), _unquote(key)
+
+
+def accepts(value: Mapping[str, Any], filter: Mapping[str, Any] | None) -> bool:
+    """Whether an item's value meets a filter, as LangGraph's own stores understand it."""
+    return not filter or all(_compare(value.get(key), wanted) for key, wanted in filter.items())
+
+
+def matches(namespace: Namespace, kind: str, path: tuple[str, ...]) -> bool:
+    """Whether a namespace begins (``prefix``) or ends (``suffix``) so; ``*`` stands for any label."""
+    if len(namespace) < len(path):
+        return False
+    if kind == "prefix":
+        pairs = zip(namespace, path, strict=False)
+    elif kind == "suffix":
+        pairs = zip(reversed(namespace), reversed(path), strict=False)
+    else:
+        raise InvalidInput(f"match type {kind!r} is not known; use prefix or suffix")
+    return all(wanted in ("*", label) for label, wanted in pairs)
+
+
+def texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
+    """The texts at these paths of a value."""
+    found: list[str] = []
+    for field in fields:
+        path = "$" if field == "$" else tokenize_path(field)
+        found += get_text_at_path(value, path)
+    return found
+
+
+def item(namespace: Namespace, key: str, value: dict[str, Any], record: Kept) -> Item:
+    """An item as LangGraph has it."""
+    return Item(
+        value=value,
+        key=key,
+        namespace=namespace,
+        created_at=to_datetime(record.created_at_us),
+        updated_at=to_datetime(record.updated_at_us),
+    )
+
+
+def search_item(
+    namespace: Namespace, key: str, value: dict[str, Any], record: Kept, score: float | None
+) -> SearchItem:
+    """An item that was found."""
+    return SearchItem(
+        namespace=namespace,
+        key=key,
+        value=value,
+        created_at=to_datetime(record.created_at_us),
+        updated_at=to_datetime(record.updated_at_us),
+        score=score,
+    )
+
+
+def _compare(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, Mapping):
+        given = cast("Mapping[str, Any]", wanted)
+        if any(key.startswith("$") for key in given):
+            return all(_operate(value, operator, each) for operator, each in given.items())
+        if not isinstance(value, Mapping):
+            return False
+        inner = cast("Mapping[str, Any]", value)
+        return all(_compare(inner.get(key), each) for key, each in given.items())
+    if isinstance(wanted, (list, tuple)):
+        wants = cast("list[Any]", wanted)
+        has = cast("list[Any]", value)
+        return (
+            isinstance(value, (list, tuple))
+            and len(has) == len(wants)
+            and all(_compare(one, other) for one, other in zip(has, wants, strict=True))
+        )
+    return value == wanted
+
+
+def _operate(value: Any, operator: str, wanted: Any) -> bool:
+    if operator == "$eq":
+        return value == wanted
+    if operator == "$ne":
+        return value != wanted
+    if operator not in {"$gt", "$gte", "$lt", "$lte"}:
+        raise InvalidInput(f"filter operator {operator!r} is not known; use $eq $ne $gt $gte $lt $lte")
+    pair = _comparable(value, wanted)
+    if pair is None:
+        return False
+    one, other = pair
+    if operator in {"$gt", "$gte"}:
+        return one > other or (operator == "$gte" and one == other)
+    return one < other or (operator == "$lte" and one == other)
+
+
+def _comparable(value: Any, wanted: Any) -> tuple[Any, Any] | None:
+    """Both as numbers if they are, else both as they are if they are texts, else nothing."""
+    try:
+        return float(value), float(wanted)
+    except (TypeError, ValueError):
+        return (value, wanted) if isinstance(value, str) and isinstance(wanted, str) else None
+
+
+def _quote(text: str) -> str:
+    return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02x}", text)
+
+
+def _unquote(text: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+_PAGE: Final = 500
+_LAST: Final = "\U0010ffff"
+_MINUTE_US: Final = 60_000_000
+_FEW: Final = 8
+_INDEXES: Final[tuple[tuple[str, Tokens], ...]] = (
+    ("langgraph.store", "words"),
+    ("langgraph.store.trigrams", "trigrams"),
+)
+
+
+class UnrankedWarning(UserWarning):
+    """A query has nothing that items could be ranked by; nothing was returned."""
+
+
+class TreeringStore(Closing, BaseStore):
+    """A LangGraph store: ``builder.compile(store=TreeringStore(store))``.
+
+    Takes an open store (sync or async), or a URL or folder, which it then opens and `close` closes.
+    ``index={"fields": [...]}`` names what of a value is searched (the whole of it, unless told); ``ttl`` is
+    LangGraph's `TTLConfig`. An item whose time is over is gone for every reader; `sweep_ttl` removes it.
+    """
+
+    supports_ttl = True
+
+    def __init__(
+        self,
+        store: StoreOrUrl | None = None,
+        *,
+        index: Mapping[str, Any] | None = None,
+        ttl: TTLConfig | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if index is not None and "embed" in index:
+            raise InvalidInput("TreeringStore ranks by words; leave embed (and dims) out of index")
+        self._fields: list[str] = list((index or {}).get("fields") or ["$"])
+        self.ttl_config = ttl
+        self._clock = clock or SystemClock()
+        self._opened = Opened(store)
+        self._engine = self._opened.store.engine
+        self._space = self._opened.store.space
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Do all of it: reads first, then every put in one commit."""
+        given = list(ops)
+        for op in given:
+            validate_op_namespace(op)
+        results: list[Result] = [None] * len(given)
+        gets = {at: op for at, op in enumerate(given) if isinstance(op, GetOp)}
+        for at, found in zip(gets, self._get(list(gets.values())), strict=True):
+            results[at] = found
+        for at, op in enumerate(given):
+            if isinstance(op, SearchOp):
+                results[at] = self._search(op)
+            elif isinstance(op, ListNamespacesOp):
+                results[at] = self._list_namespaces(op)
+        puts = {(op.namespace, op.key): op for op in given if isinstance(op, PutOp)}
+        if puts:
+            self._put(list(puts.values()))
+        return results
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """`batch`, without blocking the event loop."""
+        return await self._opened.bridge.call(self.batch, list(ops))
+
+    def sweep_ttl(self) -> int:
+        """Remove the items whose time is over; gives their number."""
+        now_us = self._clock.now_us()
+        count = 0
+        for page in self._pages(ROOT):
+            over = [
+                (ref, record) for ref in page for record in [kept(ref.value)] if record.is_expired(now_us)
+            ]
+            draft = Draft(self._space)
+            for ref, record in over:
+                self._take_out(draft, ref, record, expect=ref.version)
+            if over:
+                try:
+                    self._engine.commit(draft.batch())
+                except RefMoved:  # one of them was just put again: the others wait for the next sweep
+                    continue
+                count += len(over)
+        return count
+
+    async def asweep_ttl(self) -> int:
+        """`sweep_ttl`, awaited."""
+        return await self._opened.bridge.call(self.sweep_ttl)
+
+    def close(self) -> None:
+        """Close the store if it was opened here."""
+        self._opened.close()
+
+    async def aclose(self) -> None:
+        """`close`, awaited."""
+        await self._opened.aclose()
+
+    # Reading
+    def _get(self, ops: Sequence[GetOp]) -> list[Item | None]:
+        if not ops:
+            return []
+        names = [name_of(op.namespace, op.key) for op in ops]
+        refs = self._engine.refs(self._space, names)
+        now_us = self._clock.now_us()
+        living = {
+            name: (ref, record)
+            for name, ref in refs.items()
+            for record in [kept(ref.value)]
+            if not record.is_expired(now_us)
+        }
+        values = dict(zip(living, self._values([record for _, record in living.values()]), strict=True))
+        wants = {name for name, op in zip(names, ops, strict=True) if op.refresh_ttl}
+        self._refresh([living[name] for name in living if name in wants], now_us)
+        return [
+            item(op.namespace, op.key, values[name], living[name][1]) if name in living else None
+            for name, op in zip(names, ops, strict=True)
+        ]
+
+    def _search(self, op: SearchOp) -> list[SearchItem]:
+        if op.limit < 0 or op.offset < 0:
+            raise InvalidInput(f"limit is {op.limit} and offset {op.offset}; use 0 or more")
+        now_us = self._clock.now_us()
+        wanted = op.offset + op.limit
+        found = self._ranked(op, op.query, wanted, now_us) if op.query else self._newest(op, wanted, now_us)
+        chosen = found[op.offset : wanted]
+        if op.refresh_ttl:
+            self._refresh([(ref, record) for ref, record, _, _ in chosen], now_us)
+        return [
+            search_item(*parse_name(ref.name), value, record, score) for ref, record, value, score in chosen
+        ]
+
+    def _newest(self, op: SearchOp, wanted: int, now_us: int) -> list[Found]:
+        refs = [ref for page in self._pages(prefix_of(op.namespace_prefix)) for ref in page]
+        living = [
+            (ref, record) for ref in refs for record in [kept(ref.value)] if not record.is_expired(now_us)
+        ]
+        living.sort(key=lambda pair: (-pair[1].updated_at_us, pair[0].name))
+        found: list[Found] = []
+        for start in range(0, len(living), _PAGE):
+            found += self._accepted([(*pair, None) for pair in living[start : start + _PAGE]], op.filter)
+            if len(found) >= wanted:
+                break
+        return found
+
+    def _ranked(self, op: SearchOp, query: str, wanted: int, now_us: int) -> list[Found]:
+        reason = cannot_rank(query)
+        if reason:
+            warnings.warn(f"query {query[:60]!r} cannot be ranked: {reason}", UnrankedWarning, stacklevel=2)
+            return []
+        spaces = self._few_namespaces(op.namespace_prefix)
+        asked = min(max(50, wanted * 4), MAX_PAGE)
+        while True:
+            scores, is_all = self._scores(query, spaces, op.namespace_prefix, asked)
+            refs = self._engine.refs(self._space, list(scores))
+            living = [
+                (refs[name], record, score)
+                for name, score in scores.items()
+                if name in refs
+                for record in [kept(refs[name].value)]
+                if not record.is_expired(now_us)
+            ]
+            found = self._accepted(living, op.filter)
+            if len(found) >= wanted or is_all or asked >= MAX_PAGE:
+                return found
+            asked = min(asked * 4, MAX_PAGE)
+
+    def _scores(
+        self, query: str, spaces: Sequence[Namespace] | None, prefix: Namespace, asked: int
+    ) -> tuple[dict[str, float], bool]:
+        """Names and scores below a prefix, best first, and whether these are all that match."""
+        merged: dict[str, float] = {}
+        is_all = True
+        indexes = _INDEXES if is_wide(query) else _INDEXES[:1]
+        begin = prefix_of(prefix)
+        for collection, _ in indexes:
+            for namespace in [None] if spaces is None else [prefix_of(each) for each in spaces]:
+                question = SearchQuery(collection=collection, text=query, namespace=namespace, limit=asked)
+                hits = self._engine.search(self._space, question).hits
+                is_all = is_all and len(hits) < asked
+                for hit in hits:
+                    if hit.name.startswith(begin):
+                        merged[hit.name] = max(merged.get(hit.name, hit.score), hit.score)
+        return dict(sorted(merged.items(), key=lambda pair: -pair[1])), is_all
+
+    def _accepted(
+        self, rows: Sequence[tuple[Ref, Kept, float | None]], filter: Mapping[str, Any] | None
+    ) -> list[Found]:
+        values = self._values([record for _, record, _ in rows])
+        return [
+            (ref, record, value, score)
+            for (ref, record, score), value in zip(rows, values, strict=True)
+            if accepts(value, filter)
+        ]
+
+    def _list_namespaces(self, op: ListNamespacesOp) -> list[Namespace]:
+        now_us = self._clock.now_us()
+        conditions = op.match_conditions or ()
+        found = [
+            namespace
+            for namespace in self._namespaces(ROOT)
+            if all(matches(namespace, each.match_type, each.path) for each in conditions)
+            and self._has_living(namespace, now_us)
+        ]
+        if op.max_depth is not None:
+            found = [namespace[: op.max_depth] for namespace in found]
+        return sorted(set(found))[op.offset : op.offset + op.limit]
+
+    def _namespaces(self, prefix: str) -> Iterator[Namespace]:
+        after: str | None = None
+        while page := self._engine.scan_refs(self._space, prefix, after=after, limit=1):
+            namespace, _ = parse_name(page[0].name)
+            yield namespace
+            after = range_of(namespace) + _LAST
+
+    def _few_namespaces(self, prefix: Namespace) -> list[Namespace] | None:
+        """The namespaces to be searched one by one; ``None`` when there are too many for that."""
+        found: list[Namespace] = []
+        for namespace in self._namespaces(prefix_of(prefix)):
+            found.append(namespace)
+            if len(found) > _FEW:
+                return None
+        return found
+
+    def _has_living(self, namespace: Namespace, now_us: int) -> bool:
+        return any(
+            not kept(ref.value).is_expired(now_us)
+            for page in self._pages(range_of(namespace))
+            for ref in page
+        )
+
+    # Writing
+    def _put(self, ops: Sequence[PutOp]) -> None:
+        names = [name_of(op.namespace, op.key) for op in ops]
+        refs = self._engine.refs(self._space, names)
+        now_us = self._clock.now_us()
+        draft = Draft(self._space)
+        for name, op in zip(names, ops, strict=True):
+            ref = refs.get(name)
+            before = None if ref is None else kept(ref.value)
+            if op.value is None:
+                if ref is not None and before is not None:
+                    self._take_out(draft, ref, before)
+                continue
+            self._keep(draft, name, op, op.value, before, now_us)
+        if not draft.is_empty:
+            self._engine.commit(draft.batch())
+
+    def _keep(
+        self, draft: Draft, name: str, op: PutOp, value: Mapping[str, Any], before: Kept | None, now_us: int
+    ) -> None:
+        scope = scope_of(op.namespace, op.key)
+        content = Content("json", encode_json(dict(value), keep_order=True))
+        address = draft.put(content, scope=scope)
+        links = [address]
+        fields = self._fields if op.index is None else op.index
+        source, words = address, ""
+        if fields is not False and fields != ["$"]:
+            words = "\n".join(texts(value, fields))
+            source = draft.put(Content("text", words.encode()), scope=scope)
+            links.append(source)
+        elif fields is not False:
+            words = text_of(content)
+        record = Kept(
+            value=address,
+            created_at_us=now_us if before is None or before.is_expired(now_us) else before.created_at_us,
+            updated_at_us=now_us,
+            ttl_minutes=op.ttl,
+            expires_at_us=None if op.ttl is None else now_us + round(op.ttl * _MINUTE_US),
+            text=None if source == address else source,
+            indexed=fields is not False,
+            wide=is_wide(words),
+        )
+        draft.set_ref(name, record.encoded(), scope=scope, links=tuple(links))
+        self._index(draft, name, op.namespace, scope, source if record.indexed else None, record, before)
+
+    def _take_out(self, draft: Draft, ref: Ref, record: Kept, *, expect: int | None = None) -> None:
+        namespace, _ = parse_name(ref.name)
+        draft.delete_ref(ref.name, scope=ref.scope, expect="any" if expect is None else expect)
+        self._index(draft, ref.name, namespace, ref.scope, None, None, record)
+
+    def _index(
+        self,
+        draft: Draft,
+        name: str,
+        namespace: Namespace,
+        scope: str,
+        source: Address | None,
+        record: Kept | None,
+        before: Kept | None,
+    ) -> None:
+        was_indexed = before is not None and before.indexed
+        was_wide = was_indexed and before is not None and before.wide
+        is_now_wide = source is not None and record is not None and record.wide
+        for (collection, tokens), is_in, was_in in zip(
+            _INDEXES, (source is not None, is_now_wide), (was_indexed, was_wide), strict=True
+        ):
+            if is_in or was_in:
+                draft.text(
+                    Text(
+                        collection=collection,
+                        name=name,
+                        scope=scope,
+                        source=source if is_in else None,
+                        namespace=prefix_of(namespace),
+                        tokens=tokens,
+                    )
+                )
+
+    def _refresh(self, rows: Sequence[tuple[Ref, Kept]], now_us: int) -> None:
+        """Let items that were read live on for their time; one that was just written needs no help."""
+        for ref, record in rows:
+            if record.ttl_minutes is None:
+                continue
+            later = msgspec.structs.replace(
+                record, expires_at_us=now_us + round(record.ttl_minutes * _MINUTE_US)
+            )
+            if later == record:
+                continue
+            draft = Draft(self._space)
+            draft.set_ref(ref.name, later.encoded(), scope=ref.scope, expect=ref.version, links=ref.links)
+            try:
+                self._engine.commit(draft.batch())
+            except RefMoved:
+                continue
+
+    def _values(self, records: Sequence[Kept]) -> list[dict[str, Any]]:
+        addresses = [Address(record.value) for record in records]
+        return [decode(content) for content in self._engine.get(self._space, addresses)] if addresses else []
+
+    def _pages(self, prefix: str) -> Iterator[list[Ref]]:
+        return ref_pages(self._engine, self._space, prefix, limit=_PAGE)

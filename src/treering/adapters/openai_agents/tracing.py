@@ -1,0 +1,234 @@
+"""What the OpenAI Agents SDK traces, recorded as runs: a tracing processor.
+
+    agents.set_trace_processors([TreeringTracingProcessor("./agents")])
+
+A trace becomes a run of the same id, in the thread that its ``group_id`` names; its spans keep their ids,
+times and nesting. A model's answer is a message below its call, with its tokens and price. The SDK tells what
+went into a call only when the call is over, so calls of models and tools are recorded then. **Invariant:**
+recording never breaks what is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final, cast
+
+from treering.adapters.names import is_plain, thread_name
+from treering.adapters.opening import Opened, StoreOrUrl
+from treering.core.batch import Usage
+from treering.core.clock import from_datetime
+from treering.errors import MissingExtra
+from treering.runs.run import Run
+from treering.runs.span import Place, Span
+from treering.sync_async import Closing
+
+try:
+    from agents.tracing import Span as TracedSpan
+    from agents.tracing import Trace, TracingProcessor
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] in {"agents", "openai"}:
+        raise MissingExtra("treering.adapters.openai_agents", "openai-agents") from error
+    raise
+
+_KINDS: Final = {"function": "tool", "generation": "llm", "response": "llm"}
+_LATE: Final = frozenset({"tool", "llm"})
+"""Kinds of which the SDK tells the input at their end."""
+
+
+class TreeringTracingProcessor(TracingProcessor, Closing):
+    """Records traces into a store; several may be under way at once, from any thread.
+
+    ``store_or_url`` is an open store, which stays yours, or where one is, which `close` closes.
+    """
+
+    def __init__(self, store_or_url: StoreOrUrl | None = None, *, namespace: str | None = None) -> None:
+        self._opened = Opened(store_or_url)
+        self._namespace = namespace
+        self._runs: dict[str, Run] = {}
+        self._failed: set[str] = set()
+        self._asked: set[str] = set()
+        self._spans: dict[str, Span] = {}
+
+    # What the SDK calls
+    def on_trace_start(self, trace: Trace) -> None:
+        """A run begins."""
+
+        def begin() -> None:
+            told = trace.export() or {}
+            group = told.get("group_id")
+            run = self._opened.store.run(
+                agent=_named(trace.name, "agent"),
+                thread=thread_name(group, "group_id") if isinstance(group, str) and group else None,
+                namespace=self._namespace,
+                id=trace.trace_id,
+                meta=_encodable(told.get("metadata")),
+            )
+            self._runs[trace.trace_id] = run.start()
+
+        self._safely(begin)
+
+    def on_trace_end(self, trace: Trace) -> None:
+        """A run is over."""
+        run = self._runs.pop(trace.trace_id, None)
+        self._asked.discard(trace.trace_id)
+        status = "error" if trace.trace_id in self._failed else "ok"
+        self._failed.discard(trace.trace_id)
+        if run is not None:
+            self._safely(lambda: run.end(status=status))
+
+    def on_span_start(self, span: TracedSpan[Any]) -> None:
+        """A span begins."""
+
+        def begin() -> None:
+            above = self._above(span)
+            if above is None:
+                return
+            made = self._made(span, above)
+            self._spans[span.span_id] = made
+            if made.kind not in _LATE:
+                made.start(ts_us=_time_us(span.started_at))
+
+        self._safely(begin)
+
+    def on_span_end(self, span: TracedSpan[Any]) -> None:
+        """A span is over."""
+        begun = self._spans.pop(span.span_id, None)
+        if begun is not None:
+            self._safely(lambda: self._end(span, begun))
+
+    def force_flush(self) -> None:
+        """Return when everything that was recorded so far is durable."""
+        self._opened.store.flush()
+
+    def shutdown(self) -> None:
+        """The process ends: make everything durable."""
+        self._safely(self._opened.store.flush)
+
+    # Closing
+    def close(self) -> None:
+        """Make everything durable, and close the store if it was opened here."""
+        self._opened.store.flush()
+        self._opened.close()
+
+    async def aclose(self) -> None:
+        """`close`, without blocking the event loop."""
+        await self._opened.bridge.call(self._opened.store.flush)
+        await self._opened.aclose()
+
+    # How it is done
+    def _safely(self, record: Callable[[], None]) -> None:
+        try:
+            record()
+        except Exception as error:  # noqa: BLE001 - whatever is wrong here, the agent goes on
+            warnings.warn(f"a step could not be recorded: {error!r}", RuntimeWarning, stacklevel=4)
+
+    def _above(self, span: TracedSpan[Any]) -> Place | None:
+        known = self._spans.get(span.parent_id) if span.parent_id is not None else None
+        return known or self._runs.get(span.trace_id)
+
+    def _made(self, span: TracedSpan[Any], above: Place, **given: Any) -> Span:
+        data = span.span_data
+        kind: str = _KINDS.get(data.type) or str(data.type)
+        name = _named(getattr(data, "name", None) or getattr(data, "agent_name", None), data.type)
+        agent = name if kind == "agent" else getattr(data, "agent_name", None) or above.agent
+        return above.span(name, kind=kind, agent=agent, id=span.span_id, **given)
+
+    def _end(self, span: TracedSpan[Any], begun: Span) -> None:
+        ended_us = _time_us(span.ended_at)
+        made = begun
+        if begun.kind in _LATE:
+            above = self._above(span) or begun
+            data = span.span_data
+            input_ = getattr(data, "input", None)
+            given = {} if input_ is None else {"input": _decoded(input_) if begun.kind == "tool" else input_}
+            made = self._made(span, above, **given)
+            if begun.kind == "llm":
+                self._answered(span, made)
+            elif data.output is not None:
+                made.output = data.output
+            made.start(ts_us=_time_us(span.started_at))
+        else:
+            made.note(**_details(span.span_data.export()))
+        if span.error is not None:
+            made.note(error={"message": span.error["message"], "data": span.error.get("data")})
+            if span.parent_id is None:
+                self._failed.add(span.trace_id)
+        made.end(status="ok" if span.error is None else "error", ts_us=ended_us)
+
+    def _answered(self, span: TracedSpan[Any], made: Span) -> None:
+        """The answer of a model, as a message below its call."""
+        data = span.span_data
+        response = getattr(data, "response", None)
+        model = getattr(data, "model", None) or getattr(response, "model", None)
+        made.model = model
+        input_ = getattr(data, "input", None)
+        if input_ and span.trace_id not in self._asked:
+            self._asked.add(span.trace_id)
+            asked = _last_said(input_)
+            if asked is not None:
+                made.message("user", asked, ts_us=_time_us(span.started_at))
+        output: Any = getattr(data, "output", None)
+        if response is not None:
+            output = [item.model_dump(exclude_none=True) for item in response.output]
+        usage = _usage_of(data.usage)
+        if output is not None or usage is not None:
+            made.message("assistant", output, model=model, usage=usage, ts_us=_time_us(span.ended_at))
+
+
+def _usage_of(told: Mapping[str, Any] | None) -> Usage | None:
+    """Tokens by disjoint class: the SDK's count of input includes what came out of the cache."""
+    if not told:
+        return None
+    given = cast("dict[str, Any]", told.get("input_tokens_details") or {})
+    made = cast("dict[str, Any]", told.get("output_tokens_details") or {})
+    whole = told.get("input_tokens") or told.get("prompt_tokens") or 0
+    cached, written = given.get("cached_tokens") or 0, given.get("cache_write_tokens") or 0
+    usage = Usage(
+        input=max(whole - cached - written, 0),
+        cache_read=cached,
+        cache_write=written,
+        output=told.get("output_tokens") or told.get("completion_tokens") or 0,
+        reasoning=made.get("reasoning_tokens") or 0,
+    )
+    return usage if usage.total else None
+
+
+def _last_said(given: Any) -> Any:
+    if isinstance(given, str):
+        return given
+    items = cast("list[Any]", given) if isinstance(given, list) else []
+    for item in reversed(items):
+        if isinstance(item, dict) and cast("dict[str, Any]", item).get("role") == "user":
+            return cast("dict[str, Any]", item).get("content")
+    return None
+
+
+def _details(exported: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a span says of itself beyond its name."""
+    told = {} if exported is None else dict(exported)
+    return _encodable({name: each for name, each in told.items() if name not in {"type", "name"} and each})
+
+
+def _encodable(value: Any) -> dict[str, Any]:
+    """Metadata as JSON; what has no form there is told as text."""
+    return {} if not isinstance(value, dict) else json.loads(json.dumps(value, default=str))
+
+
+def _decoded(text: Any) -> Any:
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _named(name: Any, otherwise: str) -> str:
+    return name if isinstance(name, str) and is_plain(name) else otherwise
+
+
+def _time_us(text: str | None) -> int | None:
+    return None if text is None else from_datetime(datetime.fromisoformat(text))

@@ -1,0 +1,269 @@
+"""pydantic-ai: conversations that are threads of a store.
+
+A conversation is the thread of the same id. Its messages are kept as the JSON that pydantic-ai itself
+writes, each with the id of its entry beside it, so that every other view reads them; what pydantic-ai keeps
+besides the messages (usage, scope, branches, deferred tool requests) is the thread's state. A save writes
+the new messages and one checkpoint, a fork shares its past. **Invariant:** a record, its entries and its
+revision change together or not at all, and only from the revision that the writer saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from treering.adapters.conversation import Vetoed
+from treering.adapters.names import checked, checked_namespace, json_text
+from treering.adapters.opening import Opened, StoreOrUrl
+from treering.errors import InvalidInput, MissingExtra
+from treering.threads.moment import Moment
+from treering.threads.thread import Thread
+
+try:
+    from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.conversation import Conversation
+    from pydantic_ai.conversation_store import (
+        ConversationConflict,
+        ConversationEntry,
+        ConversationRecord,
+        ConversationStore,
+    )
+    from pydantic_ai.messages import ModelMessage
+    from pydantic_ai.run import AgentRunResult
+    from pydantic_ai.tools import DeferredToolRequests, RunContext
+    from pydantic_ai.usage import RunUsage
+
+    from treering.adapters.pydantic_ai.records import EntryNotFound, Records, dump_messages, load_messages
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] == "treering":
+        raise
+    raise MissingExtra("treering.adapters.pydantic_ai", "pydantic-ai") from error
+
+__all__ = [
+    "EntryNotFound",
+    "TreeringCheckpoints",
+    "TreeringConversationStore",
+    "dump_messages",
+    "load_history",
+    "load_messages",
+    "save_run",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TreeringConversationStore(ConversationStore):
+    """A pydantic-ai `ConversationStore` on a treering store, a URL or a folder.
+
+    Deleting a conversation erases its messages. Those that forks share stay, unlisted, until the last of
+    these forks is deleted. A thread that was written otherwise (with `save_run`, `Thread.append`, rewound
+    or forked by hand) loads as well, as long as its messages are pydantic-ai's. A hook's veto is `Vetoed`.
+    """
+
+    def __init__(self, store: StoreOrUrl | None = None, *, namespace: str = "") -> None:
+        space = checked_namespace(namespace)
+        self._opened = Opened(store)
+        self._records = Records(self._opened.store, space)
+
+    async def load(
+        self, conversation_id: str, *, limit: int | None = None, scope: str | None = None
+    ) -> Conversation | None:
+        """A conversation, or ``None``; of a few last messages only these are read. Fires the load hooks."""
+        found = await super().load(conversation_id, limit=limit, scope=scope)
+        if found is not None:
+            await self._call(self._records.loaded, conversation_id)
+        return found
+
+    async def read_record(self, conversation_id: str) -> ConversationRecord | None:
+        """The record of a conversation, or ``None``."""
+        return await self._call(self._records.read, conversation_id)
+
+    async def read_records(
+        self, *, scope: str | None = None, limit: int | None = None
+    ) -> Sequence[ConversationRecord]:
+        """The records of this namespace (of one scope, if given), the last saved first."""
+        return await self._call(self._records.read_all, scope, limit)
+
+    async def write_record(
+        self,
+        record: ConversationRecord,
+        *,
+        new_entries: Sequence[ConversationEntry] = (),
+        expected_revision: str | None,
+    ) -> None:
+        """Store a record with its new entries, in one commit; `ConversationConflict` if someone was first."""
+        await self._call(self._records.write, record, new_entries, expected_revision)
+
+    async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
+        """Delete a conversation and erase every message that no fork shares."""
+        await self._call(self._records.delete, conversation_id, expected_revision)
+
+    async def read_entry(self, entry_id: str) -> ConversationEntry:
+        """One entry; `EntryNotFound` (a `LookupError`) when it is not stored."""
+        entry_id = checked(entry_id, "id of a pydantic-ai conversation's entry")
+        return (await self._call(self._records.history, entry_id, 1))[-1]
+
+    async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
+        """The entries up to ``head_id``, or only the last ``limit`` of them, in one read."""
+        return await self._call(self._records.history, head_id, limit)
+
+    async def extend(
+        self,
+        conversation_id: str,
+        messages: Sequence[ModelMessage],
+        *,
+        expected_revision: str | None,
+        usage: RunUsage | None = None,
+        deferred_tool_requests: DeferredToolRequests | None = None,
+        scope: str | None = None,
+    ) -> str:
+        """Put further messages behind those that are stored, reading none of them; gives the new revision."""
+        changes = {"usage": usage, "scope": scope}
+        given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+        given["deferred_tool_requests"] = deferred_tool_requests
+        return await self._call(self._records.extend, conversation_id, messages, expected_revision, given)
+
+    async def close(self) -> None:
+        """Close the store if it was opened here; one that was given stays open."""
+        await self._opened.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._opened.bridge.call(function, *args, **kwargs)
+
+
+class TreeringCheckpoints(AbstractCapability[Any]):
+    """A capability that saves a run as it goes, however it is driven: `run`, `run_stream`, `iter`.
+
+    ``checkpoint_after_tool_call`` saves each model response before its tools run, and their results before
+    the model is asked again; without it, the run is saved when it ends. After a crash,
+    ``agent.run(conversation=await conversations.load(id))`` goes on with what is missing. A run that
+    begins with another history than the stored one raises `ConversationConflict`, as a late save would. A
+    save that a hook vetoed does not disturb the run.
+    """
+
+    def __init__(
+        self,
+        conversations: TreeringConversationStore,
+        *,
+        checkpoint_after_tool_call: bool = True,
+        scope: str | None = None,
+    ) -> None:
+        self._conversations = conversations
+        self._after_tool_call = checkpoint_after_tool_call
+        self._scope = scope
+        self._revision: str | None = None
+        self._saved: dict[int, ModelMessage] = {}
+        self._unsaved: list[ModelMessage] = []
+        self._usage: RunUsage | None = None
+
+    async def for_run(self, ctx: RunContext[Any]) -> TreeringCheckpoints:  # noqa: ARG002 - pydantic-ai's signature
+        """A capability of its own for each run: it remembers what that run has saved."""
+        return TreeringCheckpoints(
+            self._conversations, checkpoint_after_tool_call=self._after_tool_call, scope=self._scope
+        )
+
+    async def before_run(self, ctx: RunContext[Any]) -> None:
+        """Find out how much of the run's history is stored."""
+        conversation_id = _conversation_id(ctx)
+        record = await self._conversations.read_record(conversation_id)
+        if record is None:
+            self._unsaved = list(ctx.messages)
+            return
+        if self._scope is not None and record.scope != self._scope:
+            raise ConversationConflict(conversation_id)
+        self._revision = record.revision
+        entries = await self._conversations.read_history(record.head_id, limit=len(ctx.messages))
+        stored, given = (
+            [json_text(each) for each in dump_messages(messages)]
+            for messages in ([entry.message for entry in entries], ctx.messages)
+        )
+        most = min(len(stored), len(given))
+        count = next(n for n in range(most, -1, -1) if stored[len(stored) - n :] == given[:n])
+        if count == 0 and record.head_id is not None:
+            raise ConversationConflict(conversation_id)
+        self._remember(ctx.messages[:count])
+        self._unsaved = ctx.messages[count:]
+
+    async def before_model_request(self, ctx: RunContext[Any], request_context: Any) -> Any:
+        """The prompt, or the results of tools, are in the history now."""
+        if self._after_tool_call:
+            await self._save(ctx, ctx.messages)
+        return request_context
+
+    async def after_node_run(self, ctx: RunContext[Any], *, node: Any, result: Any) -> Any:  # noqa: ARG002
+        """The model's response is in the history now; its tools have not run."""
+        if self._after_tool_call:
+            await self._save(ctx, ctx.messages)
+        return result
+
+    async def after_run(self, ctx: RunContext[Any], *, result: AgentRunResult[Any]) -> AgentRunResult[Any]:
+        """The run is over; its result knows that it is saved."""
+        conversation = result.conversation
+        is_saved = await self._save(
+            ctx, conversation.messages, deferred=conversation.deferred_tool_requests, counts_usage=True
+        )
+        if is_saved and self._revision is not None:
+            result._conversation_saved(self._revision)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - as ConversationStore.save does
+        return result
+
+    async def _save(
+        self,
+        ctx: RunContext[Any],
+        messages: Sequence[ModelMessage],
+        *,
+        deferred: DeferredToolRequests | None = None,
+        counts_usage: bool = False,
+    ) -> bool:
+        told = self._saved.keys() | {id(each) for each in self._unsaved}
+        new = [*self._unsaved, *(m for m in messages if m.run_id == ctx.run_id and id(m) not in told)]
+        if not new and deferred is None and not (counts_usage and ctx.usage != self._usage):
+            return True
+        try:
+            self._revision = await self._conversations.extend(
+                _conversation_id(ctx),
+                new,
+                expected_revision=self._revision,
+                usage=ctx.usage,
+                deferred_tool_requests=deferred,
+                scope=self._scope,
+            )
+        except Vetoed:
+            return False  # the run goes on; the next save that is wanted brings these messages too
+        self._remember(new)
+        self._unsaved = []
+        self._usage = copy(ctx.usage)
+        return True
+
+    def _remember(self, messages: Iterable[ModelMessage]) -> None:
+        # The messages are kept, not only their ids: an id that is free could be given to another one.
+        self._saved |= {id(message): message for message in messages}
+
+
+def load_history(thread: Thread, *, last: int | None = None) -> list[ModelMessage]:
+    """The messages of a thread for ``message_history=``, or only the last ones; empty for a new thread."""
+    moment = thread.load()
+    if moment is None:
+        return []
+    return load_messages(moment.messages if last is None else moment.last_messages(last))
+
+
+def save_run(thread: Thread, result: AgentRunResult[Any], *, note: str | None = None) -> Moment | None:
+    """Append the messages that a run added; ``None`` when a hook vetoed it. Give each result once."""
+    return thread.append(*dump_messages(result.new_messages()), note=note)
+
+
+def _conversation_id(ctx: RunContext[Any]) -> str:
+    if ctx.conversation_id is None:
+        raise InvalidInput("this run has no conversation id; pass conversation= or conversation_id= to it")
+    return ctx.conversation_id

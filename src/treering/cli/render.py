@@ -1,0 +1,162 @@
+"""How messages, values and moments read on a terminal, and how they look as JSON.
+
+Frameworks spell messages in their own ways. What most of them share is known here (a role or type, a content
+that is text or a list of blocks, tool calls beside it); anything else is shown as the JSON that it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from treering.cli.console import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from treering.threads.checkpoint import Checkpoint
+    from treering.threads.directory import ThreadInfo
+
+_LINE: Final = 72
+
+
+def as_json(value: Any) -> str:
+    """A stored value as one line of JSON, without loss (see `treering.core.encoding`)."""
+    from treering.core.encoding import encode_json
+
+    return encode_json(value, keep_order=True).decode()
+
+
+def raw(value: Any) -> Any:
+    """A stored value for a place inside printed JSON."""
+    import msgspec
+
+    from treering.core.encoding import encode_json
+
+    return msgspec.Raw(encode_json(value, keep_order=True))
+
+
+def pasteable(verb: str, thread: ThreadInfo, *words: str) -> str:
+    """A command about a thread, for a shell."""
+    import shlex
+
+    whose = ("--user-namespace", thread.namespace) if thread.namespace else ()
+    return clean(shlex.join(["treering", verb, thread.id, *words, *whose]))
+
+
+def speaker(message: Any) -> str:
+    """Who a message is from."""
+    if isinstance(message, dict):
+        told = cast("dict[str, Any]", message)
+        for key in ("role", "type", "kind"):
+            if isinstance(told.get(key), str):
+                return clean(told[key])
+    return "message"
+
+
+def words(message: Any) -> str:
+    """What a message says, with its tool calls."""
+    if isinstance(message, str):
+        return clean(message)
+    if not isinstance(message, dict):
+        return clean(as_json(message))
+    told = cast("dict[str, Any]", message)
+    said = [_content(told["content"])] if told.get("content") else []
+    said += [_call(each) for each in _items(told.get("tool_calls"))]
+    if not said:
+        said = [as_json({key: value for key, value in told.items() if key not in ("role", "type")})]
+    return clean("\n".join(said))
+
+
+def one_line(text: str, limit: int = _LINE) -> str:
+    """The beginning of a text, on one line."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def when(iso: str) -> str:
+    """A time for people, to the second, in UTC."""
+    return iso[:19].replace("T", " ")
+
+
+def short_ids(ids: Iterable[str], shortest: int) -> dict[str, str]:
+    """The beginning of each id that tells it from the others, at least ``shortest`` characters of it."""
+    ordered = sorted(set(ids))
+    cut: dict[str, str] = {}
+    for index, each in enumerate(ordered):
+        neighbours = ordered[max(index - 1, 0) : index] + ordered[index + 1 : index + 2]
+        needed = max((_common(each, other) + 1 for other in neighbours), default=0)
+        cut[each] = each[: max(needed, shortest)]
+    return cut
+
+
+def summary(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint without its content, for JSON."""
+    return {
+        "id": checkpoint.id,
+        "thread_id": checkpoint.thread,
+        "namespace": checkpoint.namespace,
+        "parent_id": checkpoint.parent,
+        "step": checkpoint.step,
+        "created_at": checkpoint.created_at,
+        "note": checkpoint.note,
+        "tags": list(checkpoint.tags),
+        "message_count": message_count(checkpoint),
+        "pending_interrupt": raw(checkpoint.pending_interrupt),
+        "metadata": raw(checkpoint.metadata),
+        "snapshot": checkpoint.snapshot,
+    }
+
+
+def message_count(checkpoint: Checkpoint) -> int:
+    """How many messages the conversation has at this moment."""
+    from treering.threads.checkpoint import MESSAGES
+
+    stretch = checkpoint.lists.get(MESSAGES)
+    return 0 if stretch is None else stretch.length
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    blocks = _items(content)
+    return "\n".join(map(_block, blocks)) if blocks else as_json(content)
+
+
+def _block(block: Any) -> str:
+    if isinstance(block, dict):
+        told = cast("dict[str, Any]", block)
+        for key in ("text", "thinking"):
+            if isinstance(told.get(key), str):
+                return told[key]
+        if told.get("type") in ("tool_use", "tool_call", "tool-call"):
+            return _call(told)
+        if told.get("content") and told.get("type") in ("tool_result", "tool-result"):
+            return _content(told["content"])
+    return block if isinstance(block, str) else as_json(block)
+
+
+def _call(call: Any) -> str:
+    if not isinstance(call, dict):
+        return as_json(call)
+    told = cast("dict[str, Any]", call)
+    function: dict[str, Any] = (
+        cast("dict[str, Any]", told["function"]) if _is_dict(told.get("function")) else told
+    )
+    name = function.get("name") or function.get("tool_name") or function.get("toolName")
+    given: Any = next((function[key] for key in ("arguments", "args", "input") if key in function), "")
+    return f"→ {name}({given if isinstance(given, str) else as_json(given)})"
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else ()
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _common(one: str, other: str) -> int:
+    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        if mine != theirs:
+            return index
+    return min(len(one), len(other))

@@ -1,0 +1,406 @@
+"""Commands that bring in what others wrote: ``treering import <name> SOURCE``.
+
+Each row of `treering.importers.registry` has its command here. A store that is not there yet is made, but
+only once the source was read to its end; a dry run makes and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+
+import typer
+
+from treering.cli.console import clean, counts, progress, rows, say, show
+from treering.cli.options import JsonOption, StorePlace, UserNamespaceOption, takes_store
+
+if TYPE_CHECKING:
+    from treering.importers.report import ImportReport, Spent
+    from treering.store import Store
+    from treering.threads.directory import ThreadInfo
+
+
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would come in.")]
+
+_IN_MEMORY: Final = 8_000_000
+_SHOWN: Final = 20
+_DAYS: Final = 14
+
+app: Final = typer.Typer(
+    name="import",
+    help="Bring in what other tools wrote; again to catch up.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def add_to(main: typer.Typer) -> None:
+    """Put the commands under the main one."""
+    main.add_typer(app)
+    main.command()(export)
+
+
+@app.command(name="claude-code")
+@takes_store
+def claude_code(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help="The folder of projects, one project's, or a session's file."),
+    ] = "~/.claude/projects",
+    *,
+    dry_run: DryRunOption = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Your past sessions of Claude Code, and what they cost."""
+    found = _there(source)
+    _run("claude-code", found, place, dry_run=dry_run, as_json=as_json, is_sure=found.is_dir())
+
+
+@app.command()
+@takes_store
+def codex(
+    source: Annotated[
+        str, typer.Argument(metavar="PATH", help="The folder of sessions, or one session's file.")
+    ] = "~/.codex/sessions",
+    *,
+    dry_run: DryRunOption = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Your past sessions of Codex, and what they cost."""
+    found = _there(source)
+    _run("codex", found, place, dry_run=dry_run, as_json=as_json, is_sure=found.is_dir())
+
+
+@app.command()
+@takes_store
+def jsonl(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What `treering export` wrote; - for stdin.")],
+    *,
+    dry_run: DryRunOption = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Threads that `treering export` wrote."""
+    source = _stdin() if file == "-" else _there(file)
+    _run("jsonl", source, place, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+@takes_store
+def langgraph(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="The file of a SqliteSaver, or a PostgresSaver's URL.")
+    ],
+    *,
+    dry_run: DryRunOption = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Whole histories from LangGraph's own savers."""
+    found = source if source.startswith(("postgresql://", "postgres://")) else _there(source)
+    _run("langgraph", found, place, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+@takes_store
+def agentry(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="The outputs folder, or its checkpoints.db.")
+    ],
+    *,
+    unpickler: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Your own code that reads pickled rows; it is run."),
+    ] = None,
+    skip_pickled: Annotated[bool, typer.Option("--skip-pickled", help="Leave pickled rows out.")] = False,
+    dry_run: DryRunOption = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Threads of Agentry Lab."""
+    options: dict[str, Any] = {
+        "unpickler": None if unpickler is None else _function(unpickler),
+        "skip_pickled": skip_pickled,
+    }
+    found = _there(source)
+    _run("agentry", found, place, dry_run=dry_run, as_json=as_json, **options)
+
+
+@app.command(name="orchestrator-log")
+@takes_store
+def orchestrator_log(
+    source: Annotated[
+        str, typer.Argument(metavar="PATH", help="A log file of JSON lines, or a folder of them.")
+    ],
+    *,
+    dry_run: DryRunOption = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Runs that the logs of the Orchestrator tell of."""
+    _run("orchestrator-log", _there(source), place, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+@takes_store
+def evolve(
+    source: Annotated[
+        str, typer.Argument(metavar="PATH", help="The observability folder, its sessions, or one file.")
+    ] = "~/.evolve-sdk/observability/sessions",
+    *,
+    dry_run: DryRunOption = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Session logs of Evolve, with their metadata."""
+    _run("evolve", _there(source), place, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+@takes_store
+def ciana(
+    data: Annotated[str, typer.Argument(metavar="DATA_DIR", help="The agent's data folder.")],
+    *,
+    workspace: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The agent's workspace folder, for its memory files.")
+    ] = None,
+    dry_run: DryRunOption = False,
+    place: StorePlace,
+    as_json: JsonOption = False,
+) -> None:
+    """Chats of a CianaParrot agent."""
+    found = _there(data)
+    folder = None if workspace is None else _there(workspace)
+    _run("ciana", found, place, dry_run=dry_run, as_json=as_json, workspace=folder)
+
+
+def _run(
+    name: str,
+    source: Any,
+    place: StorePlace,
+    *,
+    dry_run: bool,
+    as_json: bool,
+    is_sure: bool = False,
+    **options: Any,
+) -> None:
+    """Import; a store is only made once it is known that the source can be imported.
+
+    ``is_sure`` says that a bad line stops nothing, so that there is no need to read everything twice.
+    """
+    from treering.api import locate, look
+    from treering.api import open as open_store
+    from treering.importers.registry import importer, loaded
+
+    function = loaded(importer(name).function)
+    report: Any = None  # one of the two below makes it
+    located = locate(place.store)
+    is_there = look(located).there
+    if not is_there and (dry_run or not is_sure):
+        with open_store("memory:", namespace=place.namespace) as empty:
+            report = function(source, empty, dry_run=True, **options)
+    if not dry_run or is_there:
+        with (
+            place.open() as opened,
+            progress("importing") as update,
+        ):
+            report = function(source, opened, on_progress=update, dry_run=dry_run, **options)
+        if not is_there:
+            say(f"note: made a new store in {located.shown}")
+    if report.seconds and report.lines:
+        speed = report.lines / report.seconds
+        say(f"note: {report.lines:,} lines in {report.seconds:.1f} s, {speed:,.0f} a second")
+    show(report, _lines(report), as_json=as_json)
+
+
+def _stdin() -> IO[bytes]:
+    """What comes through the pipe, so that it can be read more than once."""
+    import shutil
+    import tempfile
+
+    copy = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - gone with the process
+    shutil.copyfileobj(sys.stdin.buffer, copy)
+    return copy
+
+
+def _there(source: str) -> Path:
+    from treering.errors import NotFound
+
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise NotFound(f"there is nothing at {source!r}; give the path of what to import")
+    return path
+
+
+def _function(name: str) -> Callable[[bytes], Any]:
+    from importlib import import_module
+
+    from treering.errors import InvalidInput
+
+    module, _, function = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        found = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidInput(f"--unpickler {name!r} cannot be loaded: {error}; use MODULE:FUNCTION") from None
+    finally:
+        sys.path.remove("")
+    return found
+
+
+def _lines(report: ImportReport) -> list[str]:
+    would = "would import" if report.dry_run else "imported"
+    lines = [f"{report.source} ({report.importer})"]
+    for each in report.files:
+        told = f"{would} {each.new:,}" if each.new or each.known or not each.left_out else "not imported"
+        if each.known:
+            told += f", {each.known:,} there already"
+        if each.left_out and (each.new or each.known):
+            told += f", {each.left_out:,} left out"
+        note = f" ({each.note})" if each.note else ""
+        lines.append(f"  {each.path}: {each.found:,} {each.holds}, {told}{note}")
+    return [*lines, *_oddities(report), *_spent(report)]
+
+
+def _oddities(report: ImportReport) -> list[str]:
+    lines = [f"  cannot be read: {clean(each)}" for each in report.bad[:_SHOWN]]
+    if len(report.bad) > _SHOWN:
+        lines.append(f"  ... and {len(report.bad) - _SHOWN:,} more")
+    lines += [
+        f"  kept, of the unknown type {clean(kind)}: {count:,} lines"
+        for kind, count in report.unknown.items()
+    ]
+    return lines
+
+
+def _spent(report: ImportReport) -> list[str]:
+    """What it cost, by project and by day."""
+    if not report.spent:
+        return []
+    from treering.importers.report import Tally
+
+    total, projects, days = Tally(), Tally(), Tally()
+    for each in report.spent:
+        total.add(_renamed(each, project="total", day=""))
+        projects.add(_renamed(each, day=""))
+        days.add(_renamed(each, project=""))
+    told: list[Spent] = sorted(projects.spent, key=lambda each: -sum(each.nanos.values()))
+    head = ("runs", "tokens", "cost")
+    by_project = rows(
+        [
+            ("project", *head),
+            *((clean(each.project), *_sums(each)) for each in [*told, *total.spent]),
+        ]
+    )
+    shown = days.spent[-_DAYS:]
+    by_day = rows([("day", *head), *((each.day, *_sums(each)) for each in shown)])
+    earlier = len(days.spent) - len(shown)
+    return ["", *by_project, "", *by_day, *([f"and {earlier:,} earlier days"] if earlier else [])]
+
+
+def _renamed(spent: Spent, **names: str) -> Spent:
+    import msgspec
+
+    return msgspec.structs.replace(spent, **names)
+
+
+def _sums(spent: Spent) -> tuple[str, str, str]:
+    from treering.core.money import from_nanos
+
+    amounts = [f"{from_nanos(nanos):,.4f} {currency}" for currency, nanos in sorted(spent.nanos.items())]
+    if spent.unpriced_tokens:
+        amounts.append(f"{spent.unpriced_tokens:,} tokens unpriced")
+    return f"{spent.runs:,}", f"{spent.usage.total:,}", ", ".join(amounts) or "0"
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The command that writes histories out: export.
+
+
+@takes_store
+def export(
+    threads: Annotated[
+        list[str] | None, typer.Argument(metavar="[THREAD]...", help="The threads to export.")
+    ] = None,
+    *,
+    every_thread: Annotated[bool, typer.Option("--all", help="Every thread of the namespace.")] = False,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - for stdout.")
+    ] = "-",
+    format: Annotated[str, typer.Option(metavar="NAME", help="The format; jsonl is the only one.")] = "jsonl",
+    place: StorePlace,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Write whole histories, for `import jsonl`."""
+    from treering.errors import InvalidInput
+    from treering.importers.export import export_jsonl
+
+    if format != "jsonl":
+        raise InvalidInput(f"there is no format {format!r}; use jsonl")
+    if bool(threads) == every_thread:
+        raise InvalidInput("name the threads to export, or all of them with --all")
+    with place.existing() as opened, progress("exporting") as update:
+        chosen = _chosen(opened, threads or [], user_namespace)
+        with _output(output) as file:
+            report = export_jsonl(opened, chosen, file.write, on_progress=update)
+    held = counts(
+        {
+            "threads": report.threads,
+            "checkpoints": report.checkpoints,
+            "rewinds": report.rewinds,
+            "events": report.events,
+        }
+    )
+    if report.left_out:
+        say(f"note: not in the file, because their content is not of this thread: {counts(report.left_out)}")
+    if report.snapshots:
+        say(
+            f"note: the files of {report.snapshots} snapshots are not in it; `treering copy` takes them along"
+        )
+    if output != "-":
+        show(report, [f"{output}: {held}"], as_json=as_json)
+
+
+def _chosen(opened: Store, names: list[str], user_namespace: str) -> list[ThreadInfo]:
+    from treering.threads.find import Finder
+
+    if not names:
+        found = opened.threads(namespace=user_namespace or None)
+        return sorted(found, key=lambda each: (each.created_at_us, each.namespace, each.id))
+    finder = Finder(opened.engine, opened.space, user_namespace)
+    return [finder.thread(name) for name in dict.fromkeys(names)]
+
+
+@contextmanager
+def _output(name: str) -> Generator[BinaryIO]:
+    """Where to write. A file appears under its name only when it is whole."""
+    if name == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    from treering.errors import Unreachable
+
+    path = Path(name)
+    try:
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise Unreachable(
+            f"{path} cannot be written: {error.strerror or error}; choose another file"
+        ) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,35 @@
+"""The services of seed 001: functions that write a run down, and read it back.
+
+Each is durable when it returns, or (with ``session=``) when the session commits, all or nothing. Without a
+session they use the default store of the process, which `use` changes.
+"""
+
+from treering.compat.services.calls import (
+    create_run,
+    end_run,
+    end_span,
+    get_run_cost,
+    get_run_timeline,
+    save_blob,
+    save_message,
+    save_tool_call,
+    save_tool_result,
+    start_span,
+)
+from treering.compat.services.session import Session, get_session, use
+
+__all__ = [
+    "Session",
+    "create_run",
+    "end_run",
+    "end_span",
+    "get_run_cost",
+    "get_run_timeline",
+    "get_session",
+    "save_blob",
+    "save_message",
+    "save_tool_call",
+    "save_tool_result",
+    "start_span",
+    "use",
+]

@@ -1,0 +1,378 @@
+"""The memory engine: the reference model that every other engine is compared with.
+
+Everything is in plain dicts under one lock (see `memory_space`), so a commit is a critical section and a
+read sees a moment. It is the shortest honest way to meet the contract, good for tests and for agents
+that need no memory of yesterday; nothing survives the process.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import Future
+from threading import Condition
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from treering.core.batch import Receipt, check_batch
+from treering.core.clock import SECOND_US, SystemClock
+from treering.core.content import Content
+from treering.core.engine import Caps
+from treering.core.failpoints import declare, hit
+from treering.core.ids import check_id, check_space
+from treering.core.query import check_limit, decode_cursor, encode_cursor
+from treering.core.records import Hit, Lease, Page, SearchResult
+from treering.core.rollups import deltas, summarise
+from treering.core.text import query_terms, text_of
+from treering.engines.memory import maintenance
+from treering.engines.memory.space import Space, StoredObject
+from treering.errors import Closed, NotFound, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from treering.core.batch import Batch, Event
+    from treering.core.clock import Clock
+    from treering.core.content import Address
+    from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
+    from treering.core.records import (
+        Checked,
+        Erased,
+        ListInfo,
+        Problem,
+        Record,
+        Ref,
+        Slice,
+        SpaceStats,
+        Sum,
+        Swept,
+        TextRow,
+    )
+
+BEGIN: Final = declare("commit.begin", "a batch was accepted for commit; nothing is written")
+
+_CAPS: Final = Caps(durable=False, shared_writers=False)
+_WORD: Final = re.compile(r"[^\W_]+")
+_ENDINGS: Final = re.compile(r"(?<=\w{3})(ings?|ed|es|s|ly|e)$")
+
+
+class MemoryEngine:
+    """An engine that keeps everything in this process."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._changed = Condition()
+        self._spaces: dict[str, Space] = {}
+        self._closed = False
+
+    @property
+    def caps(self) -> Caps:
+        """What this engine offers."""
+        return _CAPS
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return "memory:"
+
+    # Writing
+    def submit(self, batch: Batch) -> Future[Receipt]:
+        """Commit a batch; the future is done when this returns."""
+        future: Future[Receipt] = Future()
+        try:
+            future.set_result(self.commit(batch))
+        except Exception as error:  # noqa: BLE001 - whatever went wrong belongs to whoever waits
+            future.set_exception(error)
+        return future
+
+    def commit(self, batch: Batch) -> Receipt:
+        """Commit a batch: atomic and idempotent."""
+        check_batch(batch)
+        with self._changed:
+            space = self._space(batch.space)
+            hit(BEGIN)
+            receipt = space.commit(batch, self._clock.now_us())
+            self._spaces[batch.space] = space
+            self._changed.notify_all()
+            return receipt
+
+    def stage(self, space: str, contents: Iterable[Content]) -> list[str]:
+        """Store objects ahead of the commit that will require them."""
+        check_space(space)
+        names: list[str] = []
+        for content in contents:
+            with self._changed:
+                stored = self._spaces.setdefault(space, self._space(space)).objects
+                stored[content.name] = StoredObject(content, self._clock.now_us())
+            names.append(content.name)
+        return names
+
+    def claim(self, space: str, name: str, *, holder: str, seconds: float) -> Lease | None:
+        """Take a lease, or ``None`` while someone else holds it."""
+        check_space(space)
+        check_id(name, "lease name")
+        check_id(holder, "holder")
+        with self._changed:
+            leases = self._spaces.setdefault(space, self._space(space)).leases
+            now_us = self._clock.now_us()
+            held = leases.get(name)
+            token = held.token if held is not None else 0
+            if held is None or held.expires_at_us <= now_us:
+                token += 1
+            elif held.holder != holder:
+                return None
+            lease = Lease(
+                space=space,
+                name=name,
+                holder=holder,
+                token=token,
+                expires_at_us=now_us + round(seconds * SECOND_US),
+            )
+            leases[name] = lease
+            return lease
+
+    def heartbeat(self, lease: Lease, *, seconds: float) -> Lease | None:
+        """Prolong a lease; ``None`` when it was lost."""
+        with self._changed:
+            if not self._holds(lease):
+                return None
+            return self.claim(lease.space, lease.name, holder=lease.holder, seconds=seconds)
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back, if it is still held."""
+        with self._changed:
+            if self._holds(lease):
+                self._space(lease.space).leases[lease.name] = Lease(
+                    space=lease.space,
+                    name=lease.name,
+                    holder=lease.holder,
+                    token=lease.token,
+                    expires_at_us=0,
+                )
+
+    # Reading
+    def missing(self, space: str, names: Sequence[str]) -> set[str]:
+        """Which of these objects are not stored."""
+        with self._changed:
+            return set(names) - self._space(space).objects.keys()
+
+    def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:
+        """Content, in the order asked for."""
+        with self._changed:
+            return [self._space(space).content_at(address) for address in addresses]
+
+    def list_info(self, space: str, list_id: str) -> ListInfo | None:
+        """A list's length and parent."""
+        with self._changed:
+            stored = self._space(space).lists.get(list_id)
+            return stored.info if stored is not None else None
+
+    def lineage(self, space: str, list_id: str) -> list[ListInfo]:
+        """A list and its ancestors, itself first."""
+        with self._changed:
+            return self._space(space).lineage(list_id)
+
+    def read_list(self, space: str, list_id: str, start: int, stop: int) -> list[Content]:
+        """The items from ``start`` up to ``stop`` (or the end), through all parents."""
+        with self._changed:
+            rows = self._space(space)
+            if list_id not in rows.lists:
+                raise NotFound(f"there is no list {list_id!r} in space {space!r}")
+            return [
+                rows.content_at(item) if isinstance(item, str) else item
+                for item in rows.items(list_id, start, stop)
+            ]
+
+    def refs(self, space: str, names: Sequence[str]) -> dict[str, Ref]:
+        """The refs among these names that exist."""
+        with self._changed:
+            rows = self._space(space).refs
+            return {name: rows[name].ref for name in names if name in rows and not rows[name].deleted}
+
+    def scan_refs(self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000) -> list[Ref]:
+        """Refs whose name starts with ``prefix``, by name, behind ``after``."""
+        check_limit(limit)
+        with self._changed:
+            rows = self._space(space).refs
+            names = sorted(
+                name for name in rows if name.startswith(prefix) and (after is None or name > after)
+            )
+            return [rows[name].ref for name in names if not rows[name].deleted][:limit]
+
+    def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
+        """Events in order, a page at a time."""
+        check_limit(limit)
+        place = decode_cursor(query, after) if after is not None else None
+        with self._changed:
+            found = [record for record in self._space(space).records.values() if _wanted(record.event, query)]
+        found.sort(key=lambda record: _place(record, query), reverse=query.newest_first)
+        if place is not None:
+            found = [
+                record
+                for record in found
+                if (_place(record, query) < place if query.newest_first else _place(record, query) > place)
+            ]
+        page = found[:limit]
+        more = len(found) > limit
+        return Page(
+            records=tuple(page),
+            cursor=encode_cursor(query, page[-1].event.ts_us, page[-1].seq) if more else None,
+        )
+
+    def wait(self, space: str, after_seq: int, *, seconds: float) -> int:
+        """Block until the space's last sequence number is past ``after_seq``, or time is up; give it back."""
+        deadline = monotonic() + seconds
+        with self._changed:
+            while (seq := self._space(space).seq) <= after_seq and (left := deadline - monotonic()) > 0:
+                self._changed.wait(left)
+            return seq
+
+    def sums(self, space: str, query: SumQuery) -> list[Sum]:
+        """Totals from the roll-ups."""
+        with self._changed:
+            return summarise(self._space(space).cells, query)
+
+    def search(self, space: str, query: SearchQuery) -> SearchResult:
+        """Texts that match, those with the most of the words first."""
+        check_limit(query.limit)
+        terms = query_terms(query.text)
+        with self._changed:
+            rows = self._space(space)
+            hits = [
+                Hit(
+                    collection=text.collection,
+                    name=text.name,
+                    namespace=text.namespace,
+                    source=text.source,
+                    score=score,
+                )
+                for text in rows.texts.values()
+                if text.collection == query.collection and query.namespace in {None, text.namespace}
+                if (score := _score(text, rows.content_at(text.source), terms))
+            ]
+            hits.sort(key=lambda each: (-each.score, each.name))
+            return SearchResult(hits=tuple(hits[: query.limit]), indexed_through=rows.seq)
+
+    def scan_scopes(
+        self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000
+    ) -> list[str]:
+        """Erasure scopes that anything is stored under, by name, behind ``after``."""
+        check_limit(limit)
+        with self._changed:
+            names = sorted(self._space(space).scopes())
+        return [name for name in names if name.startswith(prefix) and (after is None or name > after)][:limit]
+
+    def spaces(self) -> list[str]:
+        """All spaces that were ever written to, by name."""
+        with self._changed:
+            return sorted(self._spaces)
+
+    # Looking after itself
+    def erase(self, space: str, plan: Erasure) -> Erased:
+        """Remove what the plan names, and the unshared content behind it."""
+        with self._changed:
+            return maintenance.erase(self._known(space), plan)
+
+    def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
+        """Mark what refs and events can reach, and remove the rest."""
+        with self._changed:
+            now_us = self._clock.now_us()
+            return maintenance.sweep(
+                self._known(space), now_us=now_us, dry_run=dry_run, grace_seconds=grace_seconds
+            )
+
+    def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
+        """Verify everything, as of now."""
+        with self._changed:
+            found = list(maintenance.check(self._known(space), read_content=read_content))
+        return iter(found)
+
+    def reindex(self, space: str) -> None:
+        """Count the roll-ups again; the search index is not kept, so it cannot be stale."""
+        with self._changed:
+            rows = self._known(space)
+            rows.cells = deltas(record.event for record in rows.records.values())
+
+    def stats(self, space: str) -> SpaceStats:
+        """What the space holds."""
+        with self._changed:
+            return maintenance.stats(self._known(space))
+
+    def export(self, space: str, *, after: str | None = None) -> Iterator[Slice]:
+        """Everything in the space as slices in a loadable order, behind a position."""
+        with self._changed:
+            slices = maintenance.export(self._known(space), after=after)
+        return iter(slices)
+
+    def load(self, space: str, part: Slice) -> None:
+        """Take a slice of another engine's `export`; loading it twice changes nothing."""
+        check_space(space)
+        with self._changed:
+            rows = self._spaces.setdefault(space, self._space(space))
+            maintenance.load(rows, part, now_us=self._clock.now_us())
+            self._changed.notify_all()
+
+    def snapshot_to(self, folder: Path) -> None:
+        """Not offered: nothing here outlives the process."""
+        raise Unsupported(
+            f"the memory engine cannot write a snapshot to {folder}; copy the store to a folder instead"
+        )
+
+    def close(self) -> None:
+        """Let go of everything. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _space(self, name: str) -> Space:
+        """A space, or an empty one that nobody keeps until something was written to it."""
+        if self._closed:
+            raise Closed("this memory engine was closed; open a new one")
+        return self._spaces.get(name) or Space(name)
+
+    def _known(self, name: str) -> Space:
+        """A space that something was written to."""
+        if name not in self._spaces:
+            check_space(name)
+            self._space(name)
+            raise NotFound(f"there is no space {name!r} in this store; nothing was ever written to it")
+        return self._space(name)
+
+    def _holds(self, lease: Lease) -> bool:
+        held = self._space(lease.space).leases.get(lease.name)
+        return (
+            held is not None
+            and held.holder == lease.holder
+            and held.token == lease.token
+            and held.expires_at_us > self._clock.now_us()
+        )
+
+
+def _wanted(event: Event, query: EventQuery) -> bool:
+    return (
+        (not query.kinds or event.kind in query.kinds)
+        and (not query.ids or event.id in query.ids)
+        and (query.since_us is None or event.ts_us >= query.since_us)
+        and (query.until_us is None or event.ts_us < query.until_us)
+        and all(
+            getattr(query, name) in {None, getattr(event, name)}
+            for name in ("scope", "run", "thread", "span", "agent", "status")
+        )
+    )
+
+
+def _place(record: Record, query: EventQuery) -> tuple[int, int]:
+    return (record.event.ts_us if query.order == "time" else 0, record.seq)
+
+
+def _score(text: TextRow, content: Content, terms: list[str]) -> int:
+    """How many of the terms a text holds."""
+    found = text_of(content).lower()
+    if text.tokens == "trigrams":
+        return sum(term in found for term in terms)
+    stems = _stems(found)
+    return sum(_stems(term) <= stems for term in terms)
+
+
+def _stems(text: str) -> set[str]:
+    return {_ENDINGS.sub("", word.group()) for word in _WORD.finditer(text)}

@@ -1,0 +1,383 @@
+"""One space of the memory engine: plain dicts, and the commit that changes them.
+
+A commit first looks at everything it needs and decides (`_check`, `_moved`, `_grown`), then changes
+everything (`_apply`). Only the first half can fail, so a rejected batch leaves no trace. This is the
+reference model that the other engines are compared with: it is written to be obviously right, not fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from treering.core.batch import ABSENT, ANY, Add, Delete, Receipt, Set, content_links, event_links
+from treering.core.clock import day_of
+from treering.core.content import ListAt, ObjectAt, SlotAt, list_address, parse_address
+from treering.core.lists import MAX_DEPTH, locate
+from treering.core.records import ListInfo, Record, Ref, RefRow, TextRow
+from treering.core.rollups import deltas
+from treering.errors import Conflict, Fenced, InvalidInput, ListMoved, MissingObjects, NotFound, RefMoved
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from treering.core.batch import Append, Batch, Event, RefChange, Text, Tokens
+    from treering.core.content import Address, Content
+    from treering.core.records import Lease
+    from treering.core.rollups import Cell, Measures
+
+
+@dataclass
+class StoredObject:
+    """An object, and when it was last staged, brought or required."""
+
+    content: Content
+    wanted_at_us: int
+
+
+@dataclass
+class StoredBody:
+    """The slots of one part of a commit."""
+
+    scope: str
+    slots: tuple[Content, ...]
+    committed_at_us: int
+
+
+@dataclass
+class StoredList:
+    """A list, the items that it owns, and its last change."""
+
+    info: ListInfo
+    seq: int
+    changed_at_us: int
+    items: list[Content | Address] = field(default_factory=list["Content | Address"])
+
+
+@dataclass
+class Space:
+    """All rows of one space."""
+
+    name: str
+    seq: int = 0
+    committed_at_us: int = 0
+    commits: dict[str, Receipt] = field(default_factory=dict[str, Receipt])
+    objects: dict[str, StoredObject] = field(default_factory=dict[str, StoredObject])
+    bodies: dict[tuple[str, int], StoredBody] = field(default_factory=dict[tuple[str, int], StoredBody])
+    records: dict[int, Record] = field(default_factory=dict[int, Record])
+    event_keys: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    lists: dict[str, StoredList] = field(default_factory=dict[str, StoredList])
+    refs: dict[str, RefRow] = field(default_factory=dict[str, RefRow])
+    texts: dict[tuple[str, str], TextRow] = field(default_factory=dict[tuple[str, str], TextRow])
+    cells: dict[Cell, Measures] = field(default_factory=dict["Cell", "Measures"])
+    leases: dict[str, Lease] = field(default_factory=dict[str, "Lease"])
+
+    def commit(self, batch: Batch, now_us: int) -> Receipt:
+        """Take all of a batch, or raise and take nothing."""
+        replayed = self.commits.get(batch.id)
+        if replayed is not None:
+            return replayed
+        self._check_fences(batch, now_us)
+        self._check_addresses(batch)
+        refs = [self._moved(change) for change in batch.refs]
+        lists = self._grown(batch)
+        return self._apply(batch, refs, lists, max(now_us, self.committed_at_us + 1))
+
+    def content_at(self, address: Address) -> Content:
+        """The content at an address, or `NotFound`."""
+        match parse_address(address):
+            case ObjectAt(name) if name in self.objects:
+                return self.objects[name].content
+            case SlotAt(batch, part, index) if index < len(self.slots(batch, part)):
+                return self.slots(batch, part)[index]
+            case ListAt(list_id):
+                raise InvalidInput(
+                    f"{address!r} is a list, not content; read it with read_list({list_id!r}, ...)"
+                )
+            case _:
+                raise NotFound(f"nothing is stored at {address!r} in space {self.name!r}")
+
+    def holds(self, address: Address) -> bool:
+        """Whether an address resolves."""
+        match parse_address(address):
+            case ObjectAt(name):
+                return name in self.objects
+            case SlotAt(batch, part, index):
+                return index < len(self.slots(batch, part))
+            case ListAt(list_id):
+                return list_id in self.lists
+
+    def slots(self, batch: str, part: int) -> tuple[Content, ...]:
+        """The contents of a body; none when it is not there."""
+        body = self.bodies.get((batch, part))
+        return body.slots if body is not None else ()
+
+    def lineage(self, list_id: str) -> list[ListInfo]:
+        """A list and its ancestors, itself first."""
+        found: list[ListInfo] = []
+        next_id: str | None = list_id
+        while next_id is not None and next_id in self.lists:
+            found.append(self.lists[next_id].info)
+            next_id = found[-1].parent
+        return found
+
+    def items(self, list_id: str, start: int, stop: int) -> list[Content | Address]:
+        """The items of a list, its parents' included."""
+        found: list[Content | Address] = []
+        for run in locate(self.lineage(list_id), start, stop):
+            stored = self.lists[run.list]
+            found += stored.items[run.start - stored.info.start : run.stop - stored.info.start]
+        return found
+
+    def links(self, address: Address) -> Iterator[Address]:
+        """What the content or list at an address points at."""
+        match parse_address(address):
+            case ListAt(list_id):
+                stored = self.lists.get(list_id)
+                if stored is not None:
+                    if stored.info.parent is not None:
+                        yield list_address(stored.info.parent)
+                    for item in stored.items:
+                        yield from [item] if isinstance(item, str) else content_links(item)
+            case _:
+                if self.holds(address):
+                    yield from content_links(self.content_at(address))
+
+    def scopes(self) -> set[str]:
+        """The erasure scopes of everything that is here."""
+        return {
+            *(record.event.scope for record in self.records.values()),
+            *(row.ref.scope for row in self.refs.values()),
+            *(stored.info.scope for stored in self.lists.values()),
+            *(body.scope for body in self.bodies.values()),
+            *(text.scope for text in self.texts.values()),
+        }
+
+    def add_record(self, record: Record) -> bool:
+        """Put an event into the journal and the totals, unless its id is there already that day."""
+        key = (day_of(record.event.ts_us), record.event.id)
+        if key in self.event_keys:
+            return False
+        self.event_keys.add(key)
+        self.records[record.seq] = record
+        self.add_to_totals([record.event], sign=1)
+        return True
+
+    def remove_record(self, seq: int) -> None:
+        """Take an event out of the journal and the totals."""
+        event = self.records.pop(seq).event
+        self.event_keys.discard((day_of(event.ts_us), event.id))
+        self.add_to_totals([event], sign=-1)
+
+    def add_to_totals(self, events: Iterable[Event], *, sign: int) -> None:
+        """Count events in or out; a total of no events is gone."""
+        for cell, measures in deltas(events).items():
+            old = self.cells.get(cell, [0] * len(measures))
+            new = [a + sign * b for a, b in zip(old, measures, strict=True)]
+            if new[0]:
+                self.cells[cell] = new
+            else:
+                self.cells.pop(cell, None)
+
+    # Deciding
+    def _check_fences(self, batch: Batch, now_us: int) -> None:
+        for fence in batch.fences:
+            lease = self.leases.get(fence.lease)
+            if lease is None or lease.token != fence.token or lease.expires_at_us <= now_us:
+                raise Fenced(
+                    f"lease {fence.lease!r} is not held under token {fence.token} any more; "
+                    "nothing was written: claim it again"
+                )
+
+    def _check_addresses(self, batch: Batch) -> None:
+        own_lists = {append.list for append in batch.lists}
+        missing: dict[str, None] = {}
+        dangling: list[Address] = []
+        for name in batch.requires:
+            if name not in self.objects and name not in batch.objects:
+                missing[name] = None
+        for address in addresses_in(batch):
+            match parse_address(address):
+                case ObjectAt(name):
+                    if name not in self.objects and name not in batch.objects:
+                        missing[name] = None
+                case SlotAt(batch.id, _, _):
+                    pass  # intake has seen that the batch brings it
+                case ListAt(list_id) if list_id in own_lists:
+                    pass
+                case _:
+                    if not self.holds(address):
+                        dangling.append(address)
+        if missing:
+            raise MissingObjects(tuple(missing))
+        if dangling:
+            raise NotFound(
+                f"batch {batch.id!r} points at {dangling[0]!r}, which is not stored; nothing was written"
+            )
+
+    def _moved(self, change: RefChange) -> tuple[RefChange, int, bytes | None]:
+        """The version and value (``None``: deleted) that a ref will have."""
+        row = self.refs.get(change.name)
+        version = row.ref.version if row is not None else 0
+        value = row.ref.value if row is not None and not row.deleted else None
+        if change.expect == ABSENT:
+            if value is not None:
+                raise RefMoved(f"ref {change.name!r} exists at version {version}, expected it to be absent")
+        elif change.expect != ANY and (value is None or version != change.expect):
+            actual = f"is at version {version}" if value is not None else "does not exist"
+            raise RefMoved(
+                f"ref {change.name!r} {actual}, expected version {change.expect}; read it and try again"
+            )
+        match change.change:
+            case Set(value=new):
+                return change, version + 1, new
+            case Delete():
+                return change, version + 1 if value is not None else version, None
+            case Add() as added:
+                return change, version + 1, b"%d" % added.total(change.name, value)
+
+    def _grown(self, batch: Batch) -> list[tuple[Append, ListInfo]]:
+        """What each append makes of its list; later ones see what earlier ones of the batch did."""
+        infos: dict[str, ListInfo] = {}
+        grown: list[tuple[Append, ListInfo]] = []
+        for append in batch.lists:
+            info = self._info(append.list, infos)
+            if info is None:
+                info = self._created(append, infos)
+            elif info.length != append.at:
+                raise ListMoved(
+                    f"list {append.list!r} has {info.length} items, expected {append.at}; "
+                    "start a child list from the position you know"
+                )
+            elif append.parent is not None and append.parent != info.parent:
+                raise Conflict(
+                    f"list {append.list!r} exists with parent {info.parent!r}, expected {append.parent!r}; "
+                    "choose another id for a new list"
+                )
+            elif info.scope != append.scope:
+                raise ListMoved(f"list {append.list!r} is of scope {info.scope!r}, not of {append.scope!r}")
+            info = msgspec.structs.replace(info, length=info.length + len(append.items))
+            infos[append.list] = info
+            grown.append((append, info))
+        return grown
+
+    def _created(self, append: Append, infos: dict[str, ListInfo]) -> ListInfo:
+        if append.parent is None:
+            if append.at:
+                raise Conflict(f"list {append.list!r} does not exist, so it cannot grow at {append.at}")
+            return ListInfo(list=append.list, scope=append.scope, parent=None, start=0, length=0, depth=0)
+        parent = self._info(append.parent, infos)
+        if parent is None:
+            raise NotFound(f"list {append.list!r} names the parent {append.parent!r}, which does not exist")
+        if parent.length < append.at:
+            raise Conflict(
+                f"list {append.parent!r} has {parent.length} items, cannot branch off at {append.at}"
+            )
+        if parent.depth >= MAX_DEPTH:
+            raise InvalidInput(
+                f"list {append.parent!r} has {parent.depth} ancestors and can have no child; flatten it first"
+            )
+        return ListInfo(
+            list=append.list,
+            scope=append.scope,
+            parent=append.parent,
+            start=append.at,
+            length=append.at,
+            depth=parent.depth + 1,
+        )
+
+    def _info(self, list_id: str, infos: dict[str, ListInfo]) -> ListInfo | None:
+        stored = self.lists.get(list_id)
+        return infos.get(list_id) or (stored.info if stored is not None else None)
+
+    # Changing
+    def _apply(
+        self,
+        batch: Batch,
+        refs: list[tuple[RefChange, int, bytes | None]],
+        lists: list[tuple[Append, ListInfo]],
+        at_us: int,
+    ) -> Receipt:
+        first_seq = self.seq + 1
+        self.seq += max(1, len(batch.events))
+        self.committed_at_us = at_us
+        for name, content in batch.objects.items():
+            self.objects.setdefault(name, StoredObject(content, at_us))
+        for name in (*batch.requires, *batch.objects, *_objects_in(batch)):
+            self.objects[name].wanted_at_us = at_us
+        for number, part in enumerate(batch.parts):
+            self.bodies[batch.id, number] = StoredBody(part.scope, part.slots, at_us)
+        for append, info in lists:
+            stored = self.lists.setdefault(append.list, StoredList(info, self.seq, at_us))
+            stored.info, stored.seq, stored.changed_at_us = info, self.seq, at_us
+            stored.items += append.items
+        for change, version, value in refs:
+            self._set_ref(change, version, value, at_us)
+        for text in batch.texts:
+            self._set_text(text)
+        new_events = 0
+        for seq, event in enumerate(batch.events, first_seq):
+            record = Record(seq=seq, batch=batch.id, committed_at_us=at_us, event=event)
+            new_events += self.add_record(record)
+        receipt = Receipt(
+            batch=batch.id,
+            first_seq=first_seq,
+            last_seq=self.seq,
+            committed_at_us=at_us,
+            versions={change.name: version for change, version, _ in refs},
+            sums={
+                change.name: int(value or 0) for change, _, value in refs if isinstance(change.change, Add)
+            },
+            new_events=new_events,
+        )
+        self.commits[batch.id] = receipt
+        return receipt
+
+    def _set_ref(self, change: RefChange, version: int, value: bytes | None, at_us: int) -> None:
+        if not version:
+            return  # the deletion of a ref that never was
+        ref = Ref(
+            name=change.name,
+            scope=change.scope,
+            version=version,
+            value=value or b"",
+            links=change.change.links if isinstance(change.change, Set) else (),
+            seq=self.seq,
+            changed_at_us=at_us,
+        )
+        self.refs[change.name] = RefRow(ref=ref, deleted=value is None)
+
+    def _set_text(self, text: Text) -> None:
+        if text.source is None:
+            self.texts.pop((text.collection, text.name), None)
+            return
+        cuts: list[Tokens] = [row.tokens for row in self.texts.values() if row.collection == text.collection]
+        self.texts[text.collection, text.name] = TextRow(
+            collection=text.collection,
+            tokens=cuts[0] if cuts else text.tokens,
+            name=text.name,
+            namespace=text.namespace,
+            scope=text.scope,
+            source=text.source,
+        )
+
+
+def addresses_in(batch: Batch) -> Iterator[Address]:
+    """Every address that a batch names."""
+    for append in batch.lists:
+        yield from (item for item in append.items if isinstance(item, str))
+    for event in batch.events:
+        yield from event_links(event)
+    for change in batch.refs:
+        if isinstance(change.change, Set):
+            yield from change.change.links
+    yield from (text.source for text in batch.texts if text.source is not None)
+
+
+def _objects_in(batch: Batch) -> Iterator[str]:
+    for address in addresses_in(batch):
+        place = parse_address(address)
+        if isinstance(place, ObjectAt):
+            yield place.name

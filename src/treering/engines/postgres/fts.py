@@ -1,0 +1,165 @@
+"""Full-text search on rows of lexemes that we cut ourselves.
+
+A row of ``fts`` holds the stems (or trigrams) of a text as a ``tsvector``, how often each occurs, and two
+lexemes more that stand for its collection and its namespace. So one GIN index answers "these words in this
+namespace" by intersecting the lists, and another tenant's texts are never even looked at. Scores are
+Okapi BM25 over the texts that were searched: rare words count more, repeated ones a little more, long
+texts less; among equals, the older text comes first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from typing import Final
+
+from treering.core.batch import Tokens
+from treering.core.query import SearchQuery
+from treering.core.text import folded, stem, words
+from treering.engines.sql.search import TextIndex
+from treering.engines.sql.session import Session
+
+_GRAM: Final = 3
+_MARK: Final = "\x01"
+"""What the lexemes of collections and namespaces begin with, and no other."""
+
+_MOST_REPEATS: Final = 50
+_LONGEST_LEXEME: Final = 200
+_LARGEST_VECTOR: Final = 900_000
+"""PostgreSQL's limit is a megabyte; what is behind it in a text is not indexed."""
+
+_COUNT_LIMIT: Final = 100_000
+"""A collection counts as having no more texts than this: weights hardly change from there on."""
+
+_MOST_LEXEMES: Final = 128
+"""A question is its first so many lexemes."""
+
+
+class PostgresTextIndex(TextIndex):
+    """Texts in the table ``fts``."""
+
+    def create(self, session: Session, collection: int, tokens: Tokens) -> None:
+        """Nothing to make: all collections share the table."""
+
+    def add(
+        self, session: Session, collection: int, tokens: Tokens, texts: Sequence[tuple[int, str, str]]
+    ) -> None:
+        """Index texts: number, namespace, words."""
+        session.tell_many(
+            "INSERT INTO fts (no, collection, namespace, terms) VALUES (?, ?, ?, ?)",
+            [
+                (no, collection, space, _vector(text, tokens, _marks(collection, space)))
+                for no, space, text in texts
+            ],
+        )
+
+    def drop(self, session: Session, collection: int, text: tuple[int, str, str]) -> None:
+        """Take one text out."""
+        del collection
+        session.tell("DELETE FROM fts WHERE no = ?", (text[0],))
+
+    def remove(self, session: Session, space: int, numbers: Sequence[int]) -> int:
+        """Take texts out of the index and forget their rows; unlike FTS5, by their numbers alone."""
+        del space
+        chosen = [(number,) for number in set(numbers)]
+        session.tell_many("DELETE FROM fts WHERE no = ?", chosen)
+        session.tell_many("DELETE FROM text WHERE no = ?", chosen)
+        return len(chosen)
+
+    def clear(self, session: Session, collection: int, tokens: Tokens) -> None:
+        """Take all texts of a collection out."""
+        del tokens
+        session.tell("DELETE FROM fts WHERE collection = ?", (collection,))
+
+    def settle(self, session: Session, collections: Sequence[int]) -> None:
+        """Nothing to do: a deleted row is not found by any query."""
+
+    def find(
+        self, session: Session, collection: int, tokens: Tokens, terms: Sequence[str], query: SearchQuery
+    ) -> list[tuple[int, float]]:
+        """Numbers and scores of texts that hold any of the terms, best first."""
+        wanted = [_quoted(lexeme) for lexeme in dict.fromkeys(_question(terms, tokens))][:_MOST_LEXEMES]
+        if not wanted:
+            return []
+        only = [query.namespace] if query.namespace is not None else []
+        mark = _quoted(_marks(collection, query.namespace)[-1])
+        match = f"{mark} & ( {' | '.join(wanted)} )"
+        parameters = (*wanted, match, collection, *only, collection, *only, _COUNT_LIMIT, query.limit)
+        return [(no, score) for no, score in session.rows(_find_sql(len(wanted), bool(only)), parameters)]
+
+
+@lru_cache(maxsize=2 * _MOST_LEXEMES)
+def _find_sql(count: int, in_namespace: bool) -> str:  # noqa: FBT001 - a key of the cache
+    """The search for ``count`` lexemes: find, weigh each lexeme by how many texts hold it, add up.
+
+    ts_rank of one word that occurs n times is (1 + 1/4 + ... + 1/n^2) / 1.64493, so n is r / (1 - r) / 1.6,
+    within two in a hundred. The rest is BM25 with its usual k1 = 1.2 and b = 0.75.
+    """
+    numbers = range(count)
+    only = "collection = ?" + (" AND namespace = ?" if in_namespace else "")
+    ranks = ", ".join(f"ts_rank('{{1,1,1,1}}', terms, ?::tsquery)::float8 AS r{i}" for i in numbers)
+    holders = ", ".join(f"(count(*) FILTER (WHERE r{i} > 0))::float8 AS h{i}" for i in numbers)
+    weights = ", ".join(f"ln(1 + (most - h{i} + 0.5) / (h{i} + 0.5)) AS w{i}" for i in numbers)
+    score = " + ".join(f"w{i} * 2.2 * r{i} / (r{i} + (1 - r{i}) * k)" for i in numbers)
+    return f"""
+        WITH found AS MATERIALIZED (
+          SELECT no, length(terms)::float8 AS size, {ranks} FROM fts WHERE terms @@ ?::tsquery AND {only}
+        ), texts AS (
+          SELECT count(*) AS total FROM (SELECT 1 FROM fts WHERE {only} LIMIT ?) AS sample
+        ), held AS (
+          SELECT avg(size) AS mean, count(*) AS hits, {holders} FROM found
+        ), weighed AS MATERIALIZED (
+          SELECT mean, {weights}
+          FROM (SELECT *, greatest(total, hits)::float8 AS most FROM held, texts) AS counted
+        )
+        SELECT no, {score} AS score
+        FROM (SELECT *, 1.92 * (0.25 + 0.75 * size / mean) AS k FROM found, weighed) AS hit
+        ORDER BY score DESC, no LIMIT ?
+    """
+
+
+def _marks(collection: int, namespace: str | None) -> list[str]:
+    """The lexemes for a collection, and for a namespace in it."""
+    whole = f"{_MARK}{collection}"
+    if namespace is None:
+        return [whole]
+    digest = sha256(namespace.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+    return [whole, f"{whole}.{digest}"]
+
+
+def _vector(text: str, tokens: Tokens, marks: Sequence[str]) -> str:
+    """A text as PostgreSQL reads a tsvector: ``'lexeme':1,2,3`` for one that occurs three times."""
+    lexemes = _grams(text) if tokens == "trigrams" else map(stem, words(text))
+    parts = [_quoted(mark) for mark in marks]
+    size = 0
+    for lexeme, times in Counter(lexeme[:_LONGEST_LEXEME] for lexeme in lexemes).items():
+        repeats = min(times, _MOST_REPEATS)
+        size += len(lexeme.encode()) + 2 * repeats + 4
+        if size > _LARGEST_VECTOR:
+            break
+        parts.append(f"{_quoted(lexeme)}:{_POSITIONS[repeats]}")
+    return " ".join(parts)
+
+
+def _question(terms: Iterable[str], tokens: Tokens) -> Iterator[str]:
+    for term in terms:
+        if tokens == "trigrams":
+            yield from _grams(term)
+        else:
+            yield from (stem(word)[:_LONGEST_LEXEME] for word in words(term))
+
+
+def _grams(text: str) -> Iterator[str]:
+    """Every run of three characters that are not control characters: for languages without spaces."""
+    text = folded(text)
+    grams = (text[at : at + _GRAM] for at in range(len(text) - _GRAM + 1))
+    return (gram for gram in grams if gram.isprintable())
+
+
+def _quoted(lexeme: str) -> str:
+    return "'" + lexeme.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+_POSITIONS: Final = [",".join(map(str, range(1, count + 1))) for count in range(_MOST_REPEATS + 1)]

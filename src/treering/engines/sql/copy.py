@@ -1,0 +1,604 @@
+"""A space as slices: the reading half of a copy (`loading` is the other).
+
+The tables are walked one behind the other, each along an index that begins with the space, so a slice
+costs what it holds and not what the store holds. Joins repeat the position as a lower bound of the inner
+table, for the same reason: a list of a million items is not read from its start for each slice.
+
+A position names the table and the last key in it: it means the same in another process and after rows
+were added or removed. Each slice is its own short read transaction; bytes in packs are read after it has
+ended. Rows that are committed behind the position of a running export are not in it, and rows that point
+at them may be: whoever wants a copy of a space that is being written to exports again until nothing was
+committed in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.batch import Batch, Text
+from treering.core.content import KIND_NUMBERS, KINDS, Address, Content
+from treering.core.frame import pack_body, seal, unpack_body, unseal
+from treering.core.lists import MAX_DEPTH
+from treering.core.records import BodyRow, CommitRow, ItemRow, ListInfo, ListRow, RefRow, Slice, TextRow
+from treering.core.rollups import deltas
+from treering.engines.sql import read
+from treering.engines.sql.commit.encode import prepare
+from treering.engines.sql.commit.state import count_removal, pack_receipt, unpack_receipt
+from treering.engines.sql.objects import PackGone
+from treering.engines.sql.read import body_part, is_sheaf, positions_bound, unbind
+from treering.engines.sql.rollups import add_to_rollups
+from treering.engines.sql.rows import (
+    EVENT_COLUMNS,
+    ITEM_POSITION_MASK,
+    RECORD_SELECT,
+    REF_SELECT,
+    RUN,
+    body_key,
+    event_row,
+    item_key,
+    join_links,
+    record_of,
+    ref_of,
+    run_rows,
+)
+from treering.engines.sql.session import in_chunks
+from treering.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from treering.core.records import Record
+    from treering.engines.sql.objects import Located, Objects
+    from treering.engines.sql.search import TextIndex
+    from treering.engines.sql.session import Database, Row, Session
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Slices taken in: the writing half of a copy (`dumping` is the other).
+#
+# Rows keep their sequence numbers, versions and times; only the internal numbers of commits, lists and
+# scopes are this store's own, so keys that are composed from them are composed anew. Everything is written
+# in a way that a second time changes nothing: what is there stays, a ref or a list gives way to a later
+# state of itself. Roll-ups and the search index are brought along for what was new, so the store can be
+# read from the first slice on. **Invariant:** a row is written only when what its key is made of (the commit
+# of a body or event, the parent of a list, the list of an item) is there; of a source that was being
+# written to, the rest comes with the next export.
+
+
+_COMMIT: Final = (
+    "INSERT INTO commits (no, space, batch, first_seq, last_seq, committed_at_us, receipt) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+_BODY: Final = "INSERT INTO body (key, scope, frame) VALUES (?, ?, ?) ON CONFLICT (key) DO NOTHING"
+_EVENT: Final = (
+    f"INSERT INTO event ({', '.join(EVENT_COLUMNS)}) VALUES ({', '.join('?' * len(EVENT_COLUMNS))}) "
+    "ON CONFLICT DO NOTHING"
+)
+_LIST: Final = (
+    "INSERT INTO list (no, space, id, scope, parent, start, length, depth, seq) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_ITEM: Final = "INSERT INTO item (key, kind, frame, address) VALUES (?, ?, ?, ?) ON CONFLICT (key) DO NOTHING"
+_REF: Final = (
+    "INSERT INTO ref (space, name, scope, version, value, links, seq, changed_at_us) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (space, name) DO UPDATE SET scope = excluded.scope, "
+    "version = excluded.version, value = excluded.value, links = excluded.links, seq = excluded.seq, "
+    "changed_at_us = excluded.changed_at_us WHERE ref.version < excluded.version "
+    "OR (ref.version = excluded.version AND ref.seq < excluded.seq)"
+)
+_TEXT: Final = (
+    "SELECT t.name, t.namespace, s.name, t.source FROM collection c JOIN text t ON t.collection = c.no "
+    "JOIN scope s ON s.no = t.scope WHERE c.space = ? AND c.name = ? AND t.name IN (@)"
+)
+
+
+def load(database: Database, objects: Objects, texts: TextIndex, space: int, part: Slice) -> None:
+    """Take a slice in; taking it in twice changes nothing."""
+    if part.objects:
+        objects.stage(database, space, part.objects)
+    # Compressing needs no lock, so it is done before there is one.
+    bodies = [(row, seal(pack_body(row.slots))) for row in part.bodies]
+    items = [(row, None if isinstance(row.item, str) else seal(row.item.data)) for row in part.items]
+    with database.writing(space) as session:
+        loading = _Loading(session, objects, texts, space)
+        loading.scopes(part)
+        loading.commits(part.commits)
+        loading.bodies(bodies)
+        loading.records(part.records)
+        loading.lists(part.lists)
+        loading.items(items)
+        loading.texts(part.texts)
+        loading.refs(part.refs)
+        loading.counters(part)
+
+
+class _Loading:
+    """One slice, in one transaction."""
+
+    def __init__(self, session: Session, objects: Objects, texts: TextIndex, space: int) -> None:
+        self._session = session
+        self._objects = objects
+        self._texts = texts
+        self._space = space
+        self._scopes: dict[str, int] = {}
+
+    def scopes(self, part: Slice) -> None:
+        names = {row.scope for row in part.bodies}
+        names.update(row.event.scope for row in part.records)
+        names.update(row.info.scope for row in part.lists)
+        names.update(row.scope for row in part.texts)
+        names.update(row.ref.scope for row in part.refs)
+        self._scopes = self._known("scope", "name", names)
+        new = [name for name in names if name not in self._scopes]
+        if new:
+            numbers = dict(zip(new, self._session.numbers("scope", len(new)), strict=True))
+            self._session.many(
+                "INSERT INTO scope (no, space, name) VALUES (?, ?, ?)",
+                [(no, self._space, name) for name, no in numbers.items()],
+            )
+            self._scopes |= numbers
+
+    def commits(self, rows: Sequence[CommitRow]) -> None:
+        known = self._known("commits", "batch", [row.receipt.batch for row in rows])
+        new = [row.receipt for row in rows if row.receipt.batch not in known]
+        self._many(
+            _COMMIT,
+            [
+                (
+                    no,
+                    self._space,
+                    receipt.batch,
+                    receipt.first_seq,
+                    receipt.last_seq,
+                    receipt.committed_at_us,
+                    pack_receipt(receipt.versions, receipt.sums, receipt.new_events),
+                )
+                for no, receipt in zip(self._numbers("commits", len(new)), new, strict=True)
+            ],
+        )
+
+    def bodies(self, rows: Sequence[tuple[BodyRow, bytes]]) -> None:
+        commits = self._known("commits", "batch", [row.batch for row, _ in rows])
+        self._many(
+            _BODY,
+            [
+                (body_key(commits[row.batch], row.part), self._scopes[row.scope], frame)
+                for row, frame in rows
+                if row.batch in commits
+            ],
+        )
+
+    def records(self, records: Sequence[Record]) -> None:
+        commits = self._known("commits", "batch", [record.batch for record in records])
+        there = self._seqs(records)
+        new = {
+            record.seq: record for record in records if record.batch in commits and record.seq not in there
+        }
+        rows = [
+            event_row(
+                record.event,
+                space=self._space,
+                scope=self._scopes[record.event.scope],
+                seq=record.seq,
+                commit_no=commits[record.batch],
+                own_slots=f"s:{record.batch}:",
+            )
+            for record in new.values()
+        ]
+        if not rows:
+            return
+        self._many(RUN, run_rows(self._space, (record.event.run for record in new.values())))
+        written = list(new.values())
+        if self._session.many(_EVENT, rows) != len(rows):
+            inserted = self._seqs(written)
+            written = [record for record in written if record.seq in inserted]
+        add_to_rollups(self._session, self._space, deltas(record.event for record in written))
+
+    def lists(self, rows: Sequence[ListRow]) -> None:
+        named = [row.info.list for row in rows]
+        numbers = self._known("list", "id", {*named, *(row.info.parent for row in rows if row.info.parent)})
+        grown = [
+            (row.info.length, row.seq, numbers[row.info.list], row.seq)
+            for row in rows
+            if row.info.list in numbers
+        ]
+        self._many("UPDATE list SET length = ?, seq = ? WHERE no = ? AND seq < ?", grown)
+        new = [row for row in rows if row.info.list not in numbers]
+        fresh: list[Any] = []
+        for row, no in zip(new, self._numbers("list", len(new)), strict=True):
+            info = row.info
+            if info.parent is not None and info.parent not in numbers:
+                continue
+            numbers[info.list] = no
+            parent = None if info.parent is None else numbers[info.parent]
+            scope = self._scopes[info.scope]
+            fresh.append(
+                (no, self._space, info.list, scope, parent, info.start, info.length, info.depth, row.seq)
+            )
+        self._many(_LIST, fresh)
+
+    def items(self, rows: Sequence[tuple[ItemRow, bytes | None]]) -> None:
+        lists = self._known("list", "id", [row.list for row, _ in rows])
+        found = [
+            (item_key(lists[row.list], row.position), None, None, row.item)
+            if isinstance(row.item, str)
+            else (item_key(lists[row.list], row.position), KIND_NUMBERS[row.item.kind], frame, None)
+            for row, frame in rows
+            if row.list in lists
+        ]
+        bound = positions_bound(self._session, [key for key, *_ in found])
+        self._many(_ITEM, [row for row in found if row[0] not in bound] if bound else found)
+
+    def texts(self, rows: Sequence[TextRow]) -> None:
+        by_collection: dict[str, list[TextRow]] = {}
+        for row in rows:
+            by_collection.setdefault(row.collection, []).append(row)
+        for collection, each in by_collection.items():
+            there = {
+                tuple(found)
+                for found in in_chunks(
+                    self._session, _TEXT, (self._space, collection), [row.name for row in each]
+                )
+            }
+            new = [row for row in each if (row.name, row.namespace, row.scope, row.source) not in there]
+            self._index(row for row in new if self._is_there(row))
+
+    def refs(self, rows: Sequence[RefRow]) -> None:
+        self._many(
+            _REF,
+            [
+                (
+                    self._space,
+                    row.ref.name,
+                    self._scopes[row.ref.scope],
+                    row.ref.version,
+                    None if row.deleted else row.ref.value,
+                    join_links(row.ref.links),
+                    row.ref.seq,
+                    row.ref.changed_at_us,
+                )
+                for row in rows
+            ],
+        )
+
+    def counters(self, part: Slice) -> None:
+        count_removal(self._session, self._space)
+        for column, value in (("seq", part.last_seq), ("committed_at_us", part.committed_at_us)):
+            self._session.run(
+                f"UPDATE space SET {column} = ? WHERE no = ? AND {column} < ?", (value, self._space, value)
+            )
+
+    def _index(self, rows: Iterable[TextRow]) -> None:
+        texts = tuple(
+            Text(
+                collection=row.collection,
+                name=row.name,
+                scope=row.scope,
+                source=row.source,
+                namespace=row.namespace,
+                tokens=row.tokens,
+            )
+            for row in rows
+        )
+        if texts:
+            batch = prepare(Batch(id="load", space="load", texts=texts))
+            self._texts.put(self._session, self._space, self._scopes, batch)
+
+    def _is_there(self, row: TextRow) -> bool:
+        try:
+            read.get(self._session, self._space, self._objects, [row.source])
+        except NotFound:
+            return False
+        return True
+
+    def _seqs(self, records: Iterable[Record]) -> set[int]:
+        found = in_chunks(
+            self._session,
+            "SELECT seq FROM event WHERE space = ? AND seq IN (@)",
+            (self._space,),
+            [record.seq for record in records],
+        )
+        return {seq for (seq,) in found}
+
+    def _known(self, table: str, column: str, names: Iterable[str]) -> dict[str, int]:
+        sql = f"SELECT {column}, no FROM {table} WHERE space = ? AND {column} IN (@)"
+        return dict(in_chunks(self._session, sql, (self._space,), list(dict.fromkeys(names))))  # pyright: ignore[reportArgumentType]
+
+    def _numbers(self, table: str, count: int) -> list[int]:
+        return self._session.numbers(table, count) if count else []
+
+    def _many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        if rows:
+            self._session.many(sql, rows)
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+__all__ = ["export", "load"]
+
+SLICE_ROWS: Final = 1000
+SLICE_BYTES: Final = 8 * 1024 * 1024
+"""A slice ends before the row that would exceed this (frames count as they are stored)."""
+
+Key = list[Any]
+_Found = tuple[dict[str, Any], Key | None]
+"""Fields of a slice, and the key behind them; no key: the section has no more."""
+
+
+def export(
+    database: Database, objects: Objects, space: int, space_name: str, after: str | None = None
+) -> Iterator[Slice]:
+    """Everything in a space, in a loadable order, behind a position."""
+    del space_name  # slices hold no name: they are loaded under any
+    return _Export(database, objects, space).slices(*_parse(after))
+
+
+class _Export:
+    def __init__(self, database: Database, objects: Objects, space: int) -> None:
+        self._database = database
+        self._objects = objects
+        self._space = space
+
+    def slices(self, section: str, key: Key) -> Iterator[Slice]:
+        names = [*_SECTIONS, _END]
+        for name in names[names.index(section) : -1]:
+            at: Key | None = key if name == section else []
+            while at is not None:
+                part, at = self._slice(name, at)
+                if part is not None:
+                    yield part
+
+    def _slice(self, section: str, key: Key) -> tuple[Slice | None, Key | None]:
+        try:
+            return self._read_slice(section, key)
+        except PackGone:  # objects were moved into another pack since they were located
+            return self._read_slice(section, key)
+
+    def _read_slice(self, section: str, key: Key) -> tuple[Slice | None, Key | None]:
+        with self._database.reading() as session:
+            ((seq, committed_at_us),) = session.rows(
+                "SELECT seq, committed_at_us FROM space WHERE no = ?", (self._space,)
+            )
+            fields, behind = _SECTIONS[section](self, session, key)
+        located: Located | None = fields.pop("located", None)
+        if located is not None:
+            found = self._objects.read(located)
+            fields["objects"] = tuple(found[name] for name in sorted(found))
+        if not any(fields.values()):
+            return None, behind
+        position = (section, behind) if behind is not None else (_following(section), _FIRST)
+        part = Slice(
+            position=msgspec.json.encode(position).decode(),
+            last_seq=seq,
+            committed_at_us=committed_at_us,
+            **fields,
+        )
+        return part, behind
+
+    def inline_objects(self, session: Session, key: Key) -> _Found:
+        rows = session.rows(
+            "SELECT name, size FROM object WHERE space = ? AND name > ? AND frame IS NOT NULL "
+            "ORDER BY name LIMIT ?",
+            (self._space, bytes.fromhex(key[0]) if key else b"", SLICE_ROWS),
+        )
+        page = _cut(rows, size=1)
+        names = [bytes(name).hex() for name, _ in page]
+        fields = {"located": self._objects.locate(session, self._space, names)} if names else {}
+        return fields, _behind(rows, page, lambda row: [bytes(row[0]).hex()])
+
+    def packed_objects(self, session: Session, key: Key) -> _Found:
+        """Pack by pack in the order of the file, so that each frame is unfolded for one slice only."""
+        pack, *place, name = key or (0, 0, 0, "")
+        rows = session.rows(
+            'SELECT name, size, "offset", inner_offset FROM object WHERE pack = ? '
+            'AND ("offset", inner_offset, name) > (?, ?, ?) ORDER BY "offset", inner_offset, name LIMIT ?',
+            (pack, *place, bytes.fromhex(name), SLICE_ROWS),
+        )
+        if not rows:
+            following = session.rows(
+                "SELECT no FROM pack WHERE space = ? AND no > ? ORDER BY no LIMIT 1", (self._space, pack)
+            )
+            return {}, [following[0][0], 0, 0, ""] if following else None
+        page = _cut(rows, size=1)
+        names = [bytes(row[0]).hex() for row in page]
+        located = self._objects.locate(session, self._space, names)
+        return {"located": located}, [pack, *page[-1][2:], names[-1]]
+
+    def commits(self, session: Session, key: Key) -> _Found:
+        rows = session.rows(
+            "SELECT batch, first_seq, last_seq, committed_at_us, receipt FROM commits "
+            "WHERE space = ? AND batch > ? ORDER BY batch LIMIT ?",
+            (self._space, key[0] if key else "", SLICE_ROWS),
+        )
+        commits = tuple(CommitRow(receipt=unpack_receipt(*row)) for row in rows)
+        return {"commits": commits}, _behind(rows, rows, lambda row: [row[0]])
+
+    def bodies(self, session: Session, key: Key) -> _Found:
+        batch, part = key or ("", -1)
+        rows = session.rows(
+            "SELECT c.batch, b.key, length(b.frame) FROM commits c "
+            "JOIN body b ON b.key > c.no * 65536 + CASE WHEN c.batch = ? THEN ? ELSE -1 END "
+            "AND b.key < (c.no + 1) * 65536 WHERE c.space = ? AND c.batch >= ? "
+            "ORDER BY c.batch, b.key LIMIT ?",
+            (batch, part, self._space, batch, SLICE_ROWS),
+        )
+        page = _cut(rows, size=2)
+        frames = {
+            at: (scope, bytes(frame))
+            for at, scope, frame in in_chunks(
+                session,
+                "SELECT b.key, s.name, b.frame FROM body b JOIN scope s ON s.no = b.scope WHERE b.key IN (@)",
+                (),
+                [row[1] for row in page],
+            )
+        }
+        bodies: list[BodyRow] = []
+        for name, at, _ in page:
+            scope, frame = frames[at]
+            number = body_part(at)[1]
+            where = f"body {number} of commit {name!r}"
+            slots = tuple(unpack_body(unseal(frame, where), where))
+            bodies.append(BodyRow(batch=name, part=number, scope=scope, slots=slots))
+        return {"bodies": tuple(bodies)}, _behind(rows, page, lambda row: [row[0], body_part(row[1])[1]])
+
+    def records(self, session: Session, key: Key) -> _Found:
+        after = key[0] if key else 0
+        sizes = session.rows(
+            "SELECT seq, length(data) FROM event WHERE space = ? AND seq > ? ORDER BY seq LIMIT ?",
+            (self._space, after, SLICE_ROWS),
+        )
+        page = _cut(sizes, size=1)
+        rows = (
+            session.rows(
+                f"{RECORD_SELECT} WHERE e.space = ? AND e.seq > ? AND e.seq <= ? ORDER BY e.seq",
+                (self._space, after, page[-1][0]),
+            )
+            if page
+            else []
+        )
+        return {"records": tuple(map(record_of, rows))}, _behind(sizes, page, lambda row: [row[0]])
+
+    def lists(self, session: Session, key: Key) -> _Found:
+        """By depth, so that parents come before their children."""
+        depth, after = key or (0, "")
+        rows = session.rows(
+            "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.seq FROM list l "
+            "JOIN scope s ON s.no = l.scope LEFT JOIN list p ON p.no = l.parent "
+            "WHERE l.space = ? AND l.depth = ? AND l.id > ? ORDER BY l.id LIMIT ?",
+            (self._space, depth, after, SLICE_ROWS),
+        )
+        found = tuple(
+            ListRow(
+                info=ListInfo(
+                    list=row[0], scope=row[1], parent=row[2], start=row[3], length=row[4], depth=row[5]
+                ),
+                seq=row[6],
+            )
+            for row in rows
+        )
+        behind = _behind(rows, rows, lambda row: [depth, row[0]])
+        if behind is None and depth <= MAX_DEPTH:
+            behind = [depth + 1, ""]
+        return {"lists": found}, behind
+
+    def items(self, session: Session, key: Key) -> _Found:
+        list_id, position = key or ("", -1)
+        rows = session.rows(
+            "SELECT l.id, i.key, i.kind, i.address, length(i.frame) FROM list l "
+            "JOIN item i ON i.key > l.no * 4294967296 + CASE WHEN l.id = ? THEN ? ELSE -1 END "
+            "AND i.key < (l.no + 1) * 4294967296 WHERE l.space = ? AND l.id >= ? "
+            "ORDER BY l.id, i.key LIMIT ?",
+            (list_id, position, self._space, list_id, SLICE_ROWS),
+        )
+        page = _cut(rows, size=4)
+        frames = {
+            at: bytes(frame)
+            for at, frame in in_chunks(
+                session,
+                "SELECT key, frame FROM item WHERE key IN (@)",
+                (),
+                [row[1] for row in page if row[3] is None],
+            )
+        }
+        items: list[ItemRow] = []
+        for name, at, kind, address, _ in page:
+            here = at & ITEM_POSITION_MASK
+            where = f"item {here} of list {name!r}"
+            found: Sequence[Content | Address]
+            if address is not None:
+                found = (Address(address),)
+            elif is_sheaf(kind):
+                found = unbind(kind, frames[at], where)
+            else:
+                found = (Content(KINDS[int(kind)], unseal(frames[at], where)),)
+            items += [ItemRow(list=name, position=at, item=item) for at, item in enumerate(found, here)]
+        return {"items": tuple(items)}, _behind(rows, page, lambda row: [row[0], row[1] & ITEM_POSITION_MASK])
+
+    def texts(self, session: Session, key: Key) -> _Found:
+        collection, after = key or ("", "")
+        rows = session.rows(
+            "SELECT c.name, c.tokens, t.name, t.namespace, s.name, t.source FROM collection c "
+            "JOIN text t ON t.collection = c.no AND t.name > CASE WHEN c.name = ? THEN ? ELSE '' END "
+            "JOIN scope s ON s.no = t.scope WHERE c.space = ? AND c.name >= ? "
+            "ORDER BY c.name, t.name LIMIT ?",
+            (collection, after, self._space, collection, SLICE_ROWS),
+        )
+        found = tuple(
+            TextRow(
+                collection=row[0],
+                tokens=row[1],
+                name=row[2],
+                namespace=row[3],
+                scope=row[4],
+                source=Address(row[5]),
+            )
+            for row in rows
+        )
+        return {"texts": found}, _behind(rows, rows, lambda row: [row[0], row[2]])
+
+    def refs(self, session: Session, key: Key) -> _Found:
+        after = key[0] if key else ""
+        sizes = session.rows(
+            "SELECT name, length(value) FROM ref WHERE space = ? AND name > ? ORDER BY name LIMIT ?",
+            (self._space, after, SLICE_ROWS),
+        )
+        page = _cut(sizes, size=1)
+        rows = (
+            session.rows(
+                f"{REF_SELECT} WHERE r.space = ? AND r.name > ? AND r.name <= ? ORDER BY r.name",
+                (self._space, after, page[-1][0]),
+            )
+            if page
+            else []
+        )
+        found = tuple(RefRow(ref=ref_of(row), deleted=row[3] is None) for row in rows)
+        return {"refs": found}, _behind(sizes, page, lambda row: [row[0]])
+
+
+_SECTIONS: Final[dict[str, Callable[[_Export, Session, Key], _Found]]] = {
+    "objects": _Export.inline_objects,
+    "packs": _Export.packed_objects,
+    "commits": _Export.commits,
+    "bodies": _Export.bodies,
+    "records": _Export.records,
+    "lists": _Export.lists,
+    "items": _Export.items,
+    "texts": _Export.texts,
+    "refs": _Export.refs,
+}
+_END: Final = "end"
+_FIRST: Final[Key] = []
+
+
+def _following(section: str) -> str:
+    names = [*_SECTIONS, _END]
+    return names[names.index(section) + 1]
+
+
+def _parse(position: str | None) -> tuple[str, Key]:
+    if position is None:
+        return next(iter(_SECTIONS)), []
+    try:
+        section, key = msgspec.json.decode(position, type=tuple[str, Key])
+    except msgspec.DecodeError:
+        section, key = "", []
+    if section != _END and section not in _SECTIONS:
+        raise InvalidInput(f"not a position of an export: {position[:80]!r}; pass that of the slice before")
+    return section, key
+
+
+def _cut(rows: Sequence[Row], *, size: int) -> list[Row]:
+    """As many rows as a slice takes; ``size`` is the column with their bytes."""
+    total = 0
+    for count, row in enumerate(rows):
+        total += row[size] or 0
+        if count and total > SLICE_BYTES:
+            return list(rows[:count])
+    return list(rows)
+
+
+def _behind(rows: Sequence[Row], page: Sequence[Row], key: Callable[[Row], Key]) -> Key | None:
+    """The key behind a page; ``None`` when these were the last rows."""
+    return key(page[-1]) if len(rows) == SLICE_ROWS or len(page) < len(rows) else None

@@ -1,0 +1,391 @@
+"""The engine contract over any SQL database: thin calls into the nouns beside this file.
+
+A driver (`engines.sqlite`, `engines.postgres`) brings a `Database` and its index of texts; everything
+that the two have in common, which is nearly everything, is here once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, overload
+
+from treering.core.batch import Receipt
+from treering.core.failpoints import declare, hit
+from treering.core.ids import check_space
+from treering.core.query import check_limit
+from treering.core.records import Lease, ListInfo, Page, SearchResult
+from treering.engines.sql import copy, read, rollups, verify
+from treering.engines.sql import stats as stats_module
+from treering.engines.sql.commit.decide import Accepted, decide_all
+from treering.engines.sql.commit.encode import prepare, together
+from treering.engines.sql.commit.group import GroupCommit
+from treering.engines.sql.commit.state import Remembered, read_current
+from treering.engines.sql.commit.write import write_group
+from treering.engines.sql.gc import erase as erase_module
+from treering.engines.sql.gc import sweep as sweep_module
+from treering.engines.sql.objects import PackGone
+from treering.engines.sql.read import ItemCache
+from treering.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from treering.core.batch import Batch
+    from treering.core.content import Address, Content
+    from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
+    from treering.core.records import Checked, Erased, Problem, Ref, Slice, SpaceStats, Sum, Swept
+    from treering.engines.sql.commit.encode import Prepared
+    from treering.engines.sql.commit.group import Outcome
+    from treering.engines.sql.commit.state import Current
+    from treering.engines.sql.objects import Objects
+    from treering.engines.sql.search import TextIndex
+    from treering.engines.sql.session import Database, Session
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Leases: who may do a thing now.
+#
+# Volatile rows on the database's own clock, outside the journal. The token grows with every change of
+# holder and is never taken back, so that a writer who slept through the end of its lease is recognised
+# at its next commit, not by its own clock.
+
+
+def claim(
+    session: Session, space: int, space_name: str, name: str, *, holder: str, now_us: int, until_us: int
+) -> Lease | None:
+    """Take, renew, or fail to take a lease."""
+    rows = session.rows(
+        "SELECT holder, token, expires_at_us FROM lease WHERE space = ? AND name = ?", (space, name)
+    )
+    token = 1
+    if rows:
+        held_by, token, expires_at_us = rows[0]
+        held = held_by is not None and expires_at_us > now_us
+        if held and held_by != holder:
+            return None
+        if not held:
+            token += 1
+        session.run(
+            "UPDATE lease SET holder = ?, token = ?, expires_at_us = ? WHERE space = ? AND name = ?",
+            (holder, token, until_us, space, name),
+        )
+    else:
+        session.run(
+            "INSERT INTO lease (space, name, holder, token, expires_at_us) VALUES (?, ?, ?, ?, ?)",
+            (space, name, holder, token, until_us),
+        )
+    return Lease(space=space_name, name=name, holder=holder, token=token, expires_at_us=until_us)
+
+
+def heartbeat(session: Session, space: int, lease: Lease, *, now_us: int, until_us: int) -> Lease | None:
+    """Prolong a lease that is still held."""
+    changed = session.run(
+        "UPDATE lease SET expires_at_us = ? WHERE space = ? AND name = ? AND token = ? AND expires_at_us > ?",
+        (until_us, space, lease.name, lease.token, now_us),
+    )
+    if not changed:
+        return None
+    return Lease(
+        space=lease.space, name=lease.name, holder=lease.holder, token=lease.token, expires_at_us=until_us
+    )
+
+
+def release(session: Session, space: int, lease: Lease) -> None:
+    """Give a lease back; its token stays used."""
+    session.run(
+        "UPDATE lease SET holder = NULL, expires_at_us = 0 WHERE space = ? AND name = ? AND token = ?",
+        (space, lease.name, lease.token),
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+BEGIN: Final = declare("commit.begin", "a batch was accepted for commit; nothing is written")
+BEFORE_COMMIT: Final = declare("commit.before_commit", "all rows of a group are written, not committed")
+AFTER_COMMIT: Final = declare("commit.after_commit", "a group is durable, nobody has heard of it")
+
+
+class RelationalEngine:
+    """Everything of the `Engine` contract that SQL databases share."""
+
+    def __init__(
+        self, database: Database, objects: Objects, texts: TextIndex, *, counters_first: bool
+    ) -> None:
+        self._database = database
+        self._objects = objects
+        self._texts = texts
+        self._spaces: dict[str, int] = {}
+        self._remembered = Remembered(counters_first=counters_first)
+        self._items = ItemCache()
+        self._group = GroupCommit(self._write)
+
+    # Writing
+    def commit(self, batch: Batch) -> Receipt:
+        """Commit a batch: atomic, idempotent, durable when it returns."""
+        return self._group.commit(prepare(batch))
+
+    def submit(self, batch: Batch) -> Future[Receipt]:
+        """Commit a batch in the background; the future resolves when it is durable."""
+        return self._group.submit(prepare(batch))
+
+    def _write(self, group: Sequence[Prepared]) -> list[Outcome]:
+        """Commit a group in one transaction a space; how each batch fared, in order."""
+        if len(group) == 1:
+            return self._write_to(group[0].batch.space, [group[0]])
+        by_space: dict[str, list[Prepared]] = {}
+        for prepared in group:
+            by_space.setdefault(prepared.batch.space, []).append(prepared)
+        outcomes = {name: iter(self._write_to(name, members)) for name, members in by_space.items()}
+        return [next(outcomes[prepared.batch.space]) for prepared in group]
+
+    def _write_to(self, name: str, group: list[Prepared]) -> list[Outcome]:
+        hit(BEGIN)
+        space = self._space_number(name, create=True)
+        outcomes = self._write_space(space, group)
+        hit(AFTER_COMMIT)
+        self._committed(name)
+        return outcomes
+
+    def _write_space(self, space: int, group: list[Prepared], *, all_new: bool = False) -> list[Outcome]:
+        memory = self._remembered.of(space)
+        needs = together([prepared.needs for prepared in group])
+        with self._database.writing() as session:  # the space is locked with the first question
+            current = read_current(session, space, needs, self._database.now_us(), memory)
+            outcomes = self._write_decided(session, current, decide_all(current, group), all_new=all_new)
+        memory.keep(current, len(group))
+        return outcomes
+
+    def _write_decided(
+        self, session: Session, current: Current, decisions: Sequence[Accepted | Outcome], *, all_new: bool
+    ) -> list[Outcome]:
+        accepted = [each for each in decisions if isinstance(each, Accepted)]
+        written: list[Receipt] = []
+        if accepted:
+            written = write_group(session, current, accepted, self._texts, all_new=all_new)
+        hit(BEFORE_COMMIT)
+        if len(written) == len(decisions):
+            return written  # pyright: ignore[reportReturnType] - a list of nothing but receipts
+        receipts = {receipt.batch: receipt for receipt in written}
+        return [
+            receipts.get(each.batch, each) if isinstance(each, Receipt) else each
+            for each in (each.receipt if isinstance(each, Accepted) else each for each in decisions)
+        ]
+
+    def _committed(self, space: str) -> None:
+        """Called after each commit to a space, for followers."""
+
+    def stage(self, space: str, contents: Iterable[Content]) -> list[str]:
+        """Store objects ahead of the commit that will require them."""
+        return self._objects.stage(self._database, self._space_number(space, create=True), contents)
+
+    def claim(self, space: str, name: str, *, holder: str, seconds: float) -> Lease | None:
+        """Take a lease, or ``None`` while someone else holds it."""
+        number = self._space_number(space, create=True)
+        with self._database.writing(number) as session:
+            now_us = self._database.now_us()
+            return claim(
+                session,
+                number,
+                space,
+                name,
+                holder=holder,
+                now_us=now_us,
+                until_us=now_us + round(seconds * 1e6),
+            )
+
+    def heartbeat(self, lease: Lease, *, seconds: float) -> Lease | None:
+        """Prolong a lease; ``None`` when it was lost."""
+        number = self._space_number(lease.space, create=True)
+        with self._database.writing(number) as session:
+            now_us = self._database.now_us()
+            return heartbeat(session, number, lease, now_us=now_us, until_us=now_us + round(seconds * 1e6))
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back, if it is still held."""
+        number = self._space_number(lease.space, create=True)
+        with self._database.writing(number) as session:
+            release(session, number, lease)
+
+    # Reading
+    def missing(self, space: str, names: Sequence[str]) -> set[str]:
+        """Which of these objects are not stored."""
+        number = self._space_number(space)
+        if number is None:
+            return set(names)
+        with self._database.reading() as session:
+            return self._objects.missing(session, number, names)
+
+    def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:
+        """Verified content, in the order asked for."""
+        number = self._space_number(space)
+        if number is None and addresses:
+            raise NotFound(f"nothing is stored at {addresses[0]!r}: there is no space {space!r}")
+        return self._read(lambda session: read.get(session, number or 0, self._objects, addresses))
+
+    def list_info(self, space: str, list_id: str) -> ListInfo | None:
+        """A list's length and parent."""
+        line = self.lineage(space, list_id)
+        return line[0] if line else None
+
+    def lineage(self, space: str, list_id: str) -> list[ListInfo]:
+        """A list and its ancestors, itself first."""
+        number = self._space_number(space)
+        if number is None:
+            return []
+        with self._database.reading() as session:
+            return [info for info, _ in read.lineage(session, number, list_id)]
+
+    def read_list(self, space: str, list_id: str, start: int, stop: int) -> list[Content]:
+        """The items from ``start`` up to ``stop`` (or the end), through all parents."""
+        number = self._space_number(space)
+        if number is None:
+            raise NotFound(f"there is no list {list_id!r} in space {space!r}")
+        if self._items.has_some:
+            with self._database.asking() as session:
+                found = read.remembered_list(session, number, self._items, list_id, start, stop)
+            if found is not None:
+                return found
+        return self._read(
+            lambda session: read.read_list(session, number, self._objects, self._items, list_id, start, stop)
+        )
+
+    def _read(self, question: Callable[[Session], list[Content]]) -> list[Content]:
+        """Read content; once more from the start when a pack was rewritten under it."""
+        try:
+            with self._database.reading() as session:
+                return question(session)
+        except PackGone:
+            with self._database.reading() as session:
+                return question(session)
+
+    def refs(self, space: str, names: Sequence[str]) -> dict[str, Ref]:
+        """The refs among these names that exist."""
+        number = self._space_number(space)
+        if number is None or not names:
+            return {}
+        with self._database.asking() if len(names) == 1 else self._database.reading() as session:
+            return read.refs(session, number, names)
+
+    def scan_refs(self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000) -> list[Ref]:
+        """Refs under a prefix, by name."""
+        number = self._space_number(space)
+        if number is None:
+            return []
+        with self._database.asking() as session:
+            return read.scan_refs(session, number, prefix, after, limit)
+
+    def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
+        """Events in order, a page at a time."""
+        number = self._space_number(space)
+        if number is None:
+            check_limit(limit)
+            return Page(records=(), cursor=None)
+        with self._database.asking() if query.thread is None else self._database.reading() as session:
+            return read.scan(session, number, query, after, limit)
+
+    def sums(self, space: str, query: SumQuery) -> list[Sum]:
+        """Totals from the roll-ups."""
+        number = self._space_number(space)
+        if number is None:
+            return []
+        with self._database.reading() as session:
+            return rollups.sums(session, number, query)
+
+    def search(self, space: str, query: SearchQuery) -> SearchResult:
+        """Texts that match, best first."""
+        number = self._space_number(space)
+        if number is None:
+            return SearchResult(hits=(), indexed_through=0)
+        with self._database.reading() as session:
+            return self._texts.search(session, number, query)
+
+    def scan_scopes(
+        self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000
+    ) -> list[str]:
+        """Erasure scopes that anything is stored under."""
+        number = self._space_number(space)
+        if number is None:
+            return []
+        with self._database.asking() as session:
+            return read.scan_scopes(session, number, prefix, after, limit)
+
+    def spaces(self) -> list[str]:
+        """All spaces that were ever written to, by name."""
+        with self._database.reading() as session:
+            return [name for (name,) in session.rows("SELECT name FROM space WHERE seq > 0 ORDER BY name")]
+
+    # Looking after itself
+    def erase(self, space: str, plan: Erasure) -> Erased:
+        """Remove what the plan names, and the unshared content behind it."""
+        number = self._number_or_not_found(space)
+        try:
+            return erase_module.erase(self._database, self._objects, self._texts, number, plan)
+        finally:
+            self._items.clear()
+            self._remembered.forget(number)
+
+    def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
+        """Mark what refs and events can reach, and remove the rest."""
+        number = self._number_or_not_found(space)
+        return sweep_module.sweep(
+            self._database, self._objects, number, dry_run=dry_run, grace_seconds=grace_seconds
+        )
+
+    def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
+        """Verify everything."""
+        number = self._number_or_not_found(space)
+        return verify.check(self._database, self._objects, self._texts, number, read_content=read_content)
+
+    def reindex(self, space: str) -> None:
+        """Rebuild all that is derived: roll-ups and search index."""
+        number = self._number_or_not_found(space)
+        rollups.rebuild(self._database, number)
+        self._texts.rebuild(self._database, number)
+
+    def stats(self, space: str) -> SpaceStats:
+        """What the space holds."""
+        return stats_module.stats(self._database, self._number_or_not_found(space), space)
+
+    def export(self, space: str, *, after: str | None = None) -> Iterator[Slice]:
+        """Everything in the space as slices in a loadable order."""
+        number = self._number_or_not_found(space)
+        return copy.export(self._database, self._objects, number, space, after)
+
+    def load(self, space: str, part: Slice) -> None:
+        """Take a slice of another engine's `export`."""
+        number = self._space_number(space, create=True)
+        copy.load(self._database, self._objects, self._texts, number, part)
+
+    # Spaces
+    def _number_or_not_found(self, space: str) -> int:
+        number = self._space_number(space)
+        if number is None:
+            raise NotFound(f"there is no space {space!r} in this store; nothing was ever written to it")
+        return number
+
+    @overload
+    def _space_number(self, name: str, *, create: Literal[True]) -> int: ...
+    @overload
+    def _space_number(self, name: str) -> int | None: ...
+    def _space_number(self, name: str, *, create: bool = False) -> int | None:
+        number = self._spaces.get(name)
+        if number is None:
+            check_space(name)
+            with self._database.asking() as session:
+                rows = session.rows("SELECT no FROM space WHERE name = ?", (name,))
+            if not rows and create:
+                rows = [(self._create_space(name),)]
+            if rows:
+                number = self._spaces[name] = rows[0][0]
+        return number
+
+    def _create_space(self, name: str) -> int:
+        now_us = self._database.now_us()
+        with self._database.writing() as session:
+            session.run(
+                "INSERT INTO space (name, seq, committed_at_us, created_at_us) VALUES (?, 0, ?, ?) "
+                "ON CONFLICT (name) DO NOTHING",
+                (name, 0, now_us),
+            )
+            ((number,),) = session.rows("SELECT no FROM space WHERE name = ?", (name,))
+        return number

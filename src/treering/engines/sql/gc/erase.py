@@ -1,0 +1,717 @@
+"""Erasure: what a plan names goes, with the content that only this led to.
+
+One pass over all roots of the space feeds two walks: *doomed* begins at the rows that go, *alive* at all
+that stay (every list outside of the plan counts as alive: a writer may be about to link it). What only the
+first one reached is deleted, at once and whatever its age; what both reached stays and is named in the
+result, with a scope that keeps it. A small plan goes in one transaction; a large one in slices, rows that
+link to something before what they link to. Then packs that lost an object are written anew, and the storage
+is wiped. **Invariant:** at no moment does an address lead nowhere, and an erasure that was cut short is
+finished by running it again.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from treering.core.content import KIND_NUMBERS, slot_address
+from treering.core.failpoints import declare, hit
+from treering.core.query import is_built_on, is_there
+from treering.core.records import Erased
+from treering.core.rollups import MEASURES, deltas
+from treering.engines.sql.commit.state import count_removal, pack_receipt, unpack_receipt
+from treering.engines.sql.gc.mark import PAGE, Mark, Walk, slot_key
+from treering.engines.sql.gc.sweep import SLICE, Removal, drop_unused_runs, drop_unused_scopes
+from treering.engines.sql.objects import ORPHAN_SECONDS
+from treering.engines.sql.read import body_part
+from treering.engines.sql.rollups import kept
+from treering.engines.sql.rows import RECORD_SELECT, record_of
+from treering.engines.sql.session import in_chunks
+from treering.engines.sql.spill import Scratch, Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from treering.core.batch import Event
+    from treering.core.query import Erasure
+    from treering.engines.sql.objects import Objects
+    from treering.engines.sql.search import TextIndex
+    from treering.engines.sql.session import Database, Row, Session
+
+
+# -----------------------------------------------------------------------------------------------------------
+# What an erasure names, as rows: its scopes by number, and the lists and bodies that are theirs.
+#
+# Resolving a plan also finds who depends on it: lists that branch off from one that would go, and records of
+# other scopes that link to one. Such a scope goes along (``cascade``) or stops the erasure.
+
+
+class Planned:
+    """The rows that a plan takes. Large sets of them lie in a scratch."""
+
+    def __init__(
+        self, database: Database, space: int, plan: Erasure, extra_scopes: frozenset[int], scratch: Scratch
+    ) -> None:
+        self._database = database
+        self._space = space
+        self._seqs = frozenset(plan.event_seqs)
+        self._refs = frozenset(plan.refs)
+        self.lists = Seen(scratch, "planned_list", "number")
+        self.bodies = Seen(scratch, "planned_body", "number")
+        with database.reading() as session:
+            sql = "SELECT no FROM scope WHERE space = ? AND name IN (@)"
+            named = {no for (no,) in in_chunks(session, sql, (space,), list(plan.scopes))}
+            sql = "SELECT no, scope FROM list WHERE space = ? AND id IN (@)"
+            self._single_lists = dict(in_chunks(session, sql, (space,), list(plan.lists)))
+        self.scopes = named | extra_scopes
+        self._last_lists: dict[int, int] = {}
+        self._last_bodies: dict[int, int] = {}
+        self.lists.add(self._single_lists)
+
+    def takes(self, what: str, scope: int, key: Any) -> bool:
+        """Whether a row goes."""
+        if scope in self.scopes:
+            return True
+        if what == "event":
+            return key in self._seqs
+        if what == "ref":
+            return key in self._refs
+        return what == "list" and key in self._single_lists
+
+    def branched_off(self, session: Session) -> set[int]:
+        """The scopes of lists that stay and whose parents go."""
+        found: set[int] = set()
+        of_scopes = (
+            "SELECT DISTINCT c.no, c.scope FROM list p JOIN list c ON c.parent = p.no "
+            "WHERE c.scope <> p.scope AND p.scope IN (@)"
+        )
+        of_lists = "SELECT no, scope FROM list WHERE parent IN (@)"
+        for sql, values in ((of_scopes, self.scopes), (of_lists, self._single_lists)):
+            children = in_chunks(session, sql, (), list(values))
+            found.update(scope for no, scope in children if not self.takes("list", scope, no))
+        return found
+
+    def gather(self, doomed: Walk, session: Session | None = None) -> None:
+        """Find the lists and bodies of the scopes, and let a walk begin at them.
+
+        Done a second time, it finds what is new since.
+        """
+        doomed.enter_lists(self._single_lists)
+        for scope in sorted(self.scopes):
+            self._gather_lists(doomed, scope, session)
+            self._gather_bodies(doomed, scope, session)
+        doomed.drain(session)
+
+    def _gather_lists(self, doomed: Walk, scope: int, session: Session | None) -> None:
+        after = self._last_lists.get(scope, 0)
+        while True:
+            with self._opened(session) as reading:
+                rows = reading.rows(
+                    "SELECT no FROM list WHERE scope = ? AND no > ? ORDER BY no LIMIT ?", (scope, after, PAGE)
+                )
+            numbers = dict.fromkeys((no for (no,) in rows), scope)
+            self.lists.add(numbers)
+            doomed.enter_lists(numbers)
+            if rows:
+                self._last_lists[scope] = after = rows[-1][0]
+            if len(rows) < PAGE:
+                return
+
+    def _gather_bodies(self, doomed: Walk, scope: int, session: Session | None) -> None:
+        after = self._last_bodies.get(scope, 0)
+        while True:
+            with self._opened(session) as reading:
+                rows = reading.rows(
+                    "SELECT key FROM body WHERE scope = ? AND key > ? ORDER BY key LIMIT ?",
+                    (scope, after, PAGE),
+                )
+                keys = dict.fromkeys((key for (key,) in rows), scope)
+                self.bodies.add(keys)
+                doomed.enter_bodies(reading, keys)
+            if rows:
+                self._last_bodies[scope] = after = rows[-1][0]
+            if len(rows) < PAGE:
+                return
+
+    def row_count(self, session: Session) -> int:
+        """About how many rows go."""
+        count = len(self._seqs) + len(self._refs)
+        for table, size in (
+            ("event", "count(*)"),
+            ("ref", "count(*)"),
+            ("text", "count(*)"),
+            ("body", "count(*)"),
+            ("list", "coalesce(sum(length - start), 0) + count(*)"),
+        ):
+            sql = f"SELECT {size} FROM {table} WHERE scope IN (@)"
+            count += sum(int(number) for (number,) in in_chunks(session, sql, (), list(self.scopes)))
+        sql = "SELECT coalesce(sum(length - start), 0) FROM list WHERE no IN (@)"
+        return count + sum(int(number) for (number,) in in_chunks(session, sql, (), list(self._single_lists)))
+
+    def _opened(self, session: Session | None) -> AbstractContextManager[Session]:
+        return self._database.reading() if session is None else nullcontext(session)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Cutting rows out: the events, refs and texts of an erasure, with everything that repeats them.
+#
+# An event is also in the totals, so what it added is taken off again; a total of no events goes. A ref's
+# name also stands in the receipt of every commit that moved it; the receipt stays, because it makes a
+# repeated batch harmless, but without the name. A text is also in the search index. **Invariant:** after
+# each transaction the totals equal a recount, and the index holds exactly the texts that have a row.
+
+
+_CELL: Final = " AND ".join(
+    f"{name} = ?" for name in ("space", "grain", "key", "day", "agent", "model", "kind", "currency")
+)
+_SUBTRACT: Final = f"UPDATE rollup SET {', '.join(f'{name} = {name} - ?' for name in MEASURES)} WHERE {_CELL}"
+_DROP_EMPTY: Final = f"DELETE FROM rollup WHERE {_CELL} AND events = 0"
+
+
+class Cutting:
+    """The rows that a plan takes out of journal, refs and texts."""
+
+    def __init__(
+        self,
+        database: Database,
+        texts: TextIndex,
+        space: int,
+        *,
+        plan: Erasure,
+        planned: Planned,
+        scratch: Scratch,
+    ) -> None:
+        self._database = database
+        self._texts = texts
+        self._space = space
+        self._scopes = sorted(planned.scopes)
+        self._seqs = sorted(set(plan.event_seqs))
+        self._names = sorted(set(plan.refs))
+        self._erased_names = Seen(scratch, "erased_ref", "text")
+        self._receipts = Seen(scratch, "receipt", "number")
+        self._cleaned = 0
+        self.events = self.refs = self.texts = self.bytes = 0
+
+    def some(self, session: Session, limit: int) -> int:
+        """Cut up to about this many rows out; none left when it gives 0."""
+        removed = self._some_texts(session, limit)
+        removed += self._some_events(session, limit) if removed < limit else 0
+        removed += self._some_refs(session, limit) if removed < limit else 0
+        return removed
+
+    def _some_texts(self, session: Session, limit: int) -> int:
+        sql = f"SELECT no FROM text WHERE scope IN (@) LIMIT {limit}"
+        numbers = [no for (no,) in in_chunks(session, sql, (), self._scopes)]
+        if numbers:
+            self.texts += self._texts.remove(session, self._space, numbers)
+        return len(numbers)
+
+    def _some_events(self, session: Session, limit: int) -> int:
+        sql = f"{RECORD_SELECT} WHERE e.scope IN (@) LIMIT {limit}"
+        rows = list(in_chunks(session, sql, (), self._scopes))
+        if not rows and self._seqs:
+            named, self._seqs = self._seqs[:limit], self._seqs[limit:]
+            sql = f"{RECORD_SELECT} WHERE e.space = ? AND e.seq IN (@)"
+            rows = list(in_chunks(session, sql, (self._space,), named))
+            if not rows:
+                return self._some_events(session, limit)
+        records = [record_of(row) for row in rows]
+        if records:
+            session.many(
+                "DELETE FROM event WHERE space = ? AND seq = ?",
+                [(self._space, record.seq) for record in records],
+            )
+            self._subtract(session, [record.event for record in records])
+            self.events += len(records)
+            self.bytes += sum(len(record.event.data or b"") for record in records)
+        return len(records)
+
+    def _subtract(self, session: Session, events: list[Event]) -> None:
+        cells = {kept(cell): measures for cell, measures in deltas(events).items()}
+        session.many(_SUBTRACT, [(*measures, self._space, *cell) for cell, measures in cells.items()])
+        session.many(_DROP_EMPTY, [(self._space, *cell) for cell in cells])
+
+    def _some_refs(self, session: Session, limit: int) -> int:
+        columns = "SELECT name, coalesce(length(value), 0), version FROM ref"
+        sql = f"{columns} WHERE scope IN (@) LIMIT {limit}"
+        rows = list(in_chunks(session, sql, (), self._scopes))
+        if not rows and self._names:
+            named, self._names = self._names[:limit], self._names[limit:]
+            rows = list(
+                in_chunks(session, f"{columns} WHERE space = ? AND name IN (@)", (self._space,), named)
+            )
+            if not rows:
+                return self._some_refs(session, limit)
+        count_removal(session, self._space)
+        session.many(
+            "DELETE FROM ref WHERE space = ? AND name = ?", [(self._space, name) for name, _, _ in rows]
+        )
+        self._erased_names.add(dict.fromkeys((name for name, _, _ in rows), 0))
+        self.refs += sum(version > 0 for _, _, version in rows)  # at 0 it was deleted, but never there
+        self.bytes += sum(size for _, size, _ in rows)
+        return len(rows)
+
+    # Receipts
+    def find_receipts(self) -> None:
+        """Look for the commits whose receipts name refs that will go."""
+        with self._database.reading() as session:
+            sql = "SELECT name, scope FROM ref WHERE space = ? AND name IN (@)"
+            self._erased_names.add(dict(in_chunks(session, sql, (self._space,), self._names)))
+        for scope in self._scopes:
+            with self._database.reading() as session:
+                rows = session.rows("SELECT name, scope FROM ref WHERE scope = ?", (scope,))
+            self._erased_names.add(dict(rows))
+        if not len(self._erased_names):
+            return
+        after = ""
+        while True:
+            with self._database.reading() as session:
+                rows = session.rows(
+                    "SELECT batch, no, receipt FROM commits WHERE space = ? AND batch > ? "
+                    "ORDER BY batch LIMIT ?",
+                    (self._space, after, PAGE),
+                )
+            self._receipts.add(dict.fromkeys((no for no, _ in self._naming(rows)), 0))
+            if len(rows) < PAGE:
+                return
+            after = rows[-1][0]
+
+    def clean_page(self, session: Session) -> bool:
+        """Take the names out of some of the receipts that were found; False when none is left."""
+        page = self._receipts.page(self._cleaned, PAGE)
+        if page:
+            self._cleaned = page[-1][0]
+            sql = "SELECT batch, no, receipt FROM commits WHERE no IN (@)"
+            self._clean(session, list(in_chunks(session, sql, (), [no for no, _ in page])))
+        return bool(page)
+
+    def clean_since(self, session: Session, commit_no: int) -> None:
+        """Take the names out of the receipts of all commits behind one."""
+        sql = "SELECT batch, no, receipt FROM commits WHERE no > ? AND space = ?"
+        self._clean(session, session.rows(sql, (commit_no, self._space)))
+
+    def _clean(self, session: Session, rows: list[Row]) -> None:
+        cleaned = [(receipt, no) for no, receipt in self._naming(rows)]
+        if cleaned:
+            session.many("UPDATE commits SET receipt = ? WHERE no = ?", cleaned)
+
+    def _naming(self, rows: list[Row]) -> list[tuple[int, bytes]]:
+        """Those of these commits whose receipts name an erased ref, and the receipts without it."""
+        receipts = {
+            no: unpack_receipt(batch, 0, 0, 0, stored) for batch, no, stored in rows if stored is not None
+        }
+        erased = self._erased_names.among(name for receipt in receipts.values() for name in receipt.versions)
+        return [
+            (
+                no,
+                pack_receipt(
+                    _without(receipt.versions, erased), _without(receipt.sums, erased), receipt.new_events
+                ),
+            )
+            for no, receipt in receipts.items()
+            if not erased.keys().isdisjoint(receipt.versions)
+        ]
+
+
+def _without(numbers: dict[str, int], names: dict[Any, int]) -> dict[str, int]:
+    return {name: number for name, number in numbers.items() if name not in names}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The note that an erasure leaves while it is not finished.
+#
+# Rows go in transactions, but pack files are written anew after them and old pages are wiped last. Should
+# the process die in between, the note (a row of ``meta``) still says which packs hold bytes of deleted
+# objects, and, where rows went in several transactions, that there may be objects which nothing leads to
+# any more. The next erasure in the same space takes over from there. **Invariant:** a pack that holds
+# erased bytes is either gone or named in a note that was committed together with the deletion.
+
+
+class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left to do."""
+
+    packs: tuple[int, ...] = ()
+    """Packs that hold bytes of deleted objects."""
+    stored_before_us: int = 0
+    """Objects stored up to then that nothing leads to may be of an erasure that was cut short."""
+    secure: bool = False
+    """Whether the storage is to be wiped."""
+
+
+def read_note(session: Session, space: int) -> Unfinished | None:
+    """What an erasure in this space has left to do, if there is one."""
+    rows = session.rows("SELECT value FROM meta WHERE key = ?", (_key(space),))
+    return msgspec.json.decode(rows[0][0], type=Unfinished) if rows else None
+
+
+def write_note(
+    session: Session,
+    space: int,
+    *,
+    packs: Iterable[int] = (),
+    stored_before_us: int = 0,
+    secure: bool = False,
+) -> None:
+    """Note that there is something left to do, besides what is noted already."""
+    known = read_note(session, space) or Unfinished()
+    note = Unfinished(
+        packs=tuple(sorted({*known.packs, *packs})),
+        stored_before_us=max(known.stored_before_us, stored_before_us),
+        secure=known.secure or secure,
+    )
+    session.run(
+        "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        (_key(space), msgspec.json.encode(note).decode()),
+    )
+
+
+def drop_note(session: Session, space: int) -> None:
+    """Nothing is left to do."""
+    session.run("DELETE FROM meta WHERE key = ?", (_key(space),))
+
+
+def _key(space: int) -> str:
+    return f"erasing.{space}"
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+BEFORE_COMMIT: Final = declare("erase.before_commit", "rows of an erasure are deleted, not committed")
+AFTER_COMMIT: Final = declare("erase.after_commit", "rows of an erasure are deleted and committed")
+BEFORE_REWRITE: Final = declare("erase.before_rewrite", "all rows are erased, packs still hold the bytes")
+BEFORE_WIPE: Final = declare(
+    "erase.before_wipe", "everything is erased, old pages still hold names of scopes"
+)
+
+ONE_TRANSACTION: Final = 50_000
+"""A plan of up to this many rows goes all at once."""
+
+_FOREVER: Final = 1 << 62
+_TREE: Final = KIND_NUMBERS["tree"]
+
+
+def erase(database: Database, objects: Objects, texts: TextIndex, space: int, plan: Erasure) -> Erased:
+    """Remove what the plan names, and the unshared content behind it; also what an earlier one has left.
+
+    A plan that names nothing only does the latter.
+    """
+    if not (plan.scopes or plan.event_seqs or plan.refs or plan.lists):
+        with database.reading() as session:
+            if read_note(session, space) is None:
+                return Erased(proof=_proof(database, secure=plan.secure))
+    more: frozenset[int] = frozenset()
+    while True:
+        with Scratch() as alive, Scratch() as doomed:
+            erasing = _Erasing(
+                database, objects, texts, space, plan=plan, more_scopes=more, alive=alive, doomed=doomed
+            )
+            try:
+                return erasing.run()
+            except _DependedOn as dependents:
+                more |= dependents.scopes
+                if not plan.cascade:
+                    raise is_built_on(_scope_names(database, more)) from None
+
+
+class _DependedOn(Exception):
+    """Something that stays depends on a list that goes."""
+
+    def __init__(self, scopes: set[int]) -> None:
+        self.scopes = frozenset(scopes)
+
+
+class _Erasing:
+    def __init__(
+        self,
+        database: Database,
+        objects: Objects,
+        texts: TextIndex,
+        space: int,
+        *,
+        plan: Erasure,
+        more_scopes: frozenset[int],
+        alive: Scratch,
+        doomed: Scratch,
+    ) -> None:
+        self._database = database
+        self._objects = objects
+        self._texts = texts
+        self._space = space
+        self._secure = plan.secure
+        self._absent = plan.absent
+        self._planned = Planned(database, space, plan, more_scopes, doomed)
+        self._doomed = Walk(database, objects, space, doomed)
+        self._alive = Walk(database, objects, space, alive, with_slots=True, watch=self._watch)
+        self._alive_scratch = alive
+        self._dependents: set[int] = set()
+        self._rows_are_cut = False
+        self._mark = Mark(database, space, self._route, precise=True)
+        self._cutting = Cutting(database, texts, space, plan=plan, planned=self._planned, scratch=doomed)
+        self._removal = Removal(
+            database, objects, space, alive, self._alive, before_us=_FOREVER, note_packs=self._note_packs
+        )
+
+    def run(self) -> Erased:
+        self._survey()
+        with self._database.reading() as session:
+            is_small = self._planned.row_count(session) <= ONE_TRANSACTION
+            note = read_note(session, self._space)
+        if is_small and note is None:
+            self._at_once()
+        else:
+            self._in_slices(note.stored_before_us if note is not None else 0)
+        self._finish()
+        tally = self._removal.tally
+        return Erased(
+            events=self._cutting.events,
+            refs=self._cutting.refs,
+            lists=tally.lists,
+            bodies=tally.bodies,
+            texts=self._cutting.texts,
+            objects=tally.objects,
+            bytes=tally.bytes + self._cutting.bytes,
+            kept=self._kept_objects() | self._kept_slots(),
+            proof=_proof(self._database, secure=self._secure),
+        )
+
+    # Who reaches what
+    def _survey(self) -> None:
+        """Walk from everything that goes and from everything that stays."""
+        self._mark.begin()
+        self._begun_at = self._mark.commit_no
+        with self._database.reading() as session:
+            self._refuse_beside_new(session)
+            self._refuse(self._planned.branched_off(session))
+        self._planned.gather(self._doomed)
+        self._mark.everything()
+        self._enter_other_lists()
+        self._refuse(self._dependents)
+        self._cutting.find_receipts()
+
+    def _enter_other_lists(self) -> None:
+        after = ""
+        while True:
+            with self._database.reading() as session:
+                rows = session.rows(
+                    "SELECT id, no, scope FROM list WHERE space = ? AND id > ? ORDER BY id LIMIT ?",
+                    (self._space, after, PAGE),
+                )
+            others = {no: scope for _, no, scope in rows if not self._planned.takes("list", scope, no)}
+            self._alive.enter_lists(others)
+            self._alive.drain()
+            if len(rows) < PAGE:
+                return
+            after = rows[-1][0]
+
+    def _route(self, what: str, scope: int, key: Any) -> Walk:
+        # What is written to an erased scope after its rows are gone is new, and stays.
+        is_doomed = not self._rows_are_cut and self._planned.takes(what, scope, key)
+        return self._doomed if is_doomed else self._alive
+
+    def _watch(self, links: list[tuple[int, int]]) -> None:
+        going = self._planned.lists.among(no for no, _ in links)
+        self._dependents.update(owner for no, owner in links if no in going)
+
+    def _refuse(self, scopes: set[int]) -> None:
+        if scopes:
+            raise _DependedOn(scopes)
+
+    def _refuse_beside_new(self, session: Session) -> None:
+        sql = "SELECT 1 FROM ref WHERE space = ? AND name = ? AND value IS NOT NULL"
+        for name in self._absent:
+            if session.rows(sql, (self._space, name)):
+                raise is_there(name)
+
+    def _catch_up(self, session: Session) -> None:
+        """Take in what was committed since the survey began."""
+        self._mark.catch_up(session)
+        if not self._rows_are_cut:
+            self._refuse_beside_new(session)
+            self._planned.gather(self._doomed, session=session)
+
+    # Deleting
+    def _at_once(self) -> None:
+        self._mark.catch_up()
+        with self._database.writing(self._space) as session:
+            self._catch_up(session)
+            self._refuse(self._planned.branched_off(session) | self._dependents)
+            while self._cutting.some(session, SLICE):
+                pass
+            while self._cutting.clean_page(session):
+                pass
+            self._cutting.clean_since(session, self._begun_at)
+            self._condemn(session, 0)
+            self._removal.run(lambda: nullcontext(session), before_seq=_FOREVER, in_slices=False)
+            self._settle(session)
+            if self._secure:
+                write_note(session, self._space, secure=True)
+            hit(BEFORE_COMMIT)
+        hit(AFTER_COMMIT)
+
+    def _in_slices(self, stored_before_us: int) -> None:
+        with self._slice() as session:
+            write_note(session, self._space, stored_before_us=self._mark.now_us, secure=self._secure)
+        is_clean = False
+        while not is_clean:
+            with self._slice() as session:
+                is_clean = not self._cutting.clean_page(session)
+        while not self._rows_are_cut:
+            with self._slice() as session:
+                self._rows_are_cut = not self._cutting.some(session, SLICE)
+                if self._rows_are_cut:
+                    self._cutting.clean_since(session, self._begun_at)
+        self._condemn(None, stored_before_us)
+        self._removal.run(self._slice, before_seq=_FOREVER)
+        with self._slice() as session:
+            self._settle(session)
+
+    @contextmanager
+    def _slice(self) -> Generator[Session]:
+        self._mark.catch_up()
+        with self._database.writing(self._space) as session:
+            self._catch_up(session)
+            yield session
+            hit(BEFORE_COMMIT)
+        hit(AFTER_COMMIT)
+
+    def _condemn(self, session: Session | None, stored_before_us: int) -> None:
+        """Tell the removal what the doomed walk reached; it spares what the other one did."""
+        for seen, condemn in (
+            (self._planned.lists, self._removal.lists),
+            (self._doomed.bodies, self._removal.bodies),
+            (self._doomed.objects, self._condemn_objects),
+        ):
+            after: Any = None
+            while page := seen.page(after, PAGE):
+                after = page[-1][0]
+                with self._database.reading() if session is None else nullcontext(session) as reading:
+                    condemn(reading, [key for key, _ in page])
+        if stored_before_us:
+            self._condemn_leftovers(stored_before_us)
+
+    def _condemn_objects(self, session: Session, names: list[bytes]) -> None:
+        sql = (
+            "SELECT name, kind, size, length(frame), pack, length FROM object WHERE space = ? AND name IN (@)"
+        )
+        self._removal.objects(
+            (bytes(name), kind == _TREE, inline or min(size, packed or 0), pack)
+            for name, kind, size, inline, pack, packed in in_chunks(session, sql, (self._space,), names)
+        )
+
+    def _condemn_leftovers(self, stored_before_us: int) -> None:
+        """Objects that an erasure which was cut short may have left without anything that leads to them."""
+        after = b""
+        while True:
+            with self._database.reading() as session:
+                rows = session.rows(
+                    "SELECT name, stored_at_us FROM object WHERE space = ? AND name > ? "
+                    "ORDER BY name LIMIT ?",
+                    (self._space, after, PAGE),
+                )
+                old = [bytes(name) for name, stored_at_us in rows if stored_at_us <= stored_before_us]
+                self._condemn_objects(session, old)
+            if len(rows) < PAGE:
+                return
+            after = bytes(rows[-1][0])
+
+    def _settle(self, session: Session) -> None:
+        """Wipe the words of removed texts from the index, also of those that were removed long ago."""
+        if self._secure:
+            rows = session.rows("SELECT no FROM collection WHERE space = ? ORDER BY no", (self._space,))
+            self._texts.settle(session, [no for (no,) in rows])
+
+    def _note_packs(self, session: Session, packs: set[int]) -> None:
+        write_note(session, self._space, packs=packs)
+
+    # Finishing
+    def _finish(self) -> None:
+        """Write packs anew, wipe what the storage keeps of deleted bytes, let go of the scopes last."""
+        with self._database.reading() as session:
+            note = read_note(session, self._space)
+        secure = self._secure or (note is not None and note.secure)
+        packs = set(note.packs) if note is not None else set[int]()
+        if secure:
+            # A sweep leaves dead objects in packs that live on; whose they were, nobody knows any more.
+            packs.update(self._objects.packs_with_strays(self._database, self._space))
+        if packs:
+            hit(BEFORE_REWRITE)
+            for pack in sorted(packs):
+                self._objects.rewrite(self._database, self._space, pack)
+            self._objects.delete_packs(self._database, self._space)
+        if secure:
+            litter = self._objects.orphans(self._database, older_than_seconds=ORPHAN_SECONDS)
+            self._objects.delete_orphans(litter)
+        self._database.tidy(secure=secure)
+        writing = partial(self._database.writing, self._space)
+        drop_unused_runs(self._database, self._space, writing)
+        drop_unused_scopes(self._database, self._space, writing)
+        if secure:
+            hit(BEFORE_WIPE)
+            self._database.tidy(secure=True)  # the names of the scopes
+        if note is not None:
+            with writing() as session:
+                drop_note(session, self._space)
+
+    # What stays
+    def _kept_objects(self) -> dict[str, str]:
+        kept: dict[str, str] = {}
+        after: bytes | None = None
+        while page := self._doomed.objects.page(after, PAGE):
+            after = page[-1][0]
+            shared = self._alive.objects.among(name for name, _ in page)
+            with self._database.reading() as session:
+                sql = "SELECT name FROM object WHERE space = ? AND name IN (@)"
+                stored = [bytes(name) for (name,) in in_chunks(session, sql, (self._space,), list(shared))]
+            names = _names_of(self._database, shared.values())
+            kept |= {name.hex(): _shared_with(names, shared[name]) for name in stored}
+        return kept
+
+    def _kept_slots(self) -> dict[str, str]:
+        kept: dict[str, str] = {}
+        after: int | None = None
+        while page := self._planned.bodies.page(after, PAGE):
+            after = page[-1][0]
+            shared = self._alive.bodies.among(key for key, _ in page)
+            with self._database.reading() as session:
+                commits = {body_part(key)[0] for key in shared}
+                sql = "SELECT no, batch FROM commits WHERE no IN (@)"
+                batches = dict(in_chunks(session, sql, (), list(commits)))
+            for key in sorted(shared):
+                commit_no, part = body_part(key)
+                slots = self._slots_of(key)
+                names = _names_of(self._database, [owner for _, owner in slots])
+                kept |= {
+                    slot_address(batches[commit_no], part, int.from_bytes(slot[8:], "big")): _shared_with(
+                        names, owner
+                    )
+                    for slot, owner in slots
+                }
+        return kept
+
+    def _slots_of(self, key: int) -> list[Row]:
+        return self._alive_scratch.rows(
+            "SELECT key, owner FROM slot WHERE key >= ? AND key < ? ORDER BY key",
+            (slot_key(key, 0), slot_key(key + 1, 0)),
+        )
+
+
+def _proof(database: Database, *, secure: bool) -> Literal["bytes", "query"]:
+    return "bytes" if secure and database.dialect == "sqlite" else "query"
+
+
+def _shared_with(names: dict[int, str], owner: int) -> str:
+    return f"shared with scope {names[owner]!r}" if owner in names else "shared with what came meanwhile"
+
+
+def _names_of(database: Database, numbers: Any) -> dict[int, str]:
+    with database.reading() as session:
+        return dict(
+            in_chunks(session, "SELECT no, name FROM scope WHERE no IN (@)", (), sorted(set(numbers)))
+        )
+
+
+def _scope_names(database: Database, numbers: frozenset[int]) -> list[str]:
+    return sorted(_names_of(database, numbers).values())

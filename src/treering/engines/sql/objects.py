@@ -1,0 +1,745 @@
+"""Objects: content by its SHA-256 name, in rows or in pack files.
+
+A row of ``object`` says where the bytes are: in the row itself (``frame``), or in a pack (`core.packs`) of
+the blob store. Reading is two steps, so that no database transaction waits for a disk or a bucket:
+`Objects.locate` asks the rows, `Objects.read` gets the bytes, neighbours in one request and each frame
+unfolded once. Between the two, another process may have moved the objects into a new pack and deleted the
+old one; that is a `PackGone`, and asking again gives the new place (`Objects.load` does). **Invariant:**
+content is given back only when it hashes to its name.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from treering.core import failpoints
+from treering.core.content import KIND_NUMBERS, Content, is_object_name
+from treering.core.frame import seal, unseal
+from treering.core.packs import (
+    HEAD,
+    SALT_SIZE,
+    Pack,
+    PackEntry,
+    PackWriter,
+    check_head,
+    frames_of,
+    index_span,
+    neighbours_of,
+    read_frame,
+    read_index,
+    trimmed,
+)
+from treering.engines.sql.commit.state import count_removal
+from treering.engines.sql.commit.write import STAGE_SECONDS
+from treering.engines.sql.rows import frame_of, kind_of
+from treering.engines.sql.session import IN_LIMIT, ask_in_chunks, in_chunks
+from treering.errors import Busy, Corrupt, InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from treering.core.storage import Blobs
+    from treering.engines.sql.session import Database, Session
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Staging: objects on their way into the store, ahead of the commit that requires them.
+#
+# Contents come in windows. Of each window, what the space holds already is only prolonged (`staged_until_us`
+# keeps it from being swept); the rest goes into a pack. A pack is durable in the blob store *before* its
+# rows exist, and the rows of one pack appear in one transaction: dying anywhere in between leaves a file
+# that no row knows, which a later sweep removes, and never a row without bytes. A handful of small objects
+# is not worth a file and its fsync; it goes into the rows themselves, as everything does without blob store.
+#
+# **Invariant:** every object in a pack file has the row that points at it there. When two writers stage the
+# same object at the same time, the second one writes its pack again without it: a copy that no row knows
+# would survive the erasure of its content.
+
+
+WINDOW_OBJECTS: Final = 512
+WINDOW_BYTES: Final = 8 * 1024 * 1024
+"""How much is looked up (and, without a blob store, written) at once."""
+
+INLINE_BYTES: Final = 1024 * 1024
+"""A staging of less than this goes into rows."""
+
+FRESH_SECONDS: Final = 60
+"""What was staged this short a time ago needs no prolonging."""
+
+PACK_SUFFIX: Final = ".pack"
+
+LINGER_SECONDS: Final = 900
+"""A pack whose rows come later than this is given up: it may have been taken for an orphan meanwhile."""
+
+ORPHAN_SECONDS: Final = LINGER_SECONDS + 60
+"""A pack file without rows that is older than this has no writer any more."""
+
+_WRITE: Final = failpoints.declare("pack.write", "a pack is complete in memory, no byte of it is written")
+_WRITTEN: Final = failpoints.declare("pack.written", "a pack is durable, no row points at it")
+_COMMIT: Final = failpoints.declare(
+    "stage.before_commit", "rows of staged objects are inserted, not committed"
+)
+
+_COLUMNS: Final = "space, name, kind, size, stored_at_us, staged_until_us"
+_INLINE: Final = (
+    f"INSERT INTO object ({_COLUMNS}, frame) VALUES (?, ?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (space, name) DO UPDATE SET staged_until_us = excluded.staged_until_us"
+)
+_PACKED: Final = (
+    f'INSERT INTO object ({_COLUMNS}, pack, "offset", length, inner_offset) '
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (space, name) DO NOTHING"
+)
+_PACK: Final = "INSERT INTO pack (no, space, name, size, created_at_us) VALUES (?, ?, ?, ?, ?)"
+
+
+class _AlreadyThere(Exception):
+    """Another writer stored one of these objects since we looked."""
+
+
+class Staging:
+    """One call of `stage`."""
+
+    def __init__(
+        self, database: Database, blobs: Blobs | None, space: int, new_salt: Callable[[], bytes]
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._space = space
+        self._new_salt = new_salt
+        self._window: dict[str, Content] = {}
+        self._window_bytes = 0
+
+    def run(self, contents: Iterable[Content]) -> list[str]:
+        """Store everything; the names, in order."""
+        names: list[str] = []
+        packing: _Packing | None = None
+        try:
+            for content in contents:
+                name = content.name
+                names.append(name)
+                if name in self._window:
+                    continue
+                self._window[name] = content
+                self._window_bytes += len(content.data)
+                if len(self._window) >= WINDOW_OBJECTS or self._window_bytes >= WINDOW_BYTES:
+                    if packing is None and self._blobs is not None:
+                        packing = _Packing(self._database, self._blobs, self._space, self._new_salt)
+                    self._empty_window(packing)
+            if packing is None and self._blobs is not None and self._window_bytes >= INLINE_BYTES:
+                packing = _Packing(self._database, self._blobs, self._space, self._new_salt)
+            self._empty_window(packing)
+            if packing is not None:
+                packing.finish()
+        finally:
+            if packing is not None:
+                packing.close()
+        return names
+
+    def _empty_window(self, packing: _Packing | None) -> None:
+        window, self._window, self._window_bytes = self._window, {}, 0
+        fresh = self._fresh(window)
+        if packing is not None:
+            packing.add(fresh)
+        elif fresh:
+            self._insert(fresh)
+
+    def _fresh(self, window: dict[str, Content]) -> dict[str, Content]:
+        """What of a window is not stored; the rest is prolonged where it needs to be."""
+        names = list(window)
+        with self._database.reading() as session:
+            stored = _stored(session, self._space, names)
+        lasting_us = self._database.now_us() + (STAGE_SECONDS - FRESH_SECONDS) * 1_000_000
+        if any(until_us < lasting_us for until_us in stored.values()):
+            stored = _prolong(self._database, self._space, list(stored))
+        return {name: content for name, content in window.items() if name not in stored}
+
+    def _insert(self, fresh: dict[str, Content]) -> None:
+        sealed = [
+            (bytes.fromhex(name), KIND_NUMBERS[content.kind], len(content.data), seal(content.data))
+            for name, content in fresh.items()
+        ]
+        with self._database.writing(self._space) as session:
+            now_us = self._database.now_us()
+            until_us = now_us + STAGE_SECONDS * 1_000_000
+            session.many(
+                _INLINE,
+                [
+                    (self._space, name, kind, size, now_us, until_us, frame)
+                    for name, kind, size, frame in sealed
+                ],
+            )
+            failpoints.hit(_COMMIT)
+
+
+class _Packing:
+    """Objects on their way into packs: one being filled, at most one being written."""
+
+    def __init__(self, database: Database, blobs: Blobs, space: int, new_salt: Callable[[], bytes]) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._space = space
+        self._new_salt = new_salt
+        self._folder = pack_folder(database, space)
+        # A pool of its own: it lives as long as the call, so there is nothing to close and nothing to fork.
+        self._sealing = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "treering-seal")
+        self._sending = ThreadPoolExecutor(1, "treering-send")
+        self._sent: Future[tuple[Pack, int]] | None = None
+        self._filling: set[str] = set()
+        self._flying: set[str] = set()
+        self._writer = self._new_writer()
+
+    def add(self, fresh: dict[str, Content]) -> None:
+        """Put objects in that the space does not hold."""
+        known = self._filling | self._flying if self._flying else self._filling
+        for name in [name for name in fresh if name not in known]:
+            self._filling.add(name)
+            self._writer.add(fresh[name], name=name)
+            if self._writer.full:
+                self._send()
+
+    def finish(self) -> None:
+        """Write what is left; everything is durable and has its row when this returns."""
+        if not self._writer.empty:
+            self._send()
+        self._settle()
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._sealing.shutdown(cancel_futures=True)
+        self._sending.shutdown()
+
+    def _new_writer(self) -> PackWriter:
+        return PackWriter(salt=self._new_salt(), executor=self._sealing)
+
+    def _send(self) -> None:
+        """Write a pack in the background, once the one before has its rows."""
+        writer, self._writer = self._writer, self._new_writer()
+        self._settle()
+        self._flying, self._filling = self._filling, set()
+        self._sent = self._sending.submit(lambda: self._put(writer.finish()))
+
+    def _put(self, pack: Pack) -> tuple[Pack, int]:
+        begun_us = self._database.now_us()
+        failpoints.hit(_WRITE)
+        self._blobs.put(blob_name(self._folder, pack), pack.pieces)
+        failpoints.hit(_WRITTEN)
+        return pack, begun_us
+
+    def _settle(self) -> None:
+        """Insert the rows of the pack that is on its way."""
+        if self._sent is None:
+            return
+        pack, begun_us = self._sent.result()
+        self._sent = None
+        while True:
+            try:
+                insert_pack(self._database, self._space, self._folder, pack, begun_us=begun_us)
+            except _AlreadyThere:
+                names = [entry.name for entry in pack.entries]
+                stored = _prolong(self._database, self._space, names)
+                self._blobs.delete([blob_name(self._folder, pack)])
+                rest = trimmed(pack.data, set(names) - stored.keys(), pack=pack.name, salt=self._new_salt())
+                if rest is None:
+                    break
+                pack, begun_us = self._put(rest)
+            else:
+                break
+
+
+def insert_pack(database: Database, space: int, folder: str, pack: Pack, *, begun_us: int) -> None:
+    """The rows of a pack that is in the blob store."""
+    with database.writing(space) as session:
+        now_us = database.now_us()
+        if now_us - begun_us > LINGER_SECONDS * 1_000_000:
+            raise Busy(
+                f"pack {pack.name} waited {(now_us - begun_us) // 1_000_000} s for its rows, so it may have "
+                "been cleared away; nothing of it was kept: stage again"
+            )
+        until_us = now_us + STAGE_SECONDS * 1_000_000
+        no = insert_pack_row(session, space, folder, pack, now_us=now_us)
+        rows = [
+            (
+                space,
+                bytes.fromhex(name),
+                KIND_NUMBERS[kind],
+                size,
+                now_us,
+                until_us,
+                no,
+                offset,
+                length,
+                inner,
+            )
+            for name, kind, size, offset, length, inner in pack.entries
+        ]
+        if session.many(_PACKED, rows) != len(rows):
+            raise _AlreadyThere
+        failpoints.hit(_COMMIT)
+
+
+def insert_pack_row(session: Session, space: int, folder: str, pack: Pack, *, now_us: int) -> int:
+    """The row of a pack itself; its number."""
+    (no,) = session.numbers("pack", 1)
+    session.run(_PACK, (no, space, blob_name(folder, pack), pack.size, now_us))
+    return no
+
+
+def store_folder(database: Database) -> str:
+    """Where the packs of this store are in the blob store, and nobody else's: two may share a bucket."""
+    with database.reading() as session:
+        ((store,),) = session.rows("SELECT value FROM meta WHERE key = 'store_id'")
+    return f"objects/{store}"
+
+
+def pack_folder(database: Database, space: int) -> str:
+    """Where the packs of a space are. No two spaces share one."""
+    with database.reading() as session:
+        ((name,),) = session.rows("SELECT name FROM space WHERE no = ?", (space,))
+    return f"{store_folder(database)}/{name}"
+
+
+def blob_name(folder: str, pack: Pack) -> str:
+    """The name of a pack's file."""
+    return f"{folder}/{pack.name[:2]}/{pack.name}{PACK_SUFFIX}"
+
+
+def _prolong(database: Database, space: int, names: Sequence[str]) -> dict[str, int]:
+    """Keep those objects that exist from being swept; until when each of them is safe."""
+    with database.writing(space) as session:
+        until_us = database.now_us() + STAGE_SECONDS * 1_000_000
+        stored = _stored(session, space, names)
+        session.many(
+            "UPDATE object SET staged_until_us = ? WHERE space = ? AND name = ?",
+            [(until_us, space, bytes.fromhex(name)) for name in stored],
+        )
+    return dict.fromkeys(stored, until_us)
+
+
+def _stored(session: Session, space: int, names: Sequence[str]) -> dict[str, int]:
+    rows = in_chunks(
+        session,
+        "SELECT name, staged_until_us FROM object WHERE space = ? AND name IN (@)",
+        (space,),
+        [bytes.fromhex(name) for name in names],
+    )
+    return {bytes(name).hex(): until_us for name, until_us in rows}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Packs written anew, and packs deleted.
+#
+# A pack is never changed. To take objects out of it, the others are written into a new pack; then the rows
+# are switched in one transaction; then the old file is deleted; then its row. The order makes every moment
+# safe to die in: before the switch the new file is an orphan, after it the old pack is one that no object
+# lies in, which `delete_empty` finds by its row and finishes. **Invariant:** a pack's row outlives its file,
+# and a file is deleted only when no object's row points into it.
+
+
+_PAGE: Final = 1000
+_TAIL: Final = 256 * 1024
+"""The end of a pack that is read at first; an index is seldom longer."""
+
+_REWRITTEN: Final = failpoints.declare(
+    "repack.written", "a rewritten pack is durable, rows point at the old one"
+)
+_SWITCHED: Final = failpoints.declare(
+    "repack.switched", "rows point at the rewritten pack, the old one is there"
+)
+_DELETED: Final = failpoints.declare(
+    "repack.deleted", "the file of an empty pack is deleted, its row is there"
+)
+
+_INSIDE: Final = "SELECT name FROM object WHERE pack = ?"
+_MOVE: Final = (
+    'UPDATE object SET pack = ?, "offset" = ?, length = ?, inner_offset = ? '
+    "WHERE space = ? AND name = ? AND pack = ?"
+)
+_EMPTY: Final = (
+    "SELECT no, name, size FROM pack p WHERE space = ? "
+    "AND NOT EXISTS (SELECT 1 FROM object o WHERE o.pack = p.no) ORDER BY no LIMIT ?"
+)
+
+
+def rewrite(
+    database: Database,
+    blobs: Blobs,
+    space: int,
+    *,
+    pack_no: int,
+    drop: AbstractSet[str],
+    new_salt: Callable[[], bytes],
+) -> int:
+    """Write a pack anew with exactly the objects whose rows point into it, without those to drop.
+
+    Gives back how much smaller the files became.
+    """
+    folder = pack_folder(database, space)
+    while True:
+        with database.reading() as session:
+            rows = session.rows(
+                "SELECT name, size, created_at_us FROM pack WHERE no = ? AND space = ?", (pack_no, space)
+            )
+            inside = _inside(session, pack_no)
+        if not rows:
+            return 0
+        ((old_name, old_size, created_at_us),) = rows
+        begun_us = database.now_us()
+        new = _without(blobs, old_name, inside - drop, new_salt)
+        if new is not None:
+            blobs.put(blob_name(folder, new), new.pieces)
+            failpoints.hit(_REWRITTEN)
+        switch = _Switch(space, folder, pack_no, inside, drop, new, begun_us, created_at_us)
+        if switch.run(database):
+            failpoints.hit(_SWITCHED)
+            _delete(database, blobs, [(pack_no, old_name)])
+            return old_size - (new.size if new is not None else 0)
+        if new is not None:
+            blobs.delete([blob_name(folder, new)])  # another process was quicker: look again
+
+
+def with_strays(database: Database, blobs: Blobs | None, space: int) -> list[int]:
+    """Packs that hold bytes of objects which no row looks for there: a sweep leaves some until it pays.
+
+    Reads the index of every pack, not its content. A `rewrite` of these leaves no stray byte.
+    """
+    found: list[int] = []
+    after = 0
+    while blobs is not None:
+        with database.reading() as session:
+            packs = session.rows(
+                "SELECT no, name, size FROM pack WHERE space = ? AND no > ? ORDER BY no LIMIT ?",
+                (space, after, _PAGE),
+            )
+        for no, name, size in packs:
+            with database.reading() as session:
+                inside = _inside(session, no)
+            if inside and not inside.issuperset(names_in(blobs, name, size)):
+                found.append(no)
+        if len(packs) < _PAGE:
+            break
+        after = packs[-1][0]
+    return found
+
+
+def delete_empty(database: Database, blobs: Blobs | None, space: int) -> int:
+    """Delete all packs of a space that no object lies in; the size of their files."""
+    freed = 0
+    while True:
+        with database.reading() as session:
+            rows = session.rows(_EMPTY, (space, _PAGE))
+        if not rows or blobs is None:
+            return freed
+        _delete(database, blobs, [(no, name) for no, name, _ in rows])
+        freed += sum(size for _, _, size in rows)
+
+
+def orphans(database: Database, blobs: Blobs | None, *, older_than_seconds: float) -> list[str]:
+    """Pack files of this store that no row knows.
+
+    While writers run, the age has to be more than `staging.LINGER_SECONDS`: a younger file may belong to
+    one that is about to insert its rows.
+    """
+    if blobs is None:
+        return []
+    before_us = database.now_us() - round(older_than_seconds * 1_000_000)
+    folder = store_folder(database)
+    files: list[str] = []
+    after: str | None = None
+    while True:
+        page = blobs.list(folder, after=after, limit=_PAGE)
+        files += [info.name for info in page if info.modified_us <= before_us]
+        if len(page) < _PAGE:
+            break
+        after = page[-1].name
+    # Rows are read after files, so a file that got its row meanwhile is known. Names are compared by their
+    # last part, which is unique by itself: a file system may not keep upper and lower case apart.
+    with database.reading() as session:
+        known = {_last_part(name) for (name,) in session.rows("SELECT name FROM pack")}
+    return [name for name in files if name.endswith(PACK_SUFFIX) and _last_part(name) not in known]
+
+
+def names_in(blobs: Blobs, name: str, size: int) -> set[str]:
+    """What a pack says that it holds; nothing when it was deleted since its row was read."""
+    try:
+        check_head(blobs.get(name, stop=len(HEAD)), pack=name)
+        first = max(size - _TAIL, 0)
+        tail = blobs.get(name, start=first, stop=size)
+        start, stop = index_span(tail, size=size, pack=name)
+        index = (
+            tail[start - first : stop - first] if start >= first else blobs.get(name, start=start, stop=stop)
+        )
+    except NotFound:
+        return set()
+    return {entry.name for entry in read_index(index, start=start, pack=name)}
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _inside(session: Session, pack_no: int) -> set[str]:
+    return {bytes(name).hex() for (name,) in session.rows(_INSIDE, (pack_no,))}
+
+
+def _without(blobs: Blobs, name: str, keep: set[str], new_salt: Callable[[], bytes]) -> Pack | None:
+    if not keep:
+        return None
+    try:
+        data = blobs.get(name)
+    except NotFound:
+        raise Corrupt(
+            f"pack {name} is not in {blobs.url}, and {len(keep)} objects lie in it, {min(keep)} among them; "
+            "restore it from a backup or a copy"
+        ) from None
+    pack = trimmed(data, keep, pack=name, salt=new_salt())
+    lost = keep - {entry.name for entry in pack.entries} if pack is not None else keep
+    if lost:
+        raise Corrupt(f"object {min(lost)} is not in pack {name}, where its row says; run verify")
+    return pack
+
+
+class _Switch(NamedTuple):
+    """What it takes to let rows point at a new pack."""
+
+    space: int
+    folder: str
+    old_no: int
+    inside: set[str]
+    drop: AbstractSet[str]
+    new: Pack | None
+    begun_us: int
+    created_at_us: int
+    """When the content was stored: a rewritten pack is no growth."""
+
+    def run(self, database: Database) -> bool:
+        """Do it; False when the old pack is not as it was, or the new one too old to be trusted."""
+        with database.writing(self.space) as session:
+            now_us = database.now_us()
+            late = now_us - self.begun_us > LINGER_SECONDS * 1_000_000
+            if late or _inside(session, self.old_no) != self.inside:
+                return False
+            count_removal(session, self.space)
+            session.many(
+                "DELETE FROM object WHERE space = ? AND name = ? AND pack = ?",
+                [(self.space, bytes.fromhex(name), self.old_no) for name in self.inside & self.drop],
+            )
+            if self.new is not None:
+                no = insert_pack_row(session, self.space, self.folder, self.new, now_us=self.created_at_us)
+                session.many(
+                    _MOVE,
+                    [
+                        (no, offset, length, inner, self.space, bytes.fromhex(name), self.old_no)
+                        for name, _, _, offset, length, inner in self.new.entries
+                    ],
+                )
+        return True
+
+
+def _delete(database: Database, blobs: Blobs, packs: list[tuple[int, str]]) -> None:
+    """Delete files, then the rows that remembered them."""
+    blobs.delete([name for _, name in packs])
+    failpoints.hit(_DELETED)
+    with database.writing() as session:
+        session.many("DELETE FROM pack WHERE no = ?", [(no,) for no, _ in packs])
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+_SELECT: Final = (
+    'SELECT o.name, o.kind, o.frame, p.name, o.size, o."offset", o.length, o.inner_offset, o.pack '
+    "FROM object o LEFT JOIN pack p ON p.no = o.pack WHERE o.space = ? AND o.name IN (@)"
+)
+
+
+class PackGone(Corrupt):
+    """A pack that objects lie in is not in the blob store.
+
+    It was rewritten since they were located, so the same read may be tried once more in a new
+    transaction. When it is gone then, too, the objects are lost.
+    """
+
+
+class Located(msgspec.Struct, frozen=True):
+    """Where some objects are: the bytes themselves, or places in packs by the pack's blob name."""
+
+    inline: tuple[tuple[str, int, bytes], ...]
+    """Name, kind number, frame."""
+    packed: dict[str, list[PackEntry]]
+
+
+class Objects:
+    """All objects of a store. Without a blob store, everything is in rows."""
+
+    def __init__(
+        self, blobs: Blobs | None, *, new_salt: Callable[[], bytes] = lambda: os.urandom(SALT_SIZE)
+    ) -> None:
+        self._blobs = blobs
+        self._new_salt = new_salt
+
+    # Reading
+    def missing(self, session: Session, space: int, names: Sequence[str]) -> set[str]:
+        """Which of these objects have no row."""
+        wanted = _as_keys(names)
+        rows = in_chunks(session, "SELECT name FROM object WHERE space = ? AND name IN (@)", (space,), wanted)
+        return set(names) - {bytes(name).hex() for (name,) in rows}
+
+    def locate(self, session: Session, space: int, names: Sequence[str]) -> Located:
+        """Where those of the objects are that exist. Needs the session only until it returns."""
+        inline: list[tuple[str, int, bytes]] = []
+        packed: dict[str, list[PackEntry]] = {}
+        for name, kind, frame, place in _rows(session, space, names):
+            if frame is not None:
+                inline.append((name, kind, frame))
+            else:
+                _place_in(packed, name, kind, place)
+        return Located(tuple(inline), packed)
+
+    def read(self, located: Located) -> dict[str, Content]:
+        """The verified content of located objects, by name; `PackGone` when a pack was rewritten since."""
+        return dict(self.stream(located))
+
+    def stream(self, located: Located) -> Iterator[tuple[str, Content]]:
+        """The same one by one, for those who do not want all of it in memory."""
+        for name, kind, frame in located.inline:
+            yield name, _verified(name, kind, frame)
+        for pack, entries in located.packed.items():
+            for frames in neighbours_of(frames_of(entries)):
+                start, last = frames[0].offset, frames[-1]
+                data = memoryview(
+                    self._range(pack, start, last.offset + last.length, frames[0].entries[0].name)
+                )
+                for offset, length, inside in frames:
+                    frame = data[offset - start : offset - start + length]
+                    names = [entry.name for entry in inside]
+                    yield from zip(names, read_frame(frame, inside, pack=pack), strict=True)
+
+    def fetch(self, session: Session, space: int, names: Sequence[str]) -> dict[str, Content]:
+        """The verified content of those objects that exist, within one transaction.
+
+        Rows are unfolded as they come: the frames of all of them are never there together. A `PackGone`
+        cannot be helped here, because the transaction goes on seeing the old rows: the caller begins a new
+        one.
+        """
+        found: dict[str, Content] = {}
+        packed: dict[str, list[PackEntry]] = {}
+        for name, kind, frame, place in _rows(session, space, names):
+            if frame is not None:
+                found[name] = _verified(name, kind, frame)
+            else:
+                _place_in(packed, name, kind, place)
+        if packed:
+            found.update(self.stream(Located((), packed)))
+        return found
+
+    def load(self, database: Database, space: int, names: Sequence[str]) -> dict[str, Content]:
+        """The verified content of those objects that exist, without holding a transaction meanwhile."""
+        with database.reading() as session:
+            located = self.locate(session, space, names)
+        try:
+            return self.read(located)
+        except PackGone:
+            with database.reading() as session:
+                located = self.locate(session, space, names)
+            return self.read(located)
+
+    def _range(self, pack: str, start: int, stop: int, name: str) -> bytes:
+        if self._blobs is None:
+            raise Corrupt(f"object {name} lies in {pack}, but this store was opened without its blob store")
+        try:
+            return self._blobs.get(pack, start=start, stop=stop)
+        except NotFound:
+            raise PackGone(
+                f"object {name}: its pack {pack} is not in {self._blobs.url}; restore it from a backup"
+            ) from None
+
+    def check_index(self, pack: str, size: int) -> None:
+        """See whether the head and the index of a pack are as they were; only `rewrite` needs them."""
+        names_in(self._packs(), pack, size)
+
+    # Writing
+    def stage(self, database: Database, space: int, contents: Iterable[Content]) -> list[str]:
+        """Store objects ahead of the commit that will require them; their names, in order.
+
+        Memory stays bounded by a few packs, however much there is. What is stored already is not written
+        again, but kept from being swept for as long as what is new.
+        """
+        return Staging(database, self._blobs, space, self._new_salt).run(contents)
+
+    def rewrite(
+        self, database: Database, space: int, pack_no: int, drop: AbstractSet[str] = frozenset()
+    ) -> int:
+        """Write a pack anew without some objects; how many bytes of files that freed.
+
+        Afterwards no byte of the dropped objects is in the blob store, nor of any other object in that
+        pack that no row points at. Rows of dropped objects that are still in this pack are deleted.
+        """
+        return rewrite(database, self._packs(), space, pack_no=pack_no, drop=drop, new_salt=self._new_salt)
+
+    def packs_with_strays(self, database: Database, space: int) -> list[int]:
+        """Packs that hold bytes which no row looks for any more; `rewrite` them to be rid of those."""
+        return with_strays(database, self._blobs, space)
+
+    def delete_packs(self, database: Database, space: int) -> int:
+        """Delete the packs that no object lies in any more; how many bytes of files that freed."""
+        return delete_empty(database, self._blobs, space)
+
+    def orphans(self, database: Database, *, older_than_seconds: float) -> list[str]:
+        """Pack files that no row knows, left behind by a writer that died."""
+        return orphans(database, self._blobs, older_than_seconds=older_than_seconds)
+
+    def delete_orphans(self, names: Iterable[str]) -> None:
+        """Delete what `orphans` found."""
+        if self._blobs is not None:
+            self._blobs.delete(names)
+
+    def _packs(self) -> Blobs:
+        if self._blobs is None:
+            raise Corrupt("there are packs, but this store was opened without its blob store; pass blobs=")
+        return self._blobs
+
+
+def _rows(
+    session: Session, space: int, names: Iterable[str]
+) -> Iterator[tuple[str, int, bytes | None, Sequence[Any]]]:
+    """Name, kind number and frame of each object that exists; of one in a pack, its place instead.
+
+    Whoever loops over them gives them no name: the traceback of an error would keep the question open.
+    """
+    keys = _as_keys(dict.fromkeys(names))
+    for start in range(0, len(keys), IN_LIMIT):
+        some = keys[start : start + IN_LIMIT]
+        for key, kind, frame, *place in ask_in_chunks(session, _SELECT, (space,), some):
+            name = bytes(key).hex()
+            yield name, kind, None if frame is None else frame_of(frame, f"object {name}"), place
+
+
+def _verified(name: str, kind: int, frame: bytes) -> Content:
+    where = f"object {name}"
+    content = Content(kind_of(kind, where), unseal(frame, where, has_name=True))
+    if content.name != name:
+        raise Corrupt(
+            f"object {name}: the bytes do not hash to this name; restore it from a backup or a copy"
+        )
+    return content
+
+
+def _place_in(packed: dict[str, list[PackEntry]], name: str, kind: int, place: Sequence[Any]) -> None:
+    pack, size, offset, length, inner_offset, pack_no = place
+    if pack is None:
+        raise Corrupt(f"object {name} points at pack {pack_no}, which no row describes; run verify")
+    entry = PackEntry(name, kind_of(kind, f"object {name}"), size, offset, length, inner_offset)
+    packed.setdefault(pack, []).append(entry)
+
+
+def _as_keys(names: Iterable[str]) -> list[bytes]:
+    keys: list[bytes] = []
+    for name in names:
+        if not is_object_name(name):
+            raise InvalidInput(f"not an object name: {name[:80]!r}; expected 64 lower-case hex digits")
+        keys.append(bytes.fromhex(name))
+    return keys

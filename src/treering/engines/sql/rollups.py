@@ -1,0 +1,243 @@
+"""Totals read from the roll-ups, and the recount that they must equal.
+
+A roll-up of a run has what stands for the run as its key (`kept`); everything else here names it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from treering.core.records import Problem
+from treering.core.rollups import MEASURES, Cell, as_sum, deltas, merge, order
+from treering.engines.sql.gc.mark import PAGE
+from treering.engines.sql.rows import RECORD_SELECT, number_of_key, record_of, run_key
+from treering.engines.sql.session import in_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from treering.core.query import SumQuery
+    from treering.core.records import Sum
+    from treering.core.rollups import Measures
+    from treering.engines.sql.session import Database, Row, Session
+    from treering.engines.sql.spill import Scratch
+
+
+_SUMS: Final = ", ".join(f"SUM({name})" for name in MEASURES)
+_PAGE: Final = 5000
+RUN: Final = "run"
+
+
+def sums(session: Session, space: int, query: SumQuery) -> list[Sum]:
+    """Answer a query from the roll-ups."""
+    conditions = ["space = ?", "grain = ?"]
+    values: list[Any] = [space, query.grain]
+    is_of_runs = query.grain == RUN
+    for name in ("key", "agent", "model", "kind"):
+        value = getattr(query, name)
+        if value is not None:
+            value = run_key(value) if is_of_runs and name == "key" else value
+            conditions.append(f"{name} = ?")
+            values.append(value)
+    if query.since_day is not None:
+        conditions.append("day >= ?")
+        values.append(query.since_day)
+    if query.until_day is not None:
+        conditions.append("day <= ?")
+        values.append(query.until_day)
+    by = ", ".join(query.by)
+    head = f"{by}, " if by else ""
+    tail = f" GROUP BY {by}" if by else ""
+    rows = session.rows(
+        f"SELECT {head}{_SUMS} FROM rollup WHERE {' AND '.join(conditions)}{tail}",
+        values,
+    )
+    width = len(query.by)
+    rows = [row for row in rows if row[width] is not None]
+    if is_of_runs and "key" in query.by:
+        rows = _named(session, space, rows, query.by.index("key"))
+    groups = [as_sum(tuple(row[:width]), [int(value) for value in row[width:]]) for row in rows]
+    return order(groups, query)
+
+
+def kept(cell: Cell) -> Cell:
+    """A cell as its row has it."""
+    return Cell(RUN, run_key(cell.key), *cell[2:]) if cell.grain == RUN else cell
+
+
+def _named(session: Session, space: int, rows: Sequence[Row], at: int) -> list[Row]:
+    """Rows with the names of runs where what stands for them was, at a column."""
+    numbers = {row[at]: number_of_key(row[at]) for row in rows}
+    sql = "SELECT no, name FROM run WHERE space = ? AND no IN (@)"
+    names = dict(in_chunks(session, sql, (space,), list(numbers.values())))  # pyright: ignore[reportArgumentType]
+    return [(*row[:at], names.get(numbers[row[at]], row[at]), *row[at + 1 :]) for row in rows]
+
+
+def rebuild(database: Database, space: int) -> None:
+    """Count all events of a space anew and replace its roll-ups.
+
+    Runs in one write transaction: a total that is half old and half new would be wrong for everyone.
+    """
+    with database.writing(space) as session:
+        cells = recount(session, space)
+        session.run("DELETE FROM rollup WHERE space = ?", (space,))
+        if cells:
+            add_to_rollups(session, space, cells)
+
+
+def recount(session: Session, space: int) -> dict[Cell, Measures]:
+    """The totals of all events, counted anew."""
+    cells: dict[Cell, Measures] = {}
+    after_seq = 0
+    while rows := session.rows(
+        f"{RECORD_SELECT} WHERE e.space = ? AND e.seq > ? ORDER BY e.seq LIMIT ?", (space, after_seq, _PAGE)
+    ):
+        merge(cells, deltas(record_of(row).event for row in rows))
+        after_seq = rows[-1][0]
+    return cells
+
+
+_ROLLUP_KEY: Final = ("space", "grain", "key", "day", "agent", "model", "kind", "currency")
+_ADD: Final = (
+    f"INSERT INTO rollup ({', '.join((*_ROLLUP_KEY, *MEASURES))}) "
+    f"VALUES ({', '.join('?' * (len(_ROLLUP_KEY) + len(MEASURES)))}) "
+    f"ON CONFLICT ({', '.join(_ROLLUP_KEY)}) DO UPDATE SET "
+    + ", ".join(f"{name} = rollup.{name} + excluded.{name}" for name in MEASURES)
+)
+
+
+def add_to_rollups(session: Session, space: int, cells: dict[Cell, Measures]) -> None:
+    """Add to the kept totals."""
+    rows = [
+        (space, cell[0], run_key(cell[1]) if cell[0] == RUN else cell[1], *cell[2:], *measures)
+        for cell, measures in cells.items()
+    ]
+    session.tell_many(_ADD, rows)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The recount: do the kept totals equal what the journal says?
+#
+# Events are counted page by page into cells of a scratch, because a space may have as many cells as events.
+# Writers go on meanwhile: each page of kept totals is compared in a transaction that first counts what came
+# since, so both sides are of the same moment. A difference may still come from an erasure in between; it is
+# reported only when the one cell, counted again in a transaction of its own, differs too.
+
+
+_KEY: Final = Cell._fields
+_COLUMNS: Final = (*_KEY, *MEASURES)
+_SAME: Final = " AND ".join(f"{name} = ?" for name in _KEY)
+_NONE: Final = [0] * len(MEASURES)
+_COUNT_IN: Final = (
+    f"INSERT INTO cell ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "
+    f"ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET "
+    + ", ".join(f"{name} = {name} + excluded.{name}" for name in MEASURES)
+)
+
+
+class Recount:
+    """The totals of a space, counted anew and compared with those that are kept."""
+
+    def __init__(self, database: Database, space: int, scratch: Scratch) -> None:
+        self._database = database
+        self._space = space
+        self._scratch = scratch
+        self._seq = 0
+        self.events = 0
+        scratch.rows(
+            f"CREATE TABLE cell ({', '.join(_COLUMNS)}, compared DEFAULT 0, PRIMARY KEY ({', '.join(_KEY)})) "
+            "WITHOUT ROWID"
+        )
+
+    def count(self) -> Iterator[None]:
+        """Count all events, a page at a time."""
+        page = PAGE
+        while page == PAGE:
+            with self._database.reading() as session:
+                page = self._count_page(session)
+            yield
+
+    def problems(self) -> Iterator[list[Problem]]:
+        """Compare with the totals that are kept, a page at a time."""
+        after: Row = ("",) * 2 + (-1,) + ("",) * 4
+        while True:
+            with self._database.reading() as session:
+                while self._count_page(session) == PAGE:
+                    pass
+                rows = session.rows(
+                    f"SELECT {', '.join(_COLUMNS)} FROM rollup WHERE space = ? "
+                    f"AND ({', '.join(_KEY)}) > (?, ?, ?, ?, ?, ?, ?) ORDER BY {', '.join(_KEY)} LIMIT ?",
+                    (self._space, *after, PAGE),
+                )
+            differing = [Cell(*row[:7]) for row in rows if self._counted(row[:7]) != _as_measures(row[7:])]
+            self._scratch.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", [row[:7] for row in rows])
+            yield self._confirmed(differing)
+            if len(rows) < PAGE:
+                break
+            after = rows[-1][:7]
+        while lacking := self._scratch.rows(
+            f"SELECT {', '.join(_KEY)} FROM cell WHERE compared = 0 LIMIT ?", (PAGE,)
+        ):
+            self._scratch.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", lacking)
+            yield self._confirmed([Cell(*row) for row in lacking])
+
+    def _count_page(self, session: Session) -> int:
+        rows = session.rows(
+            f"{RECORD_SELECT} WHERE e.space = ? AND e.seq > ? ORDER BY e.seq LIMIT ?",
+            (self._space, self._seq, PAGE),
+        )
+        if rows:
+            cells = deltas(record_of(row).event for row in rows)
+            self._scratch.many(_COUNT_IN, [(*kept(cell), *measures) for cell, measures in cells.items()])
+            self._seq = rows[-1][0]
+            self.events += len(rows)
+        return len(rows)
+
+    def _counted(self, cell: Row) -> Measures:
+        rows = self._scratch.rows(f"SELECT {', '.join(MEASURES)} FROM cell WHERE {_SAME}", cell)
+        return list(rows[0]) if rows else _NONE
+
+    def _confirmed(self, cells: list[Cell]) -> list[Problem]:
+        found: list[Problem] = []
+        for cell in cells:
+            with self._database.reading() as session:
+                counted = self._count_cell(session, cell)
+                rows = session.rows(
+                    f"SELECT {', '.join(MEASURES)} FROM rollup WHERE space = ? AND {_SAME}",
+                    (self._space, *cell),
+                )
+            there = _as_measures(rows[0]) if rows else _NONE
+            if there != counted:
+                detail = f"kept are {_shown(there)}, a recount gives {_shown(counted)}; run reindex"
+                found.append(
+                    Problem(kind="derived", where=f"roll-up {'/'.join(map(str, cell))}", detail=detail)
+                )
+        return found
+
+    def _count_cell(self, session: Session, cell: Cell) -> Measures:
+        """One total, counted from the events that it is about."""
+        condition, values = (" AND e.run = ?", [number_of_key(cell.key)]) if cell.grain == RUN else ("", [])
+        total: dict[Cell, Measures] = {}
+        after = 0
+        while rows := session.rows(
+            f"{RECORD_SELECT} WHERE e.space = ? AND e.day = ? AND e.kind = ? AND e.seq > ?{condition} "
+            "ORDER BY e.seq LIMIT ?",
+            (self._space, cell.day, cell.kind, after, *values, PAGE),
+        ):
+            after = rows[-1][0]
+            counted = {
+                kept(each): sums for each, sums in deltas(record_of(row).event for row in rows).items()
+            }
+            merge(total, {cell: counted[cell]} if cell in counted else {})
+        return total.get(cell, _NONE)
+
+
+def _as_measures(values: tuple[Any, ...]) -> Measures:
+    return [int(value) for value in values]
+
+
+def _shown(measures: Measures) -> str:
+    return (
+        ", ".join(f"{name} {value}" for name, value in zip(MEASURES, measures, strict=True) if value)
+        or "nothing"
+    )

@@ -1,0 +1,269 @@
+"""How records lie in rows: the columns of the journal, and links as one text.
+
+What a row says twice is written once. A body or a single link into the row's own commit leaves the commit's
+name out (``0.3``), a span that is called like its row is ``""``, and so is a thread that the scope names
+already; a parent leaves out what its name begins with like the row's. Older rows spell all of it, and both
+forms read the same. A run is a number that follows from its name, so nobody has to look it up to write it;
+the table ``run`` knows the names. Should two runs of a space ever have the same number (a million runs do
+with a chance of one to 37 million), the second one is refused.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from functools import lru_cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast
+
+import msgspec
+
+from treering.core.batch import Event, Usage
+from treering.core.clock import day_of
+from treering.core.content import KINDS, Address, Kind, slot_address
+from treering.core.ids import thread_of_scope, thread_scope_of
+from treering.core.records import Record, Ref
+from treering.engines.sql.dictionary import filled, thinned
+from treering.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+EVENT_COLUMNS: Final = (
+    "space", "seq", "day", "id", "commit_no", "kind", "ts_us", "scope", "run", "span", "parent", "thread",
+    "agent", "name", "model", "role", "status", "input_tokens", "cache_read_tokens", "cache_write_tokens",
+    "cache_write_1h_tokens", "output_tokens", "reasoning_tokens", "cost_nanos", "currency", "duration_us",
+    "data", "body", "links",
+)  # fmt: skip
+
+RECORD_SELECT: Final = (
+    "SELECT e.seq, c.batch, c.committed_at_us, e.id, e.kind, e.ts_us, s.name, u.name, e.span, e.parent, "
+    "e.thread, e.agent, e.name, e.model, e.role, e.status, "
+    "e.input_tokens, e.cache_read_tokens, e.cache_write_tokens, "
+    "e.cache_write_1h_tokens, e.output_tokens, e.reasoning_tokens, e.cost_nanos, e.currency, e.duration_us, "
+    "e.data, e.body, e.links FROM event e JOIN commits c ON c.no = e.commit_no "
+    "JOIN scope s ON s.no = e.scope LEFT JOIN run u ON u.space = e.space AND u.no = e.run"
+)
+
+REF_SELECT: Final = (
+    "SELECT r.name, s.name, r.version, r.value, r.links, r.seq, r.changed_at_us "
+    "FROM ref r JOIN scope s ON s.no = r.scope"
+)
+
+RUN: Final = (
+    "INSERT INTO run (space, no, name) VALUES (?, ?, ?) "
+    "ON CONFLICT (space, no) DO UPDATE SET name = NULL WHERE run.name <> excluded.name"
+)
+"""Takes in the name of a run; fails if another run has its number."""
+
+SAME: Final = ""
+"""Of a span: the row's id. Of a thread: the one that the scope is of."""
+
+SAME_HEAD: Final = "\x1f"
+"""What a parent begins with that is called like the row up to the first dot."""
+
+_NO_USAGE: Final = (None,) * 6
+
+
+def join_links(links: Sequence[Address]) -> str | None:
+    """Addresses as one text; ids hold no control characters, so a line break separates them."""
+    return "\n".join(links) if links else None
+
+
+def split_links(text: Any) -> tuple[Address, ...]:
+    """The addresses of `join_links`."""
+    if not text:
+        return ()
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - in a damaged database
+        raise Corrupt(f"the links of a row are no text but {text[:80]!r}; run verify, then restore a backup")
+    return tuple(map(Address, text.split("\n")))
+
+
+def frame_of(value: Any, where: str) -> bytes:
+    """The bytes in a column: in a damaged database, anything may stand there."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, memoryview):
+        return cast("memoryview[int]", value).tobytes()
+    raise Corrupt(f"{where}: its row holds no bytes; restore it from a backup or a copy")
+
+
+def kind_of(number: Any, where: str) -> Kind:
+    """The kind of content in a column."""
+    if isinstance(number, int) and 0 <= number < len(KINDS):
+        return KINDS[number]
+    raise Corrupt(f"{where}: there is no kind {number!r} of content; restore it from a backup or a copy")
+
+
+@lru_cache(maxsize=4096)
+def run_number(run: str) -> int:
+    """What stands for a run in rows of the journal."""
+    return int.from_bytes(blake2b(run.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+@lru_cache(maxsize=4096)
+def run_key(run: str) -> str:
+    """What stands for a run in the roll-ups: its number in eleven characters."""
+    return urlsafe_b64encode(run_number(run).to_bytes(8, "big", signed=True))[:11].decode()
+
+
+def number_of_key(key: str) -> int:
+    """The number in `run_key`; 0 where a damaged row has none."""
+    try:
+        return int.from_bytes(urlsafe_b64decode(key + "=")[:8], "big", signed=True)
+    except ValueError:
+        return 0
+
+
+def run_rows(space: int, runs: Iterable[str | None]) -> list[tuple[int, int, str]]:
+    """Rows for `RUN`: what stands for each of these runs."""
+    return [(space, run_number(run), run) for run in dict.fromkeys(runs) if run is not None]
+
+
+def event_row(
+    event: Event, *, space: int, scope: int, seq: int, commit_no: int, own_slots: str
+) -> tuple[Any, ...]:
+    """The row of an event, in the order of `EVENT_COLUMNS`.
+
+    ``own_slots`` is what the addresses of this commit's slots start with.
+    """
+    usage = event.usage
+    body = event.body
+    if body is not None and body.startswith(own_slots):
+        body = body[len(own_slots) :]
+    links = event.links
+    if len(links) == 1 and links[0].startswith(own_slots):
+        linked = links[0][len(own_slots) :]
+    else:
+        linked = "\n".join(links) if links else None
+    span, parent = event.span, event.parent
+    if parent is not None:
+        head = event.id.find(".") + 1
+        if head and parent.startswith(event.id[:head]):
+            parent = SAME_HEAD + parent[head:]
+    run, data = event.run, event.data
+    if data is not None:
+        data = thinned(data, is_of_run=run is not None)
+    thread = event.thread
+    if thread is not None and thread_scope_of(thread) == event.scope:
+        thread = SAME
+    return (
+        space, seq, day_of(event.ts_us), event.id, commit_no, event.kind, event.ts_us, scope,
+        None if run is None else run_number(run), SAME if span == event.id else span, parent, thread,
+        event.agent, event.name, event.model, event.role, event.status,
+        *(_NO_USAGE if usage is None else msgspec.structs.astuple(usage)),
+        event.cost_nanos, event.currency, event.duration_us, data, body, linked,
+    )  # fmt: skip
+
+
+def record_of(row: tuple[Any, ...]) -> Record:
+    """A record out of a row of `RECORD_SELECT`."""
+    (
+        seq, batch, committed_at_us, event_id, kind, ts_us, scope, run, span, parent, thread, agent, name,
+        model, role, status, input_, cache_read, cache_write, cache_write_1h, output, reasoning, cost_nanos,
+        currency, duration_us, data, body, links,
+    ) = row  # fmt: skip
+    usage = None
+    if input_ is not None:
+        if None in (cache_read, cache_write, cache_write_1h, output, reasoning):
+            raise Corrupt(f"event {event_id!r} has counted only some of its tokens; run verify")
+        usage = Usage(
+            input=input_,
+            cache_read=cache_read,
+            cache_write=cache_write,
+            cache_write_1h=cache_write_1h,
+            output=output,
+            reasoning=reasoning,
+        )
+    if data is not None:
+        data = filled(data if type(data) is bytes else frame_of(data, f"event {event_id!r}"))
+    if type(parent) is str and parent[:1] == SAME_HEAD:
+        parent = f"{str(event_id).partition('.')[0]}.{parent[1:]}"
+    return Record(
+        seq=seq,
+        batch=batch,
+        committed_at_us=committed_at_us,
+        event=Event(
+            id=event_id,
+            kind=kind,
+            ts_us=ts_us,
+            scope=scope,
+            run=run,
+            span=event_id if span == SAME else span,
+            parent=parent,
+            thread=thread_of_scope(scope) if thread == SAME else thread,
+            agent=agent,
+            name=name,
+            model=model,
+            role=role,
+            status=status,
+            usage=usage,
+            cost_nanos=cost_nanos,
+            currency=currency,
+            duration_us=duration_us,
+            data=data,
+            body=full_body(batch, body),
+            links=_event_links(batch, links),
+        ),
+    )
+
+
+def _event_links(batch: str, links: Any) -> tuple[Address, ...]:
+    if is_short(links):
+        return (cast("Address", full_body(batch, links)),)
+    return split_links(links)
+
+
+def is_short(address: Any) -> TypeGuard[str]:
+    """Whether an event's body or link leaves out the name of its own commit."""
+    return isinstance(address, str) and address[:1].isdecimal()
+
+
+def full_body(batch: str, body: str | None) -> Address | None:
+    """The whole address of a body that may be kept in short form."""
+    if body is None:
+        return None
+    try:
+        if body[0].isdecimal():
+            part, _, index = body.partition(".")
+            return slot_address(batch, int(part), int(index))
+    except (AttributeError, IndexError, TypeError, ValueError):
+        raise Corrupt(f"an event of commit {batch!r} has {body[:80]!r} for a body; run verify") from None
+    return Address(body)
+
+
+def ref_of(row: tuple[Any, ...]) -> Ref:
+    """A ref out of a row of `REF_SELECT` (a deleted one has an empty value)."""
+    name, scope, version, value, links, seq, changed_at_us = row
+    return Ref(
+        name=name,
+        scope=scope,
+        version=version,
+        value=value if type(value) is bytes else frame_of(value or b"", f"ref {name!r}"),
+        links=split_links(links),
+        seq=seq,
+        changed_at_us=changed_at_us,
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Composed integer keys: a commit's bodies and a list's items each lie in one range of a primary key.
+
+
+BODY_PART_BITS: Final = 16
+"""A commit has at most 65,536 bodies (erasure scopes)."""
+
+ITEM_POSITION_BITS: Final = 32
+"""A list has at most 4 billion items, and there can be 2 billion lists."""
+
+ITEM_POSITION_MASK: Final = (1 << ITEM_POSITION_BITS) - 1
+
+
+def body_key(commit_no: int, part: int) -> int:
+    """The key of a commit's ``part``-th body."""
+    return commit_no << BODY_PART_BITS | part
+
+
+def item_key(list_no: int, position: int) -> int:
+    """The key of the item at ``position`` of a list."""
+    return list_no << ITEM_POSITION_BITS | position

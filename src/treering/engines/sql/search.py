@@ -1,0 +1,204 @@
+"""The search index: which text is found under which name.
+
+The truth is the rows of ``text``, which say where each text lies; the words themselves are derived from
+that content and kept in an index of the database's own kind (FTS5 tables, tsvector rows). A subclass
+knows the index, this file keeps the rows and the index in step, inside the commit that changes them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from treering.core.content import Address
+from treering.core.query import check_limit
+from treering.core.records import Hit, SearchResult
+from treering.core.text import query_terms, text_of
+from treering.engines.sql.read import get
+from treering.engines.sql.session import ask_in_chunks, in_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from treering.core.batch import Text, Tokens
+    from treering.core.query import SearchQuery
+    from treering.engines.sql.commit.encode import Prepared
+    from treering.engines.sql.objects import Objects
+    from treering.engines.sql.session import Database, Session
+
+_PAGE: Final = 500
+_INSERT: Final = "INSERT INTO text (no, collection, name, namespace, scope, source) VALUES (?, ?, ?, ?, ?, ?)"
+
+
+class TextIndex:
+    """Keeps texts findable. Subclasses provide the five methods at the end."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def put(self, session: Session, space: int, scopes: dict[str, int], prepared: Prepared) -> None:
+        """Index (or take out) the texts of a batch, which names each of them once."""
+        texts = prepared.batch.texts
+        collections = self._collections(session, space, texts)
+        self.remove(session, space, _standing(session, collections, texts))
+        kept = [pair for pair in zip(texts, prepared.words, strict=True) if pair[0].source is not None]
+        rows: list[tuple[int, int, str, str, int, str]] = []
+        entries: dict[tuple[int, Tokens], list[tuple[int, str, str]]] = {}
+        for no, (text, words) in zip(session.numbers("text", len(kept)), kept, strict=True):
+            assert text.source is not None  # noqa: S101 - chosen so
+            if words is None:
+                (content,) = get(session, space, self._objects, [text.source])
+                words = text_of(content)  # noqa: PLW2901 - the words were not in the batch itself
+            collection = collections[text.collection]
+            rows.append((no, collection[0], text.name, text.namespace, scopes[text.scope], text.source))
+            entries.setdefault(collection, []).append((no, text.namespace, words))
+        session.tell_many(_INSERT, rows)
+        for (collection, tokens), entry in entries.items():
+            self.add(session, collection, tokens, entry)
+
+    def search(self, session: Session, space: int, query: SearchQuery) -> SearchResult:
+        """Hits in one collection, best first."""
+        check_limit(query.limit)
+        ((seq,),) = session.rows("SELECT seq FROM space WHERE no = ?", (space,))
+        terms = query_terms(query.text)
+        rows = session.rows(
+            "SELECT no, tokens FROM collection WHERE space = ? AND name = ?", (space, query.collection)
+        )
+        scored: list[tuple[int, float]] = []
+        if rows and terms:
+            collection, tokens = rows[0]
+            scored = self.find(session, collection, tokens, terms, query)
+        places = {
+            no: (name, namespace, source)
+            for no, name, namespace, source in in_chunks(
+                session,
+                "SELECT no, name, namespace, source FROM text WHERE no IN (@)",
+                (),
+                [no for no, _ in scored],
+            )
+        }
+        hits = [
+            Hit(
+                collection=query.collection,
+                name=name,
+                namespace=namespace,
+                source=Address(source),
+                score=score,
+            )
+            for no, score in scored
+            for name, namespace, source in [places[no]]
+        ]
+        return SearchResult(hits=tuple(hits), indexed_through=seq)
+
+    def remove(self, session: Session, space: int, numbers: Sequence[int]) -> int:
+        """Take texts out of the index and forget their rows; their content is still there."""
+        rows = list(
+            in_chunks(
+                session,
+                "SELECT no, collection, namespace, source FROM text WHERE no IN (@)",
+                (),
+                sorted(set(numbers)),
+            )
+        )
+        for no, collection, namespace, source in {row[0]: row for row in rows}.values():
+            (content,) = get(session, space, self._objects, [Address(source)])
+            self.drop(session, collection, (no, namespace, text_of(content)))
+            session.run("DELETE FROM text WHERE no = ?", (no,))
+        return len(set(numbers))
+
+    def rebuild(self, database: Database, space: int) -> None:
+        """Derive the whole index of a space again, a page at a time."""
+        with database.reading() as session:
+            collections = session.rows("SELECT no, tokens FROM collection WHERE space = ?", (space,))
+        for collection, tokens in collections:
+            with database.writing(space) as session:
+                self.clear(session, collection, tokens)
+            after = 0
+            while True:
+                with database.writing(space) as session:
+                    rows = session.rows(
+                        "SELECT no, namespace, source FROM text WHERE collection = ? AND no > ? "
+                        "ORDER BY no LIMIT ?",
+                        (collection, after, _PAGE),
+                    )
+                    contents = get(session, space, self._objects, [Address(row[2]) for row in rows])
+                    self.add(
+                        session,
+                        collection,
+                        tokens,
+                        [
+                            (no, namespace, text_of(content))
+                            for (no, namespace, _), content in zip(rows, contents, strict=True)
+                        ],
+                    )
+                if len(rows) < _PAGE:
+                    break
+                after = rows[-1][0]
+
+    def _collections(
+        self, session: Session, space: int, texts: Sequence[Text]
+    ) -> dict[str, tuple[int, Tokens]]:
+        """Numbers and tokens of the collections that texts name; the first text of a new one decides."""
+        wanted: dict[str, Tokens] = {text.collection: text.tokens for text in reversed(texts)}
+        found: dict[str, tuple[int, Tokens]] = {
+            name: (no, tokens)
+            for name, no, tokens in in_chunks(
+                session,
+                "SELECT name, no, tokens FROM collection WHERE space = ? AND name IN (@)",
+                (space,),
+                list(wanted),
+            )
+        }
+        new = [name for name in wanted if name not in found]
+        for name, no in zip(new, session.numbers("collection", len(new)), strict=True):
+            found[name] = no, wanted[name]
+            session.tell(
+                "INSERT INTO collection (no, space, name, tokens) VALUES (?, ?, ?, ?)",
+                (no, space, name, wanted[name]),
+            )
+            self.create(session, no, wanted[name])
+        return found
+
+    # What a database's own index does
+    def create(self, session: Session, collection: int, tokens: Tokens) -> None:
+        """Make room for a new collection."""
+        raise NotImplementedError
+
+    def add(
+        self, session: Session, collection: int, tokens: Tokens, texts: Sequence[tuple[int, str, str]]
+    ) -> None:
+        """Index texts: number, namespace, words."""
+        raise NotImplementedError
+
+    def drop(self, session: Session, collection: int, text: tuple[int, str, str]) -> None:
+        """Take one text out: number, namespace, words."""
+        raise NotImplementedError
+
+    def clear(self, session: Session, collection: int, tokens: Tokens) -> None:
+        """Take all texts of a collection out."""
+        raise NotImplementedError
+
+    def find(
+        self, session: Session, collection: int, tokens: Tokens, terms: Sequence[str], query: SearchQuery
+    ) -> list[tuple[int, float]]:
+        """Numbers and scores of texts that hold any of the terms, best first."""
+        raise NotImplementedError
+
+    def settle(self, session: Session, collections: Sequence[int]) -> None:
+        """Leave no word of a removed text in the index; for an index that forgets at once, nothing to do."""
+
+    def lacking(self, session: Session, collection: int, numbers: Sequence[int]) -> set[int]:
+        """Which of these texts are not in the index, as far as it can tell."""
+        del session, collection, numbers
+        return set()
+
+
+def _standing(
+    session: Session, collections: dict[str, tuple[int, Tokens]], texts: Sequence[Text]
+) -> list[int]:
+    """The numbers of the rows that have the names of these texts now."""
+    names: dict[int, list[str]] = {}
+    for text in texts:
+        names.setdefault(collections[text.collection][0], []).append(text.name)
+    sql = "SELECT no FROM text WHERE collection = ? AND name IN (@)"
+    asked = [ask_in_chunks(session, sql, (collection,), wanted) for collection, wanted in names.items()]
+    return [no for rows in asked for (no,) in rows]

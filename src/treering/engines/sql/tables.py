@@ -1,0 +1,372 @@
+"""The physical tables, defined once for SQLite and PostgreSQL.
+
+Alembic's migrations and the SQL of a fresh store (`engines/sql/*.sql`) are generated from here; nothing
+imports this module to read or write data. Three habits: ``space`` leads every key that is not a plain
+number, so that one tenant's rows are one range; spaces, scopes and runs are interned as numbers, so that they
+cost a few bytes a row (a run's number follows from its name, see `relational.rows`); and two keys are
+composed (`BODY_PART_BITS`, `ITEM_POSITION_BITS`), so that the bodies of a commit and the items of a list are
+each one range of a plain integer primary key.
+
+A number that other rows hold is never given twice. PostgreSQL's identity columns see to that; in SQLite
+the rarely filled tables are ``AUTOINCREMENT``, and of ``commits`` (filled by every commit, where that would
+cost a page write each) the row with the greatest number is never deleted. See docs/decisions/0002-schema.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy import text as sql
+from sqlalchemy.dialects.postgresql import TSVECTOR
+
+from treering.engines.sql.rows import BODY_PART_BITS, ITEM_POSITION_BITS
+
+__all__ = ["BODY_PART_BITS", "ITEM_POSITION_BITS", "SQLITE_STATISTICS", "metadata", "metadata_for"]
+
+SQLITE_STATISTICS: Final = (
+    ("event", "event", "1000000 200000 1"),
+    ("event", "sqlite_autoindex_event_2", "1000000 200000 5000 1"),
+    ("event", "event_run", "1000000 200000 100 2 1"),
+    ("event", "event_scope", "1000000 200 100 1"),
+    ("event", "event_thread", "1000000 200000 200 100 1"),
+)
+"""What SQLite's planner shall think of the journal: table, index, rows in all and for each prefix of the key.
+
+Without it SQLite takes a space for a handful of rows, and walks the whole journal of one where a run or a
+thread has an index of its own.
+"""
+
+metadata: Final = MetaData(naming_convention={"uq": "%(table_name)s_%(column_0_N_name)s_key"})
+"""The tables of both databases."""
+
+own_metadata: Final = {"postgresql": MetaData(), "sqlite": MetaData()}
+"""The tables that only one of them has."""
+
+_Number = BigInteger().with_variant(Integer(), "sqlite")
+_Name = Text(collation="C").with_variant(Text(), "sqlite")
+"""Names sort by code point on both databases."""
+
+
+def metadata_for(dialect: str) -> MetaData:
+    """All tables of a database: ``sqlite`` or ``postgresql``."""
+    merged = MetaData(naming_convention=metadata.naming_convention)
+    for each in (metadata, own_metadata[dialect]):
+        for table in each.tables.values():
+            table.to_metadata(merged)
+    return merged
+
+
+def _key() -> Column[int]:
+    return Column("no", _Number, Identity(), primary_key=True)
+
+
+def _number(name: str, *, null: bool = False) -> Column[int]:
+    return Column(name, _Number, nullable=null)
+
+
+def _name(name: str, *, null: bool = False) -> Column[str]:
+    return Column(name, _Name, nullable=null)
+
+
+def _bytes(name: str, *, null: bool = False) -> Column[bytes]:
+    return Column(name, LargeBinary(), nullable=null)
+
+
+meta = Table("meta", metadata, Column("key", _Name, primary_key=True), _name("value"))
+
+space = Table(
+    "space",
+    metadata,
+    _key(),
+    _name("name"),
+    _number("seq"),
+    _number("committed_at_us"),
+    _number("created_at_us"),
+    Column("scopes_dropped", _Number, nullable=False, server_default=sql("0")),
+    UniqueConstraint("name"),
+    sqlite_autoincrement=True,
+)
+
+scope = Table(
+    "scope",
+    metadata,
+    _key(),
+    _number("space"),
+    _name("name"),
+    UniqueConstraint("space", "name"),
+    sqlite_autoincrement=True,
+)
+
+run = Table(
+    "run",
+    metadata,
+    Column("space", _Number, primary_key=True, autoincrement=False),
+    Column("no", _Number, primary_key=True, autoincrement=False),
+    _name("name"),
+    Index("run_name", "space", "name"),
+    sqlite_with_rowid=False,
+)
+
+commits = Table(
+    "commits",
+    metadata,
+    _key(),
+    _number("space"),
+    _name("batch"),
+    _number("first_seq"),
+    _number("last_seq"),
+    _number("committed_at_us"),
+    _bytes("receipt", null=True),
+    _name("links", null=True),
+    UniqueConstraint("space", "batch"),
+)
+
+body = Table(
+    "body",
+    metadata,
+    Column("key", _Number, primary_key=True, autoincrement=False),
+    _number("scope"),
+    _bytes("frame"),
+    Index("body_scope", "scope"),
+)
+
+event = Table(
+    "event",
+    metadata,
+    Column("space", _Number, primary_key=True, autoincrement=False),
+    Column("seq", _Number, primary_key=True, autoincrement=False),
+    Column("day", Integer(), primary_key=True, autoincrement=False),
+    _name("id"),
+    _number("commit_no"),
+    _name("kind"),
+    _number("ts_us"),
+    _number("scope"),
+    _number("run", null=True),
+    _name("span", null=True),
+    _name("parent", null=True),
+    _name("thread", null=True),
+    _name("agent", null=True),
+    _name("name", null=True),
+    _name("model", null=True),
+    _name("role", null=True),
+    _name("status", null=True),
+    _number("input_tokens", null=True),
+    _number("cache_read_tokens", null=True),
+    _number("cache_write_tokens", null=True),
+    _number("cache_write_1h_tokens", null=True),
+    _number("output_tokens", null=True),
+    _number("reasoning_tokens", null=True),
+    _number("cost_nanos", null=True),
+    _name("currency", null=True),
+    _number("duration_us", null=True),
+    _bytes("data", null=True),
+    _name("body", null=True),
+    _name("links", null=True),
+    UniqueConstraint("space", "day", "id"),
+    sqlite_with_rowid=False,
+)
+Index("event_scope", event.c.scope, event.c.kind, event.c.seq)
+Index(
+    "event_run",
+    event.c.space,
+    event.c.run,
+    event.c.ts_us,
+    event.c.seq,
+    sqlite_where=event.c.run.isnot(None),
+    postgresql_where=event.c.run.isnot(None),
+)
+Index(
+    "event_thread",
+    event.c.space,
+    event.c.thread,
+    event.c.kind,
+    event.c.seq,
+    sqlite_where=sql("thread > ''"),  # a thread that the row's scope names is found by that
+    postgresql_where=sql("thread > ''"),
+)
+
+object_ = Table(
+    "object",
+    metadata,
+    _key(),
+    _number("space"),
+    _bytes("name"),
+    Column("kind", SmallInteger(), nullable=False),
+    _number("size"),
+    _number("stored_at_us"),
+    _number("staged_until_us"),
+    _bytes("frame", null=True),
+    _number("pack", null=True),
+    _number("offset", null=True),
+    _number("length", null=True),
+    _number("inner_offset", null=True),
+    UniqueConstraint("space", "name"),
+)
+Index(
+    "object_pack",
+    object_.c.pack,
+    sqlite_where=object_.c.pack.isnot(None),
+    postgresql_where=object_.c.pack.isnot(None),
+)
+
+pack = Table(
+    "pack",
+    metadata,
+    _key(),
+    _number("space"),
+    _name("name"),
+    _number("size"),
+    _number("created_at_us"),
+    UniqueConstraint("name"),
+    sqlite_autoincrement=True,
+)
+
+list_ = Table(
+    "list",
+    metadata,
+    _key(),
+    _number("space"),
+    _name("id"),
+    _number("scope"),
+    _number("parent", null=True),
+    _number("start"),
+    _number("length"),
+    Column("depth", Integer(), nullable=False),
+    _number("seq"),
+    UniqueConstraint("space", "id"),
+    Index("list_scope", "scope"),
+    sqlite_autoincrement=True,
+)
+Index(
+    "list_parent",
+    list_.c.parent,
+    sqlite_where=list_.c.parent.isnot(None),
+    postgresql_where=list_.c.parent.isnot(None),
+)
+
+item = Table(
+    "item",
+    metadata,
+    Column("key", _Number, primary_key=True, autoincrement=False),
+    Column("kind", SmallInteger(), nullable=True),
+    _bytes("frame", null=True),
+    _name("address", null=True),
+)
+
+ref = Table(
+    "ref",
+    metadata,
+    Column("space", _Number, primary_key=True, autoincrement=False),
+    Column("name", _Name, primary_key=True),
+    _number("scope"),
+    _number("version"),
+    _bytes("value", null=True),
+    _name("links", null=True),
+    _number("seq"),
+    _number("changed_at_us"),
+    Index("ref_scope", "scope"),
+    sqlite_with_rowid=False,
+)
+Index(
+    "ref_seq",
+    ref.c.space,
+    ref.c.seq,
+    sqlite_where=ref.c.links.isnot(None),
+    postgresql_where=ref.c.links.isnot(None),
+)
+
+lease = Table(
+    "lease",
+    metadata,
+    Column("space", _Number, primary_key=True, autoincrement=False),
+    Column("name", _Name, primary_key=True),
+    _name("holder", null=True),
+    _number("token"),
+    _number("expires_at_us"),
+)
+
+rollup = Table(
+    "rollup",
+    metadata,
+    Column("space", _Number, primary_key=True, autoincrement=False),
+    Column("grain", _Name, primary_key=True),
+    Column("key", _Name, primary_key=True),
+    Column("day", Integer(), primary_key=True, autoincrement=False),
+    Column("agent", _Name, primary_key=True),
+    Column("model", _Name, primary_key=True),
+    Column("kind", _Name, primary_key=True),
+    Column("currency", _Name, primary_key=True),
+    _number("events"),
+    _number("errors"),
+    _number("input_tokens"),
+    _number("cache_read_tokens"),
+    _number("cache_write_tokens"),
+    _number("cache_write_1h_tokens"),
+    _number("output_tokens"),
+    _number("reasoning_tokens"),
+    _number("cost_nanos"),
+    _number("duration_us"),
+    _number("unpriced_events"),
+    _number("unpriced_tokens"),
+    sqlite_with_rowid=False,
+)
+
+collection = Table(
+    "collection",
+    metadata,
+    _key(),
+    _number("space"),
+    _name("name"),
+    _name("tokens"),
+    UniqueConstraint("space", "name"),
+    sqlite_autoincrement=True,
+)
+
+text = Table(
+    "text",
+    metadata,
+    _key(),
+    _number("collection"),
+    _name("name"),
+    _name("namespace"),
+    _number("scope"),
+    _name("source"),
+    UniqueConstraint("collection", "name"),
+    Index("text_scope", "scope"),
+)
+
+# What is derived from `text`. SQLite has an FTS5 table ``fts_<collection>`` per collection instead, made when
+# the collection is. The lexemes (words or three-letter pieces) are cut by our own code: no extension needed.
+fts = Table(
+    "fts",
+    own_metadata["postgresql"],
+    Column("no", BigInteger(), primary_key=True, autoincrement=False),
+    _number("collection"),
+    _name("namespace"),
+    Column("terms", TSVECTOR(), nullable=False),
+    Index("fts_terms", "terms", postgresql_using="gin"),
+    Index("fts_namespace", "collection", "namespace"),
+)
+
+# Commits that were not brought into the tables above yet (see `sqlite.fresh`).
+fresh = Table(
+    "fresh",
+    own_metadata["sqlite"],
+    Column("slot", Integer(), primary_key=True, autoincrement=False),
+    _number("no"),
+    _number("space"),
+    _bytes("rows"),
+)

@@ -1,0 +1,606 @@
+"""Verification: read everything that a space holds, and say what is wrong with it.
+
+Three questions. Does every address that stands anywhere lead somewhere (a walk from all roots and all lists)?
+Is every stored byte what it was (`contents`)? Do counters and totals say the truth (here and `recount`)?
+Everything is read in pages, each in a short transaction, while writers go on; what a page found missing may
+just have been erased, so it is looked at again before it is reported. **Invariant:** memory stays flat, no
+transaction is open while a report is handed out, and nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from treering.core.content import ListAt, ObjectAt, SlotAt, object_name, parse_address
+from treering.core.frame import unpack_body, unseal
+from treering.core.packs import PackEntry, frames_of
+from treering.core.records import Checked, Problem
+from treering.engines.sql.commit.state import unpack_receipt
+from treering.engines.sql.gc.mark import COMMITS, PAGE, Mark, Missing, Origin, Walk, by_weight, slot_key
+from treering.engines.sql.objects import Located, PackGone
+from treering.engines.sql.read import COUNT, body_part, is_sheaf, unbind
+from treering.engines.sql.rollups import Recount
+from treering.engines.sql.rows import (
+    BODY_PART_BITS,
+    ITEM_POSITION_BITS,
+    frame_of,
+    item_key,
+    kind_of,
+    split_links,
+)
+from treering.engines.sql.session import in_chunks
+from treering.engines.sql.spill import Scratch, Seen
+from treering.errors import Corrupt
+
+if TYPE_CHECKING:
+    from treering.engines.sql.objects import Objects
+    from treering.engines.sql.search import TextIndex
+    from treering.engines.sql.session import Database, Row, Session
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Reading everything back: objects, packs, bodies and items, each against its own checksum or name.
+#
+# Rows are read in pages of bounded bytes; a pack is read once, from its beginning to its end. What a page
+# found missing is looked at again later by the caller; what is damaged is damaged, and every piece of it is
+# named, not only the first.
+
+
+Found = Iterator[list[Problem]]
+"""Problems, a page at a time; most pages have none."""
+
+_LISTS: Final = 256
+_ITEM_RANGE: Final = (
+    f"i.key >= l.no * {1 << ITEM_POSITION_BITS} AND i.key < (l.no + 1) * {1 << ITEM_POSITION_BITS}"
+)
+
+
+class Contents:
+    """The content of a space, and how much of it was read so far."""
+
+    def __init__(self, database: Database, objects: Objects, space: int, *, read_content: bool) -> None:
+        self._database = database
+        self._store = objects
+        self._space = space
+        self._reads = read_content
+        self.objects = self.bodies = self.items = self.bytes = 0
+
+    # Objects in rows
+    def check_objects(self) -> Found:
+        """Rehash the objects that lie in rows."""
+        after = b""
+        while True:
+            with self._database.reading() as session:
+                rows = session.rows(
+                    "SELECT o.name, length(o.frame), p.no FROM object o LEFT JOIN pack p ON p.no = o.pack "
+                    "WHERE o.space = ? AND o.name > ? ORDER BY o.name LIMIT ?",
+                    (self._space, after, PAGE),
+                )
+            problems = [
+                _corrupt(f"o:{bytes(name).hex()}", "its row says neither bytes nor an existing pack")
+                for name, size, pack in rows
+                if size is None and pack is None
+            ]
+            self.objects += sum(size is not None for _, size, _ in rows)
+            if self._reads:
+                for group in by_weight((bytes(name), size) for name, size, _ in rows if size is not None):
+                    problems += self._rehash(group)
+            yield problems
+            if len(rows) < PAGE:
+                return
+            after = bytes(rows[-1][0])
+
+    def _rehash(self, names: list[bytes]) -> list[Problem]:
+        problems: list[Problem] = []
+        with self._database.reading() as session:
+            sql = (
+                "SELECT name, kind, size, frame FROM object "
+                "WHERE space = ? AND frame IS NOT NULL AND name IN (@)"
+            )
+            rows = list(in_chunks(session, sql, (self._space,), names))
+        for key, number, size, frame in rows:
+            name = bytes(key).hex()
+            where = f"object {name}"
+            try:
+                sealed = frame_of(frame, where)
+                self.bytes += len(sealed)
+                kind, data = kind_of(number, where), unseal(sealed, where)
+                if len(data) != size or object_name(kind, data) != name:
+                    raise Corrupt("the bytes do not hash to this name")
+            except Corrupt as error:
+                problems.append(_corrupt(f"o:{name}", str(error)))
+        return problems
+
+    # Objects in packs
+    def check_packs(self) -> Found:
+        """Rehash the objects that lie in packs; without reading content, only see whether packs are there."""
+        after = 0
+        while True:
+            with self._database.reading() as session:
+                packs = session.rows(
+                    "SELECT no, name, size FROM pack WHERE space = ? AND no > ? ORDER BY no LIMIT ?",
+                    (self._space, after, PAGE),
+                )
+            for no, name, size in packs:
+                yield self._check_pack(no, name, size)
+            if len(packs) < PAGE:
+                return
+            after = packs[-1][0]
+
+    def _check_pack(self, no: int, name: str, size: int) -> list[Problem]:
+        with self._database.reading() as session:
+            rows = session.rows(
+                'SELECT name, kind, size, "offset", length, inner_offset FROM object WHERE pack = ?', (no,)
+            )
+        entries: list[PackEntry] = []
+        problems: list[Problem] = []
+        for key, kind, *place in rows:
+            entry_name = bytes(key).hex()
+            try:
+                entries.append(PackEntry(entry_name, kind_of(kind, f"object {entry_name}"), *place))
+            except Corrupt as error:
+                problems.append(_corrupt(f"o:{entry_name}", str(error)))
+        self.objects += len(entries)
+        outside = [entry.name for entry in entries if entry.offset + entry.length > size]
+        problems += [_corrupt(f"o:{each}", f"its place is outside of pack {name}") for each in outside]
+        frames = list(frames_of(entries).values())
+        try:
+            if self._reads and entries:
+                self._store.check_index(name, size)
+        except Corrupt as error:
+            problems.append(_corrupt(f"pack {name}", str(error)))
+        try:
+            for found in self._read_frames(name, frames if self._reads else frames[-1:]):
+                problems += found
+        except PackGone as error:
+            with self._database.reading() as session:
+                still = session.rows("SELECT 1 FROM object WHERE pack = ? LIMIT 1", (no,))
+            if still:
+                return [*problems, _corrupt(f"pack {name}", str(error))]
+        return problems
+
+    def _read_frames(self, pack: str, frames: list[list[PackEntry]]) -> Found:
+        """Read all of a pack in as few requests as it takes; where something is damaged, frame by frame."""
+        try:
+            entries = [entry for frame in frames for entry in frame]
+            for _, content in self._store.stream(Located((), {pack: entries})):
+                self.bytes += len(content.data)
+        except PackGone:
+            raise
+        except Corrupt as error:
+            if len(frames) > 1:
+                middle = len(frames) // 2
+                yield from self._read_frames(pack, frames[:middle])
+                yield from self._read_frames(pack, frames[middle:])
+            elif len(frames[0]) > 1:
+                for entry in frames[0]:
+                    yield from self._read_frames(pack, [[entry]])
+            else:
+                yield [_corrupt(f"o:{frames[0][0].name}", str(error))]
+
+    # Bodies
+    def check_bodies(self, batches: dict[int, str], slots: Scratch) -> Found:
+        """Unfold the bodies of some commits, and look whether all slots that something links to are there."""
+        part_size = 1 << BODY_PART_BITS
+        with self._database.reading() as session:
+            sizes = list(
+                in_chunks(
+                    session,
+                    "SELECT b.key, length(b.frame) FROM commits c "
+                    f"JOIN body b ON b.key >= c.no * {part_size} AND b.key < (c.no + 1) * {part_size} "
+                    "WHERE c.no IN (@)",
+                    (),
+                    list(batches),
+                )
+            )
+        self.bodies += len(sizes)
+        if not self._reads:
+            return
+        for group in by_weight(sizes):
+            with self._database.reading() as session:
+                rows = list(in_chunks(session, "SELECT key, frame FROM body WHERE key IN (@)", (), group))
+            problems: list[Problem] = []
+            for key, frame in rows:
+                commit_no, part = body_part(key)
+                where = f"body {part} of commit {batches[commit_no]!r}"
+                try:
+                    sealed = frame_of(frame, where)
+                    self.bytes += len(sealed)
+                    count = len(unpack_body(unseal(sealed, where), where))
+                except Corrupt as error:
+                    problems.append(_corrupt(where, str(error)))
+                    continue
+                for (slot,) in slots.rows(
+                    "SELECT key FROM slot WHERE key >= ? AND key < ?",
+                    (slot_key(key, count), slot_key(key + 1, 0)),
+                ):
+                    index = int.from_bytes(slot[8:], "big")
+                    detail = f"something links to slot {index}, and there are {count}"
+                    problems.append(Problem(kind="dangling", where=where, detail=detail))
+            yield problems
+
+    # Lists
+    def check_lists(self) -> Found:
+        """Lengths, parents and items of all lists."""
+        after = ""
+        while True:
+            with self._database.reading() as session:
+                rows = session.rows(
+                    "SELECT l.id, l.no, l.parent, l.start, l.length, l.depth, p.no, p.length, p.depth "
+                    "FROM list l LEFT JOIN list p ON p.no = l.parent "
+                    "WHERE l.space = ? AND l.id > ? ORDER BY l.id LIMIT ?",
+                    (self._space, after, _LISTS),
+                )
+                if not rows:
+                    return
+                marks = ",".join("?" * len(rows))
+                counts = session.rows(
+                    f"SELECT l.no, sum({COUNT}), min(i.key), max(i.key + {COUNT} - 1) FROM list l "
+                    f"JOIN item i ON {_ITEM_RANGE} WHERE l.no IN ({marks}) GROUP BY l.no",
+                    [row[1] for row in rows],
+                )
+            items = {no: tuple(count) for no, *count in counts}
+            problems = [
+                Problem(kind="list", where=f"l:{row[0]}", detail=detail)
+                for row in rows
+                if (detail := _list_problem(row, items.get(row[1], (0, 0, 0))))
+            ]
+            self.items += sum(count[0] for count in items.values())
+            if self._reads:
+                names = {row[1]: row[0] for row in rows}
+                problems += self._check_items({no: count[0] for no, count in items.items()}, names)
+            yield problems
+            if len(rows) < _LISTS:
+                return
+            after = rows[-1][0]
+
+    def _check_items(self, counts: dict[int, int], names: dict[int, str]) -> list[Problem]:
+        problems: list[Problem] = []
+        short = [no for no, count in counts.items() if count <= PAGE]
+        for group in by_weight((no, counts[no] * (1 << 12)) for no in short):
+            with self._database.reading() as session:
+                marks = ",".join("?" * len(group))
+                sql = (
+                    f"SELECT i.key, coalesce(length(i.frame), 0) FROM list l JOIN item i ON {_ITEM_RANGE} "
+                    f"WHERE l.no IN ({marks})"
+                )
+                sizes = session.rows(sql, group)
+            problems += self._unfold_items(sizes, names)
+        for no in counts.keys() - set(short):
+            after, sizes = item_key(no, 0) - 1, [()] * PAGE
+            while len(sizes) == PAGE:
+                with self._database.reading() as session:
+                    sizes = session.rows(
+                        "SELECT key, coalesce(length(frame), 0) FROM item WHERE key > ? AND key < ? "
+                        "ORDER BY key LIMIT ?",
+                        (after, item_key(no + 1, 0), PAGE),
+                    )
+                problems += self._unfold_items(sizes, names)
+                after = sizes[-1][0] if sizes else after
+        return problems
+
+    def _unfold_items(self, sizes: list[Row], names: dict[int, str]) -> list[Problem]:
+        problems: list[Problem] = []
+        for group in by_weight(sizes):
+            with self._database.reading() as session:
+                sql = "SELECT key, kind, frame, address FROM item WHERE key IN (@)"
+                rows = list(in_chunks(session, sql, (), group))
+            for key, kind, frame, address in rows:
+                where = (
+                    f"item {key & ((1 << ITEM_POSITION_BITS) - 1)} of l:{names[key >> ITEM_POSITION_BITS]}"
+                )
+                if frame is None:
+                    if address is None:
+                        problems.append(_corrupt(where, "its row has neither bytes nor an address"))
+                    continue
+                try:
+                    sealed = frame_of(frame, where)
+                    self.bytes += len(sealed)
+                    if is_sheaf(kind):
+                        unbind(kind, sealed, where)
+                    else:
+                        unseal(sealed, where)
+                        kind_of(kind, where)
+                except Corrupt as error:
+                    problems.append(_corrupt(where, str(error)))
+        return problems
+
+
+def _list_problem(row: tuple[Any, ...], items: tuple[int, ...]) -> str | None:
+    _, no, parent, start, length, depth, parent_no, parent_length, parent_depth = row
+    count, first, last = items
+    if count != length - start:
+        return f"has {count} items where its length says {length - start}"
+    if count and (first != item_key(no, start) or last != item_key(no, length - 1)):
+        return f"its items do not lie at the positions {start} to {length - 1}"
+    if parent is None:
+        return None if start == 0 and depth == 0 else "begins behind a parent that it does not have"
+    if parent_no is None:
+        return f"its parent (row {parent}) is not stored"
+    if parent_length < start or parent_depth != depth - 1:
+        return "does not fit its parent"
+    return None
+
+
+def _corrupt(where: str, detail: str) -> Problem:
+    return Problem(kind="corrupt", where=where, detail=detail)
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+_REPORT_EVERY: Final = 20
+"""Pages between two reports of how far the check has come."""
+
+
+def check(
+    database: Database, objects: Objects, texts: TextIndex, space: int, *, read_content: bool = True
+) -> Iterator[Problem | Checked]:
+    """Verify a space; problems as they are found, a `Checked` now and then and as the last."""
+    with Scratch() as scratch:
+        yield from _Check(database, objects, texts, space, scratch=scratch, read_content=read_content).run()
+
+
+class _Check:
+    def __init__(
+        self,
+        database: Database,
+        objects: Objects,
+        texts: TextIndex,
+        space: int,
+        *,
+        scratch: Scratch,
+        read_content: bool,
+    ) -> None:
+        self._database = database
+        self._texts = texts
+        self._space = space
+        self._scratch = scratch
+        self._missing: list[Missing] = []
+        self._walk = Walk(database, objects, space, scratch, with_slots=True, notice=self._missing.append)
+        self._mark = Mark(database, space, lambda _what, _scope, _key: self._walk, precise=True)
+        self._contents = Contents(database, objects, space, read_content=read_content)
+        self._recount = Recount(database, space, scratch)
+        self._reported = Seen(scratch, "reported", "text")
+        self._refs = 0
+
+    def run(self) -> Iterator[Problem | Checked]:
+        for page, problems in enumerate(self._pages(), 1):
+            for problem in problems:
+                if self._reported.add({f"{problem.kind} {problem.where} {problem.detail}": 0}):
+                    yield problem
+            if page % _REPORT_EVERY == 0:
+                yield self._checked()
+        yield self._checked()
+
+    def _pages(self) -> Iterator[list[Problem]]:
+        for _ in self._mark.steps():
+            yield self._dangling()
+        for _ in self._enter_lists():
+            yield self._dangling()
+        yield from self._contents.check_objects()
+        yield from self._contents.check_packs()
+        yield from self._commits()
+        yield from self._contents.check_lists()
+        yield from self._events()
+        yield from self._check_refs()
+        yield from self._check_texts()
+        yield from self._recount.problems()
+
+    def _checked(self) -> Checked:
+        return Checked(
+            objects=self._contents.objects,
+            bodies=self._contents.bodies,
+            items=self._contents.items,
+            events=self._recount.events,
+            refs=self._refs,
+            bytes=self._contents.bytes,
+        )
+
+    # Addresses
+    def _enter_lists(self) -> Iterator[None]:
+        """Lists that nothing links to are to be whole as well: a writer may be about to link them."""
+        after = ""
+        while True:
+            with self._database.reading() as session:
+                rows = session.rows(
+                    "SELECT id, no, scope FROM list WHERE space = ? AND id > ? ORDER BY id LIMIT ?",
+                    (self._space, after, PAGE),
+                )
+            self._walk.enter_lists({no: scope for _, no, scope in rows})
+            self._walk.drain()
+            yield
+            if len(rows) < PAGE:
+                return
+            after = rows[-1][0]
+
+    def _dangling(self) -> list[Problem]:
+        found: list[Problem] = []
+        while self._missing:
+            missing = self._missing.pop()
+            with self._database.reading() as session:
+                where = self._place(session, missing.origin, missing.target)
+                is_there = not missing.damage and self._is_stored(session, missing.target)
+            if where is not None and missing.damage:
+                found.append(Problem(kind="corrupt", where=where, detail=missing.damage))
+            elif where is not None and not is_there:
+                found.append(
+                    Problem(kind="dangling", where=where, detail=f"{missing.target!r} is not stored")
+                )
+        return found
+
+    def _place(self, session: Session, origin: Origin, target: str) -> str | None:
+        """Where a link stands, in words; None when it does not stand there any more."""
+        what, key = origin
+        if what == "event":
+            rows = session.rows("SELECT id FROM event WHERE space = ? AND seq = ?", (self._space, key))
+            return f"event {rows[0][0]!r}" if rows else None
+        if what == "ref":
+            rows = session.rows("SELECT links FROM ref WHERE space = ? AND name = ?", (self._space, key))
+            return f"ref {key!r}" if rows and target in split_links(rows[0][0]) else None
+        if what == "text":
+            rows = session.rows("SELECT name FROM text WHERE no = ? AND source = ?", (key, target))
+            return f"text {rows[0][0]!r}" if rows else None
+        if what == "item":
+            list_no, position = key >> ITEM_POSITION_BITS, key & ((1 << ITEM_POSITION_BITS) - 1)
+            rows = session.rows("SELECT id FROM list WHERE no = ?", (list_no,))
+            return f"item {position} of l:{rows[0][0]}" if rows else None
+        if what == "body":
+            commit_no, part = body_part(key)
+            sql = "SELECT batch FROM commits WHERE no = ? AND EXISTS (SELECT 1 FROM body WHERE key = ?)"
+            rows = session.rows(sql, (commit_no, key))
+            return f"body {part} of commit {rows[0][0]!r}" if rows else None
+        sql = "SELECT 1 FROM object WHERE space = ? AND name = ?"
+        return f"o:{key}" if session.rows(sql, (self._space, bytes.fromhex(key))) else None
+
+    def _is_stored(self, session: Session, address: str) -> bool:
+        match parse_address(address):
+            case ObjectAt(name):
+                sql = "SELECT 1 FROM object WHERE space = ? AND name = ?"
+                return bool(session.rows(sql, (self._space, bytes.fromhex(name))))
+            case ListAt(list_id):
+                sql = "SELECT 1 FROM list WHERE space = ? AND id = ?"
+                return bool(session.rows(sql, (self._space, list_id)))
+            case SlotAt(batch, part, _):
+                sql = (
+                    f"SELECT 1 FROM commits c JOIN body b ON b.key = c.no * {1 << BODY_PART_BITS} + ? "
+                    "WHERE c.space = ? AND c.batch = ?"
+                )
+                return bool(session.rows(sql, (part, self._space, batch)))
+
+    # Counters
+    def _commits(self) -> Iterator[list[Problem]]:
+        """The ranges of all commits, and their bodies."""
+        ranges = Seen(self._scratch, "commit_range", "number")
+        after = ""
+        while True:
+            with self._database.reading() as session:
+                ((seq,),) = session.rows("SELECT seq FROM space WHERE no = ?", (self._space,))
+                rows = session.rows(
+                    "SELECT batch, no, first_seq, last_seq, receipt FROM commits "
+                    "WHERE space = ? AND batch > ? ORDER BY batch LIMIT ?",
+                    (self._space, after, COMMITS),
+                )
+            new = set(ranges.add({first: last for _, _, first, last, _ in rows}))
+            problems: list[Problem] = []
+            for row in rows:
+                detail = _commit_problem(row, seq)
+                if row[2] not in new:
+                    detail = f"another commit has the number {row[2]}, too"
+                new.discard(row[2])
+                if detail is not None:
+                    problems.append(Problem(kind="counter", where=f"commit {row[0]!r}", detail=detail))
+            yield problems
+            yield from self._contents.check_bodies({row[1]: row[0] for row in rows}, self._scratch)
+            if len(rows) < COMMITS:
+                break
+            after = rows[-1][0]
+        yield from self._overlaps(ranges)
+
+    def _overlaps(self, ranges: Seen) -> Iterator[list[Problem]]:
+        previous = after = 0
+        while page := ranges.page(after, PAGE):
+            after = page[-1][0]
+            problems: list[Problem] = []
+            for first, last in page:
+                if first <= previous:
+                    detail = f"a commit begins at {first}, though {previous} was given out before"
+                    problems.append(Problem(kind="counter", where="commits", detail=detail))
+                previous = max(previous, last)
+            yield problems
+
+    def _events(self) -> Iterator[list[Problem]]:
+        """Events belong to their commits; on the way they are counted for the totals."""
+        for _ in self._recount.count():
+            yield []
+        after = 0
+        while True:
+            with self._database.reading() as session:
+                ((seq, last),) = session.rows(
+                    "SELECT s.seq, (SELECT max(e.seq) FROM event e WHERE e.space = s.no) "
+                    "FROM space s WHERE s.no = ?",
+                    (self._space,),
+                )
+                rows = session.rows(
+                    "SELECT seq FROM event WHERE space = ? AND seq > ? ORDER BY seq LIMIT ?",
+                    (self._space, after, PAGE),
+                )
+                upto = rows[-1][0] if rows else after
+                stray = session.rows(
+                    "SELECT e.id, e.seq FROM event e "
+                    "LEFT JOIN commits c ON c.no = e.commit_no AND c.space = e.space "
+                    "LEFT JOIN scope s ON s.no = e.scope WHERE e.space = ? AND e.seq > ? AND e.seq <= ? "
+                    "AND (c.no IS NULL OR s.no IS NULL OR e.seq < c.first_seq OR e.seq > c.last_seq)",
+                    (self._space, after, upto),
+                )
+                nameless = session.rows(
+                    "SELECT e.id FROM event e LEFT JOIN run u ON u.space = e.space AND u.no = e.run "
+                    "WHERE e.space = ? AND e.seq > ? AND e.seq <= ? AND e.run IS NOT NULL AND u.no IS NULL",
+                    (self._space, after, upto),
+                )
+            yield [
+                Problem(kind="counter", where=f"event {name!r}", detail=f"{number} is not of its commit")
+                for name, number in stray
+            ] + [
+                Problem(kind="dangling", where=f"event {name!r}", detail="the name of its run is lost")
+                for (name,) in nameless
+            ]
+            if len(rows) < PAGE:
+                break
+            after = upto
+        if (last or 0) > seq:
+            yield [Problem(kind="counter", where="space", detail=f"event {last} is past the counter, {seq}")]
+
+    def _check_refs(self) -> Iterator[list[Problem]]:
+        after = ""
+        while True:
+            with self._database.reading() as session:
+                rows = session.rows(
+                    "SELECT name, version FROM ref WHERE space = ? AND name > ? AND value IS NOT NULL "
+                    "ORDER BY name LIMIT ?",
+                    (self._space, after, PAGE),
+                )
+            self._refs += len(rows)
+            yield [
+                Problem(kind="counter", where=f"ref {name!r}", detail=f"its version is {version}")
+                for name, version in rows
+                if version < 1
+            ]
+            if len(rows) < PAGE:
+                return
+            after = rows[-1][0]
+
+    def _check_texts(self) -> Iterator[list[Problem]]:
+        """Whether every text is in the search index."""
+        with self._database.reading() as session:
+            collections = session.rows(
+                "SELECT no FROM collection WHERE space = ? ORDER BY no", (self._space,)
+            )
+        for (collection,) in collections:
+            after = ""
+            while True:
+                with self._database.reading() as session:
+                    rows = session.rows(
+                        "SELECT name, no FROM text WHERE collection = ? AND name > ? ORDER BY name LIMIT ?",
+                        (collection, after, PAGE),
+                    )
+                    lacking = self._texts.lacking(session, collection, [no for _, no in rows])
+                yield [
+                    Problem(kind="derived", where=f"text {name!r}", detail="is not in the index; run reindex")
+                    for name, no in rows
+                    if no in lacking
+                ]
+                if len(rows) < PAGE:
+                    break
+                after = rows[-1][0]
+
+
+def _commit_problem(row: Row, seq: int) -> str | None:
+    batch, _, first, last, receipt = row
+    if not 1 <= first <= last <= seq:
+        return f"it has the numbers {first} to {last}, and {seq} were given out"
+    try:
+        unpack_receipt(batch, first, last, 0, receipt)
+    except Corrupt as error:
+        return str(error)
+    return None

@@ -1,0 +1,92 @@
+"""Full-text search by FTS5: one index a collection, with the namespace as a word of its own.
+
+The tables hold no copy of the text (``content=''``), only its words; the namespace is hashed into one
+token, so that a search in one namespace is an AND over two columns and reads only what is there.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+from treering.engines.sql.search import TextIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from treering.core.batch import Tokens
+    from treering.core.query import SearchQuery
+    from treering.engines.sql.session import Session
+
+_TOKENIZERS: Final[dict[Tokens, str]] = {
+    "words": "porter unicode61 remove_diacritics 2",
+    "trigrams": "trigram",
+}
+_GRAM: Final = 3
+
+
+class SqliteTextIndex(TextIndex):
+    """Texts in FTS5 tables named ``fts_<collection>``."""
+
+    def create(self, session: Session, collection: int, tokens: Tokens) -> None:
+        """A new FTS5 table."""
+        session.run(
+            f"CREATE VIRTUAL TABLE fts_{collection} "
+            f"USING fts5(namespace, words, content='', tokenize='{_TOKENIZERS[tokens]}')"
+        )
+
+    def add(
+        self, session: Session, collection: int, tokens: Tokens, texts: Sequence[tuple[int, str, str]]
+    ) -> None:
+        """Index texts: number, namespace, words."""
+        del tokens  # the table knows its own tokenizer
+        session.many(
+            f"INSERT INTO fts_{collection} (rowid, namespace, words) VALUES (?, ?, ?)",
+            [(no, _token(namespace), words) for no, namespace, words in texts],
+        )
+
+    def drop(self, session: Session, collection: int, text: tuple[int, str, str]) -> None:
+        """Take one text out; without a copy of it the index wants to be told what was in it."""
+        no, namespace, words = text
+        session.run(
+            f"INSERT INTO fts_{collection} (fts_{collection}, rowid, namespace, words) "
+            "VALUES ('delete', ?, ?, ?)",
+            (no, _token(namespace), words),
+        )
+
+    def clear(self, session: Session, collection: int, tokens: Tokens) -> None:
+        """Take all texts of a collection out."""
+        session.run(f"DROP TABLE IF EXISTS fts_{collection}")
+        self.create(session, collection, tokens)
+
+    def settle(self, session: Session, collections: Sequence[int]) -> None:
+        """Merge the index into one segment: only then are the words of deleted texts really gone."""
+        for collection in collections:
+            session.run(f"INSERT INTO fts_{collection} (fts_{collection}) VALUES ('optimize')")
+
+    def find(
+        self, session: Session, collection: int, tokens: Tokens, terms: Sequence[str], query: SearchQuery
+    ) -> list[tuple[int, float]]:
+        """Numbers and scores of texts that hold any of the terms, best first."""
+        wanted = _grams(terms) if tokens == "trigrams" else terms
+        if not wanted:
+            return []
+        match = "words : (" + " OR ".join(f'"{term}"' for term in wanted) + ")"
+        if query.namespace is not None:
+            match = f'namespace : "{_token(query.namespace)}" AND {match}'
+        rows = session.rows(
+            f"SELECT rowid, -bm25(fts_{collection}) AS score FROM fts_{collection} "
+            f"WHERE fts_{collection} MATCH ? ORDER BY score DESC, rowid LIMIT ?",
+            (match, query.limit),
+        )
+        return [(no, score) for no, score in rows]
+
+
+def _token(namespace: str) -> str:
+    return "n" + sha256(namespace.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+
+
+def _grams(terms: Sequence[str]) -> list[str]:
+    """Every run of three characters: what a language without spaces is searched by."""
+    grams = {term[at : at + _GRAM]: None for term in terms for at in range(max(len(term) - _GRAM + 1, 0))}
+    return list(grams)

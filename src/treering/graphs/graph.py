@@ -1,0 +1,371 @@
+"""Graphs: the checkpoints of a framework that numbers, addresses and branches them itself.
+
+A graph's step is an ordinary checkpoint of a thread (so log, diff, fork and rewind know it) whose metadata
+says under `GRAPH` what the framework needs to go on: its own id, its namespace within the thread, its
+versions. The root namespace moves the head of the thread; every other one has a head of its own. Ids are
+not looked up but computed: a UUID of version 6 or 7 says when it was made, so it gives the checkpoint's
+id, which says where in the journal the row lies. Any other id is found by reading the thread.
+
+What a task wrote before its step was over is an event of its own kind, found by the step that it belongs
+to and ordered by its sequence number. A write that was committed before a child of its step was used up by
+that child: whoever goes on from the step once more must not be given it again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from treering.core.encoding import decode_json, encode_json
+from treering.core.paging import each_record
+from treering.core.query import EventQuery
+from treering.errors import Corrupt, InvalidInput
+from treering.graphs.step import (
+    FORKED,
+    GRAPH,
+    GraphHead,
+    Place,
+    Step,
+    Written,
+    place_of,
+    placed,
+    step_id,
+    writes_key,
+)
+from treering.threads.checkpoint import KIND, by_id, read_checkpoint
+from treering.threads.head_value import head_value
+from treering.threads.history import REWIND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from treering.core.engine import Engine
+    from treering.core.records import Record, Ref
+    from treering.threads.checkpoint import Checkpoint
+
+WRITES: Final = "writes"
+"""The kind of the events that hold what tasks wrote."""
+BEGUN: Final = ("p", "q")
+"""The forms of a list that is written as ``[id of a list, length of its beginning, places of the rest]``."""
+HOLDER: Final = "h"
+"""The form of a value with such lists inside: its own place, and those of the lists."""
+
+_PAGE: Final = 500
+_PLACES: Final = 4096
+_WINDOW: Final = 64
+"""Two runs on one thread commit a little out of order; that far back, steps are put in the order of their
+ids.
+"""
+
+
+class Graphs:
+    """The graphs of one namespace of a space."""
+
+    def __init__(self, engine: Engine, space: str, namespace: str) -> None:
+        self._engine = engine
+        self._space = space
+        self._namespace = namespace
+        self._places: dict[tuple[str, str], Place] = {}
+
+    def place(self, thread_id: str, within: str) -> Place:
+        """Where a graph's steps go."""
+        known = self._places.get((thread_id, within))
+        if known is None:
+            if len(self._places) >= _PLACES:
+                self._places.clear()
+            known = self._places[thread_id, within] = placed(thread_id, self._namespace, within)
+        return known
+
+    def head(self, place: Place) -> GraphHead | None:
+        """The newest step of a graph; ``None`` when there is none."""
+        while True:
+            ref = self._engine.refs(self._space, [place.ref]).get(place.ref)
+            if ref is None:
+                return None
+            step = self.by_id(decode_json(ref.value)["checkpoint"])
+            if step is not None:
+                return _head(ref, step)
+            if self._engine.refs(self._space, [place.ref]).get(place.ref) == ref:
+                if self._engine.scan(
+                    self._space, by_id(decode_json(ref.value)["checkpoint"]), limit=1
+                ).records:
+                    raise InvalidInput(
+                        f"the newest moment of thread {place.thread!r} was not saved by a graph, so none can "
+                        "go on from it; rewind to one that was, or use another thread"
+                    )
+                raise Corrupt(
+                    f"the head of thread {place.thread!r} names a checkpoint that is not stored; "
+                    "run verify, then restore it from a backup"
+                )
+
+    def by_id(self, checkpoint_id: str) -> Step | None:
+        """A step by the id of its checkpoint."""
+        for record in self._engine.scan(self._space, by_id(checkpoint_id), limit=1).records:
+            return self._step(record)
+        return None
+
+    def find(self, place: Place, graph_id: str) -> Step | None:
+        """A step by the framework's id, in its thread or in those that it was forked from."""
+        made = step_id(place, graph_id)
+        if made is not None:
+            step = self.by_id(made[0])
+            if step is not None:
+                return step
+        origin: Step | None = None
+        if self._engine.refs(self._space, [place.ref]):
+            oldest: Step | None = None
+            for step in self._own(place, None):
+                if step.graph_id == graph_id and step.within == place.within:
+                    return step
+                if FORKED in step.checkpoint.metadata:
+                    oldest = step
+            origin = None if oldest is None else self._origin(oldest)
+        elif place.within and (first := self._first(place)) is not None:
+            origin = self._origin(first)
+        return None if origin is None else self.find(place_of(origin, place.within), graph_id)
+
+    def steps(self, place: Place, *, within: str | None, until_us: int | None = None) -> Iterator[Step]:
+        """The steps of a thread and of those that it was forked from, newest first.
+
+        ``within`` chooses one namespace; ``until_us`` leaves out what was made later.
+        """
+        copies: set[str] = set()
+        for step in self._own(place, until_us):
+            if FORKED in step.checkpoint.metadata:
+                copies.add(step.graph_id)
+            if within is None or step.within == within:
+                yield step
+        step = self.inherited(self.place(place.thread, within)) if within else self._first(place)
+        if step is not None and not within:
+            step = self._behind(step) if FORKED in step.checkpoint.metadata else None
+        while step is not None:
+            if step.graph_id not in copies:
+                yield step
+            step = self._behind(step)
+
+    def _behind(self, step: Step) -> Step | None:
+        """The parent of a step; of a copy, the parent of what it is a copy of."""
+        origin = self._origin(step) or step
+        return None if origin.checkpoint.parent is None else self.by_id(origin.checkpoint.parent)
+
+    def all_steps(self, *, until_us: int | None = None) -> Iterator[Step]:
+        """Every step of the namespace, newest first."""
+        query = EventQuery(kinds=(KIND,), until_us=until_us, newest_first=True)
+        for step in self._in_order(query):
+            if step.checkpoint.namespace == self._namespace:
+                yield step
+
+    def written(
+        self, place: Place, step: Step, *, is_moved: bool = False, until: int | None = None
+    ) -> list[Written]:
+        """What tasks wrote on a step, in the order of commits, before the commit ``until``.
+
+        With ``is_moved`` only what no child has used up: the step is gone on from once more.
+        """
+        found = self.written_as(writes_key(place, step.graph_id))
+        there = place_of(step)
+        if there == place:
+            found = [*self.taken_along(step), *found]
+        elif (forked_at := self.forked_at(place)) is not None:
+            found = [*self.written(there, step, is_moved=True, until=forked_at), *found]
+        if until is not None:
+            found = [each for each in found if each.seq < until]
+        if is_moved and found:
+            used_up = self._last_child(place, step, until)
+            found = [each for each in found if each.seq > used_up]
+        return found
+
+    def taken_along(self, step: Step) -> list[Written]:
+        """What the copy of another thread's step begins with: what was written there, and not used up."""
+        origin = self._origin(step)
+        if origin is None:
+            return []
+        return self.written(place_of(origin), origin, is_moved=True, until=step.seq)
+
+    def written_as(self, key: str) -> list[Written]:
+        """What tasks wrote, by its key."""
+        query = EventQuery(kinds=(WRITES,), thread=key)
+        return [self.read_written(each) for each in each_record(self._engine, self._space, query)]
+
+    def written_since(self, place: Place, since_us: int) -> dict[str, list[Written]]:
+        """What tasks of a thread wrote since a time, by key and in the order of commits."""
+        found: dict[str, list[Written]] = {}
+        query = EventQuery(kinds=(WRITES,), scope=place.scope, since_us=since_us)
+        for record in each_record(self._engine, self._space, query):
+            found.setdefault(record.event.thread or "", []).append(self.read_written(record))
+        return found
+
+    def children(self, place: Place, step: Step) -> list[Step]:
+        """The steps of the same thread that grew out of this one, oldest first."""
+        found: list[Step] = []
+        for each in self._own(place, None):
+            if each.seq <= step.seq:
+                break
+            if each.checkpoint.parent == step.checkpoint.id:
+                found.append(each)
+        return sorted(found, key=lambda each: each.seq)
+
+    def line(self, place: Place, step: Step) -> Iterator[tuple[Step, int]]:
+        """The ancestors of a step, newest first, each with the commit that its writes must come behind.
+
+        That is the commit of the child before the one that the line goes on to: what was written up to there
+        was for that child. Where a thread was forked, the line goes on behind the step that was copied. An
+        ancestor that is not stored raises `Corrupt`.
+        """
+        passed = _Passed(self._own(place, None))
+        while (wanted := step.checkpoint.parent) is not None:
+            parent = passed.find(wanted) or self.by_id(wanted)
+            if parent is None:
+                raise Corrupt(
+                    f"checkpoint {step.graph_id!r} of thread {step.checkpoint.thread!r} lost its parent "
+                    f"{wanted!r}; its past was removed, so this channel cannot be rebuilt: restore it from a "
+                    "backup"
+                )
+            there = place_of(parent)
+            if there == place_of(step):
+                behind = max((seq for seq in passed.children(wanted) if seq < step.seq), default=0)
+            else:
+                passed = _Passed(self._own(there, None))
+                if step.checkpoint.metadata.get(FORKED) == wanted:
+                    step = parent
+                    continue
+                behind = self._last_child(there, parent, self.forked_at(place_of(step)))
+            yield parent, behind
+            step = parent
+
+    def inherited(self, place: Place) -> Step | None:
+        """The step that a subgraph of a fork goes on from before it has one of its own there.
+
+        It is the one that was the newest at the moment that was forked, or rewound to since; ``None`` in a
+        thread that is no fork.
+        """
+        copy = self._copy(place) if place.within else None
+        origin = None if copy is None else self._origin(copy)
+        if copy is None or origin is None:
+            return None
+        there = place_of(origin, place.within)
+        head = self.head(there)
+        step = head.step if head is not None else self.inherited(there)
+        used_up = self._last_child(place_of(origin), origin, copy.seq)
+        while step is not None and not (
+            step.seq < copy.seq
+            and (
+                step.graph_id < origin.graph_id
+                or (step.metadata.get("parents", {}).get("") == origin.graph_id and step.seq > used_up)
+            )
+        ):
+            step = self._behind(step)
+        return step
+
+    def forked_at(self, place: Place) -> int | None:
+        """The commit in which a thread began as a fork; ``None`` for one that is no fork."""
+        first = self._first(place)
+        return first.seq if first is not None and FORKED in first.checkpoint.metadata else None
+
+    def _first(self, place: Place) -> Step | None:
+        query = EventQuery(kinds=(KIND,), scope=place.scope, brief=True)
+        for record in self._engine.scan(self._space, query, limit=1).records:
+            return self._step(record)
+        return None
+
+    def _copy(self, place: Place) -> Step | None:
+        """The copy of another thread's step that a thread goes back to from where its head is.
+
+        That is how it began, unless it was rewound to before that.
+        """
+        first = self._first(place)
+        rewinds = EventQuery(kinds=(REWIND,), scope=place.scope, brief=True)
+        if first is None or not self._engine.scan(self._space, rewinds, limit=1).records:
+            return first
+        root = placed(place.thread, place.namespace, "")
+        head = self.head(root)
+        step = None if head is None else head.step
+        passed = _Passed(self._own(root, None))
+        while step is not None and FORKED not in step.checkpoint.metadata:
+            step = passed.find(step.checkpoint.parent or "")
+        return step or first
+
+    def _origin(self, step: Step) -> Step | None:
+        """The step of another thread that this one is a copy of."""
+        origin = step.checkpoint.metadata.get(FORKED)
+        return None if origin is None else self.by_id(origin)
+
+    def _last_child(self, place: Place, step: Step, until: int | None) -> int:
+        children = (each.seq for each in self.children(place, step))
+        return max((seq for seq in children if until is None or seq < until), default=0)
+
+    def _own(self, place: Place, until_us: int | None) -> Iterator[Step]:
+        query = EventQuery(kinds=(KIND,), scope=place.scope, until_us=until_us, newest_first=True, brief=True)
+        return self._in_order(query)
+
+    def _in_order(self, query: EventQuery) -> Iterator[Step]:
+        """Newest first by the framework's ids, which is almost the order of commits."""
+        waiting: list[Step] = []
+        after = None
+        while True:
+            page = self._engine.scan(self._space, query, after=after, limit=_PAGE)
+            waiting += [step for record in page.records if (step := self._step(record)) is not None]
+            waiting.sort(key=_by_graph_id, reverse=True)
+            keep = 0 if page.cursor is None else min(_WINDOW, len(waiting))
+            ready, waiting = waiting[: len(waiting) - keep], waiting[len(waiting) - keep :]
+            yield from ready
+            if page.cursor is None:
+                return
+            after = page.cursor
+
+    def _step(self, record: Record) -> Step | None:
+        checkpoint = read_checkpoint(self._engine, self._space, record)
+        graph = checkpoint.metadata.get(GRAPH)
+        if type(graph) is not dict or "versions" not in graph:  # none, or a user's own of that name
+            return None
+        return Step(checkpoint=checkpoint, seq=record.seq)
+
+    def read_written(self, record: Record) -> Written:
+        """What a task wrote, out of its row in the journal."""
+        event = record.event
+        data = event.data
+        if data is None:
+            if event.body is None:
+                raise Corrupt(f"event {event.id!r} has lost what it wrote; restore it from a backup")
+            data = self._engine.get(self._space, [event.body])[0].data
+        return Written(seq=record.seq, batch=record.batch, data=decode_json(data))
+
+
+class _Passed:
+    """Steps of a thread, newest first, as far as somebody looked for one."""
+
+    def __init__(self, source: Iterator[Step]) -> None:
+        self._source = source
+        self._seen: dict[str, Step] = {}
+        self._children: dict[str, list[int]] = {}
+
+    def find(self, checkpoint_id: str) -> Step | None:
+        """A step that comes behind those that were found before."""
+        while checkpoint_id not in self._seen and (each := next(self._source, None)) is not None:
+            self._seen[each.checkpoint.id] = each
+            self._children.setdefault(each.checkpoint.parent or "", []).append(each.seq)
+        return self._seen.pop(checkpoint_id, None)
+
+    def children(self, checkpoint_id: str) -> list[int]:
+        """The commits of the children of a step that was found."""
+        return self._children.get(checkpoint_id, [])
+
+
+def graph_head(checkpoint: Checkpoint, first_us: int, *, is_root: bool) -> bytes:
+    """What the head of a graph holds; for the root namespace what every thread's head holds."""
+    if not is_root:
+        return encode_json({"checkpoint": checkpoint.id})
+    return head_value(checkpoint, first_us, thread=checkpoint.thread, namespace=checkpoint.namespace)
+
+
+def _head(ref: Ref, step: Step) -> GraphHead:
+    value = decode_json(ref.value)
+    return GraphHead(
+        step=step,
+        version=ref.version,
+        first_us=value.get("first_us", step.checkpoint.created_at_us),
+        is_moved=ref.seq > step.seq,
+    )
+
+
+def _by_graph_id(step: Step) -> str:
+    return step.graph_id

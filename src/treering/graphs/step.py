@@ -1,0 +1,291 @@
+"""A step of a graph: an ordinary checkpoint whose metadata says what the framework needs to go on."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from hashlib import blake2b
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from treering.core.encoding import is_tagged
+from treering.core.ids import MAX_ID_CHARS, namespace_prefix
+from treering.core.query import EventQuery
+from treering.core.retention import Made
+from treering.graphs.rows import GRAPH, Named
+from treering.threads.checkpoint import KIND, PREFIX, read_checkpoint
+from treering.threads.history import head_ref, thread_scope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from treering.core.engine import Engine
+    from treering.core.records import Record
+    from treering.threads.checkpoint import Checkpoint
+
+
+# -----------------------------------------------------------------------------------------------------------
+# How a graph's steps are named: ids that are computed, not looked up.
+#
+# A UUID of version 6 or 7 says when it was made. Together with a hash of the place that the step belongs to
+# it gives the checkpoint's id, which says where in the journal the row lies. Ids of one place sort as the
+# framework's own do.
+
+
+_HEADS: Final = "graph/"
+_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
+_UUID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_GREGORIAN_US: Final = 12_219_292_800_000_000
+_LAST_MS: Final = (1 << 47) - 1
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the steps of one graph go: a thread, and a namespace within it."""
+
+    thread: str
+    namespace: str
+    within: str
+    scope: str
+    ref: str
+
+
+def placed(thread: str, namespace: str, within: str) -> Place:
+    """Where the steps of a graph go."""
+    ref = head_ref(thread, namespace)
+    if within:
+        ref = subgraph_refs(thread, namespace) + within
+        if len(ref) > MAX_ID_CHARS or not ref.isprintable():
+            digest = blake2b(f"{thread}\0{within}".encode("utf-8", "surrogatepass"), digest_size=32)
+            ref = f"{_HEADS}{namespace_prefix(namespace)}~{digest.hexdigest()}"
+    scope = thread_scope(thread, namespace)
+    return Place(thread=thread, namespace=namespace, within=within, scope=scope, ref=ref)
+
+
+def subgraph_refs(thread: str, namespace: str) -> str:
+    """What the names of the heads of a thread's subgraphs begin with, but for those that are too long."""
+    return f"{_HEADS}{namespace_prefix(namespace)}{namespace_prefix(thread)}"
+
+
+def step_id(place: Place, graph_id: str) -> tuple[str, int] | None:
+    """The id of the checkpoint for a step, and its time in microseconds; ``None`` for an id that has no time.
+
+    Ids of one namespace sort as the framework's own do.
+    """
+    return _made_id(place.namespace, place.thread, place.within, graph_id)
+
+
+@lru_cache(maxsize=4096)
+def _made_id(namespace: str, thread: str, within: str, graph_id: str) -> tuple[str, int] | None:
+    ticks = _ticks(graph_id)
+    if ticks is None:
+        return None
+    ms, rest = divmod(ticks, 10_000)
+    digest = blake2b(_name(namespace, thread, within, graph_id), digest_size=8).digest()
+    # 130 bits in 13 pairs of characters: 48 of time and 16 of the rest are above the 64 of the digest.
+    low = int.from_bytes(digest, "big")
+    high = ms << 16 | rest
+    return (
+        f"{PREFIX}{_PAIRS[high >> 56]}{_PAIRS[high >> 46 & 1023]}{_PAIRS[high >> 36 & 1023]}"
+        f"{_PAIRS[high >> 26 & 1023]}{_PAIRS[high >> 16 & 1023]}{_PAIRS[high >> 6 & 1023]}"
+        f"{_PAIRS[(high << 4 & 1023) | low >> 60]}{_PAIRS[low >> 50 & 1023]}{_PAIRS[low >> 40 & 1023]}"
+        f"{_PAIRS[low >> 30 & 1023]}{_PAIRS[low >> 20 & 1023]}{_PAIRS[low >> 10 & 1023]}{_PAIRS[low & 1023]}"
+    ), ticks // 10
+
+
+def copied_id(place: Place, checkpoint_id: str) -> str:
+    """The id of a copy of a checkpoint in another place; it sorts as the checkpoint's own does."""
+    digest = blake2b(
+        _name(place.namespace, place.thread, place.within, checkpoint_id), digest_size=5
+    ).digest()
+    number = int.from_bytes(digest, "big")
+    return checkpoint_id[:-8] + "".join([_PAIRS[number >> shift & 1023] for shift in range(30, -1, -10)])
+
+
+def writes_key(place: Place, graph_id: str) -> str:
+    """What the writes of a step have in common, in the journal's indexed column."""
+    name = _name(place.namespace, place.thread, place.within, graph_id)
+    return "writes:" + blake2b(name, digest_size=12).hexdigest()
+
+
+def _name(*parts: str) -> bytes:
+    return "\0".join(parts).encode("utf-8", "surrogatepass")
+
+
+def _ticks(graph_id: str) -> int | None:
+    """When a UUID of version 6 or 7 was made, in tenths of a microsecond since 1970."""
+    if _UUID.fullmatch(graph_id) is None:
+        return None
+    time, version = int(graph_id[:8] + graph_id[9:13] + graph_id[15:18], 16), graph_id[14]
+    if version == "6":
+        ticks = time - _GREGORIAN_US * 10
+    elif version == "7":
+        ticks = (time >> 12) * 10_000 + (time & 0xFFF)
+    else:
+        return None
+    return ticks if 0 <= ticks // 10_000 <= _LAST_MS else None
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+HIDDEN: Final = "hidden"
+"""Where the framework's metadata goes whose names are ours."""
+FORKED: Final = "forked_from"
+"""The key under which a copy names the checkpoint of another thread that it is a copy of."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that a graph saved, and where it stands in the order of commits."""
+
+    checkpoint: Checkpoint
+    seq: int
+
+    @property
+    def graph(self) -> dict[str, Any]:
+        """The framework's own fields."""
+        return self.checkpoint.metadata[GRAPH]
+
+    @property
+    def graph_id(self) -> str:
+        """The id that the framework gave it."""
+        return self.graph["id"]
+
+    @property
+    def within(self) -> str:
+        """The namespace within the thread."""
+        return self.graph.get("ns", "")
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the framework calls its metadata."""
+        metadata = {
+            name: value for name, value in self.checkpoint.metadata.items() if name not in (GRAPH, FORKED)
+        }
+        return metadata | self.graph.get(HIDDEN, {})
+
+
+class GraphHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A head as it is now. ``is_moved``: someone rewound or forked to it, so its step may have children."""
+
+    step: Step
+    version: int
+    first_us: int
+    is_moved: bool
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task wrote in one call, as it was committed."""
+
+    seq: int
+    batch: str
+    data: dict[str, Any]
+
+
+def place_of(step: Step, within: str | None = None) -> Place:
+    """Where a step lies, whoever reads it; or another namespace ``within`` the same thread."""
+    checkpoint = step.checkpoint
+    return placed(checkpoint.thread, checkpoint.namespace, step.within if within is None else within)
+
+
+def needed_scope(copy: Checkpoint, origin: Checkpoint | None) -> str | None:
+    """The scope without which a copy of another thread's step cannot be read; ``None`` if there is none.
+
+    What a graph's delta channels are made of, what its tasks wrote and where its subgraphs are lies in rows
+    of the thread that it was forked from, not in the content that both share.
+    """
+    if origin is None or GRAPH not in copy.metadata:
+        return None
+    if (origin.thread, origin.namespace) == (copy.thread, copy.namespace):
+        return None
+    return thread_scope(origin.thread, origin.namespace)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The metadata of a graph's steps, without the steps: what lists of checkpoints show.
+#
+# Of each row only the metadata and the beginning of what the framework keeps there is decoded.
+
+
+_MANY: Final = 2000
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    """What is read of a checkpoint's row when only its metadata is wanted."""
+
+    metadata: dict[str, Any] = {}
+    graph: Named | None = None
+
+
+_NOTHING: Final[dict[str, Any]] = {}
+_metadata: Final = msgspec.json.Decoder(_Metadata).decode
+
+
+def metadata_of(
+    engine: Engine, space: str, place: Place, unpacked: Callable[[Any], Any]
+) -> list[tuple[str, dict[str, Any]]]:
+    """The ids and the metadata of all steps of one namespace in a thread itself, newest first.
+
+    ``unpacked`` is called for metadata in which something may be packed.
+    """
+    found: list[tuple[str, dict[str, Any]]] = []
+    query, after = EventQuery(kinds=(KIND,), scope=place.scope, newest_first=True, brief=True), None
+    while True:
+        page = engine.scan(space, query, after=after, limit=_MANY)
+        for record in page.records:
+            data = record.event.data
+            if data is None or is_tagged(data):
+                metadata = read_checkpoint(engine, space, record).metadata
+                named, is_plain = None, False
+            else:
+                row = _metadata(data)
+                metadata, named, is_plain = row.metadata, row.graph, True
+            rest: dict[str, Any]
+            if named is not None:
+                graph_id, rest = named.id, named.rest or _NOTHING
+            elif GRAPH in metadata:
+                rest = metadata.pop(GRAPH)
+                graph_id = rest["id"]
+            else:
+                continue
+            if rest.get("ns", "") == place.within:
+                metadata.pop(FORKED, None)
+                if HIDDEN in rest:
+                    metadata |= rest[HIDDEN]
+                found.append((graph_id, metadata if is_plain else unpacked(metadata)))
+        if page.cursor is None:
+            found.sort(key=itemgetter(0), reverse=True)
+            return found
+        after = page.cursor
+
+
+# -----------------------------------------------------------------------------------------------------------
+# What the steps of graphs are made of, for a policy that drops some of them (see `core.deltas`).
+
+
+_NAMES: Final = (b'"graph"', b'"%s"' % GRAPH.encode())
+
+
+def made_of(engine: Engine, space: str, record: Record) -> Made | None:
+    """What a checkpoint's row says of it; ``None`` for one that no graph saved."""
+    event = record.event
+    data = event.data or b""
+    if event.data is None and event.body is not None:
+        data = engine.get(space, [event.body])[0].data
+    if not any(name in data for name in _NAMES):
+        return None
+    checkpoint = read_checkpoint(engine, space, record)
+    graph: Any = checkpoint.metadata.get(GRAPH)
+    if type(graph) is not dict or "versions" not in graph:
+        return None
+    known = cast("dict[str, Any]", graph)
+    whole = {*checkpoint.lists} - {*known.get("shadows", ())}
+    held = frozenset({*whole, *checkpoint.state, *known.get("values", ())})
+    counted: Any = checkpoint.metadata.get("counters_since_delta_snapshot") or ()
+    return Made(
+        parent=checkpoint.parent,
+        copy_of=checkpoint.metadata.get(FORKED),
+        open=frozenset(name for name in counted if name in known["versions"] and name not in held),
+        held=held,
+    )

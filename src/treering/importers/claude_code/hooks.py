@@ -1,0 +1,227 @@
+"""Claude Code's hooks: record a session while it goes on, without ever being in its way.
+
+Claude Code calls a hook with a JSON object on stdin that names the session's transcript. Recording is
+importing that file: what is new in it since the last call. The hook itself only starts a process for this and
+is done; of any number of calls at once, one imports and one waits behind it. **Invariant:** whatever goes
+wrong goes into a log, and the hook succeeds and prints nothing, because Claude Code acts on what hooks say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from treering.errors import InvalidInput
+from treering.importers.claude_code.sessions import import_claude_code
+
+EVENTS: Final = (
+    "SessionStart",
+    "UserPromptSubmit",
+    "PostToolUse",
+    "PostToolUseFailure",
+    "SubagentStop",
+    "PreCompact",
+    "Stop",
+    "SessionEnd",
+)
+"""What Claude Code is asked to call the hook for."""
+
+SETTINGS: Final = "~/.claude/settings.json"
+LOG: Final = "TREERING_HOOK_LOG"
+"""The environment variable that says where failures are written, if not to ``~/.treering/hooks.log``."""
+
+_WITH_MATCHER: Final = frozenset({"PostToolUse", "PostToolUseFailure"})
+_FREQUENT: Final = frozenset({"PostToolUse", "PostToolUseFailure", "SessionStart"})
+_PAUSE_SECONDS: Final = 5.0
+"""A session in which tools are called all the time is imported no more often than this."""
+_OURS: Final = "hook claude-code"
+_TIMEOUT_SECONDS: Final = 30
+
+
+class HookCall(msgspec.Struct, frozen=True, kw_only=True):
+    """What Claude Code says on stdin, as far as it is needed."""
+
+    event: str = msgspec.field(name="hook_event_name")
+    transcript: str = msgspec.field(name="transcript_path")
+    session: str = msgspec.field(name="session_id")
+
+
+def take_call(given: bytes, store: str | None, *, namespace: str | None, waits: bool) -> None:
+    """Record what a call of the hook is about; never raises."""
+    with _never_failing():
+        call = msgspec.json.decode(given, type=HookCall)
+        if call.event in _FREQUENT and _is_too_soon(call, store):
+            return  # the next call, or the one at the end of the turn, brings this as well
+        if waits:
+            record(call, store, namespace=namespace)
+        else:
+            _in_the_background(given, store, namespace)
+
+
+def record(call: HookCall, store: str | None, *, namespace: str | None) -> None:
+    """Import what is new in the transcript, unless someone who will do so is waiting already."""
+    from treering.api import open as open_store
+
+    path = Path(call.transcript)
+    if not path.is_file():  # a session that has just begun has none yet
+        return
+    with _turn(call.session, store) as is_ours:
+        if is_ours:
+            with open_store(store, namespace=namespace) as opened:
+                import_claude_code(path, opened, is_over=call.event == "SessionEnd")
+
+
+def _is_too_soon(call: HookCall, store: str | None) -> bool:
+    try:
+        last = turn_files(call.session, store)[1].stat().st_mtime
+    except (OSError, AttributeError):  # it was not imported yet; Windows has no such files
+        return False
+    return 0 <= time.time() - last < _PAUSE_SECONDS
+
+
+# Settings
+def hook_command(store: str | None, *, namespace: str | None = None, waits: bool = False) -> str:
+    """The command that Claude Code is to run."""
+    return shlex.join(_words(store, namespace, waits=waits))
+
+
+def installed(settings: Mapping[str, Any], command: str | None) -> dict[str, Any]:
+    """The settings with our hooks in them (``None``: without); all else stays as it is and where it is."""
+    changed = dict(settings)
+    hooks = _mapping(changed.get("hooks", {}), "hooks")
+    for event in dict.fromkeys([*EVENTS, *hooks]):
+        entries = [entry for entry in _list(hooks.get(event, []), event) if not _is_ours(entry)]
+        if command is not None and event in EVENTS:
+            run = {"type": "command", "command": command, "timeout": _TIMEOUT_SECONDS}
+            entries.append({"matcher": "*", "hooks": [run]} if event in _WITH_MATCHER else {"hooks": [run]})
+        if entries or event in hooks:
+            hooks[event] = entries
+    changed["hooks"] = {event: entries for event, entries in hooks.items() if entries}
+    if not changed["hooks"] and "hooks" not in settings:
+        del changed["hooks"]
+    return changed
+
+
+def install(path: Path, command: str | None) -> bool:
+    """Write our hooks into a settings file (``None``: take them out); says whether that changed anything."""
+    before = _read(path)
+    after = installed(before, command)
+    if after == before:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as draft:
+        json.dump(after, draft, indent=2, ensure_ascii=False)
+        draft.write("\n")
+        draft.flush()
+        os.fsync(draft.fileno())
+    Path(draft.name).chmod(mode)
+    Path(draft.name).replace(path.resolve())
+    return True
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return _mapping(json.loads(path.read_text("utf-8")), "the file")
+    except ValueError as error:
+        raise InvalidInput(f"{path} is not JSON ({error}); repair it, nothing was changed") from None
+
+
+def _is_ours(entry: Any) -> bool:
+    hooks: Any = cast("dict[str, Any]", entry).get("hooks") if isinstance(entry, dict) else None
+    if not isinstance(hooks, list) or len(cast("list[Any]", hooks)) != 1:
+        return False
+    only = cast("list[Any]", hooks)[0]
+    command = cast("dict[str, Any]", only).get("command") if isinstance(only, dict) else None
+    return isinstance(command, str) and "treering" in command and f"{_OURS} " in f"{command} "
+
+
+def _mapping(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{what} of the settings is no object; repair it, nothing was changed")
+    return dict(cast("dict[str, Any]", value))
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise InvalidInput(f"hooks.{what} of the settings is no list; repair it, nothing was changed")
+    return list(cast("list[Any]", value))
+
+
+# How it keeps out of the way
+def _words(store: str | None, namespace: str | None, *, waits: bool) -> list[str]:
+    words = [sys.executable, "-m", "treering.cli.main", *_OURS.split()]
+    words += ["--store", store] if store is not None else []
+    words += ["--namespace", namespace] if namespace is not None else []
+    return [*words, "--wait"] if waits else words
+
+
+def _in_the_background(given: bytes, store: str | None, namespace: str | None) -> None:
+    child = subprocess.Popen(  # noqa: S603 - ourselves
+        _words(store, namespace, waits=True),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    if child.stdin is not None:
+        child.stdin.write(given)
+        child.stdin.close()
+
+
+@contextmanager
+def _turn(session: str, store: str | None) -> Generator[bool]:
+    """One imports a session, one may wait behind it; a third has nothing to do, since that one will."""
+    try:
+        from fcntl import LOCK_EX, LOCK_NB, flock
+    except ModuleNotFoundError:  # importing twice at once is only a waste
+        yield True
+        return
+    next_, now = turn_files(session, store)
+    with next_.open("w") as following, now.open("w") as working:
+        try:
+            flock(following, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        flock(working, LOCK_EX)
+        following.close()
+        yield True
+
+
+def turn_files(session: str, store: str | None) -> tuple[Path, Path]:
+    """The files that are locked by who comes next, and by who imports now."""
+    name = sha256(f"{os.getuid()}\0{store}\0{session}".encode()).hexdigest()[:32]
+    base = Path(tempfile.gettempdir()) / f"treering-hook-{name}"
+    return base.with_suffix(".next"), base.with_suffix(".now")
+
+
+@contextmanager
+def _never_failing() -> Generator[None]:
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - the agent is not to notice
+        told = os.environ.get(LOG)
+        path = Path(told) if told else Path.home() / ".treering" / "hooks.log"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as log:
+                log.write(f"{datetime.now(UTC).isoformat()} {traceback.format_exc()}\n")
+        except OSError:
+            return

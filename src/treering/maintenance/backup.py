@@ -1,0 +1,122 @@
+"""Backup: the whole store as a folder that opens like any other store.
+
+It is built beside its place under another name, opened and checked, and only then renamed; a backup that
+was interrupted is therefore never mistaken for one. Writers go on meanwhile. All spaces are in it: a backup
+is of the store, not of one tenant.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from treering.core import failpoints
+from treering.core.engine import Engine
+from treering.core.ids import new_id
+from treering.errors import Conflict, Corrupt, Unreachable
+from treering.files import translated
+from treering.maintenance.copy import OnCopy, copy_space
+from treering.maintenance.stats import folder_bytes, user_spaces
+from treering.maintenance.verify import verify
+
+_CHECKED: Final = failpoints.declare(
+    "backup.checked", "the backup is complete and checked, but not in its place yet"
+)
+
+OpenFolder = Callable[[Path], Engine]
+
+
+class BackupReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A backup that was made, opened and checked. ``method`` says how: by the engine, or by copying rows."""
+
+    source: str
+    path: str
+    spaces: tuple[str, ...]
+    events: int
+    objects: int
+    bytes: int
+    method: str
+
+
+def back_up(
+    engine: Engine, path: Path, *, open_folder: OpenFolder, on_progress: OnCopy | None = None
+) -> BackupReport:
+    """Make a backup at ``path``, which must not exist yet or be an empty folder."""
+    _check_free(path)
+    building = path.with_name(f".{path.name}.{new_id()}.partial")
+    try:
+        with translated(f"a backup at {path}", writing=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            method = _build(engine, building, open_folder, on_progress)
+            report = _checked(engine, building, path, open_folder, method)
+            failpoints.hit(_CHECKED)
+            building.rename(path)
+            _sync_folder(path.parent)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return report
+
+
+def _build(engine: Engine, building: Path, open_folder: OpenFolder, on_progress: OnCopy | None) -> str:
+    if engine.caps.backup:
+        engine.snapshot_to(building)
+        return "snapshot"
+    target = open_folder(building)
+    try:
+        for space in user_spaces(engine):
+            copy_space(engine, target, space=space, into=space, on_progress=on_progress)
+    finally:
+        target.close()
+    return "copy"
+
+
+def _checked(
+    engine: Engine, building: Path, path: Path, open_folder: OpenFolder, method: str
+) -> BackupReport:
+    copy = open_folder(building)
+    try:
+        spaces = tuple(user_spaces(copy))
+        events = objects = 0
+        for space in spaces:
+            report = verify(copy, space, read_content=False)
+            events += report.checked.events
+            objects += report.checked.objects
+            if not report.ok:
+                first = report.problems[0]
+                raise Corrupt(
+                    f"the backup of {engine.url} has {len(report.problems) + report.more} problem(s), first "
+                    f"{first.where}: {first.detail}; it was not kept. Run verify on the store"
+                )
+    finally:
+        copy.close()
+    return BackupReport(
+        source=engine.url,
+        path=str(path),
+        spaces=spaces,
+        events=events,
+        objects=objects,
+        bytes=folder_bytes(building),
+        method=method,
+    )
+
+
+def _check_free(path: Path) -> None:
+    try:
+        taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    except OSError as error:
+        raise Unreachable(f"{path} cannot be looked at: {error.strerror}; choose another folder") from error
+    if taken:
+        raise Conflict(f"{path} exists and is not empty; a backup needs a new folder")
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,171 @@
+"""Statistics: what a space holds, and what it takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.clock import day_of, to_datetime
+from treering.core.engine import Engine
+from treering.core.query import SumQuery, day_start_us
+
+if TYPE_CHECKING:
+    from treering.core.clock import Clock
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Which spaces an engine has, and how far each one is.
+#
+# A space comes into being with the first write to it. Before that, an engine has nothing to say about it; a
+# store that was just opened is nevertheless healthy and empty, not an error.
+
+
+RESERVED: Final = "treering."
+"""Spaces whose names begin like this are treering's own."""
+
+
+def user_spaces(engine: Engine) -> list[str]:
+    """The spaces of an engine that are not treering's own, by name."""
+    return [name for name in engine.spaces() if not name.startswith(RESERVED)]
+
+
+def is_unwritten(engine: Engine, space: str) -> bool:
+    """Whether nothing was ever written to a space."""
+    return space not in engine.spaces()
+
+
+def last_seq(engine: Engine, space: str) -> int:
+    """The last sequence number of a space, 0 when nothing was ever committed to it."""
+    return engine.wait(space, 0, seconds=0)
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+_ROWS: Final = ("commits", "events", "refs", "lists", "items", "objects", "texts")
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows and stored bytes of one space; reads like a dict as well (``stats["rows"]["events"]``).
+
+    ``growth_bytes`` are the stored bytes by the UTC day on which they were committed. ``disk_bytes`` is
+    what the files of a local store take, for all of its spaces together; ``None`` for any other store.
+    """
+
+    url: str
+    space: str
+    rows: dict[str, int]
+    bytes: dict[str, int]
+    total_bytes: int
+    growth_bytes: dict[str, int]
+    disk_bytes: int | None = None
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of the fields, as of a dict."""
+        return self.__struct_fields__
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self.__struct_fields__:
+            raise KeyError(key)
+        return getattr(self, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__struct_fields__)
+
+    def __len__(self) -> int:
+        return len(self.__struct_fields__)
+
+
+def measure(engine: Engine, space: str, *, folder: Path | None = None) -> Stats:
+    """Count one space; ``folder`` is where a local store keeps its files."""
+    counted = None if is_unwritten(engine, space) else engine.stats(space)
+    held = {} if counted is None else counted.bytes
+    grown = {} if counted is None else counted.growth_bytes
+    return Stats(
+        url=engine.url,
+        space=space,
+        rows={name: 0 if counted is None else getattr(counted, name) for name in _ROWS},
+        bytes=dict(held),
+        total_bytes=sum(held.values()),
+        growth_bytes={to_datetime(day_start_us(day)).date().isoformat(): grown[day] for day in sorted(grown)},
+        disk_bytes=None if folder is None else folder_bytes(folder),
+    )
+
+
+def folder_bytes(folder: Path) -> int:
+    """What the files below a folder take on disk."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH118 - a Path per file is slow
+            except FileNotFoundError:
+                continue  # a log or a pack that was removed while we looked
+    return total
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Growth: how a space became as large as it is, day by day, and where that leads.
+
+
+_RUN: Final = "run"
+
+
+class GrowthDay(msgspec.Struct, frozen=True, kw_only=True):
+    """What one UTC day brought of what is still there."""
+
+    date: str
+    bytes: int
+    total_bytes: int
+    """All that was there at its end."""
+    events: int
+    runs: int
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """The days that brought something, oldest first, and the trend of the last ``days_looked_at``."""
+
+    days: tuple[GrowthDay, ...]
+    total_bytes: int
+    days_looked_at: int
+    bytes_per_day: float
+    in_30_days_bytes: int
+
+
+def grow(engine: Engine, space: str, *, last_days: int, clock: Clock) -> Growth:
+    """Stored bytes, events and runs by day; the trend is that of the last days, with what today brought."""
+    today = day_of(clock.now_us())
+    if is_unwritten(engine, space):
+        return Growth(days=(), total_bytes=0, days_looked_at=last_days, bytes_per_day=0.0, in_30_days_bytes=0)
+    grown = engine.stats(space).growth_bytes
+    events: dict[int, int] = {}
+    runs: dict[int, int] = {}
+    for each in engine.sums(space, SumQuery(grain="day", by=("day", "kind"))):
+        day = int(each.group[0])
+        events[day] = events.get(day, 0) + each.events
+        if each.group[1] == _RUN:
+            runs[day] = runs.get(day, 0) + each.events
+    days: list[GrowthDay] = []
+    total = 0
+    for day in sorted({*grown, *events}):
+        total += grown.get(day, 0)
+        days.append(
+            GrowthDay(
+                date=to_datetime(day_start_us(day)).date().isoformat(),
+                bytes=grown.get(day, 0),
+                total_bytes=total,
+                events=events.get(day, 0),
+                runs=runs.get(day, 0),
+            )
+        )
+    rate = sum(size for day, size in grown.items() if day > today - last_days) / last_days
+    return Growth(
+        days=tuple(days),
+        total_bytes=total,
+        days_looked_at=last_days,
+        bytes_per_day=rate,
+        in_30_days_bytes=round(total + 30 * rate),
+    )

@@ -1,0 +1,334 @@
+"""Tools over conversations: which there are, what was said, their checkpoints, and forks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+
+import msgspec
+from mcp_types import CallToolResult
+from pydantic import Field
+
+from treering.core.text import query_terms
+from treering.errors import InvalidInput, NotFound
+from treering.mcp.replies import excerpt, fitted, plain
+from treering.threads.find import Finder
+from treering.threads.moment import Moment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from treering.mcp.replies import Replies
+    from treering.store import Store
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Search in what was said: the messages of conversations, and what runs recorded.
+#
+# Conversations have no index of their own (they are written far more often than they are searched), so the
+# newest messages of the newest threads are read and ranked by how rare the words are that they share with the
+# question. How far that reached is part of the answer. What runs recorded is asked of the store's own search.
+
+
+MAX_THREADS: Final = 500
+MAX_MESSAGES: Final = 20_000
+_OF_ONE_THREAD: Final = 400
+_EXCERPT: Final = 400
+_STEM: Final = 4
+_NOT_SAID: Final = frozenset({"role", "type", "kind", "id", "tool_call_id"})
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """Hits, best first, and how much was looked at for them."""
+
+    hits: list[dict[str, Any]]
+    recorded: list[dict[str, Any]]
+    """What runs recorded, best first."""
+    threads: int
+    messages: int
+    complete: bool
+
+
+class _Said(msgspec.Struct, frozen=True):
+    thread: str
+    namespace: str
+    index: int
+    checkpoint: str
+    text: str
+    terms: frozenset[str]
+
+
+def search_history(
+    store: Store, text: str, *, thread: str = "", namespace: str | None = None, limit: int = 10
+) -> Found:
+    """The messages that share the rarest words with a question."""
+    terms = query_terms(text)
+    if not terms:
+        raise InvalidInput("the question has no word to look for; give some")
+    stems = {_stem(term) for term in terms}
+    holders: Counter[str] = Counter()
+    said: list[_Said] = []
+    looked = _Looked()
+    for each in _messages(store, thread, namespace, looked):
+        shared = frozenset(stem for stem in stems if stem in each.text.casefold())
+        if shared:
+            holders.update(shared)
+            said.append(msgspec.structs.replace(each, terms=shared))
+
+    def score(one: _Said) -> float:
+        return sum(math.log(1 + looked.messages / holders[term]) for term in one.terms)
+
+    said.sort(key=score, reverse=True)
+    hits: list[dict[str, Any]] = [
+        {
+            "thread": each.thread,
+            "namespace": each.namespace,
+            "index": each.index,
+            "checkpoint": each.checkpoint,
+            "score": round(score(each), 3),
+            "text": _around(each.text, each.terms),
+        }
+        for each in said[:limit]
+    ]
+    recorded = [] if thread else _recorded(store, text, limit)
+    return Found(
+        hits=hits,
+        recorded=recorded,
+        threads=looked.threads,
+        messages=looked.messages,
+        complete=looked.complete,
+    )
+
+
+def _recorded(store: Store, text: str, limit: int) -> list[dict[str, Any]]:
+    found = store.timeline.search(text, limit=limit)
+    facts = [msgspec.to_builtins(hit) for hit in found.hits]
+    return [{key: value for key, value in each.items() if value not in (None, "", [])} for each in facts]
+
+
+class _Looked:
+    def __init__(self) -> None:
+        self.threads = 0
+        self.messages = 0
+        self.complete = True
+
+
+def _messages(store: Store, thread: str, namespace: str | None, looked: _Looked) -> Iterator[_Said]:
+    if thread:
+        chosen = [Finder(store.engine, store.space, namespace or "").thread(thread)]
+    else:
+        chosen = list(store.threads(namespace=namespace))
+    seen: set[tuple[str, int]] = set()
+    for info in chosen[:MAX_THREADS]:
+        room = MAX_MESSAGES - looked.messages
+        if room <= 0:
+            looked.complete = False
+            return
+        try:
+            moment = store.thread(info.id, info.namespace).head
+        except NotFound:
+            continue  # it went while we looked
+        if moment is None:
+            continue
+        wanted = min(room, MAX_MESSAGES if thread else _OF_ONE_THREAD)
+        count = moment.message_count
+        looked.complete = looked.complete and count <= wanted
+        looked.threads += 1
+        for index, message in enumerate(moment.last_messages(wanted), max(count - wanted, 0)):
+            words = "\n".join(_strings(message))
+            looked.messages += 1
+            # Forks share their past: what was said there is one hit, of the thread that changed last.
+            if (words, index) in seen:
+                continue
+            seen.add((words, index))
+            yield _Said(info.id, info.namespace, index, moment.id, words, frozenset())
+    looked.complete = looked.complete and len(chosen) <= MAX_THREADS
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """What is said in a message, without the names of its fields and who says it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, each in cast("dict[Any, Any]", value).items():
+            if key not in _NOT_SAID:
+                yield from _strings(each)
+    elif isinstance(value, (list, tuple)):
+        for each in cast("list[Any]", value):
+            yield from _strings(each)
+
+
+def _stem(term: str) -> str:
+    """What a word's other forms begin with as well, near enough for a scan."""
+    for ending in ("ing", "ed", "es", "s"):
+        if term.endswith(ending) and len(term) - len(ending) >= _STEM:
+            return term[: -len(ending)]
+    return term
+
+
+def _around(text: str, terms: frozenset[str]) -> str:
+    """The text from a little before the first word that was asked for."""
+    folded = text.casefold()
+    places = [folded.find(term) for term in terms]
+    start = max(min(place for place in places if place >= 0) - _EXCERPT // 4, 0)
+    return ("…" if start else "") + excerpt(text[start:], _EXCERPT)
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+ThreadId = Annotated[str, Field(description="The thread's id; thread_list shows which there are")]
+Whose = Annotated[str, Field(description="The user or project that the thread belongs to; empty for none")]
+At = Annotated[
+    str,
+    Field(
+        description="Which moment: a step (12), steps back (~1), a checkpoint id (ckpt_...) or an ISO time; "
+        "empty for now"
+    ),
+]
+
+
+class ThreadTools:
+    """Conversations, moment by moment."""
+
+    def __init__(self, store: Store, replies: Replies) -> None:
+        self._store = store
+        self._replies = replies
+
+    def history_search(
+        self,
+        text: Annotated[str, Field(description="What to look for, in plain words")],
+        thread: Annotated[str, Field(description="Only in this thread; empty for all of them")] = "",
+        namespace: Annotated[
+            str | None, Field(description="Only threads of this user or project; left out, all")
+        ] = None,
+        limit: Annotated[int, Field(description="At most so many hits", ge=1, le=50)] = 10,
+    ) -> CallToolResult:
+        """Search what was said in past conversations and recorded runs, best match first.
+
+        Each of `hits` names its thread and the message's index (read around it with thread_read); `recorded`
+        are messages and tool calls of runs. The newest conversations are looked at first; `complete` is false
+        when older ones were not reached.
+        """
+        found = search_history(self._store, text, thread=thread, namespace=namespace, limit=limit)
+        facts: dict[str, Any] = {
+            "complete": found.complete,
+            "threads_searched": found.threads,
+            "messages_searched": found.messages,
+        }
+        if found.recorded:
+            facts["recorded"] = fitted(plain(found.recorded), self._replies.text_room(facts) // 2)
+        return self._replies.listing(
+            "hits", found.hits, facts=facts, more="there are more; ask for fewer (limit) or name a thread"
+        )
+
+    def thread_list(
+        self,
+        prefix: Annotated[str, Field(description="Only ids that begin so")] = "",
+        namespace: Annotated[
+            str | None, Field(description="Only of this user or project; left out, of everyone")
+        ] = None,
+        limit: Annotated[int, Field(description="At most so many", ge=1, le=200)] = 20,
+    ) -> CallToolResult:
+        """List the conversations that are kept, the one that changed last first."""
+        threads = list(self._store.threads(namespace=namespace, prefix=prefix))
+        items = (
+            {
+                "id": each.id,
+                "namespace": each.namespace,
+                "step": each.step,
+                "head": each.head,
+                "created_at": each.created_at,
+                "updated_at": each.updated_at,
+            }
+            for each in threads[:limit]
+        )
+        return self._replies.listing(
+            "threads", items, facts={"total": len(threads)}, more="there are more; narrow it by prefix"
+        )
+
+    def thread_read(
+        self,
+        thread: ThreadId,
+        at: At = "",
+        namespace: Whose = "",
+        *,
+        last: Annotated[int, Field(description="So many messages from the end", ge=0, le=500)] = 20,
+        before: Annotated[
+            int | None, Field(description="Only messages before this index (for older pages)", ge=0)
+        ] = None,
+        state: Annotated[bool, Field(description="Also the agent's state at that moment")] = False,
+    ) -> CallToolResult:
+        """Read a conversation: its newest messages, now or as it was at an earlier moment.
+
+        For older messages go on with `before` = first_index.
+        """
+        moment = find_moment(self._store, thread, at, namespace)
+        end = moment.message_count if before is None else min(before, moment.message_count)
+        start = max(end - last, 0)
+        tail = moment.last_messages(moment.message_count - start)[: end - start]
+        facts = about_moment(moment)
+        if state:
+            facts["state"] = fitted(plain(moment.state), self._replies.text_room(facts) // 2)
+        reply = with_messages(self._replies, facts, tail, start)
+        if reply["messages"]:
+            reply["first_index"] = reply["messages"][0]["index"]
+        return self._replies.whole(reply)
+
+    def checkpoint_list(
+        self,
+        thread: ThreadId,
+        namespace: Whose = "",
+        *,
+        after: Annotated[str, Field(description="Go on behind this checkpoint id")] = "",
+        limit: Annotated[int, Field(description="At most so many", ge=1, le=200)] = 20,
+    ) -> CallToolResult:
+        """List the moments of a conversation, newest first: any of them can be read or forked from."""
+        Finder(self._store.engine, self._store.space, namespace).thread(thread)
+        moments = self._store.thread(thread, namespace).history(last=limit, after=after or None)
+        return self._replies.listing(
+            "checkpoints", map(about_moment, moments), more="there are more; go on with after=<last id>"
+        )
+
+    def thread_fork(
+        self,
+        thread: ThreadId,
+        new_thread: Annotated[str, Field(description="The id of the new thread")],
+        at: At = "",
+        namespace: Whose = "",
+    ) -> CallToolResult:
+        """Begin a new conversation out of any moment of another one, to try something else.
+
+        It shares the past and costs nothing; the thread that it came from stays as it is.
+        """
+        if new_thread == thread:
+            raise InvalidInput(f"the fork needs an id of its own, not {thread!r}; choose another one")
+        moment = find_moment(self._store, thread, at, namespace)
+        forked = self._store.thread(thread, namespace).fork(new_thread, at=moment)
+        head = forked.head
+        return self._replies.whole(
+            {"thread": forked.id, "from": about_moment(head) if head is not None else None}
+        )
+
+
+def find_moment(store: Store, thread: str, at: str, namespace: str) -> Moment:
+    """A moment of a thread; one that belongs to another thread is not taken for one of this."""
+    finder = Finder(store.engine, store.space, namespace)
+    info = finder.thread(thread)
+    checkpoint = finder.within(info, at or "~0")
+    return Moment(store.engine, store.space, checkpoint, through=store.thread(thread, namespace))
+
+
+def with_messages(replies: Replies, facts: dict[str, Any], messages: list[Any], start: int) -> dict[str, Any]:
+    """Facts and as many of the messages as there is room for, the newest ones, in order."""
+    newest_first = ({"index": at, "message": each} for at, each in reversed([*enumerate(messages, start)]))
+    more = "older messages did not fit; go on with before=first_index"
+    reply = replies.filled("messages", newest_first, facts=facts, more=more)
+    reply["messages"].reverse()
+    return reply
+
+
+def about_moment(moment: Moment) -> dict[str, Any]:
+    """A moment without its content, and without what is empty."""
+    facts = moment.to_dict(content=False)
+    return {key: value for key, value in facts.items() if value not in (None, "", [], {})}

@@ -1,0 +1,251 @@
+"""Cost: what runs, threads, agents, models and days took, from the roll-ups that every commit keeps.
+
+Amounts of different currencies are never added up: a `Cost` holds one sum for each, until `Costs.in_` turns
+them into one currency, each amount at the rate of its day. Usage that has no price is counted apart and is
+not taken for free.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from treering.core.batch import Usage
+from treering.core.money import check_currency, from_nanos
+from treering.core.query import SumQuery
+from treering.runs.prices import ExchangeRate, exchange
+from treering.runs.run import run_info, run_ref
+from treering.threads.ids import thread_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from decimal import Decimal
+
+    from treering.core.engine import Engine
+    from treering.core.query import Dimension, Grain
+    from treering.core.records import Sum
+
+By = Literal["agent", "model", "kind", "day"]
+
+_NO_USAGE: Final = Usage()
+_REFS: Final = 1000
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens and money of one group; ``key`` is its agent, model or day (``None`` for a total)."""
+
+    key: str | int | None
+    usage: Usage
+    nanos: dict[str, int]
+    """By currency, in nano-units."""
+    events: int = 0
+    errors: int = 0
+    unpriced_tokens: int = 0
+    unpriced_events: int = 0
+    rates: tuple[ExchangeRate, ...] = ()
+    """What was converted, by which rate and of which day (see `Costs.in_`)."""
+    unconverted: dict[str, int] = {}
+    """Amounts for which there is no rate; they are in no other sum."""
+
+    @property
+    def tokens(self) -> int:
+        """All tokens, each counted once."""
+        return self.usage.total
+
+    @property
+    def amounts(self) -> dict[str, Decimal]:
+        """The sums of money, by currency."""
+        return {currency: from_nanos(nanos) for currency, nanos in self.nanos.items()}
+
+    @property
+    def is_unpriced(self) -> bool:
+        """Something was used, and nothing of it has a price."""
+        return not self.nanos and not self.unconverted and self.unpriced_tokens > 0
+
+    def amount(self, currency: str) -> Decimal | None:
+        """The sum in one currency; ``None`` when nothing of this has a price, 0 when nothing was used."""
+        if currency in self.nanos:
+            return from_nanos(self.nanos[currency])
+        return from_nanos(0) if not self.is_unpriced and not self.unconverted else None
+
+
+class CostReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A total and its parts, the most expensive first."""
+
+    total: Cost
+    parts: tuple[Cost, ...]
+
+
+class RunCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run took, in all and by name (``""``: what has none), the most expensive first."""
+
+    total: Cost
+    by_agent: dict[str, Cost]
+    by_model: dict[str, Cost]
+
+
+class Costs:
+    """What the roll-ups of one space say."""
+
+    def __init__(self, engine: Engine, space: str, *, currency: str | None = None) -> None:
+        self._engine = engine
+        self._space = space
+        self._currency = currency
+
+    def in_(self, currency: str) -> Costs:
+        """The same in one currency: each amount at the reference rate of the day it was spent on.
+
+        A `Cost` then says in ``rates`` what was converted and how. A day without a rate has that of the last
+        day before it. Needs the extra ``prices``, unless everything is in that currency already.
+        """
+        return Costs(self._engine, self._space, currency=check_currency(currency))
+
+    def of_run(self, run_id: str, *, by: By = "agent") -> CostReport:
+        """What a run took."""
+        return self._report("run", by, key=run_id)
+
+    def of_thread(self, thread_id: str, *, namespace: str = "", by: By = "agent") -> CostReport:
+        """What all runs of a thread took."""
+        return self._report("thread", by, key=thread_key(thread_id, namespace))
+
+    def of_days(
+        self,
+        *,
+        by: By = "day",
+        since_day: int | None = None,
+        until_day: int | None = None,
+        agent: str | None = None,
+        model: str | None = None,
+    ) -> CostReport:
+        """What everything took, over all days or some (counted from 1970-01-01, UTC)."""
+        return self._report("day", by, since_day=since_day, until_day=until_day, agent=agent, model=model)
+
+    def of_runs(self, *, since_day: int | None = None, until_day: int | None = None) -> CostReport:
+        """What each run took, the most expensive first."""
+        return self._report("run", "key", since_day=since_day, until_day=until_day)
+
+    def of_threads(self, *, since_day: int | None = None, until_day: int | None = None) -> CostReport:
+        """What each thread took; ``key`` is ``<namespace>/<thread>`` (an empty namespace for none)."""
+        return self._report("thread", "key", since_day=since_day, until_day=until_day)
+
+    def of_tags(self, *, since_day: int | None = None, until_day: int | None = None) -> CostReport:
+        """What the runs of each tag took; ``key`` is ``""`` for runs without tags.
+
+        A run with two tags counts for both, and once in the total.
+        """
+        groups = self._groups("run", "key", since_day=since_day, until_day=until_day)
+        tagged: dict[str | int, list[Sum]] = {}
+        for run, tags in self._tags([str(key) for key in groups]):
+            for tag in tags or ("",):
+                tagged.setdefault(tag, []).extend(groups[run])
+        everything = [each for sums in groups.values() for each in sums]
+        return self._summed_up(tagged, everything)
+
+    def _tags(self, runs: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+        for start in range(0, len(runs), _REFS):
+            some = runs[start : start + _REFS]
+            refs = self._engine.refs(self._space, [run_ref(run) for run in some])
+            for run in some:
+                ref = refs.get(run_ref(run))
+                yield run, () if ref is None else run_info(ref).tags
+
+    def _report(
+        self,
+        grain: Grain,
+        by: By | Literal["key"],
+        *,
+        key: str | None = None,
+        since_day: int | None = None,
+        until_day: int | None = None,
+        agent: str | None = None,
+        model: str | None = None,
+    ) -> CostReport:
+        groups = self._groups(
+            grain, by, key=key, since_day=since_day, until_day=until_day, agent=agent, model=model
+        )
+        return self._summed_up(groups, [each for sums in groups.values() for each in sums])
+
+    def _groups(
+        self,
+        grain: Grain,
+        by: By | Literal["key"],
+        *,
+        key: str | None = None,
+        since_day: int | None = None,
+        until_day: int | None = None,
+        agent: str | None = None,
+        model: str | None = None,
+    ) -> dict[str | int, list[Sum]]:
+        dimensions: tuple[Dimension, ...] = (by, "currency")
+        if self._currency is not None:  # rates are by day
+            dimensions = (by, "currency", "day")
+        query = SumQuery(
+            grain=grain,
+            by=dimensions,
+            key=key,
+            since_day=since_day,
+            until_day=until_day,
+            agent=agent,
+            model=model,
+        )
+        groups: dict[str | int, list[Sum]] = {}
+        for each in self._engine.sums(self._space, query):
+            groups.setdefault(each.group[0], []).append(each)
+        return groups
+
+    def _summed_up(self, groups: dict[str | int, list[Sum]], everything: list[Sum]) -> CostReport:
+        parts = [cost_of(name, sums, self._currency) for name, sums in groups.items()]
+        return CostReport(
+            total=cost_of(None, everything, self._currency),
+            parts=tuple(
+                sorted(parts, key=lambda part: (-sum(part.nanos.values()), -part.tokens, str(part.key)))
+            ),
+        )
+
+
+def cost_of(key: str | int | None, sums: list[Sum], into: str | None) -> Cost:
+    """Sums as one cost. Their groups have the currency second and (to convert ``into`` one) the day third."""
+    usage = _NO_USAGE
+    for each in sums:
+        usage = Usage(
+            **{name: getattr(usage, name) + getattr(each.usage, name) for name in Usage.__struct_fields__}
+        )
+    nanos, rates, unconverted = _summed(sums, into)
+    return Cost(
+        key=key,
+        usage=usage,
+        nanos=nanos,
+        events=sum(each.events for each in sums),
+        errors=sum(each.errors for each in sums),
+        unpriced_tokens=sum(each.unpriced_tokens for each in sums),
+        unpriced_events=sum(each.unpriced_events for each in sums),
+        rates=rates,
+        unconverted=unconverted,
+    )
+
+
+def _summed(
+    sums: list[Sum], into: str | None
+) -> tuple[dict[str, int], tuple[ExchangeRate, ...], dict[str, int]]:
+    """Amounts by currency, or (``into``) those of each day converted and added up."""
+    spent: dict[tuple[str, int | None], int] = {}
+    for each in sums:
+        currency = str(each.group[1])
+        if currency:
+            place = (currency, None if into is None else int(each.group[2]))
+            spent[place] = spent.get(place, 0) + each.cost_nanos
+    nanos: dict[str, int] = {}
+    rates: dict[ExchangeRate, None] = {}
+    unconverted: dict[str, int] = {}
+    for (currency, day), amount in sorted(spent.items()):
+        if into is None or day is None or currency == into:
+            nanos[currency] = nanos.get(currency, 0) + amount
+            continue
+        rate = exchange.rate(currency, day, into=into)
+        if rate is None:
+            unconverted[currency] = unconverted.get(currency, 0) + amount
+        else:
+            nanos[into] = nanos.get(into, 0) + rate.convert(amount)
+            rates[rate] = None
+    return nanos, tuple(rates), unconverted

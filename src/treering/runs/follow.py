@@ -1,0 +1,185 @@
+"""Following: what is committed, as it is committed, from any sequence number on.
+
+Every commit gives its events the next sequence numbers, so a position in the journal is one number: who
+follows from the last one that was seen misses nothing and sees nothing twice, in whichever process it goes
+on. Waiting costs nothing; a commit of any process wakes whoever waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final, Self
+
+import msgspec
+
+from treering.core.batch import Usage
+from treering.core.clock import to_iso
+from treering.core.content import Address
+from treering.core.encoding import decode_json
+from treering.core.engine import Engine
+from treering.core.money import from_nanos
+from treering.core.query import EventQuery
+from treering.core.records import Record
+from treering.errors import InvalidInput
+from treering.threads.ids import thread_key, thread_of_key
+
+PAGE: Final = 500
+_SLICE_SECONDS: Final = 0.5
+"""How long a follower that was closed may take to notice."""
+
+
+class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event of the journal as followers get it. Its ``seq`` is where to go on behind it."""
+
+    seq: int
+    id: str
+    kind: str
+    ts_us: int
+    committed_at_us: int
+    run: str | None = None
+    span: str | None = None
+    parent: str | None = None
+    thread: str | None = None
+    namespace: str = ""
+    """That of the thread."""
+    agent: str | None = None
+    name: str | None = None
+    model: str | None = None
+    role: str | None = None
+    status: str | None = None
+    usage: Usage | None = None
+    cost: str | None = None
+    """An amount of ``currency``, exactly."""
+    currency: str | None = None
+    duration_us: int | None = None
+    data: Any = None
+    body: Address | None = None
+    """Where the content is; `Timeline.content` fetches it."""
+
+    @property
+    def ts(self) -> str:
+        """When it happened: ISO 8601 with offset."""
+        return to_iso(self.ts_us)
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events to follow; what is left out does not filter.
+
+    A kind is a whole one (``span.tool``) or its first word (``span``); ``namespace`` is that of the thread.
+    """
+
+    run: str | None = None
+    thread: str | None = None
+    namespace: str = ""
+    agent: str | None = None
+    kinds: tuple[str, ...] = ()
+
+    def holds(self, event: LiveEvent) -> bool:
+        """Whether an event is wanted."""
+        return (
+            (self.run is None or event.run == self.run)
+            and (self.thread is None or (event.thread, event.namespace) == (self.thread, self.namespace))
+            and (self.agent is None or event.agent == self.agent)
+            and (not self.kinds or event.kind in self.kinds or event.kind.partition(".")[0] in self.kinds)
+        )
+
+    @property
+    def query(self) -> EventQuery:
+        """The part of it that an index answers; `holds` does the rest."""
+        return EventQuery(run=self.run, thread=thread_key(self.thread, self.namespace), agent=self.agent)
+
+
+def live_event(record: Record) -> LiveEvent:
+    """A record for followers."""
+    event = record.event
+    thread, namespace = thread_of_key(event.thread)
+    return LiveEvent(
+        seq=record.seq,
+        id=event.id,
+        kind=event.kind,
+        ts_us=event.ts_us,
+        committed_at_us=record.committed_at_us,
+        run=event.run,
+        span=event.span,
+        parent=event.parent,
+        thread=thread,
+        namespace=namespace,
+        agent=event.agent,
+        name=event.name,
+        model=event.model,
+        role=event.role,
+        status=event.status,
+        usage=event.usage,
+        cost=None if event.cost_nanos is None else f"{from_nanos(event.cost_nanos):f}",
+        currency=event.currency,
+        duration_us=event.duration_us,
+        data=None if event.data is None else decode_json(event.data),
+        body=event.body,
+    )
+
+
+def last_seq(engine: Engine, space: str) -> int:
+    """The sequence number of the last commit."""
+    return engine.wait(space, 0, seconds=0)
+
+
+class Following(Iterator[LiveEvent]):
+    """An endless iterator. `close` ends it, from any thread; whoever waits in it is let go."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        space: str,
+        wanted: Selection,
+        *,
+        after: int | None,
+        seconds: float | None = None,
+    ) -> None:
+        if after is not None and after < 0:
+            raise InvalidInput(f"after is {after}; give a sequence number, or None for new events")
+        self._engine = engine
+        self._space = space
+        self._wanted = wanted
+        self._seconds = seconds
+        self._ready: deque[LiveEvent] = deque()
+        self._is_closed = threading.Event()
+        last = last_seq(engine, space)
+        self.position = last if after is None else min(after, last)
+        """Everything up to here was given out."""
+        self._read_to = self.position
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> LiveEvent:
+        quiet = 0.0
+        while not self._ready:
+            if self._is_closed.is_set():
+                raise StopIteration
+            if not self._read():
+                if self._seconds is not None and quiet >= self._seconds:
+                    raise StopIteration
+                left = _SLICE_SECONDS if self._seconds is None else self._seconds - quiet
+                left = min(_SLICE_SECONDS, left)
+                self._engine.wait(self._space, self._read_to, seconds=left)
+                quiet += left
+        event = self._ready.popleft()
+        self.position = event.seq
+        return event
+
+    def close(self) -> None:
+        """End it."""
+        self._is_closed.set()
+
+    def _read(self) -> bool:
+        """Whether there was anything new, wanted or not."""
+        last = last_seq(self._engine, self._space)
+        if last <= self._read_to:
+            return False
+        page = self._engine.scan(self._space, self._wanted.query, after=str(self._read_to), limit=PAGE)
+        self._ready.extend(filter(self._wanted.holds, map(live_event, page.records)))
+        seen = page.records[-1].seq if page.records else 0
+        self._read_to = seen if page.cursor is not None else max(last, seen)
+        return True

@@ -1,0 +1,149 @@
+"""Errors as RFC 9457 problem documents.
+
+``type`` is the class of the error, so that a client can raise the same one; ``detail`` is its message. What
+nobody foresaw is logged with a reference and answered without details.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import zlib
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from treering.errors import (
+    BudgetExceeded,
+    InvalidInput,
+    MissingObjects,
+    TooLarge,
+    TooMany,
+    TreeringError,
+    Unauthorized,
+)
+
+MEDIA_TYPE: Final = "application/problem+json"
+TYPE: Final = "urn:treering:error:"
+_log: Final = logging.getLogger("treering.server")
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong, where, and whether the same call may succeed later."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    retryable: bool = False
+    more: dict[str, Any] = {}
+    """What belongs to the class of the error: ``hashes``, ``budget`` and the like."""
+
+
+def problem_of(error: TreeringError) -> Problem:
+    """An error as it travels."""
+    kind = type(error)
+    return Problem(
+        type=TYPE + kind.__name__,
+        title=(kind.__doc__ or kind.__name__).strip().partition("\n")[0],
+        status=kind.http_status,
+        detail=str(error) or kind.__name__,
+        retryable=kind.retryable,
+        more=_more(error),
+    )
+
+
+def respond(error: TreeringError) -> Response:
+    """The answer to a call that failed."""
+    problem = problem_of(error)
+    headers: dict[str, str] = {}
+    if isinstance(error, TooMany):
+        headers["retry-after"] = str(max(1, round(error.retry_after)))
+    elif problem.status == 503:  # noqa: PLR2004 - unavailable
+        headers["retry-after"] = "1"
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = 'Bearer realm="treering"'
+    return Response(
+        msgspec.json.encode(problem), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers
+    )
+
+
+def respond_unforeseen(error: Exception, where: str) -> Response:
+    """The answer to a bug of ours: a reference into the log, and nothing of what is in it."""
+    reference = secrets.token_hex(4)
+    _log.error("%s failed [%s]", where, reference, exc_info=error)
+    return plain(500, "Something went wrong on the server", f"see the server's log for {reference}")
+
+
+def plain(status: int, title: str, detail: str, *, headers: dict[str, str] | None = None) -> Response:
+    """A problem that is no error of ours: no such route, wrong method, wrong type of content."""
+    problem = Problem(type="about:blank", title=title, status=status, detail=detail)
+    return Response(
+        msgspec.json.encode(problem), status_code=status, media_type=MEDIA_TYPE, headers=headers or {}
+    )
+
+
+def _more(error: TreeringError) -> dict[str, Any]:
+    if isinstance(error, MissingObjects):
+        return {"hashes": list(error.hashes)}
+    if isinstance(error, BudgetExceeded):
+        return {"budget": error.budget, "limit": error.limit, "count": error.count}
+    if isinstance(error, TooMany):
+        return {"retry_after": error.retry_after}
+    return {}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Request bodies: read whole, within limits, decompressed within limits.
+#
+# **Invariant:** no body makes the server hold more than its limit, however it is compressed or sent.
+
+
+_PIECE: Final = 64 * 1024
+
+
+async def read_body(request: Request, *, limit: int) -> bytes:
+    """The body, decompressed (gzip or deflate); `TooLarge` past ``limit`` bytes before or after that."""
+    told = request.headers.get("content-length", "")
+    if told.isdigit() and int(told) > limit:
+        raise _too_large(limit)
+    data = bytearray()
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > limit:
+                raise _too_large(limit)
+    except ClientDisconnect:
+        raise InvalidInput("the client went away before the body was complete; nothing was written") from None
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding in {"", "identity"}:
+        return bytes(data)
+    if encoding not in {"gzip", "x-gzip", "deflate"}:
+        raise InvalidInput(f"content-encoding {encoding[:40]!r} is not known; send gzip, deflate or none")
+    return inflate(bytes(data), limit=limit)
+
+
+def inflate(data: bytes, *, limit: int) -> bytes:
+    """Decompress gzip or zlib data of any number of members, as long as it stays within ``limit``."""
+    whole = bytearray()
+    while data:
+        member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+        try:
+            whole += member.decompress(data, limit + 1 - len(whole))
+            if len(whole) > limit:
+                raise _too_large(limit)
+            whole += member.flush(_PIECE)
+        except zlib.error as error:
+            raise InvalidInput(f"the compressed body cannot be read: {error}; nothing was written") from None
+        if len(whole) > limit:
+            raise _too_large(limit)
+        if not member.eof:
+            raise InvalidInput("the compressed body ends too early; nothing was written")
+        data = member.unused_data
+    return bytes(whole)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {limit:,} bytes; send it in pieces (nothing was written)")

@@ -1,0 +1,208 @@
+"""Budgets, alerts, the rules that raise them and the webhooks they go to.
+
+A webhook is set up where the store is (`treering alerts webhook`), not over HTTP: whoever has a key of a
+project shall not make the server call addresses of their choice.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from treering.errors import NotFound
+from treering.limits.alert import Alert
+from treering.limits.alerts import Rule, What
+from treering.limits.budgets import Action, Every, Measure, Per, SharedBudget, Standing
+from treering.limits.webhooks import Webhook
+from treering.server.endpoints import OK, Call, Empty, endpoint
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class StandingQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose budgets: those of this run, agent and thread, and always those of the store."""
+
+    run: str | None = None
+    agent: str | None = None
+    thread: str | None = None
+    namespace: str = ""
+
+
+class BudgetLine(Struct, frozen=True, kw_only=True):
+    """A budget, and how it stands where that was asked for; money is in nano-units of its currency."""
+
+    budget: SharedBudget
+    key: str | None = None
+    used: dict[Measure, int] = {}
+    share: float | None = None
+    is_used_up: bool = False
+
+
+class BudgetList(Struct, frozen=True, kw_only=True):
+    """All budgets, by name."""
+
+    budgets: tuple[BudgetLine, ...]
+
+
+class NewBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may be used; what is left out is not limited, and one limit is needed."""
+
+    per: Per
+    every: Every | None = None
+    agent: str | None = None
+    money: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    currency: Annotated[str, Meta(pattern="^[A-Z]{3}$")] = "USD"
+    tokens: Count | None = None
+    tool_calls: Count | None = None
+    action: Action = "stop"
+    warn_at: Annotated[float, Meta(gt=0, le=1)] = 0.8
+
+
+class AlertsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part."""
+
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+    cursor: Annotated[str, Meta(pattern=r"^\d{1,18}$")] | None = None
+
+
+class AlertList(Struct, frozen=True, kw_only=True):
+    """Alerts, newest first."""
+
+    alerts: tuple[Alert, ...]
+    next_cursor: str | None
+
+
+class RuleList(Struct, frozen=True, kw_only=True):
+    """All rules, by name."""
+
+    rules: tuple[Rule, ...]
+
+
+class NewRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is worth an alert: a failed run, many failures, or more than so many times the median."""
+
+    what: What
+    agent: str | None = None
+    times: Annotated[float, Meta(gt=0, le=1e6)] = 3.0
+    share: Annotated[float, Meta(ge=0, lt=1)] = 0.5
+    runs: Annotated[int, Meta(ge=1, le=1000)] = 20
+    at_least: Annotated[int, Meta(ge=1, le=1000)] = 5
+
+
+class WebhookList(Struct, frozen=True, kw_only=True):
+    """All webhooks, by name."""
+
+    webhooks: tuple[Webhook, ...]
+
+
+@endpoint("GET", "/budgets", tag="budgets")
+def list_budgets(call: Call[StandingQuery, None]) -> BudgetList:
+    """The budgets, with what is used of those that concern the store, or the given run, agent and thread."""
+    budgets = call.store.budgets
+    query = call.query
+    found = budgets.standing(run=query.run, agent=query.agent, thread=query.thread, namespace=query.namespace)
+    standing = {each.budget.name: each for each in found}
+    return BudgetList(budgets=tuple(_line(each, standing.get(each.name)) for each in budgets.list()))
+
+
+@endpoint("PUT", "/budgets/{name}", tag="budgets", scope="admin")
+def set_budget(call: Call[None, NewBudget]) -> BudgetLine:
+    """Make a budget, or change it; whoever records into the project heeds it within seconds."""
+    new = call.body
+    made = call.store.budgets.set(
+        call.path["name"],
+        per=new.per,
+        every=new.every,
+        agent=new.agent,
+        money=new.money,
+        currency=new.currency,
+        tokens=new.tokens,
+        tool_calls=new.tool_calls,
+        action=new.action,
+        warn_at=new.warn_at,
+    )
+    return _line(made, None)
+
+
+@endpoint("DELETE", "/budgets/{name}", tag="budgets", scope="admin")
+def remove_budget(call: Call[None, None]) -> Empty:
+    """Lift a budget."""
+    return _removed(call.store.budgets.remove(call.path["name"]), "budget", call.path["name"])
+
+
+@endpoint("GET", "/alerts", tag="alerts")
+def list_alerts(call: Call[AlertsQuery, None]) -> AlertList:
+    """What was raised, newest first."""
+    page = call.store.alerts.page(first=call.query.limit, cursor=call.query.cursor)
+    return AlertList(alerts=page.alerts, next_cursor=page.cursor)
+
+
+@endpoint("GET", "/alerts/rules", tag="alerts")
+def list_rules(call: Call[None, None]) -> RuleList:
+    """The rules about runs."""
+    return RuleList(rules=call.store.alerts.rules())
+
+
+@endpoint("PUT", "/alerts/rules/{name}", tag="alerts", scope="admin")
+def set_rule(call: Call[None, NewRule]) -> Rule:
+    """Make a rule, or change it; it is for runs that end from now on."""
+    new = call.body
+    return call.store.alerts.set_rule(
+        call.path["name"],
+        new.what,
+        agent=new.agent,
+        times=new.times,
+        share=new.share,
+        runs=new.runs,
+        at_least=new.at_least,
+    )
+
+
+@endpoint("DELETE", "/alerts/rules/{name}", tag="alerts", scope="admin")
+def remove_rule(call: Call[None, None]) -> Empty:
+    """Lift a rule."""
+    return _removed(call.store.alerts.remove_rule(call.path["name"]), "rule", call.path["name"])
+
+
+@endpoint("GET", "/alerts/webhooks", tag="alerts", scope="admin")
+def list_webhooks(call: Call[None, None]) -> WebhookList:
+    """Where alerts are sent."""
+    return WebhookList(webhooks=call.store.alerts.webhooks())
+
+
+@endpoint("DELETE", "/alerts/webhooks/{name}", tag="alerts", scope="admin")
+def remove_webhook(call: Call[None, None]) -> Empty:
+    """Send nothing there any more."""
+    return _removed(call.store.alerts.remove_webhook(call.path["name"]), "webhook", call.path["name"])
+
+
+ENDPOINTS: Final = (
+    list_budgets,
+    set_budget,
+    remove_budget,
+    list_alerts,
+    list_rules,
+    set_rule,
+    remove_rule,
+    list_webhooks,
+    remove_webhook,
+)
+
+
+def _line(budget: SharedBudget, standing: Standing | None) -> BudgetLine:
+    if standing is None:
+        return BudgetLine(budget=budget)
+    return BudgetLine(
+        budget=budget,
+        key=standing.key,
+        used=dict(standing.used),
+        share=standing.share,
+        is_used_up=standing.is_used_up,
+    )
+
+
+def _removed(was_there: bool, what: str, name: str) -> Empty:  # noqa: FBT001 - what `remove` gives
+    if not was_there:
+        raise NotFound(f"there is no {what} {name!r}")
+    return OK

@@ -1,0 +1,86 @@
+"""Looking after the caller's project: its size, whether it is sound, and what can go."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct, structs
+
+from treering.core.retention import Keep
+from treering.maintenance.forget import Forgotten
+from treering.maintenance.gc import Collection
+from treering.maintenance.stats import Stats
+from treering.maintenance.verify import Verification
+from treering.server.endpoints import OK, Call, Empty, endpoint
+
+Count = Annotated[int, Meta(ge=1, le=2**62)]
+
+
+class KeepRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to keep of each thread, workspace or agent; see `treering.Keep`."""
+
+    last: Count | None = None
+    hourly: Count | None = None
+    daily: Count | None = None
+    weekly: Count | None = None
+    monthly: Count | None = None
+    tagged: tuple[str, ...] = ()
+    within: str | None = None
+    """As ``30d`` or ``12h``."""
+    max_bytes: Count | None = None
+
+
+class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to keep (without a rule: everything), and whether to only say what would go."""
+
+    keep: KeepRule | None = None
+    dry_run: bool = True
+    grace_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 3600.0
+
+
+class Selection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to erase for good: a thread (of a namespace), a whole namespace, or one scope."""
+
+    thread: str | None = None
+    namespace: str | None = None
+    scope: str | None = None
+    cascade: bool = False
+
+
+@endpoint("GET", "/store/stats", tag="store")
+def get_stats(call: Call[None, None]) -> Stats:
+    """What the project holds, what it takes, and how it grew day by day."""
+    return call.store.stats()
+
+
+@endpoint("POST", "/store/verify", tag="store", scope="admin")
+def verify_store(call: Call[None, None]) -> Verification:
+    """Rehash everything and follow every link; changes nothing."""
+    return call.store.verify()
+
+
+@endpoint("POST", "/store/gc", tag="store", scope="admin")
+def collect_garbage(call: Call[None, Sweep]) -> Collection:
+    """Drop what the rule does not keep, then sweep what nothing reaches. A dry run unless told otherwise."""
+    body = call.body
+    keep = None if body.keep is None else Keep(**structs.asdict(body.keep))
+    return call.store.gc(keep=keep, dry_run=body.dry_run, grace_seconds=body.grace_seconds)
+
+
+@endpoint("POST", "/store/forget", tag="store", scope="admin")
+def forget_in_store(call: Call[None, Selection]) -> Forgotten:
+    """Erase a thread, a namespace or a scope for good."""
+    body = call.body
+    return call.store.forget(
+        thread=body.thread, namespace=body.namespace, scope=body.scope, cascade=body.cascade
+    )
+
+
+@endpoint("POST", "/store/reindex", tag="store", scope="admin")
+def reindex_store(call: Call[None, None]) -> Empty:
+    """Rebuild what is derived: roll-ups and search index."""
+    call.store.reindex()
+    return OK
+
+
+ENDPOINTS: Final = (get_stats, verify_store, collect_garbage, forget_in_store, reindex_store)

@@ -1,0 +1,103 @@
+"""Actions: what a moderator may ask for between two iterations, and where that leads.
+
+CONTINUE changes nothing, STOP sets ``stop_flag``, STEP_BACK goes back some iterations. An iteration is what
+the state calls ``iter``, or a step where it has none. **Invariant:** an action moves the head or saves a
+moment; it never shortens the journal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from treering.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from treering.threads.moment import Moment
+    from treering.threads.thread import Thread
+    from treering.threads.tool_budgets import Budgets
+
+STOP_FLAG: Final = "stop_flag"
+SUMMARY: Final = "running_summary"
+ITERATION: Final = "iter"
+
+
+class Actions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do next; ``rollback`` (iterations) and ``clear_summaries`` go with STEP_BACK."""
+
+    type: Literal["CONTINUE", "STOP", "STEP_BACK"] = "CONTINUE"
+    rollback: int = 1
+    clear_summaries: bool = False
+
+
+def read_actions(given: Actions | Mapping[str, Any] | None) -> Actions:
+    """Actions as a moderator wrote them (``None``: go on), checked."""
+    if given is None:
+        return Actions()
+    try:
+        actions = given if isinstance(given, Actions) else msgspec.convert(dict(given), Actions)
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"these are no actions: {error}; give type (CONTINUE, STOP or STEP_BACK), rollback and "
+            "clear_summaries"
+        ) from error
+    if actions.rollback < 0:
+        raise InvalidInput(f"rollback is {actions.rollback}; give the iterations to go back, 0 or more")
+    return actions
+
+
+def do_actions(thread: Thread, actions: Actions, *, to: Any, budgets: Budgets | None) -> Moment | None:
+    """Carry out actions on a thread and, if there is one, on the live object ``to``; the head after it."""
+    head = thread.head
+    if actions.type == "STOP":
+        return _stop(thread, head, to)
+    if actions.type == "CONTINUE" or head is None:
+        return head
+    target = iterations_back(thread.history(), actions.rollback) or head
+    moment: Moment | None = head if target == head else thread.rewind(target)
+    if actions.clear_summaries:
+        cleared = {**target.state, SUMMARY: None}
+        moment = thread.checkpoint(state=cleared, metadata=target.metadata, note="clear summaries")
+    if to is not None or budgets is not None:
+        thread.restore_state({} if to is None else to, budgets=budgets)
+    return moment
+
+
+def _stop(thread: Thread, head: Moment | None, to: Any) -> Moment | None:
+    if to is not None:
+        if isinstance(to, dict):
+            to[STOP_FLAG] = True
+        else:
+            setattr(to, STOP_FLAG, True)
+        return thread.snapshot_state(to, note="stop")
+    if head is None:
+        return thread.checkpoint(state={STOP_FLAG: True}, note="stop")
+    return thread.checkpoint(state={**head.state, STOP_FLAG: True}, metadata=head.metadata, note="stop")
+
+
+def iterations_back(line: Iterable[Moment], count: int) -> Moment | None:
+    """Where the iteration ``count`` iterations before the newest moment began; the oldest, if none is so old.
+
+    Only ``iter`` is read of the moments on the way.
+    """
+    target: Moment | None = None
+    goal = 0
+    for moment in line:
+        at = _iteration(moment)
+        if target is None:
+            target, goal = moment, at - count
+            if count == 0:
+                return target
+        elif at >= goal:
+            target = moment
+        else:
+            return moment if _iteration(target) > goal else target
+    return target
+
+
+def _iteration(moment: Moment) -> int:
+    number = moment.value(ITERATION)
+    return number if isinstance(number, int) else moment.step

@@ -1,0 +1,298 @@
+"""Chats: one conversation after the other with the same person, each a thread of its own.
+
+How often a chat was reset is a counter (a ref); the current thread has that number in its id. A reset moves
+the counter by compare-and-swap and writes an event in the same batch, so two processes never get the same
+number. **Invariant:** a number is given once. Before an object first relies on the counter, it is brought up
+to the highest number that the journal or any thread knows, so a counter that was lost, or restored from an
+older copy, never leads back into a thread that was there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from treering.core.batch import ABSENT, Draft, Event
+from treering.core.clock import to_iso
+from treering.core.encoding import decode_json, encode_json
+from treering.core.ids import Scope, check_id, file_name, namespace_prefix
+from treering.core.paging import each_ref
+from treering.core.query import Erasure, EventQuery
+from treering.errors import Corrupt, RefMoved, TreeringError
+from treering.threads.history import CHAT_DELETED, LEDGER, head_ref, heads_prefix, thread_scope
+from treering.threads.ids import ChatId, chat_id_of, parse_thread_id
+from treering.threads.thread import Thread
+from treering.threads.transcripts import Entry, LineFile, Log
+
+if TYPE_CHECKING:
+    from treering.core.clock import Clock
+    from treering.core.engine import Engine
+    from treering.core.records import Ref
+    from treering.threads.thread import Ground
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Session logs of a chat: who said what, when and where, for a person to read.
+#
+# One line a message, ``{"role", "content", "ts", "channel", "user_id"}``, in the journal and (with a
+# folder) in ``<folder>/<thread>.jsonl``. **Invariant:** a message never fails with its log: what goes wrong
+# there is a warning.
+
+
+KIND: Final = "chat.line"
+
+
+class ChatLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a chat."""
+
+    role: str
+    content: Any
+    ts: str
+    """ISO 8601 with offset, UTC."""
+    channel: str
+    user_id: str | None
+
+
+class ChatLog:
+    """The log of one chat thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        space: str,
+        thread_id: str,
+        namespace: str,
+        *,
+        channel: str,
+        clock: Clock,
+        folder: Path | None = None,
+    ) -> None:
+        self._log = Log(engine, space, thread_id, namespace, kind=KIND)
+        self._channel = channel
+        self._clock = clock
+        self._file: LineFile | None = None
+        if folder is not None:
+            self._file = LineFile(folder / f"{file_name(thread_id)}.jsonl", self._lines)
+
+    @property
+    def path(self) -> Path | None:
+        """The file that grows along, if there is one."""
+        return None if self._file is None else self._file.path
+
+    def append(self, role: str, content: Any, *, user_id: str | None = None) -> bool:
+        """Add a message; ``False`` (and a warning that says why) when it could not be logged."""
+        try:
+            self._log.append(
+                content,
+                {"channel": self._channel, "user_id": user_id},
+                ts_us=self._clock.now_us(),
+                role=role,
+            )
+            if self._file is not None:
+                self._file.catch_up()
+        except TreeringError as error:
+            warnings.warn(
+                f"a message of {self._channel!r} was not logged: {error}", RuntimeWarning, stacklevel=2
+            )
+            return False
+        return True
+
+    def read(self, *, last: int | None = None) -> list[ChatLine]:
+        """The messages in order, all or the last ones."""
+        return [_line(entry) for entry in (self._log.each() if last is None else self._log.last(last))]
+
+    def _lines(self, *, skip: int = 0, after: str | None = None) -> Iterator[tuple[str, bytes]]:
+        for entry in islice(self._log.each(after=after), skip, None):
+            yield entry.cursor, encode_json(msgspec.structs.asdict(_line(entry)), keep_order=True)
+
+
+def _line(entry: Entry) -> ChatLine:
+    return ChatLine(
+        role=entry.event.role or "",
+        content=entry.content,
+        ts=to_iso(entry.event.ts_us),
+        channel=entry.data.get("channel", ""),
+        user_id=entry.data.get("user_id"),
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+_RESET: Final = "chat.reset"
+_SYNCHRONISED: Final = "chat.synchronised"
+
+
+class Chat:
+    """One chat of a channel: its current thread, and how to begin a new one."""
+
+    def __init__(self, ground: Ground, channel: str, chat_id: str | int, namespace: str) -> None:
+        self._id = chat_id_of(channel, chat_id)
+        self._namespace = check_id(namespace, "namespace") if namespace else ""
+        self._ground = ground
+        self._engine = ground.engine
+        self._space = ground.space
+        self._clock = ground.clock
+        self._ref = f"chat/{namespace_prefix(self._namespace)}{self._id.base}"
+        self._scope = str(Scope(self._namespace, "chat", self._id.base))
+        self._is_synchronised = False
+
+    def __repr__(self) -> str:
+        return f"Chat({self.channel!r}, {self.chat_id!r})"
+
+    @property
+    def channel(self) -> str:
+        """Where the chat takes place: ``telegram``, ``slack``."""
+        return self._id.channel
+
+    @property
+    def chat_id(self) -> str:
+        """Which chat of the channel."""
+        return self._id.chat_id
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of its threads; empty for none."""
+        return self._namespace
+
+    @property
+    def resets(self) -> int:
+        """How often it was reset, by whichever process."""
+        if not self._is_synchronised:
+            return self.synchronise()
+        return self._number(self._counter())
+
+    @property
+    def thread(self) -> Thread:
+        """The current thread."""
+        return self._thread(self.resets)
+
+    def threads(self) -> Iterator[Thread]:
+        """The threads that were saved, newest number first."""
+        for number in sorted(self._saved_numbers(), reverse=True):
+            yield self._thread(number)
+
+    def log(self, folder: str | Path | None = None) -> ChatLog:
+        """The session log of the current thread; with a folder it is also a file that grows along."""
+        return ChatLog(
+            self._engine,
+            self._space,
+            self.thread.id,
+            self._namespace,
+            channel=self.channel,
+            clock=self._clock,
+            folder=None if folder is None else Path(folder),
+        )
+
+    def reset(self) -> Thread:
+        """Leave the current thread as it is and begin a new one, which nobody else gets."""
+        if not self._is_synchronised:
+            self.synchronise()
+        while True:
+            counter = self._counter()
+            number = self._number(counter) + 1
+            if number <= self._last_told() or self._is_taken(number):
+                self.synchronise()
+            elif self._move(counter, number, _RESET):
+                return self._thread(number)
+
+    def delete(self, *, cascade: bool = False) -> None:
+        """Remove all its threads and its counter for good; the journal keeps that it happened, not to whom.
+
+        Forks that share a past with them are a `Conflict`, unless ``cascade`` takes them along.
+        """
+        threads = tuple(
+            thread_scope(self._thread_id(number), self._namespace) for number in self._saved_numbers()
+        )
+        if not threads and not self._is_told_of():
+            return
+        scopes = (self._scope, *threads)
+        self._engine.erase(self._space, Erasure(scopes=scopes, cascade=cascade, secure=True))
+        draft = Draft(self._space)
+        told = encode_json({"threads": len(threads)})
+        draft.event(
+            Event(id=draft.id, kind=CHAT_DELETED, ts_us=self._clock.now_us(), scope=LEDGER, data=told)
+        )
+        self._engine.commit(draft.batch())
+        self._is_synchronised = False
+
+    def synchronise(self, *, at_least: int = 0) -> int:
+        """Bring the counter up to the highest number that is known anywhere (or given); what it is then."""
+        while True:
+            counter = self._counter()
+            number = self._number(counter)
+            highest = max(number, at_least, self._last_told(), *self._saved_numbers())
+            if highest == number or self._move(counter, highest, _SYNCHRONISED):
+                self._is_synchronised = True
+                return highest
+
+    def _move(self, counter: Ref | None, number: int, kind: str) -> bool:
+        """Set the counter and say so, unless someone else moved it first."""
+        draft = Draft(self._space)
+        draft.event(
+            Event(
+                id=draft.id,
+                kind=kind,
+                ts_us=self._clock.now_us(),
+                scope=self._scope,
+                data=encode_json({"number": number}),
+            )
+        )
+        expect = ABSENT if counter is None else counter.version
+        draft.set_ref(self._ref, b"%d" % number, scope=self._scope, expect=expect)
+        try:
+            self._engine.commit(draft.batch())
+        except RefMoved:
+            return False
+        return True
+
+    def _counter(self) -> Ref | None:
+        return self._engine.refs(self._space, [self._ref]).get(self._ref)
+
+    def _number(self, counter: Ref | None) -> int:
+        if counter is None:
+            return 0
+        try:
+            return int(counter.value)
+        except ValueError:
+            raise Corrupt(
+                f"the counter of {self!r} is {counter.value[:40]!r}, which is no number; "
+                "run verify, then restore it from a backup"
+            ) from None
+
+    def _is_told_of(self) -> bool:
+        return self._counter() is not None or bool(
+            self._engine.scan(self._space, EventQuery(scope=self._scope), limit=1).records
+        )
+
+    def _last_told(self) -> int:
+        """The newest number in the journal, which is also the highest."""
+        query = EventQuery(kinds=(_RESET, _SYNCHRONISED), scope=self._scope, newest_first=True)
+        for record in self._engine.scan(self._space, query, limit=1).records:
+            told: dict[str, Any] = decode_json(record.event.data or b"{}")
+            return told["number"]
+        return 0
+
+    def _saved_numbers(self) -> Iterator[int]:
+        """The numbers of the threads that exist."""
+        if self._is_taken(0):
+            yield 0
+        prefix = heads_prefix(self._namespace)
+        for ref in each_ref(self._engine, self._space, f"{prefix}{self._id.base}_s"):
+            parsed = parse_thread_id(ref.name[len(prefix) :])
+            if isinstance(parsed, ChatId) and parsed.base == self._id.base:
+                yield parsed.resets
+
+    def _is_taken(self, number: int) -> bool:
+        name = head_ref(self._thread_id(number), self._namespace)
+        return name in self._engine.refs(self._space, [name])
+
+    def _thread_id(self, number: int) -> str:
+        return ChatId(self.channel, self.chat_id, number).thread_id
+
+    def _thread(self, number: int) -> Thread:
+        return Thread(self._ground, self._thread_id(number), self._namespace)

@@ -1,0 +1,126 @@
+"""What differs between two moments.
+
+Messages are compared by what they have in common at both ends: a conversation grows at its end, and an
+edit changes the middle. State is compared value by value and written as a JSON patch (RFC 6902), so that
+applying it to the first state gives the second; so is each of the other list channels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from treering.threads.checkpoint import MESSAGES
+from treering.threads.lists import fingerprint
+from treering.workspaces.diff import FileChange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from treering.threads.moment import Moment
+
+
+class MessageChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that stands at the same place in both, but is not the same."""
+
+    index: int
+    before: Any
+    after: Any
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """From ``before`` to ``after``; removed messages are counted in ``before``, the others in ``after``."""
+
+    before: str
+    after: str
+    common: int
+    """How many messages both begin with."""
+    added: list[tuple[int, Any]]
+    removed: list[tuple[int, Any]]
+    changed: list[MessageChange]
+    state: list[dict[str, Any]]
+    files: list[FileChange] = []
+    lists: dict[str, list[dict[str, Any]]] = {}
+    """For each of the other list channels that differs, its JSON patch."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing differs."""
+        told = (self.added, self.removed, self.changed, self.state, self.files, self.lists)
+        return not any(told)
+
+
+def difference(before: Moment, after: Moment, *, files: Sequence[FileChange] = ()) -> Difference:
+    """Compare two moments, of one thread or of two; ``files`` is what their snapshots differ in."""
+    old, new = before.items(MESSAGES), after.items(MESSAGES)
+    old_prints, new_prints = [*map(fingerprint, old)], [*map(fingerprint, new)]
+    start = _common(old_prints, new_prints)
+    tail = _common(old_prints[start:][::-1], new_prints[start:][::-1])
+    old_end, new_end = len(old) - tail, len(new) - tail
+    paired = min(old_end, new_end) - start
+    return Difference(
+        before=before.id,
+        after=after.id,
+        common=start,
+        added=[(index, new[index]) for index in range(start + paired, new_end)],
+        removed=[(index, old[index]) for index in range(start + paired, old_end)],
+        changed=[
+            MessageChange(index=index, before=old[index], after=new[index])
+            for index in range(start, start + paired)
+        ],
+        state=list(json_patch(before.state, after.state)),
+        files=list(files),
+        lists=_lists(before, after),
+    )
+
+
+def json_patch(before: Any, after: Any, path: str = "") -> Iterator[dict[str, Any]]:
+    """The operations that turn one value into the other, objects key by key and lists item by item."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        yield from _patch_objects(cast("dict[str, Any]", before), cast("dict[str, Any]", after), path)
+    elif isinstance(before, list) and isinstance(after, list):
+        yield from _patch_lists(cast("list[Any]", before), cast("list[Any]", after), path)
+    elif fingerprint(before) != fingerprint(after):
+        yield {"op": "replace", "path": path, "value": after}
+
+
+def _lists(before: Moment, after: Moment) -> dict[str, list[dict[str, Any]]]:
+    old, new = before.checkpoint.lists, after.checkpoint.lists
+    names = [name for name in {**old, **new} if name != MESSAGES and old.get(name) != new.get(name)]
+    patches = {name: list(_patch_lists(before.items(name), after.items(name), "")) for name in names}
+    return {name: patch for name, patch in patches.items() if patch}
+
+
+def _patch_objects(before: dict[str, Any], after: dict[str, Any], path: str) -> Iterator[dict[str, Any]]:
+    for key in before:
+        if key not in after:
+            yield {"op": "remove", "path": _below(path, key)}
+    for key, value in after.items():
+        if key in before:
+            yield from json_patch(before[key], value, _below(path, key))
+        else:
+            yield {"op": "add", "path": _below(path, key), "value": value}
+
+
+def _patch_lists(before: list[Any], after: list[Any], path: str) -> Iterator[dict[str, Any]]:
+    both = min(len(before), len(after))
+    for index in range(both):
+        yield from json_patch(before[index], after[index], f"{path}/{index}")
+    for index in range(len(before) - 1, both - 1, -1):
+        yield {"op": "remove", "path": f"{path}/{index}"}
+    for value in after[both:]:
+        yield {"op": "add", "path": f"{path}/-", "value": value}
+
+
+def _below(path: str, key: object) -> str:
+    return f"{path}/{str(key).replace('~', '~0').replace('/', '~1')}"
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    same = 0
+    for mine, theirs in zip(one, other, strict=False):
+        if mine != theirs:
+            break
+        same += 1
+    return same

@@ -1,0 +1,103 @@
+"""Thread ids of a chat agent: a text that a person can read and that parses back to one meaning.
+
+``{channel}_{chat_id}`` is a chat, ``{channel}_{chat_id}_s{N}`` the same chat after N resets, and
+``scheduler_{task_id}`` a scheduled task. Where a part would make the text mean something else it is
+percent-escaped: ``%`` in a channel or chat id, ``_`` in a channel, a chat id that ends like a reset, a
+channel that is called ``scheduler``. **Invariant:** writing and reading are inverse: every id has one text,
+and a text that is not the text of any id is read as none.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, cast, overload
+
+import msgspec
+
+from treering.core.ids import check_id, namespace_prefix, parse_scope, thread_scope_of
+from treering.errors import InvalidInput
+
+_SCHEDULER: Final = "scheduler"
+_ESCAPED_SCHEDULER: Final = "%73cheduler"
+_RESET: Final = re.compile(r"_s([0-9]+)\Z")
+_NUMBER: Final = re.compile(r"_s([1-9][0-9]*)\Z")
+
+
+class ChatId(msgspec.Struct, frozen=True):
+    """A chat of a channel, after so many resets."""
+
+    channel: str
+    chat_id: str
+    resets: int = 0
+
+    @property
+    def thread_id(self) -> str:
+        """The id of the thread."""
+        return f"{self.base}_s{self.resets}" if self.resets else self.base
+
+    @property
+    def base(self) -> str:
+        """The id of the chat's first thread, which all its threads begin with."""
+        channel = self.channel.replace("%", "%25").replace("_", "%5F")
+        chat = _RESET.sub(r"%5Fs\1", self.chat_id.replace("%", "%25"))
+        return f"{_ESCAPED_SCHEDULER if channel == _SCHEDULER else channel}_{chat}"
+
+
+class TaskId(msgspec.Struct, frozen=True):
+    """A scheduled task."""
+
+    task_id: str
+
+    @property
+    def thread_id(self) -> str:
+        """The id of the thread."""
+        return f"{_SCHEDULER}_{self.task_id}"
+
+
+def chat_id_of(channel: str, chat_id: str | int, resets: int = 0) -> ChatId:
+    """A checked `ChatId`; a chat's number will do for its id."""
+    if resets < 0:
+        raise InvalidInput(f"a chat cannot have been reset {resets} times; give 0 or more")
+    if not isinstance(cast("object", chat_id), str | int):
+        raise InvalidInput(f"chat id is {chat_id!r}; give text or a whole number")
+    return ChatId(check_id(channel, "channel"), check_id(str(chat_id), "chat id"), resets)
+
+
+def parse_thread_id(text: str) -> ChatId | TaskId | None:
+    """What a thread id says; ``None`` when it is no id of a chat agent."""
+    head, separator, rest = text.partition("_")
+    if not separator or not head or not rest:
+        return None
+    if head == _SCHEDULER:
+        return TaskId(rest)
+    found = _NUMBER.search(rest)
+    chat = rest[: found.start()] if found else rest
+    channel = _SCHEDULER if head == _ESCAPED_SCHEDULER else _unescaped(head)
+    parsed = ChatId(channel, _unescaped(chat), int(found[1]) if found else 0)
+    return parsed if chat and parsed.thread_id == text else None
+
+
+def _unescaped(part: str) -> str:
+    return part.replace("%5F", "_").replace("%25", "%")
+
+
+# -----------------------------------------------------------------------------------------------------------
+# How the events of a run name the thread that they belong to.
+
+
+@overload
+def thread_key(thread_id: str, namespace: str) -> str: ...
+@overload
+def thread_key(thread_id: str | None, namespace: str) -> str | None: ...
+def thread_key(thread_id: str | None, namespace: str) -> str | None:
+    """The thread's id behind its namespace; two threads never share one."""
+    return None if thread_id is None else namespace_prefix(namespace) + thread_id
+
+
+def thread_of_key(key: str | None) -> tuple[str | None, str]:
+    """The thread's id and its namespace: the inverse of `thread_key`."""
+    scope = None if key is None else thread_scope_of(key)
+    if scope is None:
+        return key, ""
+    parsed = parse_scope(scope)
+    return parsed.id, parsed.namespace
