@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
 import treering
-from tests.adapters.langgraph_scripts import Scripted, config
+from tests.adapters.langgraph.scripts import Scripted, config
 from treering.adapters.deepagents import TreeringBackend
 from treering.adapters.langgraph import TreeringSaver
 

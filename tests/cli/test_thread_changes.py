@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from tests.cli.test_threads import ids
-
 import treering
+from tests.cli.test_threads import ids
 
 
 class TestForkAndRewind:

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.workspaces.pictures import picture
 
 import treering
+from tests.workspaces.pictures import picture
 
 
 @pytest.fixture

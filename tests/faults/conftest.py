@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.places import Place, postgres_place, sqlite_place
+from tests.faults.stores import Place, postgres_place, sqlite_place
 
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.loads import SPACE, fate, linking, load, pieces, total
-from tests.faults.places import Place, killed_at, sqlite_place
+from tests.faults.stores import Place, killed_at, sqlite_place
 from treering.cli.main import main
 from treering.core.content import Address, object_address, slot_address
 from treering.engines.sql.schema import SQLITE_FILE

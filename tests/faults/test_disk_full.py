@@ -9,7 +9,7 @@ import pytest
 import treering
 from tests.faults.disks import SmallDisk, small_disk
 from tests.faults.loads import SPACE, fate, linking, load, pieces, total
-from tests.faults.places import Place, sqlite_place
+from tests.faults.stores import Place, sqlite_place
 from treering.errors import StoreFull
 from treering.store import Store
 from treering.testing.batches import event, events

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.loads import SPACE
-from tests.faults.places import REPOSITORY, Place, command
+from tests.faults.stores import REPOSITORY, Place, command
 from treering.core.query import EventQuery
 from treering.core.records import Record
 from treering.store import Store

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.loads import SPACE, thread_scope
-from tests.faults.places import REPOSITORY, Place, files_with, sqlite_place
+from tests.faults.stores import REPOSITORY, Place, files_with, sqlite_place
 from treering.core.batch import Draft, Text
 from treering.core.content import Content, list_address, object_address
 from treering.core.failpoints import ENVIRONMENT

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.loads import SPACE, batch_of, fate, load, pieces, total
-from tests.faults.places import REPOSITORY, Account, Place, files_with, killed_at, sqlite_place
+from tests.faults.stores import REPOSITORY, Account, Place, files_with, killed_at, sqlite_place
 from treering.core.batch import Batch
 from treering.core.query import EventQuery
 from treering.core.retention import Keep
@@ -71,7 +71,7 @@ FATES = {"commit.begin": "absent", "commit.before_commit": "absent", "commit.aft
 """What has become of a batch whose writer died there."""
 
 ONCE = {"opens"}
-"""Scenarios that pass their failpoints once: tables are made once, and `tests/migrations` kills upgrades."""
+"""Scenarios that pass their failpoints once: tables are made once; the migration tests kill upgrades."""
 
 SQLITE_ONLY = {"backup.copied", "settle.before_commit"}
 """Failpoints of a snapshot, which PostgreSQL leaves to others, and of commits that are fresh at first."""

@@ -11,7 +11,7 @@ import random
 import pytest
 
 from tests.faults.loads import SPACE, batch_of, fate, total
-from tests.faults.places import Place, killed_after
+from tests.faults.stores import Place, killed_after
 
 LONGEST = 0.4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.loads import fate, load, total
-from tests.faults.places import Place
+from tests.faults.stores import Place
 from treering.testing.failpoints import armed
 from treering.testing.harness import at_once
 

@@ -14,7 +14,7 @@ from langgraph.graph.message import add_messages
 from langgraph.types import Send
 
 import treering
-from tests.adapters.langgraph_scripts import config
+from tests.adapters.langgraph.scripts import config
 from tests.importers.histories import exported, portrait
 from treering.adapters.langgraph import TreeringSaver
 from treering.errors import InvalidInput

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.depots import make_place
+from tests.sandbox.storages import make_place
 from tests.servers.bucket import S3Bucket
 from treering.sandbox import AgentProfile, StorageConfig
 from treering.sandbox.archive import Place

@@ -14,8 +14,8 @@ import pytest
 import treering
 import treering.sandbox
 from tests.sandbox.conftest import config_of
-from tests.sandbox.depots import make_place, save
 from tests.sandbox.rough_road import rough_road
+from tests.sandbox.storages import make_place, save
 from tests.servers.bucket import S3Bucket
 from tests.workspaces.pictures import picture
 from treering.blobs.folder import FolderBlobs

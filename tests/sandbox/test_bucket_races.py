@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.depots import grown, held, make_place, save, whole, write
+from tests.sandbox.storages import grown, held, make_place, save, whole, write
 from treering.blobs.retry import RetryingBlobs
 from treering.core.retention import Keep
 from treering.errors import Conflict, Corrupt

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import treering
-from tests.sandbox.depots import grown, held, save, whole, write
+from tests.sandbox.storages import grown, held, save, whole, write
 from tests.server.running import running
 from tests.workspaces.pictures import picture
 from treering.core.content import object_address

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from tests.server.running import running
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 import treering
+from tests.server.running import running
 from treering.core.batch import Event
 from treering.errors import Corrupt
 from treering.runs.follow import Selection

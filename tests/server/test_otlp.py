@@ -16,10 +16,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
-from tests.otlp.exports import TRACE, span, traces
-from tests.server.running import running
 
 import treering
+from tests.runs.otlp.exports import TRACE, span, traces
+from tests.server.running import running
 from treering.server.settings import Settings
 
 PROTOBUF = {"content-type": "application/x-protobuf"}

@@ -26,10 +26,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai import InstrumentationSettings
 from pydantic_ai.models.test import TestModel
-from tests.adapters.langgraph_scripts import Scripted
-from tests.server.running import running
 
 import treering
+from tests.adapters.langgraph.scripts import Scripted
+from tests.server.running import running
 from treering.core.query import EventQuery
 from treering.runs.span import input_of
 

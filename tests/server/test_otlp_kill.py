@@ -8,9 +8,9 @@ import httpx
 import pytest
 from benchmarks.otlp_work import requests
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from tests.server.test_serving import Server
 
 import treering
+from tests.server.test_serving import Server
 from treering.core.query import EventQuery
 
 REQUESTS = 240

@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.server.test_serving import Server
 
 import treering
+from tests.server.test_serving import Server
 from treering.core.batch import Add, Draft
 from treering.core.query import EventQuery
 from treering.engines.remote.engine import RemoteEngine

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from tests.server.running import running
 
 import treering
+from tests.server.running import running
 from treering.server.settings import Settings
 
 

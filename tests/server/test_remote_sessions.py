@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 from pydantic_ai.messages import ModelRequest, UserPromptPart
-from tests.adapters.langgraph_scripts import config, put
-from tests.server.running import running
 
 import treering
+from tests.adapters.langgraph.scripts import config, put
+from tests.server.running import running
 from treering.adapters.adk import TreeringSessionService
 from treering.adapters.langgraph import TreeringSaver
 from treering.adapters.pydantic_ai.conversations import TreeringConversationStore

@@ -7,9 +7,9 @@ import json
 import threading
 
 import pytest
-from tests.server.running import running
 
 import treering
+from tests.server.running import running
 from treering.cli.main import main
 from treering.core.clock import SystemClock
 from treering.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized, Unsupported

@@ -10,42 +10,42 @@ import inspect
 from importlib import import_module
 
 import pytest
-from tests.recording.test_searching import small_pages  # noqa: F401 - a fixture of theirs
-from tests.recording.test_timeline_parts import run  # noqa: F401 - likewise
-from tests.recording.test_webhooks import receiver, secret  # noqa: F401 - fixtures of theirs
-from tests.server.running import running
-from tests.workspaces.conftest import folder  # noqa: F401 - a fixture of theirs
 
 import treering
+from tests.limits.test_webhooks import receiver, secret  # noqa: F401 - fixtures of theirs
+from tests.runs.test_search import small_pages  # noqa: F401 - a fixture of theirs
+from tests.runs.test_timeline_filter import run  # noqa: F401 - likewise
+from tests.server.running import running
+from tests.workspaces.conftest import folder  # noqa: F401 - a fixture of theirs
 from treering.core.ids import new_id
 from treering.engines.remote.engine import RemoteEngine
 from treering.server.settings import Settings
 
 MODULES = {
-    "checkpoints": "tests.seeds.test_000_checkpoints",
-    "moderator": "tests.seeds.test_000_moderator",
-    "transcripts": "tests.seeds.test_000_transcripts",
-    "chats": "tests.seeds.test_004_chat_threads",
-    "sessions": "tests.seeds.test_004_user_states",
+    "checkpoints": "tests.acceptance.test_checkpoints",
+    "moderator": "tests.acceptance.test_moderator",
+    "transcripts": "tests.acceptance.test_transcripts",
+    "chats": "tests.acceptance.test_chat_threads",
+    "sessions": "tests.acceptance.test_user_state",
     "memory": "tests.memory.test_memory",
-    "recording": "tests.recording.test_recording",
-    "faults": "tests.recording.test_recording_faults",
-    "timelines": "tests.recording.test_timeline_parts",
-    "searching": "tests.recording.test_searching",
-    "budgets": "tests.recording.test_shared_budgets",
-    "alerts": "tests.recording.test_alerts",
-    "webhooks": "tests.recording.test_webhooks",
-    "comparing": "tests.recording.test_comparison",
-    "retention": "tests.recording.test_run_retention",
+    "recording": "tests.runs.test_recorder",
+    "faults": "tests.runs.test_recorder_faults",
+    "timelines": "tests.runs.test_timeline_filter",
+    "searching": "tests.runs.test_search",
+    "budgets": "tests.limits.test_budgets",
+    "alerts": "tests.limits.test_alerts",
+    "webhooks": "tests.limits.test_webhooks",
+    "comparing": "tests.runs.test_compare",
+    "retention": "tests.runs.test_retention",
     "restore": "tests.workspaces.test_restore",
     "sparse": "tests.workspaces.test_sparse_files",
-    "looking": "tests.workspaces.test_looking",
+    "looking": "tests.workspaces.test_browse",
     "files": "tests.workspaces.test_checkpoints",
     "state": "tests.state.test_state",
-    "threads": "tests.unit.test_threads",
-    "pages": "tests.unit.test_threads_looking",
-    "refusals": "tests.unit.test_threads_refusing",
-    "claude": "tests.adapters.test_claude_agent_sdk",
+    "threads": "tests.threads.test_thread",
+    "pages": "tests.threads.test_history",
+    "refusals": "tests.threads.test_refusals",
+    "claude": "tests.adapters.claude.test_session_store",
 }
 OTHER_STORES = {"other_store", "process"}
 """Fixtures of tests that bring a second store, or open one by its folder."""

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.checkpoint.base import empty_checkpoint
-from tests.savers.places import say
-from tests.savers.test_isolation import check, names, tenants
-from tests.server.test_serving import Server
 
 import treering
+from tests.compat.savers.savers_under_test import say
+from tests.compat.savers.test_isolation import check, names, tenants
+from tests.server.test_serving import Server
 from treering.adapters.langgraph import TreeringSaver
 from treering.compat.savers import MemorySaver
 from treering.core.clock import SystemClock

@@ -1,0 +1,111 @@
+"""A save writes what is new in it: bytes and writes do not depend on how long the conversation is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.compat.savers.savers_under_test import PlainStore, say
+from treering.compat.savers import FileSaver, KeyValueStoreSaver
+from treering.compat.savers.chunk_tree import FAN, Part, chunks, first, grown, length
+
+
+class CountingStore(PlainStore):
+    """Counts what is written and read."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = self.reads = 0
+        self.largest = 0
+
+    def set(self, key, value):
+        self.written += len(value)
+        self.largest = max(self.largest, len(value))
+        self[key] = value
+
+    def get(self, key):
+        self.reads += 1
+        return super().get(key)
+
+
+def grow(store, steps):
+    saver, messages = KeyValueStoreSaver(store), []
+    for step in range(steps):
+        messages.append(say("x" * 1000 + str(step)))
+        saver.save(thread_id="t", messages=messages, state={"todos": [], "files": {"a": "y" * 5000}})
+    return messages
+
+
+def test_bytes_grow_with_the_steps_and_not_with_their_square():
+    short, long = CountingStore(), CountingStore()
+    grow(short, 100)
+    messages = grow(long, 1000)
+    assert long.written < 11 * short.written
+    assert long.written < 2.2 * sum(len(message["content"]) for message in messages)
+    assert long.largest < 20_000
+    assert KeyValueStoreSaver(long).load("t").messages == messages
+
+
+def test_a_save_reads_only_the_head_and_its_checkpoint():
+    store = CountingStore()
+    saver, messages = KeyValueStoreSaver(store), []
+    for step in range(300):
+        messages.append(say(str(step)))
+        before = store.reads
+        saver.save(thread_id="t", messages=messages)
+        assert store.reads - before <= 2
+
+
+def test_a_forgetful_saver_reads_the_past_once_and_writes_only_what_is_new():
+    store = CountingStore()
+    messages = grow(store, 100)
+    before = store.written
+    KeyValueStoreSaver(store).save(thread_id="t", messages=[*messages, say("new")])
+    assert store.written - before < 2000
+
+
+def test_a_virtual_file_that_did_not_change_is_not_written_again():
+    store = CountingStore()
+    saver = KeyValueStoreSaver(store)
+    files = {f"file{number}": f"{number}" * 5000 for number in range(20)}
+    saver.save(thread_id="t", state={"files": files})
+    before = store.written
+    saver.save(thread_id="t", state={"files": files | {"file3": "changed"}})
+    assert store.written - before < 3000
+
+
+def test_files_on_disk_grow_in_step(tmp_path):
+    def size(steps):
+        saver, messages = FileSaver(tmp_path / str(steps), None), []
+        for step in range(steps):
+            messages.append(say("x" * 1000 + str(step)))
+            saver.save(thread_id="t", messages=messages)
+        return sum(path.stat().st_size for path in (tmp_path / str(steps)).rglob("*") if path.is_file())
+
+    assert size(60) < 11 * size(6)
+
+
+@pytest.mark.parametrize("saves", [1, 7, 8, 9, 63, 64, 65, 600])
+def test_a_spine_stays_short_and_can_be_cut_anywhere(saves):
+    nodes = {}
+
+    def write(parts):
+        nodes[str(len(nodes))] = parts
+        return str(len(nodes) - 1)
+
+    spine = ()
+    for number in range(saves):
+        spine = grown(spine, f"c{number}", 2, write)
+    assert length(spine) == 2 * saves
+    assert [part.id for part in chunks(spine, nodes.__getitem__)] == [f"c{number}" for number in range(saves)]
+    levels = [part.level for part in spine]
+    assert levels == sorted(levels, reverse=True)
+    assert all(levels.count(level) < FAN for level in levels)
+    for cut in {0, 1, saves, 2 * saves - 1, 2 * saves, 2 * saves + 5}:
+        kept = first(spine, cut, nodes.__getitem__)
+        parts = list(chunks(kept, nodes.__getitem__))
+        assert sum(part.count for part in parts) == min(cut, 2 * saves)
+        assert [part.id for part in parts] == [f"c{number}" for number in range(len(parts))]
+        again = grown(kept, "new", 1, write)
+        assert list(chunks(again, nodes.__getitem__)) == [*parts, Part("new", 1)]
+        cut_levels = [part.level for part in again]
+        assert cut_levels == sorted(cut_levels, reverse=True)

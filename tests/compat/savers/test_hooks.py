@@ -1,0 +1,134 @@
+"""Hooks around saving and loading: change, veto, look on; plain or async; on every saver."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+import treering
+from tests.compat.savers.savers_under_test import say, talk
+from treering.compat.savers import MemorySaver
+from treering.errors import InvalidInput
+from treering.threads.hooks import Hooks
+
+
+def test_hooks_change_veto_and_look_on(somewhere):
+    seen = []
+
+    async def stamp(saving):
+        await asyncio.sleep(0)
+        return {
+            "metadata": {**saving.metadata, "stamped": True},
+            "messages": [*saving.messages, say("added")],
+        }
+
+    def veto(saving):
+        return False if saving.metadata.get("secret") else None
+
+    saver = somewhere.open(
+        hooks={
+            "pre_checkpoint_save": [stamp, veto],
+            "post_checkpoint_save": [
+                lambda saved: seen.append(("saved", saved.thread_id, saved.checkpoint.step))
+            ],
+            "post_checkpoint_load": [lambda saved: seen.append(("loaded", len(saved.checkpoint.messages)))],
+        }
+    )
+    saved = saver.save(thread_id="t", messages=[say("a")], metadata={"user": 1})
+    assert saved.metadata == {"user": 1, "stamped": True}
+    assert saved.messages == [say("a"), say("added")]
+    assert saver.save(thread_id="t", messages=[], metadata={"secret": True}) is None
+    assert saver.load("t").messages == [say("a"), say("added")]
+    assert seen == [("saved", "t", 0), ("loaded", 2)]
+    assert saver.load("nobody") is None
+    assert len(seen) == 2
+
+
+def test_hooks_are_the_same_objects_as_a_stores(somewhere):
+    hooks, seen = Hooks(), []
+    saver = somewhere.open(hooks=hooks)
+    hooks.add("post_checkpoint_save", lambda saved: seen.append(saved.checkpoint.step))
+    talk(saver, steps=2)
+    assert saver.hooks is hooks
+    saver.in_namespace("bob").save(thread_id="t")
+    assert seen == [0, 1, 0]
+
+
+def test_a_hook_that_fails_before_the_save_saves_nothing(somewhere):
+    def fail(_):
+        raise RuntimeError("no")
+
+    saver = somewhere.open(hooks={"pre_checkpoint_save": [fail]})
+    with pytest.raises(RuntimeError, match="no"):
+        saver.save(thread_id="t")
+    assert not saver.exists("t")
+
+
+def test_a_hook_may_save_and_load_itself(somewhere):
+    def mirror(saved):
+        if saved.thread_id == "t":
+            saver.save(thread_id="mirror", messages=saved.checkpoint.messages)
+
+    saver = somewhere.open(hooks={"post_checkpoint_save": [mirror]})
+    messages = talk(saver, "t", steps=3)
+    assert saver.load("mirror").messages == messages
+
+
+def test_a_hook_that_answers_nonsense_is_told(somewhere):
+    for answer in (7, {"no_field": 1}):
+        saver = somewhere.open(hooks={"pre_checkpoint_save": [lambda _, answer=answer: answer]})
+        with pytest.raises(InvalidInput, match="lambda"):
+            saver.save(thread_id="t")
+    with pytest.raises(InvalidInput, match="no hook 'pre_save'"):
+        somewhere.open(hooks={"pre_save": []})
+
+
+@pytest.mark.parametrize(
+    "answer, told",
+    [
+        ({"messages": "Hi"}, "messages is a str; give a list of messages"),
+        ({"messages": {"role": "user"}}, "messages is a dict"),
+        ({"state": [1]}, "state is a list"),
+        ({"metadata": "x"}, "metadata is a str"),
+        ({"tags": "draft"}, "tags is a str"),
+        ({"note": 7}, "note is a int"),
+        ({"thread_id": "elsewhere"}, "changed thread_id"),
+    ],
+)
+def test_what_a_hook_gives_is_checked_as_what_a_caller_gives(somewhere, answer, told):
+    saver = somewhere.open(hooks={"pre_checkpoint_save": [lambda _: answer]})
+    with pytest.raises(InvalidInput, match=f"hook '<lambda>'.* {told}"):
+        saver.save(thread_id="t", messages=[say("Hi")])
+    assert saver.load("t") is None
+    with treering.open("memory:") as store:
+        store.hooks.add("pre_checkpoint_save", lambda _: answer)
+        for save in (lambda: store.thread("t").append(say("Hi")), lambda: store.thread("t").checkpoint([])):
+            with pytest.raises(InvalidInput, match=told):
+                save()
+        assert store.thread("t").head is None
+
+
+def test_a_hook_may_answer_with_all_fields(somewhere):
+    def tag(saving):
+        return {**msgspec.structs.asdict(saving), "tags": ["kept"]}
+
+    saver = somewhere.open(hooks={"pre_checkpoint_save": [tag]})
+    saved = saver.save(thread_id="t", messages=[say("Hi")], state={"a": 1})
+    assert (saved.tags, saved.messages, saved.state["a"]) == (("kept",), [say("Hi")], 1)
+
+
+def test_a_stores_own_hooks_fire_once_whoever_saves():
+    seen = []
+    with treering.open("memory:") as store:
+        store.hooks.add(
+            "pre_checkpoint_save", lambda saving: {"messages": [*(saving.messages or ()), say("x")]}
+        )
+        store.hooks.add("post_checkpoint_save", lambda saved: seen.append(saved.checkpoint.step))
+        store.hooks.add("post_checkpoint_load", lambda _: seen.append("loaded"))
+        saver = MemorySaver(store, hooks=store.hooks)
+        assert saver.save(thread_id="t", messages=[say("a")]).messages == [say("a"), say("x")]
+        store.thread("t").append(say("b"))
+        assert saver.load("t").messages == [say("a"), say("x"), say("b"), say("x")]
+    assert seen == [0, 1, "loaded"]

@@ -1,0 +1,180 @@
+"""What an engine remembers between commits: used while it holds, dropped when others made it untrue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.engines.sql.sql_world import SPACE, STORES, open_either, open_store
+from treering.core.batch import ABSENT, Add, Draft
+from treering.core.content import Content
+from treering.core.query import Erasure
+from treering.engines.sql.commit import state
+from treering.errors import ListMoved, MissingObjects, RefMoved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from treering.core.batch import Receipt
+    from treering.engines.sql.engine import RelationalEngine
+    from treering.engines.sqlite import SqliteEngine
+
+SCOPE = "/thread/a"
+
+
+@pytest.fixture(params=STORES)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], RelationalEngine]]:
+    """Open the store once more, as another process would."""
+    engines = [open_either(request, tmp_path)]
+
+    def again() -> RelationalEngine:
+        engines.append(open_either(request, tmp_path))
+        return engines[-1]
+
+    yield again
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def mine(opened: Callable[[], RelationalEngine]) -> RelationalEngine:
+    return opened()
+
+
+@pytest.fixture
+def theirs(mine: RelationalEngine, opened: Callable[[], RelationalEngine]) -> RelationalEngine:
+    del mine  # made first
+    return opened()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[SqliteEngine]:
+    engine = open_store(tmp_path)
+    yield engine
+    engine.close()
+
+
+def set_head(engine: RelationalEngine, value: bytes, expect: int | str) -> Receipt:
+    draft = Draft(SPACE)
+    draft.set_ref("head", value, scope=SCOPE, expect=expect)  # type: ignore[arg-type]
+    return engine.commit(draft.batch())
+
+
+def append(engine: RelationalEngine, at: int, scope: str = SCOPE) -> Receipt:
+    draft = Draft(SPACE)
+    draft.append("list", Content("text", b"item"), scope=scope, at=at)
+    return engine.commit(draft.batch())
+
+
+def statements(engine: SqliteEngine) -> list[str]:
+    told: list[str] = []
+    engine._sqlite.writer().set_trace_callback(told.append)
+    return told
+
+
+def test_what_is_remembered_is_not_asked_again(local):
+    set_head(local, b"1", ABSENT)
+    append(local, 0)
+    told = statements(local)
+    set_head(local, b"2", 1)
+    append(local, 1)
+    assert [each for each in told if each.startswith("SELECT") and " FROM space " not in each] == []
+
+
+def test_another_writer_moves_a_ref(mine, theirs):
+    set_head(mine, b"1", ABSENT)
+    assert set_head(theirs, b"2", 1).versions == {"head": 2}
+    with pytest.raises(RefMoved, match="version 2, expected version 1"):
+        set_head(mine, b"3", 1)
+    assert set_head(mine, b"3", 2).versions == {"head": 3}
+    assert mine.refs(SPACE, ["head"])["head"].value == b"3"
+
+
+def test_another_writer_lengthens_a_list(mine, theirs):
+    append(mine, 0)
+    append(theirs, 1)
+    with pytest.raises(ListMoved, match="has 2 items where 1"):
+        append(mine, 1)
+    append(mine, 2)
+    assert len(mine.read_list(SPACE, "list", 0, 9)) == 3
+
+
+def test_a_rejected_batch_leaves_what_is_remembered_as_it_was(mine):
+    set_head(mine, b"1", ABSENT)
+    draft = Draft(SPACE)
+    draft.set_ref("head", b"2", scope=SCOPE, expect=1)
+    draft.require("0" * 64)
+    with pytest.raises(MissingObjects):
+        mine.commit(draft.batch())
+    assert set_head(mine, b"2", 1).versions == {"head": 2}
+
+
+def test_a_transaction_that_fails_leaves_what_is_remembered_as_it_was(mine, monkeypatch):
+    set_head(mine, b"1", ABSENT)
+    append(mine, 0)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("in the middle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("treering.engines.sql.engine.write_group", fail)
+        patch.setattr("treering.engines.sqlite.engine.insert_of", fail)
+        patch.setattr("treering.engines.postgres.engine.write_rows", fail)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            append(mine, 1)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            set_head(mine, b"2", 1)
+    append(mine, 1)
+    assert set_head(mine, b"2", 1).versions == {"head": 2}
+
+
+@pytest.mark.parametrize("plan", [Erasure(scopes=(SCOPE,)), Erasure(refs=("head",), lists=("list",))])
+@pytest.mark.parametrize("eraser", ["mine", "theirs"])
+def test_an_erasure_is_noticed(request, mine, plan, eraser):
+    set_head(mine, b"1", ABSENT)
+    append(mine, 0)
+    request.getfixturevalue(eraser).erase(SPACE, plan)
+    set_head(mine, b"2", ABSENT)
+    append(mine, 0, "/thread/b")
+    assert mine.refs(SPACE, ["head"])["head"].value == b"2"
+    assert len(mine.read_list(SPACE, "list", 0, 9)) == 1
+    assert [each for each in mine.check(SPACE) if hasattr(each, "detail")] == []
+
+
+def test_a_load_is_noticed(mine, tmp_path):
+    set_head(mine, b"1", ABSENT)
+    append(mine, 0)
+    source = open_store(tmp_path / "source")
+    for version in range(5):
+        set_head(source, b"%d" % version, version or ABSENT)
+    for part in source.export(SPACE):
+        mine.load(SPACE, part)
+    source.close()
+    with pytest.raises(RefMoved, match="version 5, expected version 1"):
+        set_head(mine, b"2", 1)
+
+
+def test_sums_go_on_from_what_is_remembered(mine, theirs):
+    def add(engine: RelationalEngine) -> int:
+        draft = Draft(SPACE)
+        draft.add_to_ref("sum", Add(delta=1), scope=SCOPE)
+        return engine.commit(draft.batch()).sums["sum"]
+
+    assert [add(each) for each in (mine, mine, theirs, mine, theirs, theirs, mine)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_the_memory_is_bounded(mine, monkeypatch):
+    monkeypatch.setattr(state, "STATES", 3)
+    monkeypatch.setattr(state, "SCOPES", 3)
+    for number in range(20):
+        draft = Draft(SPACE)
+        draft.set_ref(f"ref{number}", b"x", scope=f"/thread/{number}", expect=ABSENT)
+        draft.append(f"list{number}", Content("text", b"x"), scope=f"/thread/{number}", at=0)
+        mine.commit(draft.batch())
+    memory = mine._remembered.of(mine._spaces[SPACE])
+    assert max(map(len, (memory.scopes, memory.refs, memory.lists))) <= 4
+    set_head(mine, b"x" * (state.VALUE_BYTES + 1), ABSENT)
+    assert "head" not in memory.refs
+    set_head(mine, b"y", 1)
