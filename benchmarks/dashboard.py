@@ -28,7 +28,7 @@ VIEWS = {
     "Runs": ("runs", ".runs-table .row"),
     "Run": ("runs/run-forest", ".waterfall .row"),
     "Threads": ("threads", ".threads-table .row"),
-    "Thread": ("threads/support%2Falice", ".moments .row"),
+    "Thread": ("threads/support%2Falice", ".checkpoints .row"),
     "Workspace": ("workspace", ".snapshots-table .row"),
     "Memory": ("memory", ".documents .row"),
     "Cost": ("cost?days=all", ".cost-view table .share"),

@@ -146,15 +146,15 @@ async def _timed(call: Callable[[], Any], *, warm: bool = True) -> float:
 
 
 def _whole(thread: Thread, at_least_: int) -> None:
-    moment = thread.load()
-    assert moment is not None
-    assert len(moment.messages) >= at_least_
+    checkpoint = thread.load()
+    assert checkpoint is not None
+    assert len(checkpoint.messages) >= at_least_
 
 
 def _tail(thread: Thread) -> None:
-    moment = thread.load(last=20)
-    assert moment is not None
-    assert len(moment.messages) == 20
+    checkpoint = thread.load(last=20)
+    assert checkpoint is not None
+    assert len(checkpoint.messages) == 20
 
 
 def _append_all(thread: Thread, work: list[list[dict[str, Any]]]) -> None:
@@ -231,7 +231,7 @@ def _against_saver(scratch: Path, work: list[list[dict[str, Any]]]) -> list[Meas
             thread = store.thread("t")
             own_meta, peer_meta = in_turns(
                 5,
-                lambda: seconds_of(lambda: [moment.metadata for moment in thread.history()]),
+                lambda: seconds_of(lambda: [checkpoint.metadata for checkpoint in thread.history()]),
                 lambda: seconds_of(
                     lambda: [json.loads(each) for (each,) in saver.conn.execute(read).fetchall()]
                 ),

@@ -83,8 +83,8 @@ def main() -> None:
         print("Another one goes on:", flush=True)
         subprocess.run(command, check=True)
         with treering.open(folder) as store:
-            moment = store.thread("forest/alice/tree").load()
-            print(f"{len(moment.messages)} events, verified: {store.verify().ok}")
+            checkpoint = store.thread("forest/alice/tree").load()
+            print(f"{len(checkpoint.messages)} events, verified: {store.verify().ok}")
 
 
 if __name__ == "__main__":

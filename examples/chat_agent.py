@@ -27,8 +27,12 @@ def main(folder: str = "./chat-data") -> None:
             if line == "/new":
                 print(f"thread {chat.reset().id}")
             elif line == "/back":
-                moment = thread.apply({"type": "STEP_BACK", "rollback": 2})  # a question and its answer
-                print("nothing to take back" if moment is None else f"{moment.message_count} messages left")
+                checkpoint = thread.apply({"type": "STEP_BACK", "rollback": 2})  # a question and its answer
+                print(
+                    "nothing to take back"
+                    if checkpoint is None
+                    else f"{checkpoint.message_count} messages left"
+                )
             elif line:
                 asked = thread.append({"role": "user", "content": line}, on_conflict="retry")
                 if asked is not None:

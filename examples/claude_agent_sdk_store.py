@@ -31,11 +31,11 @@ async def bring(project: Path, url: str) -> None:
             await sdk.import_session_to_store(found.session_id, sessions, directory=str(project))
         namespace = sdk.project_key_for_directory(str(project))
         for info in await sdk.list_sessions_from_store(sessions, directory=str(project)):
-            moment = await store.thread(info.session_id, namespace).load()
+            checkpoint = await store.thread(info.session_id, namespace).load()
             agents = await sessions.list_subkeys({"project_key": namespace, "session_id": info.session_id})
-            entries = len(await moment.messages())
+            entries = len(await checkpoint.messages())
             print(f"{info.session_id}  {info.summary}")
-            print(f"  entries: {entries}, subagents: {len(agents)}, moments: {moment.step + 1}")
+            print(f"  entries: {entries}, subagents: {len(agents)}, checkpoints: {checkpoint.step + 1}")
         print(f"verified: {(await store.verify()).ok}")
 
 

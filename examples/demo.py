@@ -26,7 +26,7 @@ from urllib.parse import quote
 from demo_job import CODER, LEAD, MODELS, Job, test_run
 
 import treering
-from treering.threads.moment import Moment
+from treering.threads.checkpoint import Checkpoint
 from treering.threads.thread import Thread
 
 FORK = "slugs/coder-german"
@@ -123,10 +123,10 @@ def job(place: Path, work: Path, *more: str) -> list[str]:
 
 
 def look_back(store: treering.Store, work: Path, acknowledged: list[dict]) -> None:
-    kept = {moment.id for name in (LEAD, CODER) for moment in store.thread(name).history()}
+    kept = {checkpoint.id for name in (LEAD, CODER) for checkpoint in store.thread(name).history()}
     check(
         {told["saved"] for told in acknowledged} <= kept,
-        f"all {len(acknowledged)} moments that it was told are saved are there",
+        f"all {len(acknowledged)} checkpoints that it was told are saved are there",
     )
     torn = (work / "slugs.py").read_bytes()
     head = store.thread(CODER).load()
@@ -139,20 +139,20 @@ def look_back(store: treering.Store, work: Path, acknowledged: list[dict]) -> No
 
 
 def show_work(store: treering.Store) -> None:
-    for moment in sorted(store.thread(CODER).history(), key=lambda each: each.step):
-        message = moment.messages[-1]
+    for checkpoint in sorted(store.thread(CODER).history(), key=lambda each: each.step):
+        message = checkpoint.messages[-1]
         said = message["content"].splitlines()[-1] if message["content"] else ""
-        print(f"   {moment.step:>2}  {message['role']:<9}  {said[:70]}")
+        print(f"   {checkpoint.step:>2}  {message['role']:<9}  {said[:70]}")
     lead = store.thread(LEAD).load()
     print(f"   the lead says: {lead.messages[-1]['content']}")
     check(lead.state["tests"]["passed"] == lead.state["tests"]["ran"] > 0, "its tests pass, and it ran them")
 
 
-def go_back(store: treering.Store, coder: Thread, work: Path) -> Moment:
+def go_back(store: treering.Store, coder: Thread, work: Path) -> Checkpoint:
     early = next(
-        moment
-        for moment in coder.history()
-        if files(store, moment) == "test_slugs.py" and moment.messages[-1]["role"] == "tool"
+        checkpoint
+        for checkpoint in coder.history()
+        if files(store, checkpoint) == "test_slugs.py" and checkpoint.messages[-1]["role"] == "tool"
     )
     before = coder.head
     coder.rewind(early)
@@ -162,7 +162,7 @@ def go_back(store: treering.Store, coder: Thread, work: Path) -> Moment:
     return early
 
 
-def fork(early: Moment, place: Path, work: Path) -> Moment:
+def fork(early: Checkpoint, place: Path, work: Path) -> Checkpoint:
     branch = early.fork(FORK)
     early.restore(work)
     print(f"   {FORK}, in a folder of its own, is told:")
@@ -175,7 +175,7 @@ def fork(early: Moment, place: Path, work: Path) -> Moment:
     return head
 
 
-def show_difference(coder: Thread, one: Moment, other: Moment) -> None:
+def show_difference(coder: Thread, one: Checkpoint, other: Checkpoint) -> None:
     told = coder.diff(one, other)
     print(f"   messages: {told.common} in common, then {one.message_count - told.common} against "
           f"{other.message_count - told.common}")  # fmt: skip
@@ -212,7 +212,7 @@ def serve(place: Path, port: int) -> None:
 
     def ready(address: str) -> None:
         print(f"\nThe dashboard, on this data: {address}/ui/")
-        print(f"   the tree of the coder's moments: {address}/ui/#/threads/{quote(CODER, safe='')}")
+        print(f"   the tree of the coder's checkpoints: {address}/ui/#/threads/{quote(CODER, safe='')}")
         print("Ctrl-C ends it.", flush=True)
 
     with treering.open(place) as store:
@@ -227,8 +227,8 @@ def serve(place: Path, port: int) -> None:
 # --- printing ---------------------------------------------------------------------------------------
 
 
-def files(store: treering.Store, moment: Moment) -> str:
-    return ", ".join(entry.path for entry in store.workspace.ls(moment.snapshot, recursive=True))
+def files(store: treering.Store, checkpoint: Checkpoint) -> str:
+    return ", ".join(entry.path for entry in store.workspace.ls(checkpoint.snapshot, recursive=True))
 
 
 def title(text: str) -> None:

@@ -8,7 +8,7 @@ really run.
     python examples/demo_job.py STORE WORK        work, or go on where an earlier process stopped
 
 With ``--hold``, the process stops half-way through writing the program and waits for whoever kills it. Each
-moment that the store has acknowledged is a line on stdout.
+checkpoint that the store has acknowledged is a line on stdout.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def slug(title):
 
 
 class Job:
-    """The agents, their tools and their store. ``tell`` hears of each moment that is durable."""
+    """The agents, their tools and their store. ``tell`` hears of each checkpoint that is durable."""
 
     def __init__(self, store: treering.Store, work: Path, *, tell=None, holds: bool = False) -> None:
         self.store = store
@@ -136,7 +136,7 @@ class Job:
 
     # Around every checkpoint
     def _before_saving(self, saving) -> dict:
-        """The files belong to the moment, and its note says what it is."""
+        """The files belong to the checkpoint, and its note says what it is."""
         message = saving.messages[-1]
         last = (message["content"] or "").splitlines()[-1]
         return {
@@ -146,8 +146,8 @@ class Job:
 
     def _acknowledged(self, saved) -> None:
         self.store.flush()
-        moment = saved.checkpoint
-        self._tell({"saved": moment.id, "thread": saved.thread_id, "step": moment.step})
+        checkpoint = saved.checkpoint
+        self._tell({"saved": checkpoint.id, "thread": saved.thread_id, "step": checkpoint.step})
 
 
 def test_run(work: Path) -> str:

@@ -145,10 +145,10 @@ def _threads(store: Store, clock: ManualClock) -> None:
         ("assistant", "Let me look at the bank's file.", "looked it up"),
         ("user", "Please do.", None),
     ]
-    moments = []
+    checkpoints = []
     for step, (role, text, note) in enumerate(said):
         clock.advance(seconds=40)
-        moments.append(
+        checkpoints.append(
             alice.append(
                 {"role": role, "content": text},
                 state={
@@ -161,19 +161,19 @@ def _threads(store: Store, clock: ManualClock) -> None:
                 metadata={"model": "gpt-5-mini"},
             )
         )
-    bolder = alice.fork("support/alice-bolder", at=moments[1])
+    bolder = alice.fork("support/alice-bolder", at=checkpoints[1])
     for text in ("I am sending it again, by wire.", "It has left our bank.", "Anything else?"):
         clock.advance(seconds=30)
         bolder.append(
             {"role": "assistant", "content": text}, state={"todos": [], "step": 9, "customer": "alice"}
         )
-    alice.rewind(moments[2])
+    alice.rewind(checkpoints[2])
     for text in ("The bank returned it: the account was closed.", "Which account shall I use?"):
         clock.advance(seconds=35)
         alice.append(
             {"role": "assistant", "content": text}, state={"todos": ["ask for an account"], "step": 5}
         )
-    formal = alice.fork("support/alice-formal", at=moments[2])
+    formal = alice.fork("support/alice-formal", at=checkpoints[2])
     clock.advance(seconds=15)
     formal.append({"role": "assistant", "content": "Dear Alice, we regret the delay."}, note="formal tone")
     letter = formal.fork("support/alice-letter")

@@ -84,7 +84,7 @@ def main() -> None:
         subprocess.run(command, check=True)
         with treering.open(folder) as store:
             thread = store.thread("reading")
-            print(f"{len(thread.load().messages)} messages in {len(list(thread.history()))} moments")
+            print(f"{len(thread.load().messages)} messages in {len(list(thread.history()))} checkpoints")
 
 
 if __name__ == "__main__":

@@ -73,8 +73,9 @@ def main() -> None:
         print("Another one goes on:", flush=True)
         subprocess.run(command, check=True)
         with treering.open(folder) as store:
-            moments = list(store.thread("reading").history())
-            print(f"{len(moments)} moments, {len(moments[0].messages)} items, verified: {store.verify().ok}")
+            checkpoints = list(store.thread("reading").history())
+            items = len(checkpoints[0].messages)
+            print(f"{len(checkpoints)} checkpoints, {items} items, verified: {store.verify().ok}")
 
 
 if __name__ == "__main__":

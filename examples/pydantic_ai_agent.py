@@ -69,10 +69,9 @@ def main() -> None:
         print("Another one goes on:", flush=True)
         subprocess.run(command, check=True)
         with treering.open(folder) as store:
-            moments = list(store.thread("tree").history())
-            print(
-                f"{len(moments)} moments, {len(moments[0].messages)} messages, verified: {store.verify().ok}"
-            )
+            checkpoints = list(store.thread("tree").history())
+            messages = len(checkpoints[0].messages)
+            print(f"{len(checkpoints)} checkpoints, {messages} messages, verified: {store.verify().ok}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""An agent's files and conversation, kept as one moment and brought back together.
+"""An agent's files and conversation, kept as one checkpoint and brought back together.
 
-A scripted agent writes a report, then ruins it. Its thread is forked at the good moment, into a second
+A scripted agent writes a report, then ruins it. Its thread is forked at the good checkpoint, into a second
 folder, and rewound in the first. Run it: ``python examples/workspace.py``.
 """
 

@@ -58,9 +58,9 @@ TWINS: Final = (
         reads=frozenset({"resets", "thread"}),
     ),
     Twin(
-        module="treering.threads.moment",
-        name="Moment",
-        twin="AsyncMoment",
+        module="treering.threads.checkpoint",
+        name="Checkpoint",
+        twin="AsyncCheckpoint",
         reads=frozenset({"messages", "state"}),
     ),
     Twin(module="treering.runs.directory", name="Runs", twin="AsyncRuns"),

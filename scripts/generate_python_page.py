@@ -21,7 +21,7 @@ INTRO: Final = """# Python
 calls. Frameworks' own interfaces are told on the pages of the [adapters](../adapters/langgraph.md).
 """
 
-MORE: Final = {"Thread": ("Moment",), "Runs": ("Run", "Span")}
+MORE: Final = {"Thread": ("Checkpoint",), "Runs": ("Run", "Span")}
 """What is behind another object: shown after it."""
 
 
@@ -43,9 +43,9 @@ def _views(store: type) -> list[type]:
     """The classes that the store's members give back, in the order in which they stand there."""
     from treering.runs.run import Run
     from treering.runs.span import Span
-    from treering.threads.moment import Moment
+    from treering.threads.checkpoint import Checkpoint
 
-    behind = {"Moment": Moment, "Run": Run, "Span": Span}
+    behind = {"Checkpoint": Checkpoint, "Run": Run, "Span": Span}
     names = _checked_names(store)
     found: dict[str, type] = {}
     for member in vars(store).values():

@@ -65,12 +65,12 @@ from treering.state.user_sessions import RestoredSessions, Sessions
 from treering.store import Store
 from treering.threads.actions import Actions
 from treering.threads.chats import Chat, ChatLine, ChatLog
-from treering.threads.checkpoint import Decision
+from treering.threads.checkpoint import Checkpoint
+from treering.threads.checkpoint_record import Decision
 from treering.threads.diff import Difference
 from treering.threads.directory import ThreadInfo
 from treering.threads.hooks import Hooks
 from treering.threads.ids import ChatId, TaskId
-from treering.threads.moment import Moment
 from treering.threads.thread import Cleaned, Thread
 from treering.threads.tool_budgets import Budgets
 from treering.threads.transcripts import Role, Transcript, TranscriptEvent
@@ -392,7 +392,7 @@ class AsyncThread:
         workspace: str | Path | None = None,
         exclude: Sequence[str] = (),
         include: Sequence[str] = (),
-    ) -> AsyncMoment | None:
+    ) -> AsyncCheckpoint | None:
         """Async twin of `Thread.checkpoint`."""
         return (
             None
@@ -414,7 +414,7 @@ class AsyncThread:
                 )
             )
             is None
-            else AsyncMoment(found, self._bridge)
+            else AsyncCheckpoint(found, self._bridge)
         )
 
     async def append(
@@ -425,7 +425,7 @@ class AsyncThread:
         note: str | None = None,
         tags: Sequence[str] = (),
         on_conflict: Literal["raise", "fork", "retry"] = "raise",
-    ) -> AsyncMoment | None:
+    ) -> AsyncCheckpoint | None:
         """Async twin of `Thread.append`."""
         return (
             None
@@ -441,23 +441,23 @@ class AsyncThread:
                 )
             )
             is None
-            else AsyncMoment(found, self._bridge)
+            else AsyncCheckpoint(found, self._bridge)
         )
 
     async def shorten(
         self, length: int, *, metadata: Mapping[str, Any] | None = None, note: str | None = None
-    ) -> AsyncMoment | None:
+    ) -> AsyncCheckpoint | None:
         """Async twin of `Thread.shorten`."""
         return (
             None
             if (found := await self._bridge.call(self._thread.shorten, length, metadata=metadata, note=note))
             is None
-            else AsyncMoment(found, self._bridge)
+            else AsyncCheckpoint(found, self._bridge)
         )
 
     async def interrupt(
         self, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
-    ) -> AsyncMoment | None:
+    ) -> AsyncCheckpoint | None:
         """Async twin of `Thread.interrupt`."""
         return (
             None
@@ -467,12 +467,12 @@ class AsyncThread:
                 )
             )
             is None
-            else AsyncMoment(found, self._bridge)
+            else AsyncCheckpoint(found, self._bridge)
         )
 
     async def resume(
         self, decision: Decision, *, interrupt_id: str | None = None, value: Any = None
-    ) -> AsyncMoment | None:
+    ) -> AsyncCheckpoint | None:
         """Async twin of `Thread.resume`."""
         return (
             None
@@ -482,7 +482,7 @@ class AsyncThread:
                 )
             )
             is None
-            else AsyncMoment(found, self._bridge)
+            else AsyncCheckpoint(found, self._bridge)
         )
 
     async def snapshot_state(
@@ -495,7 +495,7 @@ class AsyncThread:
         metadata: Mapping[str, Any] | None = None,
         note: str | None = None,
         tags: Sequence[str] = (),
-    ) -> AsyncMoment | None:
+    ) -> AsyncCheckpoint | None:
         """Async twin of `Thread.snapshot_state`."""
         return (
             None
@@ -512,16 +512,16 @@ class AsyncThread:
                 )
             )
             is None
-            else AsyncMoment(found, self._bridge)
+            else AsyncCheckpoint(found, self._bridge)
         )
 
     async def restore_state(
         self,
         obj: Any,
         *,
-        at: str | int | datetime | Moment | AsyncMoment | None = None,
+        at: str | int | datetime | Checkpoint | AsyncCheckpoint | None = None,
         budgets: Budgets | None = None,
-    ) -> AsyncMoment | None:
+    ) -> AsyncCheckpoint | None:
         """Async twin of `Thread.restore_state`."""
         return (
             None
@@ -529,44 +529,46 @@ class AsyncThread:
                 found := await self._bridge.call(
                     self._thread.restore_state,
                     obj,
-                    at=at.sync if isinstance(at, AsyncMoment) else at,
+                    at=at.sync if isinstance(at, AsyncCheckpoint) else at,
                     budgets=budgets,
                 )
             )
             is None
-            else AsyncMoment(found, self._bridge)
+            else AsyncCheckpoint(found, self._bridge)
         )
 
     async def apply(
         self, actions: Actions | Mapping[str, Any] | None, *, to: Any = None, budgets: Budgets | None = None
-    ) -> AsyncMoment | None:
+    ) -> AsyncCheckpoint | None:
         """Async twin of `Thread.apply`."""
         return (
             None
             if (found := await self._bridge.call(self._thread.apply, actions, to=to, budgets=budgets)) is None
-            else AsyncMoment(found, self._bridge)
+            else AsyncCheckpoint(found, self._bridge)
         )
 
-    async def head(self) -> AsyncMoment | None:
+    async def head(self) -> AsyncCheckpoint | None:
         """Async twin of `Thread.head`."""
         return (
             None
             if (found := await self._bridge.call(lambda: self._thread.head)) is None
-            else AsyncMoment(found, self._bridge)
+            else AsyncCheckpoint(found, self._bridge)
         )
 
-    async def load(self, *, last: int | None = None) -> AsyncMoment | None:
+    async def load(self, *, last: int | None = None) -> AsyncCheckpoint | None:
         """Async twin of `Thread.load`."""
         return (
             None
             if (found := await self._bridge.call(self._thread.load, last=last)) is None
-            else AsyncMoment(found, self._bridge)
+            else AsyncCheckpoint(found, self._bridge)
         )
 
-    async def at(self, which: str | int | datetime | Moment | AsyncMoment) -> AsyncMoment:
+    async def at(self, which: str | int | datetime | Checkpoint | AsyncCheckpoint) -> AsyncCheckpoint:
         """Async twin of `Thread.at`."""
-        return AsyncMoment(
-            await self._bridge.call(self._thread.at, which.sync if isinstance(which, AsyncMoment) else which),
+        return AsyncCheckpoint(
+            await self._bridge.call(
+                self._thread.at, which.sync if isinstance(which, AsyncCheckpoint) else which
+            ),
             self._bridge,
         )
 
@@ -574,26 +576,26 @@ class AsyncThread:
         self,
         *,
         last: int | None = None,
-        after: str | Moment | AsyncMoment | None = None,
+        after: str | Checkpoint | AsyncCheckpoint | None = None,
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
         everything: bool = False,
-    ) -> AsyncIterator[AsyncMoment]:
+    ) -> AsyncIterator[AsyncCheckpoint]:
         """Async twin of `Thread.history`."""
         async for each in self._bridge.iterate(
             self._thread.history,
             last=last,
-            after=after.sync if isinstance(after, AsyncMoment) else after,
+            after=after.sync if isinstance(after, AsyncCheckpoint) else after,
             tags=tags,
             metadata=metadata,
             everything=everything,
         ):
-            yield AsyncMoment(each, self._bridge)
+            yield AsyncCheckpoint(each, self._bridge)
 
-    async def rewind(self, to: str | int | datetime | Moment | AsyncMoment) -> AsyncMoment:
+    async def rewind(self, to: str | int | datetime | Checkpoint | AsyncCheckpoint) -> AsyncCheckpoint:
         """Async twin of `Thread.rewind`."""
-        return AsyncMoment(
-            await self._bridge.call(self._thread.rewind, to.sync if isinstance(to, AsyncMoment) else to),
+        return AsyncCheckpoint(
+            await self._bridge.call(self._thread.rewind, to.sync if isinstance(to, AsyncCheckpoint) else to),
             self._bridge,
         )
 
@@ -601,7 +603,7 @@ class AsyncThread:
         self,
         new_id: str,
         *,
-        at: str | int | datetime | Moment | AsyncMoment | None = None,
+        at: str | int | datetime | Checkpoint | AsyncCheckpoint | None = None,
         namespace: str | None = None,
     ) -> AsyncThread:
         """Async twin of `Thread.fork`."""
@@ -609,7 +611,7 @@ class AsyncThread:
             await self._bridge.call(
                 self._thread.fork,
                 new_id,
-                at=at.sync if isinstance(at, AsyncMoment) else at,
+                at=at.sync if isinstance(at, AsyncCheckpoint) else at,
                 namespace=namespace,
             ),
             self._bridge,
@@ -617,14 +619,14 @@ class AsyncThread:
 
     async def diff(
         self,
-        before: str | int | datetime | Moment | AsyncMoment,
-        after: str | int | datetime | Moment | AsyncMoment,
+        before: str | int | datetime | Checkpoint | AsyncCheckpoint,
+        after: str | int | datetime | Checkpoint | AsyncCheckpoint,
     ) -> Difference:
         """Async twin of `Thread.diff`."""
         return await self._bridge.call(
             self._thread.diff,
-            before.sync if isinstance(before, AsyncMoment) else before,
-            after.sync if isinstance(after, AsyncMoment) else after,
+            before.sync if isinstance(before, AsyncCheckpoint) else before,
+            after.sync if isinstance(after, AsyncCheckpoint) else after,
         )
 
     async def delete(self, *, cascade: bool = False) -> None:
@@ -712,113 +714,113 @@ class AsyncChat:
         return shown(self._chat)
 
 
-class AsyncMoment:
-    """Async twin of `Moment`."""
+class AsyncCheckpoint:
+    """Async twin of `Checkpoint`."""
 
-    def __init__(self, moment: Moment, bridge: Bridge | None = None) -> None:
-        self._moment = moment
+    def __init__(self, checkpoint: Checkpoint, bridge: Bridge | None = None) -> None:
+        self._checkpoint = checkpoint
         self._bridge = bridge or Bridge()
 
     @property
-    def sync(self) -> Moment:
-        """The moment that does the work."""
-        return self._moment
+    def sync(self) -> Checkpoint:
+        """The checkpoint that does the work."""
+        return self._checkpoint
 
     @property
     def id(self) -> str:
-        """Async twin of `Moment.id`."""
-        return self._moment.id
+        """Async twin of `Checkpoint.id`."""
+        return self._checkpoint.id
 
     @property
     def short_id(self) -> str:
-        """Async twin of `Moment.short_id`."""
-        return self._moment.short_id
+        """Async twin of `Checkpoint.short_id`."""
+        return self._checkpoint.short_id
 
     @property
     def thread_id(self) -> str:
-        """Async twin of `Moment.thread_id`."""
-        return self._moment.thread_id
+        """Async twin of `Checkpoint.thread_id`."""
+        return self._checkpoint.thread_id
 
     @property
     def namespace(self) -> str:
-        """Async twin of `Moment.namespace`."""
-        return self._moment.namespace
+        """Async twin of `Checkpoint.namespace`."""
+        return self._checkpoint.namespace
 
     @property
     def parent_id(self) -> str | None:
-        """Async twin of `Moment.parent_id`."""
-        return self._moment.parent_id
+        """Async twin of `Checkpoint.parent_id`."""
+        return self._checkpoint.parent_id
 
     @property
     def step(self) -> int:
-        """Async twin of `Moment.step`."""
-        return self._moment.step
+        """Async twin of `Checkpoint.step`."""
+        return self._checkpoint.step
 
     @property
     def created_at(self) -> str:
-        """Async twin of `Moment.created_at`."""
-        return self._moment.created_at
+        """Async twin of `Checkpoint.created_at`."""
+        return self._checkpoint.created_at
 
     @property
     def note(self) -> str | None:
-        """Async twin of `Moment.note`."""
-        return self._moment.note
+        """Async twin of `Checkpoint.note`."""
+        return self._checkpoint.note
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Async twin of `Moment.tags`."""
-        return self._moment.tags
+        """Async twin of `Checkpoint.tags`."""
+        return self._checkpoint.tags
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Async twin of `Moment.metadata`."""
-        return self._moment.metadata
+        """Async twin of `Checkpoint.metadata`."""
+        return self._checkpoint.metadata
 
     @property
     def pending_interrupt(self) -> Any:
-        """Async twin of `Moment.pending_interrupt`."""
-        return self._moment.pending_interrupt
+        """Async twin of `Checkpoint.pending_interrupt`."""
+        return self._checkpoint.pending_interrupt
 
     @property
     def message_count(self) -> int:
-        """Async twin of `Moment.message_count`."""
-        return self._moment.message_count
+        """Async twin of `Checkpoint.message_count`."""
+        return self._checkpoint.message_count
 
     @property
     def list_names(self) -> tuple[str, ...]:
-        """Async twin of `Moment.list_names`."""
-        return self._moment.list_names
+        """Async twin of `Checkpoint.list_names`."""
+        return self._checkpoint.list_names
 
     async def messages(self) -> list[Any]:
-        """Async twin of `Moment.messages`."""
-        return await self._bridge.call(lambda: self._moment.messages)
+        """Async twin of `Checkpoint.messages`."""
+        return await self._bridge.call(lambda: self._checkpoint.messages)
 
     async def state(self) -> dict[str, Any]:
-        """Async twin of `Moment.state`."""
-        return await self._bridge.call(lambda: self._moment.state)
+        """Async twin of `Checkpoint.state`."""
+        return await self._bridge.call(lambda: self._checkpoint.state)
 
     async def value(self, name: str) -> Any:
-        """Async twin of `Moment.value`."""
-        return await self._bridge.call(self._moment.value, name)
+        """Async twin of `Checkpoint.value`."""
+        return await self._bridge.call(self._checkpoint.value, name)
 
     async def last_messages(self, count: int) -> list[Any]:
-        """Async twin of `Moment.last_messages`."""
-        return await self._bridge.call(self._moment.last_messages, count)
+        """Async twin of `Checkpoint.last_messages`."""
+        return await self._bridge.call(self._checkpoint.last_messages, count)
 
     async def items(self, channel: str, *, last: int | None = None) -> list[Any]:
-        """Async twin of `Moment.items`."""
-        return await self._bridge.call(self._moment.items, channel, last=last)
+        """Async twin of `Checkpoint.items`."""
+        return await self._bridge.call(self._checkpoint.items, channel, last=last)
 
     async def fork(self, new_id: str, *, namespace: str | None = None) -> AsyncThread:
-        """Async twin of `Moment.fork`."""
+        """Async twin of `Checkpoint.fork`."""
         return AsyncThread(
-            await self._bridge.call(self._moment.fork, new_id, namespace=namespace), self._bridge
+            await self._bridge.call(self._checkpoint.fork, new_id, namespace=namespace), self._bridge
         )
 
     @property
     def snapshot(self) -> str | None:
-        """Async twin of `Moment.snapshot`."""
-        return self._moment.snapshot
+        """Async twin of `Checkpoint.snapshot`."""
+        return self._checkpoint.snapshot
 
     async def restore(
         self,
@@ -829,17 +831,22 @@ class AsyncMoment:
         links: LinkPolicy = "preserve",
         dry_run: bool = False,
     ) -> Restored:
-        """Async twin of `Moment.restore`."""
+        """Async twin of `Checkpoint.restore`."""
         return await self._bridge.call(
-            self._moment.restore, folder, delete=delete, keep_before=keep_before, links=links, dry_run=dry_run
+            self._checkpoint.restore,
+            folder,
+            delete=delete,
+            keep_before=keep_before,
+            links=links,
+            dry_run=dry_run,
         )
 
     async def to_dict(self, *, content: bool = True) -> dict[str, Any]:
-        """Async twin of `Moment.to_dict`."""
-        return await self._bridge.call(self._moment.to_dict, content=content)
+        """Async twin of `Checkpoint.to_dict`."""
+        return await self._bridge.call(self._checkpoint.to_dict, content=content)
 
     def __repr__(self) -> str:
-        return shown(self._moment)
+        return shown(self._checkpoint)
 
 
 class AsyncRuns:

@@ -28,7 +28,7 @@ from treering.runs.run import RUN, Run
 from treering.threads.directory import ThreadInfo, list_threads
 from treering.threads.hooks import Hooks
 from treering.threads.ids import thread_key
-from treering.threads.thread import Ground, Thread
+from treering.threads.thread import Thread, ThreadContext
 from treering.workspaces.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class Store(Space):
         self._ingest: Ingest | None = None
         self._vectors = Vectors()
         self._workspace = Workspace(engine, self._space, folder=folder, clock=self._clock)
-        self._ground = Ground(engine, self._space, self._clock, self._hooks, self._workspace)
+        self._ground = ThreadContext(engine, self._space, self._clock, self._hooks, self._workspace)
 
     def in_namespace(self, namespace: str) -> Store:
         """The same store, seen from another space. They share hooks and engine: closing one closes both."""
@@ -277,7 +277,7 @@ class Store(Space):
         return Schedules(self._engine, self._space, clock=self._clock, new_run=self.run)
 
     def thread(self, id: str, namespace: str | None = None) -> Thread:
-        """A conversation and its state, moment by moment; made by its first checkpoint."""
+        """A conversation and its state, checkpoint by checkpoint; made by its first checkpoint."""
         return Thread(self._ground, id, namespace or "")
 
     def threads(self, *, namespace: str | None = "", prefix: str = "") -> Iterator[ThreadInfo]:

@@ -247,7 +247,7 @@ class TestHooks:
         said_by_hooks = []
 
         async def before(saving):
-            said_by_hooks.append(f"Saving checkpoint for {saving.thread_id}")
+            said_by_hooks.append(f"SaveRequest checkpoint for {saving.thread_id}")
             await asyncio.sleep(0)
             return {}
 
@@ -268,15 +268,15 @@ class TestHooks:
             agent.generate(thread_id="t", prompt="Hello")
             asyncio.run(agent.agenerate(thread_id="t", prompt="Again"))
             assert said_by_hooks == [
-                "Saving checkpoint for t",
+                "SaveRequest checkpoint for t",
                 "Checkpoint saved for t",
                 "Loaded checkpoint for t with 2 messages",
-                "Saving checkpoint for t",
+                "SaveRequest checkpoint for t",
                 "Checkpoint saved for t",
             ]
             said_by_hooks.clear()
             store.thread("by-hand").append(user("Hi"))
-            assert said_by_hooks == ["Saving checkpoint for by-hand", "Checkpoint saved for by-hand"]
+            assert said_by_hooks == ["SaveRequest checkpoint for by-hand", "Checkpoint saved for by-hand"]
 
     @pytest.mark.parametrize("kind", ["memory", "files", "keyvalue"])
     def test_they_fire_for_a_saver_too(self, tmp_path, kind) -> None:

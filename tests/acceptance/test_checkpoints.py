@@ -75,8 +75,8 @@ def test_a_state_object_is_restored_on_resume(store):
 
     resumed = fresh()
     own_cfg = resumed.cfg
-    moment = store.thread("debate").restore_state(resumed)
-    assert moment.step == 2
+    checkpoint = store.thread("debate").restore_state(resumed)
+    assert checkpoint.step == 2
     assert resumed.iter == 3
     assert resumed.history == state.history
     assert resumed.running_summary == "after 2"
@@ -146,7 +146,7 @@ def test_slots_and_dataclasses_have_attributes_too(store):
         thread.snapshot_state(3)
 
 
-def test_an_earlier_moment_can_be_restored(store):
+def test_an_earlier_checkpoint_can_be_restored(store):
     state, thread = fresh(), store.thread("debate")
     for _ in range(3):
         turn(state, thread)
@@ -169,10 +169,10 @@ def test_a_frozen_object_says_that_it_cannot_be_restored(store):
 # A6: the fallback is a marker, never a pickle
 def test_what_has_no_encoding_is_marked_and_listed(store):
     thread = store.thread("debate")
-    moment = thread.snapshot_state(fresh(), metadata={"by": "engine"})
-    assert moment.metadata["opaque"] == ["cfg", "contracts"]
-    assert moment.metadata["by"] == "engine"
-    assert moment.state["cfg"] == {"_opaque": f"{Preset.__module__}.Preset"}
+    checkpoint = thread.snapshot_state(fresh(), metadata={"by": "engine"})
+    assert checkpoint.metadata["opaque"] == ["cfg", "contracts"]
+    assert checkpoint.metadata["by"] == "engine"
+    assert checkpoint.state["cfg"] == {"_opaque": f"{Preset.__module__}.Preset"}
 
 
 def test_a_value_that_looks_like_a_marker_is_a_value(store):
@@ -185,8 +185,8 @@ def test_a_value_that_looks_like_a_marker_is_a_value(store):
 
 def test_a_history_that_cannot_be_kept_is_opaque_as_a_whole(store):
     thread = store.thread("t")
-    moment = thread.snapshot_state({"history": [{"said": object()}], "iter": 1})
-    assert moment.metadata["opaque"] == ["history"]
+    checkpoint = thread.snapshot_state({"history": [{"said": object()}], "iter": 1})
+    assert checkpoint.metadata["opaque"] == ["history"]
     state = {"history": ["live"], "iter": 0}
     thread.restore_state(state)
     assert state == {"history": ["live"], "iter": 1}

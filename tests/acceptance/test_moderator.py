@@ -55,7 +55,7 @@ def test_step_back_restores_iteration_history_and_counters(store):
 
     turn(state, thread)
     assert [each["content"] for each in thread.head.items("history")] == ["argument 0", "argument 1"]
-    assert [moment.state["iter"] for moment in thread.history()] == [2, 1]
+    assert [checkpoint.state["iter"] for checkpoint in thread.history()] == [2, 1]
 
 
 def test_step_back_clears_summaries_when_asked(store):

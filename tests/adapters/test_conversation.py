@@ -17,7 +17,7 @@ from treering.core.batch import Draft
 from treering.core.ids import check_id
 from treering.errors import RefMoved
 from treering.store import Store
-from treering.threads.checkpoint import Stretch
+from treering.threads.checkpoint_record import ListPrefix
 
 ids = st.text(st.characters(), max_size=300) | st.text("ab/%~25FE\n", max_size=12)
 
@@ -64,11 +64,11 @@ class TestSaving:
         first = transcript.save(None, ["a", "b", "c"], after=None)
         second = transcript.save(first, ["d"], after=first.messages)
         assert second.messages is not None
-        third = transcript.save(second, ["x"], after=Stretch(second.messages.list, 2))
+        third = transcript.save(second, ["x"], after=ListPrefix(second.messages.list, 2))
         empty = transcript.save(third, [], after=None)
         back = transcript.save(empty, ["e"], after=second.messages)
         thread = store.thread("t")
-        lines = [moment.messages for moment in thread.history()]
+        lines = [checkpoint.messages for checkpoint in thread.history()]
         assert lines == [
             ["a", "b", "c", "d", "e"],
             [],

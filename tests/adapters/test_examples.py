@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 @pytest.mark.parametrize(
     "name, kept",
     [
-        ("pydantic_ai_agent.py", "8 moments, 8 messages, verified: True"),
+        ("pydantic_ai_agent.py", "8 checkpoints, 8 messages, verified: True"),
         ("adk_session.py", "9 events, verified: True"),
     ],
 )

@@ -44,7 +44,9 @@ class TestForkAndRewind:
         mine = ("it's mine", "--user-namespace", "bob")
         undo = run("rewind", mine[0], 0, *mine[1:]).out.splitlines()[-1].removeprefix("to undo: treering ")
         assert run(*shlex.split(undo)).out.startswith("it's mine: step 0 -> 2")
-        older = run("log", *mine, "--limit", 1).out.splitlines()[1].partition("older moments: treering ")[2]
+        older = (
+            run("log", *mine, "--limit", 1).out.splitlines()[1].partition("older checkpoints: treering ")[2]
+        )
         assert len(run(*shlex.split(older)).out.splitlines()) == 3
 
     def test_a_rewind_says_what_is_left_behind_and_how_to_undo_it(self, treering_, desk):
@@ -52,18 +54,18 @@ class TestForkAndRewind:
         ran = treering_("rewind", "support/alice", 0)
         assert ran.code == 0
         lines = ran.out.splitlines()
-        assert lines[0] == "support/alice: step 3 -> 0, 3 moments left behind"
+        assert lines[0] == "support/alice: step 3 -> 0, 3 checkpoints left behind"
         assert [line.split()[1] for line in lines[1:4]] == [before[5], before[4], before[1]]
         assert treering_("show", "support/alice", "--json").json["step"] == 0
         undo = lines[-1].removeprefix("to undo: treering ").split()
-        assert treering_(*undo).out.splitlines()[0] == "support/alice: step 0 -> 3, 0 moments left behind"
+        assert treering_(*undo).out.splitlines()[0] == "support/alice: step 0 -> 3, 0 checkpoints left behind"
         assert treering_("show", "support/alice", "--json").json["id"] == before[5]
 
     def test_a_rewind_to_another_branch(self, treering_, desk):
-        moments = ids(desk)
-        told = treering_("rewind", "support/alice", moments[3], "--json").json
-        assert [each["id"] for each in told["left_behind"]] == [moments[5], moments[4]]
-        assert told["from"] == moments[5]
+        checkpoints = ids(desk)
+        told = treering_("rewind", "support/alice", checkpoints[3], "--json").json
+        assert [each["id"] for each in told["left_behind"]] == [checkpoints[5], checkpoints[4]]
+        assert told["from"] == checkpoints[5]
 
     def test_one_step_back(self, treering_):
         assert treering_("rewind", "support/alice", "~1", "--json").json["step"] == 2

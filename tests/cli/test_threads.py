@@ -13,9 +13,9 @@ import treering
 
 
 def ids(desk, thread="support/alice"):
-    """The ids of all moments of a thread, oldest first."""
+    """The ids of all checkpoints of a thread, oldest first."""
     with treering.open(desk) as store:
-        return [moment.id for moment in store.thread(thread).history(everything=True)][::-1]
+        return [checkpoint.id for checkpoint in store.thread(thread).history(everything=True)][::-1]
 
 
 class TestThreads:
@@ -83,14 +83,14 @@ class TestLog:
         ]
         assert "left behind by the rewind of" in lines[4]
         assert "fork support/alice-bolder, now at step 2" in lines[3]
-        assert lines[5].startswith("│       ├──")  # below the moment that the rewind went to
+        assert lines[5].startswith("│       ├──")  # below the checkpoint that the rewind went to
         assert 'waits for a decision: {"tool":"pay","amount":30}' in lines[-1]
-        for line, moment in zip(
+        for line, checkpoint in zip(
             (each for each in told if each[0].isdigit()),
             [ids(desk)[index] for index in (0, 1, 2, 3, 4, 5)],
             strict=True,
         ):
-            assert moment.startswith(line[1])
+            assert checkpoint.startswith(line[1])
 
     def test_a_fork_says_where_it_comes_from(self, treering_):
         lines = treering_("log", "support/alice-bolder").out.splitlines()
@@ -99,13 +99,13 @@ class TestLog:
 
     def test_as_json(self, treering_, desk):
         told = treering_("log", "support/alice", "--json").json
-        moments = ids(desk)
-        assert [each["id"] for each in told["moments"]] == moments[::-1]
-        assert [each["on_line"] for each in told["moments"]] == [True, True, False, False, True, True]
-        assert told["head"] == moments[-1]
-        assert [(each["from"], each["to"]) for each in told["rewinds"]] == [(moments[3], moments[1])]
+        checkpoints = ids(desk)
+        assert [each["id"] for each in told["checkpoints"]] == checkpoints[::-1]
+        assert [each["on_line"] for each in told["checkpoints"]] == [True, True, False, False, True, True]
+        assert told["head"] == checkpoints[-1]
+        assert [(each["from"], each["to"]) for each in told["rewinds"]] == [(checkpoints[3], checkpoints[1])]
         assert [(each["thread"], each["at"]) for each in told["forks"]] == [
-            ("support/alice-bolder", moments[1])
+            ("support/alice-bolder", checkpoints[1])
         ]
         assert told["older"] is None
         assert treering_("log", "support/alice", "--no-forks", "--json").json["forks"] == []
@@ -118,20 +118,20 @@ class TestLog:
         steps, before = [], ()
         while True:
             page = run("log", "long", "--store", "long", "--limit", 3, *before, "--json").json
-            steps.append([each["step"] for each in page["moments"]])
-            assert all(each["on_line"] for each in page["moments"])
+            steps.append([each["step"] for each in page["checkpoints"]])
+            assert all(each["on_line"] for each in page["checkpoints"])
             if page["older"] is None:
                 break
             before = ("--before", page["older"])
         assert steps == [[6, 5, 4], [3, 2, 1], [0]]
         lines = run("log", "long", "--store", "long", "--limit", 3).out.splitlines()
-        assert "older moments: treering log long --before ckpt_" in lines[1]
+        assert "older checkpoints: treering log long --before ckpt_" in lines[1]
         assert len(run("log", "long", "--store", "long", "--limit", 0).out.splitlines()) == 8
 
     def test_a_page_of_another_thread(self, treering_, desk):
         ran = treering_("log", "support/alice", "--before", ids(desk, "support/alice-bolder")[0])
         assert ran.code == 3
-        assert "is no moment of thread 'support/alice'" in ran.err
+        assert "is no checkpoint of thread 'support/alice'" in ran.err
 
 
 class TestShow:
@@ -143,7 +143,7 @@ class TestShow:
         assert '  todos = ["check the bank"]' in out
 
     @pytest.mark.parametrize("way", ["step", "back", "id", "prefix", "time", "id of thread"])
-    def test_each_way_to_name_a_moment(self, treering_, desk, way):
+    def test_each_way_to_name_a_checkpoint(self, treering_, desk, way):
         first = ids(desk)[0]
         with treering.open(desk) as store:
             time = store.thread("support/alice").at(0).created_at
@@ -254,7 +254,7 @@ class TestNotThere:
 
 
 def ids_prefix(treering_):
-    """The part of the id that all moments of the same hours have in common."""
+    """The part of the id that all checkpoints of the same hours have in common."""
     return treering_("show", "support/alice", "--json").json["id"][6:11]
 
 

@@ -193,29 +193,29 @@ class TestKilled:
         run("export", "--all", "--store", "long", "-o", "long.jsonl")
         return tmp_path / "long.jsonl"
 
-    def code_of_import(self, history, store, moment):
-        """How an import ends that is killed at a moment, if it comes so far."""
+    def code_of_import(self, history, store, checkpoint):
+        """How an import ends that is killed at a checkpoint, if it comes so far."""
         done = subprocess.run(
             [sys.executable, "-m", "treering.cli.main", "import", "jsonl", history, "--store", store],
             capture_output=True,
             check=False,
             timeout=60,
-            env={**os.environ, "TREERING_FAILPOINTS": moment},
+            env={**os.environ, "TREERING_FAILPOINTS": checkpoint},
         )
         return done.returncode
 
     @pytest.mark.parametrize(
-        "moment", ["commit.begin=kill:3", "commit.before_commit=kill:2", "commit.after_commit=kill:3"]
+        "checkpoint", ["commit.begin=kill:3", "commit.before_commit=kill:2", "commit.after_commit=kill:3"]
     )
-    def test_an_import_that_was_killed_is_finished_by_the_next(self, run, history, tmp_path, moment):
-        assert self.code_of_import(history, tmp_path / "new", moment) == -signal.SIGKILL
+    def test_an_import_that_was_killed_is_finished_by_the_next(self, run, history, tmp_path, checkpoint):
+        assert self.code_of_import(history, tmp_path / "new", checkpoint) == -signal.SIGKILL
         with treering.open(tmp_path / "new") as store:
             assert list(store.threads()) == []  # no half thread is seen
         report = run("import", "jsonl", history, "--store", "new", "--json").json
         found, new, known = counts(report)["checkpoints"]
         assert (found, new + known) == (422, 422)
         assert counts(report)["threads"] == (3, 3, 0)
-        if moment != "commit.before_commit=kill:2":
+        if checkpoint != "commit.before_commit=kill:2":
             assert known > 0  # what was durable is not written again
         assert lines(tmp_path / "new") == history.read_bytes()
         with treering.open(tmp_path / "new") as store:

@@ -87,7 +87,7 @@ class TestLangGraph:
             ("human", "again"),
             ("ai", "hello"),
         ]
-        assert len(run("log", "t", "--json").json["moments"]) == 6
+        assert len(run("log", "t", "--json").json["checkpoints"]) == 6
 
     def test_a_postgres_saver(self, run, empty_postgres_url):
         from langgraph.checkpoint.postgres import PostgresSaver

@@ -23,5 +23,5 @@ def test_the_agent_goes_on_after_the_kill():
         "Another one goes on:",
         "  looking up roots",
         "  Read: bark, rings, roots.",
-        "8 messages in 9 moments",
+        "8 messages in 9 checkpoints",
     ]

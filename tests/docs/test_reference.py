@@ -93,7 +93,17 @@ def test_a_generated_page_is_current(path, source, monkeypatch):
 
 def test_the_reference_tells_each_view():
     text = (DOCS / "reference" / "python.md").read_text("utf-8")
-    for heading in ("Store", "Thread", "Moment", "Run", "Workspace", "Memory", "State", "Schedules", "Costs"):
+    for heading in (
+        "Store",
+        "Thread",
+        "Checkpoint",
+        "Run",
+        "Workspace",
+        "Memory",
+        "State",
+        "Schedules",
+        "Costs",
+    ):
         assert f"\n## {heading}\n" in text
     assert "### Thread.fork\n" in text
 

@@ -12,7 +12,7 @@ from treering.core.query import EventQuery
 from treering.core.records import Record
 from treering.errors import Corrupt
 from treering.graphs.rows import GRAPH, lengthened, shortened
-from treering.threads.checkpoint import KIND, Checkpoint, Stretch, read_checkpoint
+from treering.threads.checkpoint_record import KIND, CheckpointRecord, ListPrefix, read_checkpoint
 
 names = st.sampled_from(["messages", "branch:to:agent", "files", "a", "1", "0", ""])
 versions = st.integers(0, 3) | st.booleans() | st.none() | st.sampled_from(["1", "00000.5", ""])
@@ -62,7 +62,7 @@ GRAPH_FIELDS = {
 
 @pytest.fixture
 def saved():
-    """A thread of two moments, and what its store holds of the second one."""
+    """A thread of two checkpoints, and what its store holds of the second one."""
     with treering.open("memory://") as store:
         thread = store.thread("talk/1", namespace="a/b")
         thread.checkpoint(messages=["one"])
@@ -115,10 +115,10 @@ def test_a_row_that_makes_no_sense_is_corrupt(saved, row):
         read_checkpoint(store.engine, store.space, msgspec.structs.replace(record, event=event))
 
 
-def spelled(record: Record, checkpoint: Checkpoint) -> Record:
+def spelled(record: Record, checkpoint: CheckpointRecord) -> Record:
     """The same record as older versions wrote it."""
     lists = {name: [each.list, each.length] for name, each in checkpoint.lists.items()}
-    assert all(isinstance(each, Stretch) for each in checkpoint.lists.values())
+    assert all(isinstance(each, ListPrefix) for each in checkpoint.lists.values())
     row = {
         "thread": checkpoint.thread,
         "step": checkpoint.step,

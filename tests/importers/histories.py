@@ -61,10 +61,10 @@ def portrait(store, *, ids=None):
         told[info.id, info.namespace] = {
             "head": info.head,
             "created": info.created_at_us,
-            "line": [moment.id for moment in thread.history()],
+            "line": [checkpoint.id for checkpoint in thread.history()],
             "all": [
-                (moment.to_dict(), moment.checkpoint.lists.keys())
-                for moment in thread.history(everything=True)
+                (checkpoint.to_dict(), checkpoint.checkpoint.lists.keys())
+                for checkpoint in thread.history(everything=True)
             ],
         }
     return told

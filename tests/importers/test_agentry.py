@@ -42,7 +42,7 @@ def outputs(tmp_path):
     folder = tmp_path / "outputs"
     (folder / "transcripts").mkdir(parents=True)
     (folder / "transcripts" / "debate.jsonl").write_text(
-        "\n".join(json.dumps(SAID | {"t": moment}) + "\n" for moment in (1.5, 2.5)), encoding="utf-8"
+        "\n".join(json.dumps(SAID | {"t": checkpoint}) + "\n" for checkpoint in (1.5, 2.5)), encoding="utf-8"
     )
     return folder
 
@@ -76,9 +76,9 @@ def test_a_state_comes_back_into_an_object(store, outputs):
         ("transcripts/debate.jsonl", "transcript events", 2, 2, 0, 0),
     ]
     assert [event.t for event in store.transcript("debate").read()] == [1.5, 2.5]
-    moment = store.thread("debate").head
-    assert moment.created_at == "2023-11-14T22:13:20.250000+00:00"
-    assert moment.items("history") == STATE["history"]
+    checkpoint = store.thread("debate").head
+    assert checkpoint.created_at == "2023-11-14T22:13:20.250000+00:00"
+    assert checkpoint.items("history") == STATE["history"]
     live = Opaque()
     live.cfg = config = object()
     live.history = []
@@ -98,7 +98,7 @@ def test_again_brings_nothing_and_a_newer_row_goes_behind(store, outputs):
     report = import_agentry(outputs / "checkpoints.db", store)
     assert [(each.found, each.new, each.known) for each in report.files] == [(2, 1, 1)]
     history = list(store.thread("debate").history())
-    assert [moment.step for moment in history] == [1, 0]
+    assert [checkpoint.step for checkpoint in history] == [1, 0]
     assert history[0].items("history") == longer
     assert store.stats().rows["items"] == 2
     assert store.verify().ok
@@ -149,9 +149,9 @@ class TestPickles:
         assert import_agentry(
             outputs, store, unpickler=lambda data: {**pickle.loads(data), "cfg": state["cfg"]}
         ).new
-        moment = store.thread("debate").head
-        assert moment.metadata["opaque"] == ["cfg"]
-        assert moment.state["cfg"] == {"_opaque": f"{__name__}.Opaque"}
+        checkpoint = store.thread("debate").head
+        assert checkpoint.metadata["opaque"] == ["cfg"]
+        assert checkpoint.state["cfg"] == {"_opaque": f"{__name__}.Opaque"}
 
     def test_an_unpickler_that_fails(self, store, outputs):
         write(outputs, good=row(STATE, 1.0), debate=(b"\x80garbage", 9.0))

@@ -87,7 +87,7 @@ def test_every_turn_is_a_run_with_its_messages_and_calls(store):
 def test_the_conversation_can_be_gone_on_with(store):
     import_codex(SESSIONS, store)
     thread = store.thread(THREAD)
-    assert [moment.note for moment in thread.history()] == [AGAIN, PROMPT]
+    assert [checkpoint.note for checkpoint in thread.history()] == [AGAIN, PROMPT]
     messages = thread.load().messages
     assert [message["role"] for message in messages] == [
         "user",

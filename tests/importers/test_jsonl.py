@@ -97,7 +97,7 @@ def test_two_lives_of_one_thread_are_a_conflict(source, empty):
     empty.thread("support/alice").resume("deny")
     source.thread("support/alice").resume("approve")
     before = empty.stats().rows
-    with pytest.raises(Conflict, match="'support/alice' has moments here that the source does not know"):
+    with pytest.raises(Conflict, match="'support/alice' has checkpoints here that the source does not know"):
         bring(exported(source), empty)
     assert empty.stats().rows == before
 
@@ -125,12 +125,12 @@ def test_what_retention_left_is_a_whole_history(empty):
         thread = source.thread("t")
         for step in range(9):
             thread.append({"step": step}, tags=["keep"] if step in (1, 4) else [])
-        kept = [moment.id for moment in thread.history()][:2]
+        kept = [checkpoint.id for checkpoint in thread.history()][:2]
         source.gc(keep=treering.Keep(last=2, tagged=("keep",)))
-        line = [moment.to_dict() for moment in source.thread("t").history()]
-        assert [moment["id"] for moment in line][:2] == kept
+        line = [checkpoint.to_dict() for checkpoint in source.thread("t").history()]
+        assert [checkpoint["id"] for checkpoint in line][:2] == kept
         bring(exported(source), empty)
-        told = [moment.to_dict() for moment in empty.thread("t").history()]
+        told = [checkpoint.to_dict() for checkpoint in empty.thread("t").history()]
     assert [each["messages"] for each in told] == [each["messages"] for each in line]
     assert [each["id"] for each in told] == [each["id"] for each in line]
     assert empty.verify().ok
@@ -280,7 +280,7 @@ def test_any_history_comes_back_as_it_was(plan, cut):
             if done == cut:  # somebody imported an earlier state
                 bring(exported(source), target)
             thread = source.thread(names[which % len(names)])
-            moments = list(thread.history(everything=True))
+            checkpoints = list(thread.history(everything=True))
             if verb == "append":
                 thread.append(*({"n": done, "i": index} for index in range(number)))
             elif verb == "replace":
@@ -289,10 +289,10 @@ def test_any_history_comes_back_as_it_was(plan, cut):
                 big = {f"{key}": "x" * 2500 + str(done if key == 0 else key) for key in range(number)}
                 thread.checkpoint(state={"n": done, "big": big})
             elif verb == "rewind":
-                thread.rewind(moments[number % len(moments)].id)
+                thread.rewind(checkpoints[number % len(checkpoints)].id)
             else:
                 names.append(f"t{len(names)}")
-                thread.fork(names[-1], at=moments[number % len(moments)].id)
+                thread.fork(names[-1], at=checkpoints[number % len(checkpoints)].id)
         bring(exported(source), target)
         assert portrait(target) == portrait(source)
         assert exported(target) == exported(source)

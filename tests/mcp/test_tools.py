@@ -154,7 +154,7 @@ def test_what_runs_recorded_is_found_as_well(call, filled):
     assert "recorded" not in call("history_search", text="walnut", thread="support/alice")
 
 
-def test_a_fork_begins_at_an_earlier_moment(call, filled):
+def test_a_fork_begins_at_an_earlier_checkpoint(call, filled):
     first = call("checkpoint_list", thread="support/alice")["checkpoints"][-1]
     assert first["step"] == 0
     forked = call("thread_fork", thread="support/alice", new_thread="bolder", at=first["id"])

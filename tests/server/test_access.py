@@ -161,7 +161,7 @@ def _plant(victim, tmp_path):
     with victim.run(agent=CANARY, thread=NAME) as run:
         run.message("user", CANARY)
     victim.flush()
-    moment = victim.thread(NAME).checkpoint(messages=[CANARY], state={"c": CANARY})
+    checkpoint = victim.thread(NAME).checkpoint(messages=[CANARY], state={"c": CANARY})
     victim.memory.save(NAME, CANARY)
     victim.state.set(NAME, CANARY)
     task = victim.schedules.interval(3600, prompt=CANARY)
@@ -172,7 +172,7 @@ def _plant(victim, tmp_path):
     return {
         "id": [run.id, NAME, task.id, snapshot],
         "span": [each for each in spans if each],
-        "checkpoint": [moment.id],
+        "checkpoint": [checkpoint.id],
         "key": [NAME],
     }
 

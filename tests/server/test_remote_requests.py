@@ -43,8 +43,8 @@ def test_a_thread_takes_as_many_requests_as_the_page_says(counted):
     assert made(lambda: store.thread("t").load().messages) == 3
 
     def whole():
-        moment = store.thread("t").load()
-        return moment.messages, moment.state
+        checkpoint = store.thread("t").load()
+        return checkpoint.messages, checkpoint.state
 
     assert made(whole) == 4
     assert made(lambda: store.thread("t").fork("f")) == 3

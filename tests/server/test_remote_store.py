@@ -168,11 +168,11 @@ def test_the_same_words_awaited(server):
         async with treering.open_async(url, api_key=token) as store:
             thread = store.thread("t")
             await thread.append({"role": "user", "content": "hello"})
-            moment = await thread.load()
+            checkpoint = await thread.load()
             batch = store.draft()
             batch.set_ref("r", b"x", scope="/test/x")
             receipts = await asyncio.gather(*[store.commit(batch) for _ in range(5)])
-            return moment.message_count, {receipt.last_seq for receipt in receipts}
+            return checkpoint.message_count, {receipt.last_seq for receipt in receipts}
 
     count, seqs = asyncio.run(talk())
     assert (count, len(seqs)) == (1, 1)

@@ -16,9 +16,9 @@ def test_a_thread_is_saved_and_loaded(client, alice):
     loaded = client.get(alice).json()
     assert [each["content"] for each in loaded["messages"]] == ["Where is my refund?", "Here.", "Thanks."]
     assert loaded["state"] == {"last": "Thanks."}
-    assert loaded["moment"]["step"] == 2
+    assert loaded["checkpoint"]["step"] == 2
     (line,) = client.get("/threads").json()["threads"]
-    assert (line["id"], line["head"]) == ("support/alice", loaded["moment"]["id"])
+    assert (line["id"], line["head"]) == ("support/alice", loaded["checkpoint"]["id"])
 
 
 def test_only_the_tail_is_shown_when_asked(client, alice):
@@ -45,11 +45,11 @@ def test_threads_are_paged_while_others_change(client, store):
 def test_history_pages_by_cursor(client, alice):
     first = client.get(f"{alice}/history?limit=2").json()
     rest = client.get(f"{alice}/history?limit=2&cursor={first['next_cursor']}").json()
-    assert [each["step"] for each in first["moments"] + rest["moments"]] == [2, 1, 0]
+    assert [each["step"] for each in first["checkpoints"] + rest["checkpoints"]] == [2, 1, 0]
     assert rest["next_cursor"] is None
 
 
-def test_history_shows_a_hundred_moments_unless_told_and_looks_for_tags_before_it_counts(client, store):
+def test_history_shows_a_hundred_checkpoints_unless_told_and_looks_for_tags_before_it_counts(client, store):
     for number in range(103):
         store.thread("long").append({"n": number}, tags=("even",) if number % 2 == 0 else ())
 
@@ -57,12 +57,12 @@ def test_history_shows_a_hundred_moments_unless_told_and_looks_for_tags_before_i
         return client.get("/threads/long/history", params=query)
 
     page = asked().json()
-    assert [each["step"] for each in page["moments"]] == list(range(102, 2, -1))
-    assert len(asked(cursor=page["next_cursor"]).json()["moments"]) == 3
+    assert [each["step"] for each in page["checkpoints"]] == list(range(102, 2, -1))
+    assert len(asked(cursor=page["next_cursor"]).json()["checkpoints"]) == 3
     tagged = asked(tag="even", limit=52).json()
-    assert [each["step"] for each in tagged["moments"]] == list(range(102, -1, -2))
+    assert [each["step"] for each in tagged["checkpoints"]] == list(range(102, -1, -2))
     assert tagged["next_cursor"] is None
-    assert len(asked(limit=500).json()["moments"]) == 103
+    assert len(asked(limit=500).json()["checkpoints"]) == 103
     assert {asked(limit=limit).status_code for limit in (0, 501)} == {422}
 
 
@@ -72,7 +72,7 @@ def test_rewinds_forks_and_shows_how_it_grew(client, alice):
     fork = client.post(f"{alice}/fork", json={"new_id": "support/alice-bolder", "at": "1"})
     assert (fork.status_code, fork.json()["step"]) == (201, 1)
     grown = client.get(f"{alice}/lineage").json()
-    assert len(grown["moments"]) == 4
+    assert len(grown["checkpoints"]) == 4
     assert len(grown["line"]) == 2
     assert len(grown["rewinds"]) == 1
     assert [each["thread"] for each in grown["forks"]] == ["support/alice-bolder"]
@@ -80,13 +80,13 @@ def test_rewinds_forks_and_shows_how_it_grew(client, alice):
     assert origin["thread"] == "support/alice"
 
 
-def test_two_moments_differ_in_messages_and_state(client, alice):
+def test_two_checkpoints_differ_in_messages_and_state(client, alice):
     told = client.get(f"{alice}/diff?a=0&b=2").json()
     assert [index for index, _ in told["added"]] == [1, 2]
     assert told["state"] == [{"op": "replace", "path": "/last", "value": "Thanks."}]
 
 
-def test_moments_of_two_threads_differ(client, alice):
+def test_checkpoints_of_two_threads_differ(client, alice):
     client.post(f"{alice}/fork", json={"new_id": "other", "at": "0"})
     client.post("/threads/other/checkpoints", json={"append": ["elsewhere"]})
     told = client.get(f"{alice}/diff?a=2&b=1&other=other").json()
@@ -109,19 +109,19 @@ def test_a_pending_interrupt_is_answered_once(client, alice):
 def test_what_an_append_cannot_save_is_refused_instead_of_lost(client, alice, lost):
     answer = client.post(f"{alice}/checkpoints", json={"append": ["x"], **lost})
     assert (answer.status_code, "append goes with" in answer.json()["detail"]) == (422, True)
-    assert client.get(alice).json()["moment"]["step"] == 2
+    assert client.get(alice).json()["checkpoint"]["step"] == 2
 
 
-def test_a_moment_has_a_place(client, alice):
-    before = client.get(f"{alice}/checkpoints/1").json()["moment"]
+def test_a_checkpoint_has_a_place(client, alice):
+    before = client.get(f"{alice}/checkpoints/1").json()["checkpoint"]
     for place in ("~1", "~", before["created_at"]):
-        assert client.get(f"{alice}/checkpoints/{quote(place)}").json()["moment"]["id"] == before["id"]
+        assert client.get(f"{alice}/checkpoints/{quote(place)}").json()["checkpoint"]["id"] == before["id"]
     assert client.get(f"{alice}/checkpoints/yesterday").status_code == 422
     assert client.get(f"{alice}/checkpoints/~900").status_code == 404
 
 
 def test_whoever_knows_an_older_head_gets_a_conflict(client, alice):
-    old = client.get(f"{alice}/checkpoints/1").json()["moment"]["id"]
+    old = client.get(f"{alice}/checkpoints/1").json()["checkpoint"]["id"]
     answer = client.post(f"{alice}/checkpoints", json={"append": ["x"], "expect_head": old})
     assert answer.status_code == 409
     assert answer.json()["type"] == "urn:treering:error:Conflict"

@@ -21,8 +21,8 @@ def told(store, thread_id="t", steps=5):
     return thread
 
 
-def steps(moments):
-    return [moment.step for moment in moments]
+def steps(checkpoints):
+    return [checkpoint.step for checkpoint in checkpoints]
 
 
 def damage(folder, statement):

@@ -7,7 +7,7 @@ import pytest
 import treering
 from tests.threads.described_threads import damage, say, steps, told
 from treering.errors import Corrupt, NotFound
-from treering.threads.checkpoint import Stretch
+from treering.threads.checkpoint_record import ListPrefix
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_fork_outlives_an_origin_without_lists(store):
     fork = store.thread("t").fork("f")
     fork.checkpoint(state={"n": 2})
     store.forget(thread="t")
-    assert [moment.state["n"] for moment in fork.history()] == [2, 1]
+    assert [checkpoint.state["n"] for checkpoint in fork.history()] == [2, 1]
 
 
 # Severed chains
@@ -124,10 +124,10 @@ def test_a_missing_list_is_an_error_not_an_empty_conversation(folder, statement)
         told(store)
     damage(folder, statement)
     with treering.open(folder) as store:
-        moment = store.thread("t").load()
-        with pytest.raises(Corrupt, match=moment.id):
-            _ = moment.messages
-        assert moment.state == {"count": 4}
+        checkpoint = store.thread("t").load()
+        with pytest.raises(Corrupt, match=checkpoint.id):
+            _ = checkpoint.messages
+        assert checkpoint.state == {"count": 4}
 
 
 def test_a_fork_whose_parent_list_is_gone_is_an_error(folder):
@@ -137,9 +137,9 @@ def test_a_fork_whose_parent_list_is_gone_is_an_error(folder):
         thread.at(2).fork("f").append(say("mine"))
     damage(folder, f"DELETE FROM list WHERE id = '{lost}'")
     with treering.open(folder) as store:
-        moment = store.thread("f").load()
-        with pytest.raises(Corrupt, match=moment.id):
-            _ = moment.messages
+        checkpoint = store.thread("f").load()
+        with pytest.raises(Corrupt, match=checkpoint.id):
+            _ = checkpoint.messages
         with pytest.raises(Corrupt):
             store.thread("t").checkpoint([say("other")])
 
@@ -149,28 +149,28 @@ def test_a_missing_state_value_is_an_error_not_an_empty_state(folder):
         told(store)
     damage(folder, "DELETE FROM body")
     with treering.open(folder) as store:
-        moment = store.thread("t").load()
-        with pytest.raises(Corrupt, match=moment.id):
-            _ = moment.state
+        checkpoint = store.thread("t").load()
+        with pytest.raises(Corrupt, match=checkpoint.id):
+            _ = checkpoint.state
 
 
-def test_a_moment_that_was_deleted_meanwhile_is_not_called_corrupt(store):
-    moment = told(store).load()
+def test_a_checkpoint_that_was_deleted_meanwhile_is_not_called_corrupt(store):
+    checkpoint = told(store).load()
     store.thread("t").delete()
     with pytest.raises(NotFound, match="removed"):
-        _ = moment.messages
+        _ = checkpoint.messages
 
 
 def test_a_stretch_past_the_end_of_its_list_is_an_error(store):
     import msgspec
 
-    from treering.threads.moment import Moment
+    from treering.threads.checkpoint import Checkpoint
 
-    moment = told(store).load()
-    stretch = moment.checkpoint.lists["messages"]
-    longer = msgspec.structs.replace(moment.checkpoint, lists={"messages": Stretch(stretch.list, 9)})
+    checkpoint = told(store).load()
+    stretch = checkpoint.checkpoint.lists["messages"]
+    longer = msgspec.structs.replace(checkpoint.checkpoint, lists={"messages": ListPrefix(stretch.list, 9)})
     with pytest.raises(Corrupt, match="should have 9 items"):
-        _ = Moment(store.engine, store.space, longer).messages
+        _ = Checkpoint(store.engine, store.space, longer).messages
 
 
 def test_what_was_removed_and_said_to_be_is_no_damage(store):

@@ -1,4 +1,4 @@
-"""Finding moments by what a person types, and how a thread grew, on every engine."""
+"""Finding checkpoints by what a person types, and how a thread grew, on every engine."""
 
 from __future__ import annotations
 
@@ -34,28 +34,30 @@ def finder(store):
 
 
 def ids(store, thread="al@home"):
-    return [moment.id for moment in store.thread(thread).history(everything=True)][::-1]
+    return [checkpoint.id for checkpoint in store.thread(thread).history(everything=True)][::-1]
 
 
 def test_each_way_to_say_it(store, finder):
-    moments = ids(store)
+    checkpoints = ids(store)
     head = store.thread("al@home").head
-    assert finder.moment("al@home").id == head.id == moments[4]
-    assert finder.moment("al@home@0").id == moments[0]
-    assert finder.moment("al@home@2").id == moments[4]  # the step on the line to the head
-    assert finder.moment("al@home@~").id == finder.moment("al@home@~1").id == moments[1]
-    assert finder.moment(f"al@home@{moments[3]}").id == moments[3]
-    assert finder.moment(f"al@home@{head.created_at}").id == head.id
-    assert finder.moment(moments[2]).id == moments[2]
-    assert finder.moment(ids(store, "elsewhere")[1]).thread == "elsewhere"
+    assert finder.checkpoint("al@home").id == head.id == checkpoints[4]
+    assert finder.checkpoint("al@home@0").id == checkpoints[0]
+    assert finder.checkpoint("al@home@2").id == checkpoints[4]  # the step on the line to the head
+    assert finder.checkpoint("al@home@~").id == finder.checkpoint("al@home@~1").id == checkpoints[1]
+    assert finder.checkpoint(f"al@home@{checkpoints[3]}").id == checkpoints[3]
+    assert finder.checkpoint(f"al@home@{head.created_at}").id == head.id
+    assert finder.checkpoint(checkpoints[2]).id == checkpoints[2]
+    assert finder.checkpoint(ids(store, "elsewhere")[1]).thread == "elsewhere"
 
 
 def test_the_beginning_of_an_id_is_enough_if_it_is_the_only_one(store, finder):
-    for moment in ids(store):
-        short = next(moment[:length] for length in range(9, 32) if _count(store, moment[:length]) == 1)
-        assert finder.checkpoint(short).id == moment
+    for checkpoint in ids(store):
+        short = next(
+            checkpoint[:length] for length in range(9, 32) if _count(store, checkpoint[:length]) == 1
+        )
+        assert finder.by_prefix(short).id == checkpoint
         with pytest.raises(InvalidInput, match="several checkpoints"):
-            finder.checkpoint(short[: next(n for n in range(31, 8, -1) if _count(store, moment[:n]) > 1)])
+            finder.by_prefix(short[: next(n for n in range(31, 8, -1) if _count(store, checkpoint[:n]) > 1)])
 
 
 def _count(store, prefix):
@@ -68,42 +70,42 @@ def test_what_is_not_there(finder):
         "al@hom": "did you mean 'al@home'",
         "mine": "there is one in 'bob'",
         "al@home@9": "has no step 9",
-        "al@home@~9": "no moment 9 before its head",
-        "al@home@2001-01-01": "no moment at or before",
+        "al@home@~9": "no checkpoint 9 before its head",
+        "al@home@2001-01-01": "no checkpoint at or before",
         "ckpt_0000000000zz": "there is no checkpoint",
         "ckpt_uuuu": "there is no checkpoint",
         "": "there is no thread",
     }.items():
         with pytest.raises(NotFound, match=told):
-            finder.moment(text)
+            finder.checkpoint(text)
     for text in ("al@home@soon", "ckpt_", "ckpt_0"):
         with pytest.raises(InvalidInput):
-            finder.moment(text)
+            finder.checkpoint(text)
 
 
 def test_other_namespaces(store):
     theirs = Finder(store.engine, store.space, "bob")
-    assert theirs.moment("mine").namespace == "bob"
+    assert theirs.checkpoint("mine").namespace == "bob"
     with pytest.raises(NotFound):
-        theirs.moment("al@home")
+        theirs.checkpoint("al@home")
 
 
 def test_how_a_thread_grew(store):
-    moments = ids(store)
+    checkpoints = ids(store)
     info = thread_info(store.engine, store.space, "al@home", "")
     grown = growth(store.engine, store.space, info)
-    assert [each.id for each in grown.moments] == moments[::-1]
-    assert grown.line == {moments[0], moments[1], moments[4]}
-    assert grown.left_behind == [moments[3], moments[2]]
-    assert [(each.before, each.to) for each in grown.rewinds] == [(moments[3], moments[1])]
-    assert [(each.thread, each.at, each.step) for each in grown.forks] == [("elsewhere", moments[0], 1)]
+    assert [each.id for each in grown.checkpoints] == checkpoints[::-1]
+    assert grown.line == {checkpoints[0], checkpoints[1], checkpoints[4]}
+    assert grown.left_behind == [checkpoints[3], checkpoints[2]]
+    assert [(each.before, each.to) for each in grown.rewinds] == [(checkpoints[3], checkpoints[1])]
+    assert [(each.thread, each.at, each.step) for each in grown.forks] == [("elsewhere", checkpoints[0], 1)]
     fork = growth(store.engine, store.space, thread_info(store.engine, store.space, "elsewhere", ""))
-    assert fork.origin.id == moments[0]
+    assert fork.origin.id == checkpoints[0]
     assert thread_info(store.engine, store.space, "nobody", "") is None
 
 
 def test_what_a_rewind_leaves(store):
-    moments = ids(store)
+    checkpoints = ids(store)
     thread = store.thread("al@home")
 
     def left(head, target):
@@ -112,13 +114,13 @@ def test_what_a_rewind_leaves(store):
             for each in left_behind(
                 store.engine,
                 store.space,
-                thread.at(moments[head]).checkpoint,
-                thread.at(moments[target]).checkpoint,
+                thread.at(checkpoints[head]).checkpoint,
+                thread.at(checkpoints[target]).checkpoint,
             )
         ]
 
-    assert left(4, 0) == [moments[4], moments[1]]
-    assert left(4, 3) == [moments[4]]
-    assert left(3, 4) == [moments[3], moments[2]]
+    assert left(4, 0) == [checkpoints[4], checkpoints[1]]
+    assert left(4, 3) == [checkpoints[4]]
+    assert left(3, 4) == [checkpoints[3], checkpoints[2]]
     assert left(1, 4) == []
     assert left(2, 2) == []

@@ -23,14 +23,14 @@ def folder(tmp_path):
 
 
 # Pages
-def test_pages_go_on_behind_the_last_moment(store):
+def test_pages_go_on_behind_the_last_checkpoint(store):
     thread = told(store, steps=7)
     fork = thread.fork("f", at=4)
     fork.append(say("elsewhere"))
-    whole = [moment.id for moment in fork.history()]
+    whole = [checkpoint.id for checkpoint in fork.history()]
     paged, cursor = [], None
     while page := list(fork.history(last=2, after=cursor)):
-        paged += [moment.id for moment in page]
+        paged += [checkpoint.id for checkpoint in page]
         cursor = page[-1].id
     assert paged == whole
     assert len(whole) == 7
@@ -81,9 +81,9 @@ def test_history_shows_what_others_saved_without_building_on_it(store):
 
 # Tails and lists
 def test_load_reads_only_the_tail(store):
-    moment = told(store) and store.thread("t").load(last=2)
-    assert [each["content"] for each in moment.messages] == ["message 3", "message 4"]
-    assert moment.message_count == 5
+    checkpoint = told(store) and store.thread("t").load(last=2)
+    assert [each["content"] for each in checkpoint.messages] == ["message 3", "message 4"]
+    assert checkpoint.message_count == 5
     assert store.thread("t").load(last=0).messages == []
     assert len(store.thread("t").load(last=99).messages) == 5
     with pytest.raises(InvalidInput):
@@ -143,24 +143,24 @@ def test_declared_lists_are_kept_as_lists(store):
 
 
 def test_one_state_value_is_read_alone(store):
-    moment = store.thread("t").checkpoint([], {"a": 1, "big": {"k": "x" * 5000, "l": "y"}})
-    assert moment.value("a") == 1
-    assert moment.value("big") == {"k": "x" * 5000, "l": "y"}
-    assert moment.value("none") is None
+    checkpoint = store.thread("t").checkpoint([], {"a": 1, "big": {"k": "x" * 5000, "l": "y"}})
+    assert checkpoint.value("a") == 1
+    assert checkpoint.value("big") == {"k": "x" * 5000, "l": "y"}
+    assert checkpoint.value("none") is None
 
 
-def test_a_moment_as_a_dict(store):
-    moment = store.thread("t", namespace="ns").checkpoint(
+def test_a_checkpoint_as_a_dict(store):
+    checkpoint = store.thread("t", namespace="ns").checkpoint(
         [say("a")], {"n": 1}, lists={"notes": [1]}, metadata={"m": 2}, note="first", tags=["x"]
     )
-    told_ = moment.to_dict()
+    told_ = checkpoint.to_dict()
     assert told_ == {
-        "id": moment.id,
+        "id": checkpoint.id,
         "thread_id": "t",
         "namespace": "ns",
         "parent_id": None,
         "step": 0,
-        "created_at": moment.created_at,
+        "created_at": checkpoint.created_at,
         "note": "first",
         "tags": ["x"],
         "metadata": {"m": 2},
@@ -171,10 +171,10 @@ def test_a_moment_as_a_dict(store):
         "state": {"n": 1},
         "lists": {"notes": [1]},
     }
-    assert "messages" not in moment.to_dict(content=False)
+    assert "messages" not in checkpoint.to_dict(content=False)
 
 
-def test_a_moment_is_forked_where_it_is_found(store):
+def test_a_checkpoint_is_forked_where_it_is_found(store):
     thread = told(store)
     fork = thread.at(2).fork("bolder")
     assert fork.head.step == 2
@@ -377,7 +377,7 @@ def test_a_fork_into_another_namespace_does_not_open_the_first_one(store):
     thread = told(store)
     fork = thread.fork("f", namespace="bob")
     assert len(fork.load().messages) == 5
-    assert [(moment.namespace, moment.step) for moment in fork.history()] == [("bob", 4)]
+    assert [(checkpoint.namespace, checkpoint.step) for checkpoint in fork.history()] == [("bob", 4)]
 
 
 # Memory

@@ -30,14 +30,14 @@ def test_a_thread_is_not_rewound_to_what_is_not_its_past(store):
     thread, other = told(store), store.thread("other")
     fork = thread.fork("fork", at=1)
     theirs = other.append(say("theirs"))
-    for moment in (theirs, thread.head):
+    for checkpoint in (theirs, thread.head):
         with pytest.raises(InvalidInput, match="fork it instead"):
-            fork.rewind(moment)
+            fork.rewind(checkpoint)
     with pytest.raises(NotFound):
         store.thread("t", namespace="bob").rewind(theirs)
     with treering.open("memory:") as elsewhere:
         foreign = told(elsewhere).head
-        for wrong in (fork.rewind, fork.at, lambda moment: fork.fork("new", at=moment)):
+        for wrong in (fork.rewind, fork.at, lambda checkpoint: fork.fork("new", at=checkpoint)):
             with pytest.raises(NotFound):
                 wrong(foreign)
     assert fork.load().step == 1
@@ -92,7 +92,7 @@ def test_a_misspelt_way_out_of_a_conflict_does_not_overwrite(store):
         second.append(say("second"), on_conflict="Retry")
 
 
-def test_only_an_id_a_step_or_a_datetime_names_a_moment(store):
+def test_only_an_id_a_step_or_a_datetime_names_a_checkpoint(store):
     thread = told(store)
     for wrong in (None, True, 1.0, date(2026, 1, 1)):
         with pytest.raises(InvalidInput):
@@ -145,7 +145,7 @@ def test_a_hook_cannot_make_state_that_is_not_read_back(store):
     assert store.thread("t").load() is None
 
 
-def test_a_moment_is_named_by_its_place_as_on_the_command_line(store):
+def test_a_checkpoint_is_named_by_its_place_as_on_the_command_line(store):
     thread = told(store)
     first, head = thread.at(0), thread.head
     assert thread.at("~1").id == thread.at(f"{head.step - 1}").id == head.parent_id
@@ -161,13 +161,13 @@ def test_a_moment_is_named_by_its_place_as_on_the_command_line(store):
 
 
 def test_a_number_of_messages_is_never_less_than_none(store):
-    moment = told(store).head
+    checkpoint = told(store).head
     for wrong in (-1, "2", 1.5):
         for read in (
             lambda last: store.thread("t").load(last=last),
             lambda last: list(store.thread("t").history(last=last)),
-            lambda last: moment.items("messages", last=last),
-            moment.last_messages,
+            lambda last: checkpoint.items("messages", last=last),
+            checkpoint.last_messages,
             store.thread("t").shorten,
         ):
             with pytest.raises(InvalidInput, match="give a number"):
@@ -204,7 +204,7 @@ def test_what_threads_are_looked_for_by_is_text(store, wrong):
         list(store.threads(prefix=wrong))
 
 
-def test_what_moments_are_chosen_by_is_a_dict(store):
+def test_what_checkpoints_are_chosen_by_is_a_dict(store):
     thread = store.thread("t")
     thread.append("a")
     for wrong in (7, "text", ["list"]):

@@ -1,4 +1,4 @@
-"""Threads against a model: a dict of moments with parents, in which nothing is shared or clever."""
+"""Threads against a model: a dict of checkpoints with parents, in which nothing is shared or clever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = st.lists(st.sampled_from(["x", "y", "z", 1, True, 1.0]), min_size=1, max
 
 @dataclass
 class Known:
-    """A moment as it should be."""
+    """A checkpoint as it should be."""
 
     thread: str
     parent: str | None
@@ -32,24 +32,24 @@ class Known:
 
 @dataclass
 class Model:
-    moments: dict[str, Known] = field(default_factory=dict)
+    checkpoints: dict[str, Known] = field(default_factory=dict)
     heads: dict[str, str] = field(default_factory=dict)
 
     def line(self, name):
         """The ancestors of a head that are left; where a thread left another one, both ends must be."""
         found, at = [], self.heads.get(name)
         while at is not None:
-            known = self.moments[at]
+            known = self.checkpoints[at]
             if known.is_there:
                 found.append(at)
-            near = (self.moments[each].thread for each in (*found[-1:], known.parent) if each is not None)
+            near = (self.checkpoints[each].thread for each in (*found[-1:], known.parent) if each is not None)
             if not known.is_there and any(thread != known.thread for thread in near):
                 return found
             at = known.parent
         return found
 
     def of(self, name):
-        return [each for each, known in self.moments.items() if known.thread == name and known.is_there]
+        return [each for each, known in self.checkpoints.items() if known.thread == name and known.is_there]
 
 
 class Machine(RuleBasedStateMachine):
@@ -71,32 +71,34 @@ class Machine(RuleBasedStateMachine):
             self.store.close()
             self.folder.cleanup()
 
-    def saved(self, name, moment, messages, state):
+    def saved(self, name, checkpoint, messages, state):
         before = self.model.heads.get(name)
-        step = 0 if before is None else self.model.moments[before].step + 1
-        assert (moment.parent_id, moment.step) == (before, step)
-        self.model.moments[moment.id] = Known(name, before, step, messages, state)
-        self.model.heads[name] = moment.id
+        step = 0 if before is None else self.model.checkpoints[before].step + 1
+        assert (checkpoint.parent_id, checkpoint.step) == (before, step)
+        self.model.checkpoints[checkpoint.id] = Known(name, before, step, messages, state)
+        self.model.heads[name] = checkpoint.id
 
-    def copied(self, target, moment):
-        known = self.model.moments[target]
-        assert moment.step == known.step
-        self.model.moments[moment.id] = Known(
-            moment.thread_id, target, known.step, known.messages, known.state, is_tagged=known.is_tagged
+    def copied(self, target, checkpoint):
+        known = self.model.checkpoints[target]
+        assert checkpoint.step == known.step
+        self.model.checkpoints[checkpoint.id] = Known(
+            checkpoint.thread_id, target, known.step, known.messages, known.state, is_tagged=known.is_tagged
         )
 
     def now(self, name):
         head = self.model.heads.get(name)
         return (
-            ([], {}) if head is None else (self.model.moments[head].messages, self.model.moments[head].state)
+            ([], {})
+            if head is None
+            else (self.model.checkpoints[head].messages, self.model.checkpoints[head].state)
         )
 
     @rule(name=st.sampled_from(NAMES), words=WORDS, is_tagged=st.booleans())
     def append(self, name, words, is_tagged):
         messages, state = self.now(name)
-        moment = self.objects[name].append(*words, tags=["tag"] if is_tagged else [])
-        self.saved(name, moment, messages + words, state)
-        self.model.moments[moment.id].is_tagged = is_tagged
+        checkpoint = self.objects[name].append(*words, tags=["tag"] if is_tagged else [])
+        self.saved(name, checkpoint, messages + words, state)
+        self.model.checkpoints[checkpoint.id].is_tagged = is_tagged
 
     @rule(name=st.sampled_from(NAMES), words=WORDS, keep=st.integers(0, 6), count=st.integers(0, 3))
     def checkpoint(self, name, words, keep, count):
@@ -116,12 +118,12 @@ class Machine(RuleBasedStateMachine):
     def rewind(self, data):
         name = data.draw(st.sampled_from(sorted(self.model.heads)))
         target = data.draw(st.sampled_from(self.model.line(name)))
-        moment = self.objects[name].rewind(target)
-        if self.model.moments[target].thread == name:
-            assert moment.id == target
+        checkpoint = self.objects[name].rewind(target)
+        if self.model.checkpoints[target].thread == name:
+            assert checkpoint.id == target
         else:
-            self.copied(target, moment)
-        self.model.heads[name] = moment.id
+            self.copied(target, checkpoint)
+        self.model.heads[name] = checkpoint.id
 
     @precondition(lambda self: self.model.heads)
     @rule(data=st.data())
@@ -140,9 +142,9 @@ class Machine(RuleBasedStateMachine):
         new = next(each for each in NAMES if each not in self.model.heads)
         target = data.draw(st.sampled_from(self.model.line(name)))
         fork = self.store.thread(name).at(target).fork(new)
-        moment = fork.head
-        self.copied(target, moment)
-        self.model.heads[new] = moment.id
+        checkpoint = fork.head
+        self.copied(target, checkpoint)
+        self.model.heads[new] = checkpoint.id
         self.objects[new] = fork
 
     @rule(name=st.sampled_from(NAMES))
@@ -156,7 +158,7 @@ class Machine(RuleBasedStateMachine):
         pinned = set(self.model.heads.values())
         for name in NAMES:
             for each in self.model.of(name)[:-last]:
-                known = self.model.moments[each]
+                known = self.model.checkpoints[each]
                 known.is_there = each in pinned or known.is_tagged
 
     @invariant()
@@ -165,34 +167,34 @@ class Machine(RuleBasedStateMachine):
             return
         for name in NAMES:
             thread = self.store.thread(name)
-            moment = thread.load()
+            checkpoint = thread.load()
             if name not in self.model.heads:
-                assert moment is None
+                assert checkpoint is None
                 continue
             messages, state = self.now(name)
-            assert [(type(each), each) for each in moment.messages] == [
+            assert [(type(each), each) for each in checkpoint.messages] == [
                 (type(each), each) for each in messages
             ]
-            assert moment.state == state
-            assert moment.message_count == len(messages)
+            assert checkpoint.state == state
+            assert checkpoint.message_count == len(messages)
             assert [each.id for each in thread.history()] == self.model.line(name)
             everything = [each.id for each in thread.history(everything=True)]
             assert everything == self.model.of(name)[::-1]
 
-    @precondition(lambda self: self.model.moments)
+    @precondition(lambda self: self.model.checkpoints)
     @rule(data=st.data(), last=st.integers(0, 3))
     def look_back(self, data, last):
-        which = data.draw(st.sampled_from(sorted(self.model.moments)))
-        known = self.model.moments[which]
+        which = data.draw(st.sampled_from(sorted(self.model.checkpoints)))
+        known = self.model.checkpoints[which]
         thread = self.store.thread(known.thread)
         if not known.is_there:
             with pytest.raises(NotFound):
                 thread.at(which)
             return
-        moment = thread.at(which)
-        assert moment.messages == known.messages
-        assert moment.last_messages(last) == (known.messages[-last:] if last else [])
-        assert moment.state == known.state
+        checkpoint = thread.at(which)
+        assert checkpoint.messages == known.messages
+        assert checkpoint.last_messages(last) == (known.messages[-last:] if last else [])
+        assert checkpoint.state == known.state
 
 
 class SqliteMachine(Machine):

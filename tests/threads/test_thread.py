@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import treering
 from treering.core.clock import SystemClock
 from treering.errors import Conflict, InvalidInput, NotFound
-from treering.threads.checkpoint import new_checkpoint_id
+from treering.threads.checkpoint_record import new_checkpoint_id
 from treering.threads.diff import json_patch
 from treering.threads.thread import ThreadMoved
 
@@ -101,7 +101,7 @@ def test_rewind_moves_the_head_and_keeps_the_journal(store):
     assert thread.head.step == 1
     assert len(thread.head.messages) == 2
     thread.append(say("another way"))
-    assert [moment.step for moment in thread.history()] == [2, 1, 0]
+    assert [checkpoint.step for checkpoint in thread.history()] == [2, 1, 0]
     assert thread.at(left).messages[-1] == say("message 4")
     assert len(list(thread.history(everything=True))) == 6
     assert store.verify().ok
@@ -112,7 +112,7 @@ def test_a_fork_shares_its_past_and_goes_its_own_way(store):
     fork = thread.fork("bolder", at=2)
     assert fork.head.messages == thread.at(2).messages
     fork.append(say("elsewhere"))
-    assert [(moment.thread_id, moment.step) for moment in fork.history()] == [
+    assert [(checkpoint.thread_id, checkpoint.step) for checkpoint in fork.history()] == [
         ("bolder", 3),
         ("bolder", 2),
         ("t", 2),
@@ -146,13 +146,13 @@ def test_two_writers_never_overwrite_each_other(store):
     assert store.thread("t").load().messages[-1] == say("first")
 
 
-def test_moments_are_found_by_id_step_and_time(store):
+def test_checkpoints_are_found_by_id_step_and_time(store):
     thread = told(store)
-    moments = list(thread.history())
-    assert thread.at(moments[2].id) == moments[2]
+    checkpoints = list(thread.history())
+    assert thread.at(checkpoints[2].id) == checkpoints[2]
     assert thread.at(3).step == 3
-    moment = datetime.fromisoformat(moments[1].created_at)
-    assert thread.at(moment).created_at <= moments[1].created_at
+    checkpoint = datetime.fromisoformat(checkpoints[1].created_at)
+    assert thread.at(checkpoint).created_at <= checkpoints[1].created_at
     for which in (99, new_checkpoint_id(SystemClock())[0]):
         with pytest.raises(NotFound):
             thread.at(which)
@@ -277,8 +277,8 @@ def test_the_async_twin_does_the_same(tmp_path):
             thread = store.thread("t")
             await thread.append(say("a"))
             await thread.checkpoint([say("a"), say("b")], {"n": 1})
-            moment = await thread.load()
-            assert await moment.messages() == [say("a"), say("b")]
+            checkpoint = await thread.load()
+            assert await checkpoint.messages() == [say("a"), say("b")]
             assert [each.step async for each in thread.history()] == [1, 0]
             fork = await thread.fork("f", at=0)
             return (await fork.head()).step

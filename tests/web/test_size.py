@@ -60,16 +60,16 @@ def test_a_long_list_of_runs_is_fetched_as_one_scrolls(page, forest):
     assert page.locator("[role=listitem]").count() < 80
 
 
-def test_a_thread_of_more_moments_than_a_page_is_read_to_its_root(page, tmp_path):
+def test_a_thread_of_more_checkpoints_than_a_page_is_read_to_its_root(page, tmp_path):
     with treering.open(tmp_path / "store", durability="fast") as store, running(store) as url:
         thread = store.thread("long")
         for number in range(620):
             thread.append({"role": "user", "content": str(number)})
         page.goto(f"{url}/ui/#/threads/long")
-        moments = page.get_by_role("region", name="Moments")
-        expect(moments).to_have_attribute("data-total", "500")
+        checkpoints = page.get_by_role("region", name="Checkpoints")
+        expect(checkpoints).to_have_attribute("data-total", "500")
         page.keyboard.press("End")
-        expect(moments).to_have_attribute("data-total", "620")
+        expect(checkpoints).to_have_attribute("data-total", "620")
         page.keyboard.press("End")
         expect(page.locator(".inspector .step")).to_have_text("0")
         page.close()
@@ -82,7 +82,7 @@ def test_a_key_that_is_pressed_as_soon_as_a_list_is_there_is_not_lost(page, tmp_
             thread.append({"role": "user", "content": str(number)})
         page.add_init_script(
             """new MutationObserver((_, watcher) => {
-                if (!document.querySelector('.moments')) return;
+                if (!document.querySelector('.checkpoints')) return;
                 watcher.disconnect();
                 document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'End', bubbles: true}));
             }).observe(document, {childList: true, subtree: true})"""

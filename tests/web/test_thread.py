@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 def open_thread(page, url, fragment=""):
     page.goto(f"{url}/ui/#/threads/support%2Falice{fragment}")
-    page.locator(".moments .row").first.wait_for()
+    page.locator(".checkpoints .row").first.wait_for()
 
 
 def test_the_tree_has_the_rings_of_every_relative(page, garden_url):
@@ -23,17 +23,17 @@ def test_the_tree_has_the_rings_of_every_relative(page, garden_url):
         expect(page.locator(f".ring.branch-{branch}").first).to_be_attached()
 
 
-def test_a_ring_is_a_moment_with_an_address(page, garden_url):
+def test_a_ring_is_a_checkpoint_with_an_address(page, garden_url):
     open_thread(page, garden_url)
     page.locator(".ring.left").first.dispatch_event("click")
     expect(page).to_have_url(re.compile(r"at=ckpt_"))
     expect(page.locator(".inspector")).to_contain_text("left behind by a rewind")
     page.reload()
     expect(page.locator(".inspector")).to_contain_text("left behind by a rewind")
-    expect(page.locator(".moments .row.selected .tag")).to_have_text("left behind")
+    expect(page.locator(".checkpoints .row.selected .tag")).to_have_text("left behind")
 
 
-def test_keys_go_through_the_moments(page, garden_url):
+def test_keys_go_through_the_checkpoints(page, garden_url):
     open_thread(page, garden_url)
     page.keyboard.press("End")
     expect(page.locator(".inspector .step")).to_have_text("0")
@@ -43,7 +43,7 @@ def test_keys_go_through_the_moments(page, garden_url):
     expect(page.locator(".inspector .said")).to_have_count(2)
 
 
-def test_any_two_moments_are_compared(page, own_garden):
+def test_any_two_checkpoints_are_compared(page, own_garden):
     store, url = own_garden
     first = store.thread("support/alice").at(1).id
     bolder = store.thread("support/alice-bolder").head.id
@@ -69,7 +69,7 @@ def test_rewind_asks_first_and_then_moves_the_head(page, own_garden):
     store, url = own_garden
     before = store.thread("support/alice").head.id
     open_thread(page, url)
-    page.locator(".moment", has_text="first draft").click()
+    page.locator(".checkpoint", has_text="first draft").click()
     page.get_by_role("button", name="Rewind to here").click()
     page.get_by_role("button", name="Cancel").click()
     assert store.thread("support/alice").head.id == before
@@ -112,10 +112,10 @@ def test_a_decision_is_edited_and_must_be_json(page, own_garden):
     assert store.thread("support/alice").load().metadata["resumed"]["payload"]["amount"] == 15
 
 
-def test_a_moment_that_is_saved_now_appears_by_itself(page, own_garden):
+def test_a_checkpoint_that_is_saved_now_appears_by_itself(page, own_garden):
     store, url = own_garden
     page.goto(f"{url}/ui/#/threads/work%2Frefunds")
-    expect(page.locator(".moments .row")).to_have_count(2)
+    expect(page.locator(".checkpoints .row")).to_have_count(2)
     page.locator(".pulse.on").wait_for()
     store.thread("work/refunds").append({"role": "user", "content": "Thank you."}, note="thanks")
-    expect(page.locator(".moments .row")).to_have_count(3)
+    expect(page.locator(".checkpoints .row")).to_have_count(3)

@@ -115,7 +115,7 @@ def long_url(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "fragment, label, before, after",
-    [("runs", "Runs", 100, 131), ("threads/long", "Moments", 500, 520)],
+    [("runs", "Runs", 100, 131), ("threads/long", "Checkpoints", 500, 520)],
 )
 def test_a_later_page_that_fails_is_told_and_can_be_tried_again(
     fragment, label, before, after, new_page, long_url

@@ -20,7 +20,7 @@ VIEWS = {
     "thread-state": ("#/threads/support%2Falice?tab=state", "ask for an account"),
     "thread-diff": ("#/threads/work%2Frefunds?tab=diff", "shop/limits.py"),
     "thread-files": ("#/threads/work%2Frefunds?tab=files&path=shop%2Frefund.py&file=1", "min(amount, LIMIT)"),
-    "thread-long": ("#/threads/research%2Flong-horizon", "90 moments"),
+    "thread-long": ("#/threads/research%2Flong-horizon", "90 checkpoints"),
     "workspace": ("#/workspace", "before the limit"),
     "memory": ("#/memory/policy%2Fsummary", "the handbook"),
     "memory-search": ("#/memory?q=gift+cards", "policy/refunds"),

@@ -1,4 +1,4 @@
-"""Files and conversation as one moment."""
+"""Files and conversation as one checkpoint."""
 
 from __future__ import annotations
 
@@ -152,26 +152,26 @@ def test_hooks_see_the_workspace_and_may_veto(store: Store, folder: Path) -> Non
     assert not store.stats().rows["objects"]
 
 
-def test_a_moment_says_what_its_files_lack(store: Store, folder: Path) -> None:
+def test_a_checkpoint_says_what_its_files_lack(store: Store, folder: Path) -> None:
     (folder / "auth.json").write_text("secret")
-    moment = store.thread("t").checkpoint(workspace=folder, exclude=["src/"], metadata={"mine": 1})
-    assert moment is not None
-    assert moment.metadata == {"mine": 1, "workspace": {"left_out": [["auth.json", "credential"]]}}
-    assert moment.snapshot is not None
-    assert "src" not in {each.path for each in store.workspace.ls(moment.snapshot)}
+    checkpoint = store.thread("t").checkpoint(workspace=folder, exclude=["src/"], metadata={"mine": 1})
+    assert checkpoint is not None
+    assert checkpoint.metadata == {"mine": 1, "workspace": {"left_out": [["auth.json", "credential"]]}}
+    assert checkpoint.snapshot is not None
+    assert "src" not in {each.path for each in store.workspace.ls(checkpoint.snapshot)}
 
 
 def test_the_same_words_awaited(tmp_path: Path, folder: Path) -> None:
     async def work() -> None:
         async with treering.open_async(tmp_path / "store") as store:
             thread = store.thread("t")
-            moment = await thread.checkpoint(state={"n": 1}, workspace=folder)
-            assert moment is not None
-            await moment.restore(tmp_path / "new")
-            assert await store.workspace.submit(folder) == moment.snapshot
+            checkpoint = await thread.checkpoint(state={"n": 1}, workspace=folder)
+            assert checkpoint is not None
+            await checkpoint.restore(tmp_path / "new")
+            assert await store.workspace.submit(folder) == checkpoint.snapshot
             progress = []
             snapshot = await store.workspace.snapshot(folder, on_progress=progress.append)
-            assert snapshot == moment.snapshot
+            assert snapshot == checkpoint.snapshot
             assert "README.md" in [each.path async for each in store.workspace.ls(snapshot)]
             assert await store.workspace.cat(snapshot, "README.md") == b"# Report\n"
             assert (await store.workspace.check(snapshot)).ok

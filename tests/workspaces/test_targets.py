@@ -34,9 +34,9 @@ def walk_through(store: Store, folder: Path, tmp_path: Path) -> None:
     store.workspace.restore(first, folder, delete=True)
     assert picture(folder) == before
     assert store.workspace.check(second).ok
-    moment = store.thread("t").checkpoint(workspace=folder)
-    assert moment is not None
-    assert moment.snapshot == first
+    checkpoint = store.thread("t").checkpoint(workspace=folder)
+    assert checkpoint is not None
+    assert checkpoint.snapshot == first
     assert store.verify().ok
 
 

@@ -26,11 +26,12 @@ from treering.core.query import Erasure
 from treering.errors import Conflict, Corrupt, InvalidInput, ListMoved, NotFound
 from treering.store import Store
 from treering.threads import lists as lists_module
-from treering.threads.checkpoint import (
+from treering.threads.checkpoint import Checkpoint
+from treering.threads.checkpoint_record import (
     MESSAGES,
-    Checkpoint,
+    CheckpointRecord,
+    ListPrefix,
     StateValue,
-    Stretch,
     by_id,
     created_at_us,
     new_checkpoint_id,
@@ -41,8 +42,7 @@ from treering.threads.directory import ThreadInfo
 from treering.threads.head import read_state, write_state
 from treering.threads.head_value import head_value, read_head
 from treering.threads.history import Journal, head_ref, thread_scope
-from treering.threads.hooks import Saved, Saving
-from treering.threads.moment import Moment
+from treering.threads.hooks import Saved, SaveRequest
 
 _TRIES: Final = 3
 _LONGEST: Final = 400
@@ -60,11 +60,11 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     """Where a thread is: its newest checkpoint, and the version by which a save checks that it still is."""
 
     version: int
-    checkpoint: Checkpoint
+    checkpoint: CheckpointRecord
     first_us: int
 
     @property
-    def messages(self) -> Stretch | None:
+    def messages(self) -> ListPrefix | None:
         """Where its messages lie; ``None`` when it never had any."""
         return self.checkpoint.lists.get(MESSAGES)
 
@@ -94,17 +94,19 @@ class Transcript:
             version=ref.version, checkpoint=self._journal.by_id(value.checkpoint), first_us=value.first_us
         )
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self) -> CheckpointRecord | None:
         """The newest checkpoint that is stored, also of a thread that was unlisted."""
         return next(self._journal.all_of(self._scope), None)
 
-    def moment(self, head: Head) -> Moment:
+    def checkpoint(self, head: Head) -> Checkpoint:
         """The head with its content; fires the load hooks."""
-        moment = Moment(self._engine, self._space, head.checkpoint)
-        self._store.hooks.after_load(Saved(thread_id=self.id, namespace=self.namespace, checkpoint=moment))
-        return moment
+        checkpoint = Checkpoint(self._engine, self._space, head.checkpoint)
+        self._store.hooks.after_load(
+            Saved(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint)
+        )
+        return checkpoint
 
-    def read(self, stretch: Stretch | None, *, last: int | None = None) -> list[Any]:
+    def read(self, stretch: ListPrefix | None, *, last: int | None = None) -> list[Any]:
         """The messages of a stretch, or only its last ones."""
         if stretch is None or last == 0:
             return []
@@ -115,21 +117,21 @@ class Transcript:
         before: Head | None,
         messages: Sequence[Any],
         *,
-        after: Stretch | None,
+        after: ListPrefix | None,
         state: Mapping[str, Any] | None = None,
         pending_interrupt: Any = None,
         marks: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None,
         note: str | None = None,
         also: Callable[[Draft], None] | None = None,
     ) -> Head:
-        """Save ``messages`` behind ``after`` as the next moment, if ``before`` is still the head.
+        """Save ``messages`` behind ``after`` as the next checkpoint, if ``before`` is still the head.
 
         ``state`` is the whole state (``None``: as before). ``marks`` gives the adapter's own metadata for the
         messages as the hooks left them. Raises `RefMoved` when the head or a ref of ``also`` moved, `Vetoed`
         when a hook does not want the save.
         """
         saving = self._store.hooks.before_save(
-            Saving(
+            SaveRequest(
                 thread_id=self.id,
                 namespace=self.namespace,
                 messages=list(messages),
@@ -150,8 +152,10 @@ class Transcript:
             except ListMoved:
                 if attempt == _TRIES:
                     raise
-        moment = Moment(self._engine, self._space, head.checkpoint)  # pyright: ignore[reportPossiblyUnboundVariable] - the loop breaks or raises
-        self._store.hooks.after_save(Saved(thread_id=self.id, namespace=self.namespace, checkpoint=moment))
+        checkpoint = Checkpoint(self._engine, self._space, head.checkpoint)  # pyright: ignore[reportPossiblyUnboundVariable] - the loop breaks or raises
+        self._store.hooks.after_save(
+            Saved(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint)
+        )
         return head  # pyright: ignore[reportPossiblyUnboundVariable]
 
     def unlist(self, head: Head) -> None:
@@ -178,8 +182,8 @@ class Transcript:
     def _try_to_save(
         self,
         before: Head | None,
-        saving: Saving,
-        after: Stretch | None,
+        saving: SaveRequest,
+        after: ListPrefix | None,
         also: Callable[[Draft], None] | None,
         *,
         tail_is_ours: bool,
@@ -203,7 +207,7 @@ class Transcript:
         if saving.state is not None:
             state = write_state(draft, state, saving.state, scope=self._scope)
         checkpoint_id, now_us = new_checkpoint_id(_CLOCK)
-        checkpoint = Checkpoint(
+        checkpoint = CheckpointRecord(
             id=checkpoint_id,
             thread=self.id,
             namespace=self.namespace,
@@ -221,7 +225,11 @@ class Transcript:
         return self._move(draft, before, checkpoint, also)
 
     def _move(
-        self, draft: Draft, before: Head | None, checkpoint: Checkpoint, also: Callable[[Draft], None] | None
+        self,
+        draft: Draft,
+        before: Head | None,
+        checkpoint: CheckpointRecord,
+        also: Callable[[Draft], None] | None,
     ) -> Head:
         first_us = before.first_us if before is not None else checkpoint.created_at_us
         expect = ABSENT if before is None else before.version
@@ -268,9 +276,9 @@ def _digest(text: str) -> str:
 # -----------------------------------------------------------------------------------------------------------
 # The heads of many threads at once: what a list of sessions shows of each, in a few reads.
 #
-# `Store.threads` tells which threads there are without reading their moments. What an adapter keeps in their
-# state is read here for all of them together: one scan of the journal for each day that a head is of and one
-# read of contents per page, however many threads there are. A thread that goes meanwhile is left out.
+# `Store.threads` tells which threads there are without reading their checkpoints. What an adapter keeps in
+# their state is read here for all of them together: one scan of the journal for each day that a head is of
+# and one read of contents per page, however many threads there are. A thread that goes meanwhile is left out.
 
 
 _PAGE: Final = 500
@@ -280,7 +288,7 @@ State = dict[str, Any]
 
 def read_heads(
     store: Store, threads: Iterable[ThreadInfo], *names: str
-) -> Iterator[tuple[ThreadInfo, Checkpoint, State]]:
+) -> Iterator[tuple[ThreadInfo, CheckpointRecord, State]]:
     """Threads with their newest checkpoint, and those of the named state values (all, if none) it has."""
     waiting = iter(threads)
     while page := list(islice(waiting, _PAGE)):
@@ -291,9 +299,9 @@ def read_heads(
                 yield each, heads[each.head], states[each.head]
 
 
-def _checkpoints(store: Store, ids: Sequence[str]) -> dict[str, Checkpoint]:
+def _checkpoints(store: Store, ids: Sequence[str]) -> dict[str, CheckpointRecord]:
     """Checkpoints by their ids, asked for day by day, which is how the journal is keyed."""
-    found: dict[str, Checkpoint] = {}
+    found: dict[str, CheckpointRecord] = {}
     for _, same_day in groupby(sorted(ids), key=lambda each: day_of(created_at_us(each))):
         query = by_id(*same_day)
         page = store.engine.scan(store.space, query, limit=len(query.ids))
@@ -303,7 +311,7 @@ def _checkpoints(store: Store, ids: Sequence[str]) -> dict[str, Checkpoint]:
     return found
 
 
-def _states(store: Store, heads: Collection[Checkpoint], names: Collection[str]) -> dict[str, State]:
+def _states(store: Store, heads: Collection[CheckpointRecord], names: Collection[str]) -> dict[str, State]:
     """State values by checkpoint; all together, unless some of them just went."""
     places: dict[str, StateValue] = {
         f"{head.id}/{name}": place
@@ -322,12 +330,12 @@ def _states(store: Store, heads: Collection[Checkpoint], names: Collection[str])
 
 
 def _one_by_one(
-    store: Store, heads: Iterable[Checkpoint], names: Collection[str]
+    store: Store, heads: Iterable[CheckpointRecord], names: Collection[str]
 ) -> Iterator[tuple[str, State]]:
     for head in heads:
-        moment = Moment(store.engine, store.space, head)
+        checkpoint = Checkpoint(store.engine, store.space, head)
         try:
-            yield head.id, {name: moment.value(name) for name in head.state if not names or name in names}
+            yield head.id, {name: checkpoint.value(name) for name in head.state if not names or name in names}
         except NotFound:
             continue
 

@@ -22,7 +22,7 @@ from treering.agent.tools import toolbox
 from treering.core.ids import check_id
 from treering.errors import InvalidInput
 from treering.sync_async import Closing
-from treering.threads.checkpoint import Decision
+from treering.threads.checkpoint_record import Decision
 from treering.threads.hooks import HookName
 from treering.threads.tool_budgets import Budget
 

@@ -26,7 +26,7 @@ from treering.core.encoding import encode_json
 from treering.core.ids import new_id, time_of
 from treering.errors import InvalidInput
 from treering.store import Store
-from treering.threads.checkpoint import Decision, answer
+from treering.threads.checkpoint_record import Decision, answer
 from treering.threads.history import thread_scope
 from treering.threads.hooks import Hook, HookName, Hooks
 
@@ -65,7 +65,7 @@ class Saver(Protocol):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment of a conversation, on its way in or out."""
+    """A checkpoint of a conversation, on its way in or out."""
 
     messages: list[Message] = []
     state: dict[str, Any] = {}
@@ -184,16 +184,16 @@ class _ThreadBook:
         yield Call(_report, (self._store, self._thread.id, self._thread.namespace, error, run_id))
 
     def _load(self) -> Page | None:
-        moment = self._thread.load()
-        if moment is None:
+        checkpoint = self._thread.load()
+        if checkpoint is None:
             return None
-        self._kept = len(moment.messages)
+        self._kept = len(checkpoint.messages)
         return Page(
-            messages=moment.messages,
-            state=moment.state,
-            pending_interrupt=moment.pending_interrupt,
-            metadata=moment.metadata,
-            checkpoint=moment,
+            messages=checkpoint.messages,
+            state=checkpoint.state,
+            pending_interrupt=checkpoint.pending_interrupt,
+            metadata=checkpoint.metadata,
+            checkpoint=checkpoint,
         )
 
     def _save(self, page: Page) -> Any:

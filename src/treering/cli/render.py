@@ -1,4 +1,4 @@
-"""How messages, values and moments read on a terminal, and how they look as JSON.
+"""How messages, values and checkpoints read on a terminal, and how they look as JSON.
 
 Frameworks spell messages in their own ways. What most of them share is known here (a role or type, a content
 that is text or a list of blocks, tool calls beside it); anything else is shown as the JSON that it is.
@@ -13,7 +13,7 @@ from treering.cli.console import clean
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from treering.threads.checkpoint import Checkpoint
+    from treering.threads.checkpoint_record import CheckpointRecord
     from treering.threads.directory import ThreadInfo
 
 _LINE: Final = 72
@@ -89,7 +89,7 @@ def short_ids(ids: Iterable[str], shortest: int) -> dict[str, str]:
     return cut
 
 
-def summary(checkpoint: Checkpoint) -> dict[str, Any]:
+def summary(checkpoint: CheckpointRecord) -> dict[str, Any]:
     """A checkpoint without its content, for JSON."""
     return {
         "id": checkpoint.id,
@@ -107,9 +107,9 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def message_count(checkpoint: Checkpoint) -> int:
+def message_count(checkpoint: CheckpointRecord) -> int:
     """How many messages the conversation has at this moment."""
-    from treering.threads.checkpoint import MESSAGES
+    from treering.threads.checkpoint_record import MESSAGES
 
     stretch = checkpoint.lists.get(MESSAGES)
     return 0 if stretch is None else stretch.length

@@ -1,7 +1,8 @@
 """Commands for threads: threads, log, show, diff, fork, rewind, resume, delete.
 
-A moment is named by a checkpoint's id or the beginning of it, by a thread (its head), or by ``thread@place``
-(see `treering.threads.find`). Each command prints what the API gives back, as text or as JSON.
+A checkpoint is named by a checkpoint's id or the beginning of it, by a thread (its head), or by
+``thread@place`` (see `treering.threads.find`). Each command prints what the API gives back, as text or as
+JSON.
 """
 
 from __future__ import annotations
@@ -36,41 +37,39 @@ if TYPE_CHECKING:
 
     from treering.store import Store
     from treering.threads.checkpoint import Checkpoint
+    from treering.threads.checkpoint_record import CheckpointRecord
     from treering.threads.diff import Difference
     from treering.threads.directory import ThreadInfo
     from treering.threads.find import Finder, Growth
-    from treering.threads.moment import Moment
     from treering.threads.thread import Thread
 
 
 # -----------------------------------------------------------------------------------------------------------
-# How a moment, and the difference between two, read on a terminal.
+# How a checkpoint, and the difference between two, read on a terminal.
 
 
-def moment_lines(moment: Moment, messages: list[Any], state: dict[str, Any]) -> Iterator[str]:
-    """A moment, its messages and its state."""
-    checkpoint = moment.checkpoint
+def checkpoint_lines(checkpoint: Checkpoint, messages: list[Any], state: dict[str, Any]) -> Iterator[str]:
+    """A checkpoint, its messages and its state."""
+    record = checkpoint.record
     # Names that begin with _ are a framework's own bookkeeping; --json has them too.
-    metadata = {name: value for name, value in checkpoint.metadata.items() if not name.startswith("_")}
-    whose = f" of {clean(checkpoint.namespace)}" if checkpoint.namespace else ""
-    yield typer.style(f"{clean(checkpoint.thread)}{whose}, step {checkpoint.step}", bold=True)
+    metadata = {name: value for name, value in record.metadata.items() if not name.startswith("_")}
+    whose = f" of {clean(checkpoint.namespace)}" if record.namespace else ""
+    yield typer.style(f"{clean(checkpoint.thread_id)}{whose}, step {checkpoint.step}", bold=True)
     facts = {
-        "checkpoint": checkpoint.id,
-        "parent": checkpoint.parent or "",
-        "saved": checkpoint.created_at,
-        "note": checkpoint.note or "",
-        "tags": ", ".join(checkpoint.tags),
-        "files": checkpoint.snapshot or "",
+        "checkpoint": record.id,
+        "parent": record.parent or "",
+        "saved": record.created_at,
+        "note": record.note or "",
+        "tags": ", ".join(record.tags),
+        "files": record.snapshot or "",
         "metadata": json_text(metadata) if metadata else "",
-        "waits for": json_text(checkpoint.pending_interrupt)
-        if checkpoint.pending_interrupt is not None
-        else "",
+        "waits for": json_text(record.pending_interrupt) if record.pending_interrupt is not None else "",
     }
     yield from (f"  {name:<10}  {clean(fact)}" for name, fact in facts.items() if fact)
-    for name, stretch in checkpoint.lists.items():
+    for name, stretch in record.lists.items():
         if name != "messages":
             yield f"  {clean(name):<10}  {stretch.length} items"
-    count = message_count(checkpoint)
+    count = message_count(record)
     yield typer.style(f"messages ({count})", bold=True)
     if count > len(messages):
         yield f"  ... {count - len(messages)} earlier ones (--last 0 shows all)"
@@ -82,7 +81,7 @@ def moment_lines(moment: Moment, messages: list[Any], state: dict[str, Any]) -> 
 
 
 def difference_lines(told: Difference) -> Iterator[str]:
-    """What differs between two moments."""
+    """What differs between two checkpoints."""
     yield f"{told.before} -> {told.after}, {told.common} messages in common"
     for index, message in told.removed:
         yield from _coloured("red", _said("-", index, message))
@@ -121,15 +120,15 @@ def _coloured(colour: str, lines: Iterator[str]) -> Iterator[str]:
 # -----------------------------------------------------------------------------------------------------------
 
 ThreadArgument = Annotated[str, typer.Argument(metavar="THREAD", help="The id of a thread.")]
-_MOMENT: Final = "A checkpoint (or its beginning), a thread, or thread@12, thread@~1, thread@TIME."
+_CHECKPOINT: Final = "A checkpoint (or its beginning), a thread, or thread@12, thread@~1, thread@TIME."
 _LEFT_SHOWN: Final = 10
 _DAMAGED: Final = 5
 
 
 def add_to(app: typer.Typer) -> None:
     """Put the commands under the main one."""
-    for command in (threads, log, show_moment, diff, fork, rewind, resume, delete):
-        app.command("show" if command is show_moment else None)(command)
+    for command in (threads, log, show_checkpoint, diff, fork, rewind, resume, delete):
+        app.command("show" if command is show_checkpoint else None)(command)
 
 
 @takes_store
@@ -187,9 +186,9 @@ def log(
     *,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="The newest N moments; 0 for all.")] = 50,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="The newest N checkpoints; 0 for all.")] = 50,
     before: Annotated[
-        str | None, typer.Option(metavar="CHECKPOINT", help="Only moments older than this one.")
+        str | None, typer.Option(metavar="CHECKPOINT", help="Only checkpoints older than this one.")
     ] = None,
     forks: Annotated[bool, typer.Option("--forks/--no-forks", help="Look for threads forked off.")] = True,
     as_json: JsonOption = False,
@@ -204,7 +203,7 @@ def log(
             opened.space,
             finder.thread(thread),
             limit=limit or None,
-            before=None if before is None else finder.checkpoint(before).id,
+            before=None if before is None else finder.by_prefix(before).id,
             with_forks=forks,
         )
         if not as_json:
@@ -215,7 +214,7 @@ def log(
         "namespace": grown.thread.namespace,
         "head": grown.thread.head,
         "forked_from": None if grown.origin is None else summary(grown.origin),
-        "moments": [{**summary(each), "on_line": each.id in grown.line} for each in grown.moments],
+        "checkpoints": [{**summary(each), "on_line": each.id in grown.line} for each in grown.checkpoints],
         "rewinds": [{"at": each.at, "from": each.before, "to": each.to} for each in grown.rewinds],
         "forks": grown.forks,
         "older": grown.older,
@@ -224,39 +223,39 @@ def log(
 
 
 @takes_store
-def show_moment(
-    moment: Annotated[str, typer.Argument(metavar="MOMENT", help=_MOMENT)],
+def show_checkpoint(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help=_CHECKPOINT)],
     *,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     last: Annotated[int, typer.Option(metavar="N", min=0, help="The last N messages; 0 for all.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the messages, state and metadata of a moment."""
+    """Show the messages, state and metadata of a checkpoint."""
     with place.existing() as opened:
-        found = _moment(opened, _finder(opened, user_namespace), moment)
-        checkpoint = found.checkpoint
+        found = _checkpoint(opened, _finder(opened, user_namespace), checkpoint)
+        record = found.record
         messages = found.last_messages(last) if last else found.messages
         state = found.state
     what = {
-        **summary(checkpoint),
+        **summary(record),
         "messages": raw(messages),
-        "lists": {name: stretch.length for name, stretch in checkpoint.lists.items()},
+        "lists": {name: stretch.length for name, stretch in record.lists.items()},
         "state": raw(state),
     }
-    show(what, moment_lines(found, messages, state), as_json=as_json)
+    show(what, checkpoint_lines(found, messages, state), as_json=as_json)
 
 
 @takes_store
 def diff(
-    before: Annotated[str, typer.Argument(metavar="BEFORE", help=_MOMENT)],
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help=_CHECKPOINT)],
     after: Annotated[str, typer.Argument(metavar="AFTER", help="Likewise.")],
     *,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two moments (messages, state, files) or snapshots.
+    """Compare two checkpoints (messages, state, files) or snapshots.
 
     With --json the state and each list are a JSON patch (RFC 6902).
     """
@@ -270,7 +269,7 @@ def diff(
             show(changes, file_lines(changes), as_json=as_json)
             return
         finder = _finder(opened, user_namespace)
-        old, new = _moment(opened, finder, before), _moment(opened, finder, after)
+        old, new = _checkpoint(opened, finder, before), _checkpoint(opened, finder, after)
         told = difference(old, new, files=opened.workspace.diff(old.snapshot, new.snapshot))
     what = {
         "before": told.before,
@@ -302,7 +301,7 @@ def fork(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Begin a new thread at a moment of another one."""
+    """Begin a new thread at a checkpoint of another one."""
     with place.existing() as opened:
         finder = _finder(opened, user_namespace)
         origin = finder.thread(thread)
@@ -310,7 +309,7 @@ def fork(
         forked = opened.thread(origin.id, origin.namespace or None).fork(new, at=where)
         head = _head(forked)
     line = f"{clean(new)} begins at step {head.step} of {clean(thread)} ({head.short_id})"
-    show(summary(head.checkpoint), [line], as_json=as_json)
+    show(summary(head.record), [line], as_json=as_json)
 
 
 @takes_store
@@ -338,7 +337,7 @@ def rewind(
         target = finder.within(info, to)
         own = opened.thread(info.id, info.namespace or None)
         before = _head(own)
-        left = left_behind(opened.engine, opened.space, before.checkpoint, target)
+        left = left_behind(opened.engine, opened.space, before.record, target)
         # Files first: if they cannot be brought back, the conversation has not moved either.
         restored = None if files is None else own.at(target.id).restore(files, delete=delete)
         head = own.rewind(target.id)
@@ -351,7 +350,7 @@ def rewind(
         "left_behind": [summary(each) for each in left],
         **({} if restored is None else {"files": restored}),
     }
-    lines = [f"{clean(info.id)}: step {before.step} -> {target.step}, {len(left)} moments left behind"]
+    lines = [f"{clean(info.id)}: step {before.step} -> {target.step}, {len(left)} checkpoints left behind"]
     lines += [
         f"  {each.step:>3}  {each.id}  {one_line(clean(each.note or ''))}".rstrip()
         for each in left[:_LEFT_SHOWN]
@@ -388,7 +387,7 @@ def resume(
         own.resume(decision, interrupt_id=interrupt, value=given)  # pyright: ignore[reportArgumentType] - it checks
         head = _head(own)
     line = f"{clean(thread)}: {decision}, saved as step {head.step} ({head.short_id}); its agent can go on"
-    show(summary(head.checkpoint), [line], as_json=as_json)
+    show(summary(head.record), [line], as_json=as_json)
 
 
 @takes_store
@@ -401,7 +400,7 @@ def delete(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a thread and its moments."""
+    """Remove a thread and its checkpoints."""
     with place.existing() as opened:
         info = _finder(opened, user_namespace).thread(thread)
         if sys.stdin.isatty() and not yes:
@@ -410,8 +409,8 @@ def delete(
     show({"deleted": info.id, "namespace": info.namespace}, [f"deleted {clean(info.id)}"], as_json=as_json)
 
 
-def _head_of(opened: Store, thread: ThreadInfo) -> Checkpoint | None:
-    """The newest moment of a listed thread; ``None`` when it is damaged, which must not hide the others."""
+def _head_of(opened: Store, thread: ThreadInfo) -> CheckpointRecord | None:
+    """The newest checkpoint of a listed thread; ``None`` if it is damaged, so that the others still show."""
     from treering.errors import Corrupt, NotFound
     from treering.threads.history import Journal
 
@@ -421,7 +420,7 @@ def _head_of(opened: Store, thread: ThreadInfo) -> Checkpoint | None:
         return None
 
 
-def _remark(head: Checkpoint | None) -> str:
+def _remark(head: CheckpointRecord | None) -> str:
     if head is None:
         return "damaged"
     return "waits for a decision" if head.pending_interrupt is not None else one_line(head.note or "", 40)
@@ -433,12 +432,12 @@ def _finder(opened: Store, user_namespace: str) -> Finder:
     return Finder(opened.engine, opened.space, user_namespace)
 
 
-def _moment(opened: Store, finder: Finder, text: str) -> Moment:
-    found = finder.moment(text)
+def _checkpoint(opened: Store, finder: Finder, text: str) -> Checkpoint:
+    found = finder.checkpoint(text)
     return opened.thread(found.thread, found.namespace or None).at(found.id)
 
 
-def _head(thread: Thread) -> Moment:
+def _head(thread: Thread) -> Checkpoint:
     from treering.errors import NotFound
 
     head = thread.head
@@ -466,8 +465,8 @@ def _value(text: str) -> Any:
 # -----------------------------------------------------------------------------------------------------------
 # The tree that ``treering log`` draws.
 #
-# Oldest moment at the top. The line to the head runs down the left; what a rewind left behind and the threads
-# that were forked off hang below the moment where they began.
+# Oldest checkpoint at the top. The line to the head runs down the left; what a rewind left behind and the
+# threads that were forked off hang below the checkpoint where they began.
 
 
 _SHORTEST: Final = 18
@@ -487,9 +486,9 @@ class _Drawing:
     def __init__(self, store: Store, growth: Growth) -> None:
         self._store = store
         self._growth = growth
-        self._short = short_ids((each.id for each in growth.moments), _SHORTEST)
-        self._children: dict[str | None, list[Checkpoint]] = {}
-        for each in reversed(growth.moments):
+        self._short = short_ids((each.id for each in growth.checkpoints), _SHORTEST)
+        self._children: dict[str | None, list[CheckpointRecord]] = {}
+        for each in reversed(growth.checkpoints):
             parent = each.parent if each.parent in self._short else None
             self._children.setdefault(parent, []).append(each)
 
@@ -500,10 +499,10 @@ class _Drawing:
         growth = self._growth
         tree = Tree(_title(growth))
         if growth.older is not None:
-            more = f"… older moments: {pasteable('log', growth.thread, '--before', growth.older)}"
+            more = f"… older checkpoints: {pasteable('log', growth.thread, '--before', growth.older)}"
             tree.add(Text(more, style="dim"))
         roots = self._children.get(None, [])
-        waiting: list[tuple[Tree, Checkpoint]] = []
+        waiting: list[tuple[Tree, CheckpointRecord]] = []
         for each in roots:  # a fork that was rewound to before its beginning has several
             is_left = len(roots) > 1 and each.id not in growth.line
             waiting.append((tree.add(Text("left behind", style="dim")) if is_left else tree, each))
@@ -512,62 +511,72 @@ class _Drawing:
             self._grow(*waiting.pop(), waiting)
         return tree
 
-    def _grow(self, trunk: Tree, first: Checkpoint, waiting: list[tuple[Tree, Checkpoint]]) -> None:
-        """Draw one branch from its first moment to its last; side branches wait for their turn."""
+    def _grow(
+        self, trunk: Tree, first: CheckpointRecord, waiting: list[tuple[Tree, CheckpointRecord]]
+    ) -> None:
+        """Draw one branch from its first checkpoint to its last; side branches wait for their turn."""
         from rich.text import Text
 
-        moment: Checkpoint | None = first
-        while moment is not None:
-            node = trunk.add(self._label(moment))
+        checkpoint: CheckpointRecord | None = first
+        while checkpoint is not None:
+            node = trunk.add(self._label(checkpoint))
             for fork in self._growth.forks:
-                if fork.at == moment.id:
+                if fork.at == checkpoint.id:
                     name = f"{fork.namespace}: {fork.thread}" if fork.namespace else fork.thread
                     node.add(Text(clean(f"fork {name}, now at step {fork.step}"), style="cyan"))
-            children = self._children.get(moment.id, [])
-            straight = self._straight(moment, children)
-            why = self._why(moment)
+            children = self._children.get(checkpoint.id, [])
+            straight = self._straight(checkpoint, children)
+            why = self._why(checkpoint)
             waiting += [
                 (node.add(Text(why, style="dim")), child) for child in children if child is not straight
             ]
-            moment = straight
+            checkpoint = straight
 
-    def _straight(self, moment: Checkpoint, children: list[Checkpoint]) -> Checkpoint | None:
+    def _straight(
+        self, checkpoint: CheckpointRecord, children: list[CheckpointRecord]
+    ) -> CheckpointRecord | None:
         """The child that goes on in the same branch: the one to the head, else the newest."""
         for child in children:
             if child.id in self._growth.line:
                 return child
-        if moment.id in self._growth.line:
+        if checkpoint.id in self._growth.line:
             return None
         return children[-1] if children else None
 
-    def _why(self, moment: Checkpoint) -> str:
-        times = [each.at for each in self._growth.rewinds if each.to == moment.id]
+    def _why(self, checkpoint: CheckpointRecord) -> str:
+        times = [each.at for each in self._growth.rewinds if each.to == checkpoint.id]
         return f"left behind by the rewind of {when(times[-1])}" if times else "left behind"
 
-    def _label(self, moment: Checkpoint) -> Text:
+    def _label(self, checkpoint: CheckpointRecord) -> Text:
         from rich.text import Text
 
-        is_head = moment.id == self._growth.thread.head
-        is_left = moment.id not in self._growth.line
+        is_head = checkpoint.id == self._growth.thread.head
+        is_left = checkpoint.id not in self._growth.line
         label = Text(style="dim" if is_left else "")
-        label.append(f"{moment.step:>3}  ", style="bold")
-        label.append(self._short[moment.id], style="yellow")
-        label.append(f"  {when(moment.created_at)}  ")
-        label.append(clean(" ".join(moment.note.split())) if moment.note else self._preview(moment))
-        for tag in moment.tags:
+        label.append(f"{checkpoint.step:>3}  ", style="bold")
+        label.append(self._short[checkpoint.id], style="yellow")
+        label.append(f"  {when(checkpoint.created_at)}  ")
+        label.append(
+            clean(" ".join(checkpoint.note.split())) if checkpoint.note else self._preview(checkpoint)
+        )
+        for tag in checkpoint.tags:
             label.append(f" [{clean(tag)}]", style="magenta")
-        if moment.pending_interrupt is not None:
-            asked = _asked(moment.pending_interrupt)
+        if checkpoint.pending_interrupt is not None:
+            asked = _asked(checkpoint.pending_interrupt)
             label.append(f"  waits for a decision: {asked}" if is_head else f"  asked: {asked}", style="red")
         if is_head:
             label.append("  ← head", style="bold green")
         return label
 
-    def _preview(self, moment: Checkpoint) -> str:
-        count = message_count(moment)
+    def _preview(self, checkpoint: CheckpointRecord) -> str:
+        count = message_count(checkpoint)
         if not count:
             return "no messages"
-        (last,) = self._store.thread(moment.thread, moment.namespace or None).at(moment.id).last_messages(1)
+        (last,) = (
+            self._store.thread(checkpoint.thread, checkpoint.namespace or None)
+            .at(checkpoint.id)
+            .last_messages(1)
+        )
         return f"{speaker(last)}: {one_line(words(last))}"
 
 

@@ -1,7 +1,7 @@
 """Commands for workspaces: snapshot, snapshots, restore, ls, cat, download.
 
-A snapshot is named by its id or the beginning of it, by ``latest`` (the newest in the store), or by a moment
-that keeps files: a checkpoint, a thread, or ``thread@place`` (see `treering.threads.find`).
+A snapshot is named by its id or the beginning of it, by ``latest`` (the newest in the store), or by a
+checkpoint that keeps files: a checkpoint, a thread, or ``thread@place`` (see `treering.threads.find`).
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def find_snapshot(store: Store, text: str, user_namespace: str = "") -> str:
 
     if (named := snapshot_by_name(store, text)) is not None:
         return named
-    checkpoint = Finder(store.engine, store.space, user_namespace).moment(text)
+    checkpoint = Finder(store.engine, store.space, user_namespace).checkpoint(text)
     if checkpoint.snapshot is None:
         raise NotFound(f"checkpoint {checkpoint.id} keeps no files; save with workspace= to keep them")
     return checkpoint.snapshot.removeprefix("o:")
@@ -264,7 +264,7 @@ def _latest(store: Store) -> str:
     from treering.core.paging import each_record
     from treering.core.query import EventQuery
     from treering.errors import NotFound
-    from treering.threads.checkpoint import KIND, read_checkpoint
+    from treering.threads.checkpoint_record import KIND, read_checkpoint
 
     newest = next(store.workspace.snapshots(last=1), None)
     query = EventQuery(

@@ -31,7 +31,7 @@ from treering.graphs.step import (
     step_id,
     writes_key,
 )
-from treering.threads.checkpoint import KIND, by_id, read_checkpoint
+from treering.threads.checkpoint_record import KIND, by_id, read_checkpoint
 from treering.threads.head_value import head_value
 from treering.threads.history import REWIND
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from treering.core.engine import Engine
     from treering.core.records import Record, Ref
-    from treering.threads.checkpoint import Checkpoint
+    from treering.threads.checkpoint_record import CheckpointRecord
 
 WRITES: Final = "writes"
 """The kind of the events that hold what tasks wrote."""
@@ -89,8 +89,8 @@ class Graphs:
                     self._space, by_id(decode_json(ref.value)["checkpoint"]), limit=1
                 ).records:
                     raise InvalidInput(
-                        f"the newest moment of thread {place.thread!r} was not saved by a graph, so none can "
-                        "go on from it; rewind to one that was, or use another thread"
+                        f"the newest checkpoint of thread {place.thread!r} was not saved by a graph, so no "
+                        "graph can continue from it; rewind to one that was, or use another thread"
                     )
                 raise Corrupt(
                     f"the head of thread {place.thread!r} names a checkpoint that is not stored; "
@@ -350,7 +350,7 @@ class _Passed:
         return self._children.get(checkpoint_id, [])
 
 
-def graph_head(checkpoint: Checkpoint, first_us: int, *, is_root: bool) -> bytes:
+def graph_head(checkpoint: CheckpointRecord, first_us: int, *, is_root: bool) -> bytes:
     """What the head of a graph holds; for the root namespace what every thread's head holds."""
     if not is_root:
         return encode_json({"checkpoint": checkpoint.id})

@@ -1,8 +1,8 @@
 """The heads of subgraphs follow when their thread is rewound.
 
-A subgraph has steps and a head of its own in the thread (see `graphs`). Of what it did behind the moment that
-a thread goes to, it must know nothing: its head goes to the newest step that belongs to the past of that
-moment, and where there is none it begins anew. **Invariant:** all heads of a thread move in one commit.
+A subgraph has steps and a head of its own in the thread (see `graphs`). Of what it did behind the checkpoint
+that a thread goes to, it must know nothing: its head goes to the newest step that belongs to the past of that
+checkpoint, and where there is none it begins anew. **Invariant:** all heads of a thread move in one commit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from treering.graphs.step import GRAPH, Step, place_of, subgraph_refs
 if TYPE_CHECKING:
     from treering.core.batch import Draft
     from treering.core.engine import Engine
-    from treering.threads.checkpoint import Checkpoint
+    from treering.threads.checkpoint_record import CheckpointRecord
 
 
 def rewind_subgraphs(
-    draft: Draft, engine: Engine, target: Checkpoint, *, thread: str, namespace: str
+    draft: Draft, engine: Engine, target: CheckpointRecord, *, thread: str, namespace: str
 ) -> None:
     """Put into a draft how the heads of a thread's subgraphs move when the thread goes to a checkpoint.
 
@@ -49,8 +49,8 @@ def rewind_subgraphs(
             draft.set_ref(name, value, scope=scope, expect=ABSENT if head is None else head.version)
 
 
-def _past(target: Checkpoint, steps: dict[str, Step]) -> dict[str, Step]:
-    """The newest step of each subgraph that a moment was made of, or waits for, by its head's name.
+def _past(target: CheckpointRecord, steps: dict[str, Step]) -> dict[str, Step]:
+    """The newest step of each subgraph that a checkpoint was made of, or waits for, by its head's name.
 
     What a subgraph did for a task of the moment itself counts if no child has used it up.
     """

@@ -15,7 +15,7 @@ from treering.core.ids import MAX_ID_CHARS, namespace_prefix
 from treering.core.query import EventQuery
 from treering.core.retention import Made
 from treering.graphs.rows import GRAPH, Named
-from treering.threads.checkpoint import KIND, PREFIX, read_checkpoint
+from treering.threads.checkpoint_record import KIND, PREFIX, read_checkpoint
 from treering.threads.history import head_ref, thread_scope
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from treering.core.engine import Engine
     from treering.core.records import Record
-    from treering.threads.checkpoint import Checkpoint
+    from treering.threads.checkpoint_record import CheckpointRecord
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ FORKED: Final = "forked_from"
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint that a graph saved, and where it stands in the order of commits."""
 
-    checkpoint: Checkpoint
+    checkpoint: CheckpointRecord
     seq: int
 
     @property
@@ -189,7 +189,7 @@ def place_of(step: Step, within: str | None = None) -> Place:
     return placed(checkpoint.thread, checkpoint.namespace, step.within if within is None else within)
 
 
-def needed_scope(copy: Checkpoint, origin: Checkpoint | None) -> str | None:
+def needed_scope(copy: CheckpointRecord, origin: CheckpointRecord | None) -> str | None:
     """The scope without which a copy of another thread's step cannot be read; ``None`` if there is none.
 
     What a graph's delta channels are made of, what its tasks wrote and where its subgraphs are lies in rows

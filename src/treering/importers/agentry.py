@@ -29,7 +29,7 @@ from treering.threads.state_object import Portrait, portray
 
 if TYPE_CHECKING:
     from treering.store import Store
-    from treering.threads.moment import Moment
+    from treering.threads.checkpoint import Checkpoint
 
 Unpickler = Callable[[bytes], Any]
 
@@ -215,14 +215,14 @@ def _store(row: _Row, portrait: Portrait, store: Store, *, dry_run: bool) -> str
             namespace="",
             checkpoint=row.checkpoint_id,
             first_us=row.updated_at_us,
-            moments={row.checkpoint_id} | (set() if head is None else {head.id}),
+            checkpoints={row.checkpoint_id} | (set() if head is None else {head.id}),
             rewinds=histories.rewinds(row.thread, ""),
         )
     )
     return "new"
 
 
-def _grown(head: Moment | None, name: str, items: Sequence[Any]) -> ListMade:
+def _grown(head: Checkpoint | None, name: str, items: Sequence[Any]) -> ListMade:
     before = [] if head is None else head.items(name)
     keep = 0
     while keep < min(len(before), len(items)) and before[keep] == items[keep]:

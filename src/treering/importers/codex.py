@@ -1,6 +1,6 @@
 """Importing what Codex leaves behind: ``~/.codex/sessions``, one rollout file a session.
 
-A session becomes the thread ``codex/<session>`` with a moment for each turn, and each turn a run with its
+A session becomes the thread ``codex/<session>`` with a checkpoint for each turn, and each turn a run with its
 messages and tool calls, at the times when they happened and at the prices of that day.
 """
 
@@ -230,7 +230,7 @@ class CodexSession:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a moment of the thread says beside its messages."""
+        """What a checkpoint of the thread says beside its messages."""
         return {"project": self.project, "title": self._title}
 
     # Lines

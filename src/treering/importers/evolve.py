@@ -87,7 +87,7 @@ class EvolveSession:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a moment of the thread says beside its messages."""
+        """What a checkpoint of the thread says beside its messages."""
         return {name: each for name, each in msgspec.structs.asdict(self._meta).items() if each is not None}
 
     def read(self) -> None:

@@ -1,6 +1,6 @@
 """Writing whole histories of threads as JSON lines (see `lines`), which `import_jsonl` reads back.
 
-Everything is streamed: of a long history one page is held at a time. Moments whose parent was dropped by
+Everything is streamed: of a long history one page is held at a time. Checkpoints whose parent was dropped by
 retention are hung onto what is left of their past.
 """
 
@@ -39,7 +39,7 @@ from treering.importers.jsonl_format import (
     raw_value,
     write_line,
 )
-from treering.threads.checkpoint import KIND, Checkpoint, Stretch, Value, read_checkpoint
+from treering.threads.checkpoint_record import KIND, CheckpointRecord, ListPrefix, Value, read_checkpoint
 from treering.threads.history import Journal, thread_scope
 
 if TYPE_CHECKING:
@@ -49,19 +49,19 @@ if TYPE_CHECKING:
     from treering.core.records import ListInfo, Record
     from treering.importers.report import Progress
     from treering.store import Store
-    from treering.threads.checkpoint import StateValue
+    from treering.threads.checkpoint_record import StateValue
     from treering.threads.directory import ThreadInfo
 
 
 # -----------------------------------------------------------------------------------------------------------
 # Events of a thread with the content that they point at, for those who take them elsewhere.
 #
-# What a task of a graph wrote may lie in a list, where the moment that came next has it (see
+# What a task of a graph wrote may lie in a list, where the checkpoint that came next has it (see
 # `adapters.langgraph_pending`). Elsewhere that list is another one, so such content is taken out of it and
 # goes along as if it had come with the event. A list that was written whole is not: a task that is sent the
-# whole conversation names the beginning of a list of an earlier moment, and where that moment goes along,
-# the event says which list of which moment that is. What goes along grows with what was said, not with its
-# square.
+# whole conversation names the beginning of a list of an earlier checkpoint, and where that checkpoint goes
+# along, the event says which list of which checkpoint that is. What goes along grows with what was said, not
+# with its square.
 
 
 class Along(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class Along(msgspec.Struct, frozen=True):
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):
-    """An event, its content by address, and the lists of moments that it names."""
+    """An event, its content by address, and the lists of checkpoints that it names."""
 
     event: Event
     contents: dict[Address, Content]
@@ -194,7 +194,7 @@ class _Export:
         self._write = write
         self._on_progress = on_progress
         self._written: set[str] = set()
-        self._recent: dict[str, Checkpoint] = {}
+        self._recent: dict[str, CheckpointRecord] = {}
         self._lineages: dict[str, list[ListInfo]] = {}
         self._along: dict[str, Along] = {}
         self._rewinds = 0
@@ -233,7 +233,7 @@ class _Export:
         for record in each_record(self._engine, self._space, EventQuery(scope=scope)):
             event = record.event
             if event.kind == KIND:
-                self._moment(read_checkpoint(self._engine, self._space, record))
+                self._checkpoint(read_checkpoint(self._engine, self._space, record))
             elif event.kind == REWIND:
                 self._rewinds += 1
                 told = decode_json(event.data or b"{}")
@@ -251,11 +251,11 @@ class _Export:
             else:
                 self._other(record, thread)
         self._further_heads(thread)
-        if thread.head not in self._written:  # rewound to a moment of another thread
-            self._moment(Journal(self._engine, self._space, thread.namespace).by_id(thread.head))
+        if thread.head not in self._written:  # rewound to a checkpoint of another thread
+            self._checkpoint(Journal(self._engine, self._space, thread.namespace).by_id(thread.head))
 
     def _other(self, record: Record, thread: ThreadInfo) -> None:
-        """Write an event that is no moment, with its content; one that points elsewhere is left out."""
+        """Write an event that is no checkpoint, with its content; one that points elsewhere is left out."""
         line = self._event_line(record, thread)
         if line is None:
             kind = record.event.kind
@@ -303,7 +303,7 @@ class _Export:
                 line = RefLine(name=ref.name, thread=thread.id, namespace=thread.namespace, checkpoint=head)
                 self._write(write_line(line))
 
-    def _moment(self, checkpoint: Checkpoint) -> None:
+    def _checkpoint(self, checkpoint: CheckpointRecord) -> None:
         """Write a checkpoint behind those of its ancestors that are not in the file yet."""
         chain = [checkpoint]
         if checkpoint.parent is not None and checkpoint.parent not in self._written:
@@ -316,24 +316,24 @@ class _Export:
             self._line(each, parent)
             parent = each
 
-    def _ancestors(self, checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+    def _ancestors(self, checkpoint: CheckpointRecord) -> Iterator[CheckpointRecord]:
         line = Journal(self._engine, self._space, checkpoint.namespace).line(checkpoint)
         next(line, None)
         return line
 
-    def _known(self, checkpoint_id: str | None) -> Checkpoint | None:
+    def _known(self, checkpoint_id: str | None) -> CheckpointRecord | None:
         """A checkpoint that was written before."""
         if checkpoint_id is None or checkpoint_id not in self._written:
             return None
         return self._recent.get(checkpoint_id) or self._fetched(checkpoint_id)
 
-    def _fetched(self, checkpoint_id: str) -> Checkpoint:
-        from treering.threads.checkpoint import by_id
+    def _fetched(self, checkpoint_id: str) -> CheckpointRecord:
+        from treering.threads.checkpoint_record import by_id
 
         (record,) = self._engine.scan(self._space, by_id(checkpoint_id), limit=1).records
         return read_checkpoint(self._engine, self._space, record)
 
-    def _line(self, checkpoint: Checkpoint, parent: Checkpoint | None) -> None:
+    def _line(self, checkpoint: CheckpointRecord, parent: CheckpointRecord | None) -> None:
         if checkpoint.id in self._written:
             return
         known = parent.lists if parent is not None else {}
@@ -371,12 +371,12 @@ class _Export:
         if self._on_progress is not None:
             self._on_progress(len(self._written), None)
 
-    def _list(self, before: Stretch | None, now: Stretch) -> ListChange:
+    def _list(self, before: ListPrefix | None, now: ListPrefix) -> ListChange:
         keep = 0 if before is None else self._shared(before, now)
         items = self._engine.read_list(self._space, now.list, keep, now.length)
         return ListChange(keep=keep, add=[raw_content(each) for each in items])
 
-    def _shared(self, one: Stretch, other: Stretch) -> int:
+    def _shared(self, one: ListPrefix, other: ListPrefix) -> int:
         """How many first items two stretches have in common, because they are the same list's."""
         if one.list == other.list:
             return min(one.length, other.length)

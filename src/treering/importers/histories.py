@@ -1,9 +1,9 @@
-"""Writing moments that were made elsewhere, with their own ids and times.
+"""Writing checkpoints that were made elsewhere, with their own ids and times.
 
-A history arrives in order, each moment behind its parent. Many moments go into one commit; what a moment
-shares with its parent is written once, as when the thread itself saves. **Invariant:** a thread's head is
-set only when all of its moments are stored, so an import that was interrupted leaves no half thread to be
-seen, and the next run finds what is there already and writes the rest.
+A history arrives in order, each checkpoint behind its parent. Many checkpoints go into one commit; what a
+checkpoint shares with its parent is written once, as when the thread itself saves. **Invariant:** a thread's
+head is set only when all of its checkpoints are stored, so an import that was interrupted leaves no half
+thread to be seen, and the next run finds what is there already and writes the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from treering.core.query import EventQuery
 from treering.errors import Conflict, NotFound, RefMoved
 from treering.graphs.step import needed_scope
 from treering.threads import lists as lists_module
-from treering.threads.checkpoint import Checkpoint, Stretch, by_id, read_checkpoint, write_checkpoint
+from treering.threads.checkpoint_record import (
+    CheckpointRecord,
+    ListPrefix,
+    by_id,
+    read_checkpoint,
+    write_checkpoint,
+)
 from treering.threads.head import read_state, write_state
 from treering.threads.head_value import head_value, read_head
 from treering.threads.history import Journal, head_ref, thread_scope
@@ -33,9 +39,9 @@ from treering.threads.history import Journal, head_ref, thread_scope
 if TYPE_CHECKING:
     from treering.core.records import Ref
     from treering.store import Store
-    from treering.threads.checkpoint import StateValue
+    from treering.threads.checkpoint_record import StateValue
 
-_MOMENTS_A_COMMIT: Final = 200
+_CHECKPOINTS_A_COMMIT: Final = 200
 _BYTES_A_COMMIT: Final = 4_000_000
 _RECENT: Final = 1_000
 REWIND: Final = "rewind"
@@ -71,7 +77,7 @@ class ListMade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment to be stored.
+    """A checkpoint to be stored.
 
     ``state`` are the values that differ from the parent's, ``changed`` the dicts of which only some keys do
     (set and dropped), ``dropped`` those that are gone. With ``whole`` the parent's state does not count.
@@ -97,18 +103,18 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeadMade(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a thread's head shall be; ``moments`` and ``rewinds`` are the ids of all that came with it."""
+    """Where a thread's head goes; ``checkpoints`` and ``rewinds`` are the ids that came with it."""
 
     thread: str
     namespace: str
     checkpoint: str
     first_us: int
-    moments: AbstractSet[str]
+    checkpoints: AbstractSet[str]
     rewinds: AbstractSet[str] = frozenset()
 
 
 class Histories:
-    """Stores moments in one space. What was added is written by and by, the rest by `finish`."""
+    """Stores checkpoints in one space. What was added is written by and by, the rest by `finish`."""
 
     def __init__(self, store: Store) -> None:
         self._engine = store.engine
@@ -116,7 +122,7 @@ class Histories:
         self._draft = Draft(self._space)
         self._waiting = 0
         self._bytes = 0
-        self._known: dict[str, Checkpoint] = {}
+        self._known: dict[str, CheckpointRecord] = {}
         self._tails: dict[str, tuple[int, str]] = {}
         self._unwritten: set[str] = set()
 
@@ -128,9 +134,9 @@ class Histories:
             by_day.setdefault((query.since_us, query.until_us), []).append(each)
         found: dict[str, tuple[str, str]] = {}
         for ids in by_day.values():
-            for start in range(0, len(ids), _MOMENTS_A_COMMIT):
-                query = by_id(*ids[start : start + _MOMENTS_A_COMMIT])
-                for record in self._engine.scan(self._space, query, limit=_MOMENTS_A_COMMIT).records:
+            for start in range(0, len(ids), _CHECKPOINTS_A_COMMIT):
+                query = by_id(*ids[start : start + _CHECKPOINTS_A_COMMIT])
+                for record in self._engine.scan(self._space, query, limit=_CHECKPOINTS_A_COMMIT).records:
                     checkpoint = read_checkpoint(self._engine, self._space, record)
                     found[checkpoint.id] = checkpoint.thread, checkpoint.namespace
         return found
@@ -147,7 +153,7 @@ class Histories:
         return {record.event.id for record in each_record(self._engine, self._space, query)}
 
     def add(self, made: Made, *, size: int = 0) -> None:
-        """Take a moment whose parent was taken before, or is stored; ``size`` is about how many bytes."""
+        """Take a checkpoint whose parent was taken before, or is stored; ``size`` is about how many bytes."""
         parent = None if made.parent is None else self._checkpoint(made.parent)
         scope = thread_scope(made.thread, made.namespace)
         before = parent.lists if parent is not None else {}
@@ -157,7 +163,7 @@ class Histories:
             self.finish()  # what it grows out of must be stored before it can be read
         lists = {name: self._list(before.get(name), change, scope) for name, change in made.lists.items()}
         state = self._state({} if parent is None or made.whole else parent.state, made, scope)
-        checkpoint = Checkpoint(
+        checkpoint = CheckpointRecord(
             id=made.id,
             thread=made.thread,
             namespace=made.namespace,
@@ -185,11 +191,11 @@ class Histories:
         lists: Mapping[str, tuple[str, str]] | None = None,
         by_index: bool = False,
     ) -> None:
-        """Take an event of a thread that is no moment (a rewind); one that is stored stays as it is.
+        """Take an event of a thread that is no checkpoint (a rewind); one that is stored stays as it is.
 
-        ``slots`` are its small contents by where they lay before, ``lists`` the moment and the name of each
-        list that it names; what the event says of these places is put right. An event that names its contents
-        ``by_index`` gets a commit of its own, in which they keep their indexes.
+        ``slots`` are its small contents by where they lay before, ``lists`` the checkpoint and the name of
+        each list that it names; what the event says of these places is put right. An event that names its
+        contents ``by_index`` gets a commit of its own, in which they keep their indexes.
         """
         contents = dict(slots or {})
         named = {
@@ -248,18 +254,18 @@ class Histories:
         now = read_head(ref).checkpoint
         if now == head.checkpoint:
             return False
-        if now in head.moments:
+        if now in head.checkpoints:
             return self.rewinds(head.thread, head.namespace) <= head.rewinds
         journal = Journal(self._engine, self._space, head.namespace)
         if any(each.id == head.checkpoint for each in journal.line(journal.by_id(now))):
             return False
         raise Conflict(
-            f"thread {head.thread!r} has moments here that the source does not know; "
+            f"thread {head.thread!r} has checkpoints here that the source does not know; "
             "import it into another namespace (--namespace NAME), or rename the thread there"
         )
 
     def set_head(self, head: HeadMade) -> None:
-        """Point a thread at its newest moment; everything that was added is written first."""
+        """Point a thread at its newest checkpoint; everything that was added is written first."""
         self.finish()
         if not self.head_moves(head):
             return
@@ -280,12 +286,12 @@ class Histories:
         name = head_ref(head.thread, head.namespace)
         return self._engine.refs(self._space, [name]).get(name)
 
-    def _list(self, before: Stretch | None, change: ListMade, scope: str) -> Stretch:
+    def _list(self, before: ListPrefix | None, change: ListMade, scope: str) -> ListPrefix:
         add = list(change.add)
         if before is None or change.keep == 0:
             stretch = lists_module.extend(self._draft, None, add, scope=scope)
         elif not add:
-            return Stretch(before.list, change.keep)
+            return ListPrefix(before.list, change.keep)
         elif change.keep == before.length and self._is_tail(before, scope):
             stretch = lists_module.extend(self._draft, before, add, scope=scope)
         else:
@@ -294,13 +300,13 @@ class Histories:
         self._unwritten.add(stretch.list)
         return stretch
 
-    def _needs(self, before: Stretch | None, change: ListMade, scope: str) -> bool:
+    def _needs(self, before: ListPrefix | None, change: ListMade, scope: str) -> bool:
         """Whether a list will branch off from one that is not stored yet."""
         if before is None or before.list not in self._unwritten or not (change.keep and change.add):
             return False
         return change.keep != before.length or not self._is_tail(before, scope)
 
-    def _is_tail(self, stretch: Stretch, scope: str) -> bool:
+    def _is_tail(self, stretch: ListPrefix, scope: str) -> bool:
         """Whether a list ends with this stretch, and is the same thread's."""
         tail = self._tails.get(stretch.list)
         if tail is None:
@@ -325,7 +331,7 @@ class Histories:
         place = None if snapshot is None else parse_address(snapshot)
         return isinstance(place, ObjectAt) and not self._engine.missing(self._space, [place.name])
 
-    def _checkpoint(self, checkpoint_id: str) -> Checkpoint:
+    def _checkpoint(self, checkpoint_id: str) -> CheckpointRecord:
         known = self._known.get(checkpoint_id)
         if known is not None:
             return known
@@ -337,7 +343,7 @@ class Histories:
             return checkpoint
         raise NotFound(f"checkpoint {checkpoint_id!r} is neither in this store nor in the import")
 
-    def _remember(self, checkpoint: Checkpoint) -> None:
+    def _remember(self, checkpoint: CheckpointRecord) -> None:
         self._known[checkpoint.id] = checkpoint
         if len(self._known) > _RECENT:
             self._known.pop(next(iter(self._known)))
@@ -345,7 +351,7 @@ class Histories:
     def _count(self, size: int) -> None:
         self._waiting += 1
         self._bytes += size
-        if self._waiting >= _MOMENTS_A_COMMIT or self._bytes >= _BYTES_A_COMMIT:
+        if self._waiting >= _CHECKPOINTS_A_COMMIT or self._bytes >= _BYTES_A_COMMIT:
             self.finish()
 
 

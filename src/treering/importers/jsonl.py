@@ -40,11 +40,11 @@ from treering.importers.jsonl_format import (
 )
 from treering.importers.report import FileReport, ImportReport, Progress
 from treering.store import Store
-from treering.threads.checkpoint import KIND, created_at_us
+from treering.threads.checkpoint_record import KIND, created_at_us
 from treering.threads.history import thread_scope
 
 # -----------------------------------------------------------------------------------------------------------
-# What the lines of an exported history stand for: moments and events that can be stored.
+# What the lines of an exported history stand for: checkpoints and events that can be stored.
 #
 # Values are read as they will be stored, so a line that gets through here can be written.
 
@@ -53,7 +53,7 @@ _MAX_INDEX: Final = 100_000
 
 
 def made_of(line: CheckpointLine) -> Made:
-    """The moment that a line stands for."""
+    """The checkpoint that a line stands for."""
     state = line.state
     metadata: object = value_of(line.metadata)
     return Made(
@@ -126,7 +126,7 @@ def event_of(line: EventLine) -> Event:
 
 
 def check_values(line: CheckpointLine) -> None:
-    """Raise if any value of a moment cannot be stored."""
+    """Raise if any value of a checkpoint cannot be stored."""
     for change in line.lists.values():
         for item in change.add:
             value_of(item)
@@ -341,7 +341,7 @@ class Inspection:
             namespace=line.namespace,
             checkpoint=line.head,
             first_us=time_us(line.created_at),
-            moments=self._owners.keys(),
+            checkpoints=self._owners.keys(),
             rewinds={each for each, owner in self._rewinds.items() if owner == key},
         )
 

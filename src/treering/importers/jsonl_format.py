@@ -7,8 +7,8 @@ set and dropped. The file therefore grows with what was said, not with its squar
 that a file that was cut off is noticed.
 
 Values are written as they are stored (see `core.encoding`): what JSON cannot say is ``{"$decimal": "1.10"}``.
-Moments of other threads come along where a fork needs them as its past, and so does whatever else belongs to
-the thread: what tasks of a graph wrote, its transcript.
+Checkpoints of other threads come along where a fork needs them as its past, and so does whatever else belongs
+to the thread: what tasks of a graph wrote, its transcript.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class CheckpointLine(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="checkpoint"
 ):
-    """One moment."""
+    """One checkpoint."""
 
     id: str
     thread: str

@@ -27,7 +27,7 @@ from treering.importers.json_lines import decode_line
 from treering.importers.recording import Notebook
 from treering.importers.report import FileReport, ImportReport, Spent, Tally
 from treering.runs.run import Run
-from treering.threads.checkpoint import PREFIX
+from treering.threads.checkpoint_record import PREFIX
 from treering.threads.ids import thread_key
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Session:
         self.notes.write(self.store, remember)
 
     def write_thread(self, turns: Sequence[Turn], state: Mapping[str, Any]) -> bool:
-        """The conversation, a moment a turn; says whether the thread could be brought up to date.
+        """The conversation, a checkpoint a turn; says whether the thread could be brought up to date.
 
         It could not if the thread went on here, or if someone else is just importing it.
         """
@@ -213,14 +213,14 @@ class Session:
             for turn in turns
         ]
         try:
-            self._add_moments(histories, turns, ids, state)
+            self._add_checkpoints(histories, turns, ids, state)
             histories.set_head(
                 HeadMade(
                     thread=self.thread,
                     namespace="",
                     checkpoint=ids[-1],
                     first_us=turns[0].began_us,
-                    moments={*ids, *self._own_head()},
+                    checkpoints={*ids, *self._own_head()},
                     rewinds=histories.rewinds(self.thread, ""),
                 )
             )
@@ -228,7 +228,7 @@ class Session:
             return False
         return True
 
-    def _add_moments(
+    def _add_checkpoints(
         self, histories: Histories, turns: Sequence[Turn], ids: Sequence[str], state: Mapping[str, Any]
     ) -> None:
         there = histories.owners(ids)
@@ -255,7 +255,7 @@ class Session:
             )
 
     def _own_head(self) -> list[str]:
-        """The moment that the thread is at, if an import made it: a turn may have grown since."""
+        """The checkpoint that the thread is at, if an import made it: a turn may have grown since."""
         head = self.store.thread(self.thread).head
         return [head.id] if head is not None and head.metadata.get(_IMPORTER) == self.tool else []
 
@@ -335,7 +335,7 @@ class Reading(Protocol):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a moment of the thread says beside its messages."""
+        """What a checkpoint of the thread says beside its messages."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Collection: drop what a policy no longer wants, then sweep what nothing can reach.
 
 Retention works on journal events of the *retained kinds* (checkpoints, snapshots, versions of a memory),
-group by group: a `Keep` never compares the moments of one thread with those of another. Checkpoints of
+group by group: a `Keep` never compares the checkpoints of one thread with those of another. Checkpoints of
 sandboxes are one group, as in a bucket: most have a session to themselves. What a ref names
 (``{"checkpoint": <event id>}`` or ``{"event": ...}``) is pinned, and pins are read again whenever the store
 moved on between the decision and the removal. A graph's step that stays takes along those that it is read
@@ -43,7 +43,7 @@ _DROPPED: Final = failpoints.declare("gc.dropped", "a batch of events was droppe
 
 
 def by_thread(event: Event) -> str:
-    """The moments of one thread are decided together."""
+    """The checkpoints of one thread are decided together."""
     return event.thread or event.scope
 
 
@@ -104,7 +104,7 @@ def collect(
     made_of: MadeOf,
 ) -> Collection:
     """Drop by policy (only with ``keep``), then sweep; ``made_of`` tells what a checkpoint is read with."""
-    dropped: dict[str, list[_Moment]] = {}
+    dropped: dict[str, list[_Entry]] = {}
     kept: dict[str, int] = {}
     event = None
     if keep is not None:
@@ -112,7 +112,7 @@ def collect(
         if dropped and not dry_run:
             event = _drop(engine, space, dropped, keep, clock)
     return Collection(
-        dropped={kind: len(moments) for kind, moments in dropped.items()},
+        dropped={kind: len(checkpoints) for kind, checkpoints in dropped.items()},
         kept=kept,
         swept=_sweep(engine, space, dry_run=dry_run, grace_seconds=grace_seconds),
         dry_run=dry_run,
@@ -128,7 +128,7 @@ def _sweep(engine: Engine, space: str, *, dry_run: bool, grace_seconds: float) -
         return Swept(dry_run=dry_run)
 
 
-class _Moment(msgspec.Struct, frozen=True):
+class _Entry(msgspec.Struct, frozen=True):
     """An event that retention decides on."""
 
     seq: int
@@ -137,14 +137,14 @@ class _Moment(msgspec.Struct, frozen=True):
 
 def _decide(
     engine: Engine, space: str, keep: Keep, made_of: MadeOf, *, now_us: int
-) -> tuple[dict[str, list[_Moment]], dict[str, int]]:
+) -> tuple[dict[str, list[_Entry]], dict[str, int]]:
     pins = _pins(engine, space)
-    groups: dict[tuple[str, str], tuple[list[Entry], list[_Moment]]] = {}
+    groups: dict[tuple[str, str], tuple[list[Entry], list[_Entry]]] = {}
     steps: dict[str, Made] = {}
     for each in each_record(engine, space, EventQuery(kinds=tuple(_retained))):
         seq, committed_at_us, event = each.seq, each.committed_at_us, each.event
         kind = _retained[event.kind]
-        entries, moments = groups.setdefault((event.kind, kind.group(event)), ([], []))
+        entries, checkpoints = groups.setdefault((event.kind, kind.group(event)), ([], []))
         data = event.data or b""
         fields = _fields(data)
         if event.kind == _CHECKPOINT and (made := made_of(engine, space, each)) is not None:
@@ -160,43 +160,52 @@ def _decide(
                 pinned=event.id in pins,
             )
         )
-        moments.append(_Moment(seq, event.id))
-    dropped: dict[str, list[_Moment]] = {}
+        checkpoints.append(_Entry(seq, event.id))
+    dropped: dict[str, list[_Entry]] = {}
     kept: dict[str, int] = {}
-    for (kind, _), (entries, moments) in sorted(groups.items()):
+    for (kind, _), (entries, checkpoints) in sorted(groups.items()):
         decision = select(entries, keep, now_us=now_us)
         kept[kind] = kept.get(kind, 0) + len(decision.kept)
         gone = {int(entry.id) for entry in decision.dropped}
         if gone:
-            dropped.setdefault(kind, []).extend(moment for moment in moments if moment.seq in gone)
+            dropped.setdefault(kind, []).extend(
+                checkpoint for checkpoint in checkpoints if checkpoint.seq in gone
+            )
     if steps and _CHECKPOINT in dropped:
-        gone_ids = {moment.id for moment in dropped[_CHECKPOINT]}
+        gone_ids = {checkpoint.id for checkpoint in dropped[_CHECKPOINT]}
         needed = also_needed(steps.keys() - gone_ids, steps) & gone_ids
         kept[_CHECKPOINT] += len(needed)
-        left = [moment for moment in dropped.pop(_CHECKPOINT) if moment.id not in needed]
+        left = [checkpoint for checkpoint in dropped.pop(_CHECKPOINT) if checkpoint.id not in needed]
         dropped |= {_CHECKPOINT: left} if left else {}
     return dropped, kept
 
 
-def _drop(engine: Engine, space: str, dropped: dict[str, list[_Moment]], keep: Keep, clock: Clock) -> str:
+def _drop(engine: Engine, space: str, dropped: dict[str, list[_Entry]], keep: Keep, clock: Clock) -> str:
     ask_to_erase(engine, space)
     event = record(
         engine,
         space,
         kind="retention",
-        data={"keep": _rules(keep), "dropped": {kind: len(moments) for kind, moments in dropped.items()}},
-        body=encode({kind: [moment.id for moment in moments] for kind, moments in dropped.items()}),
+        data={
+            "keep": _rules(keep),
+            "dropped": {kind: len(checkpoints) for kind, checkpoints in dropped.items()},
+        },
+        body=encode(
+            {kind: [checkpoint.id for checkpoint in checkpoints] for kind, checkpoints in dropped.items()}
+        ),
         clock=clock,
     )
     failpoints.hit(_RECORDED)
-    moments = [moment for each in dropped.values() for moment in each]
+    checkpoints = [checkpoint for each in dropped.values() for checkpoint in each]
     pins: set[str] = set()
     read_at = -1
-    for start in range(0, len(moments), _BATCH):
+    for start in range(0, len(checkpoints), _BATCH):
         now_at = last_seq(engine, space)
         if now_at != read_at:
             pins, read_at = _pins(engine, space), now_at
-        seqs = tuple(moment.seq for moment in moments[start : start + _BATCH] if moment.id not in pins)
+        seqs = tuple(
+            checkpoint.seq for checkpoint in checkpoints[start : start + _BATCH] if checkpoint.id not in pins
+        )
         if seqs:
             engine.erase(space, Erasure(event_seqs=seqs))
         failpoints.hit(_DROPPED)

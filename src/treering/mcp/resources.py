@@ -17,9 +17,9 @@ from pydantic import Field
 
 from treering.errors import NotFound, TreeringError
 from treering.mcp.replies import Replies, excerpt, fitted, plain
-from treering.mcp.threads import about_moment, find_moment, with_messages
+from treering.mcp.threads import about_checkpoint, find_checkpoint, with_messages
+from treering.threads.checkpoint import Checkpoint
 from treering.threads.find import Finder
-from treering.threads.moment import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ class Resources:
         server.resource(
             "checkpoint://{id}",
             name="checkpoint",
-            description="One moment of a conversation: its messages and state, as JSON",
+            description="One checkpoint of a conversation: its messages and state, as JSON",
             mime_type="application/json",
         )(self.checkpoint)
 
@@ -112,32 +112,32 @@ class Resources:
 
     def thread(self, id: str, namespace: str = "") -> str:
         """The newest messages."""
-        return _answered(lambda: self._portrait(find_moment(self._store, id, "", namespace)))
+        return _answered(lambda: self._portrait(find_checkpoint(self._store, id, "", namespace)))
 
     def checkpoint(self, id: str) -> str:
-        """One moment."""
-        return _answered(lambda: self._portrait(self._moment(id), state=True))
+        """One checkpoint."""
+        return _answered(lambda: self._portrait(self._checkpoint(id), state=True))
 
     def difference(self, before: str, after: str) -> str:
-        """What differs between two moments."""
+        """What differs between two checkpoints."""
 
         def read() -> str:
-            old, new = self._moment(before), self._moment(after)
+            old, new = self._checkpoint(before), self._checkpoint(after)
             told = self._store.thread(new.thread_id, new.namespace).diff(old, new)
             return self._json(plain(_difference(told)))
 
         return _answered(read)
 
-    def _moment(self, id: str) -> Moment:
-        found = Finder(self._store.engine, self._store.space).checkpoint(id)
-        return Moment(self._store.engine, self._store.space, found)
+    def _checkpoint(self, id: str) -> Checkpoint:
+        found = Finder(self._store.engine, self._store.space).by_prefix(id)
+        return Checkpoint(self._store.engine, self._store.space, found)
 
-    def _portrait(self, moment: Moment, *, state: bool = False) -> str:
-        facts = about_moment(moment)
+    def _portrait(self, checkpoint: Checkpoint, *, state: bool = False) -> str:
+        facts = about_checkpoint(checkpoint)
         if state:
-            facts["state"] = fitted(plain(moment.state), self._replies.text_room(facts) // 2)
-        tail = moment.last_messages(_MESSAGES)
-        return self._json(with_messages(self._replies, facts, tail, moment.message_count - len(tail)))
+            facts["state"] = fitted(plain(checkpoint.state), self._replies.text_room(facts) // 2)
+        tail = checkpoint.last_messages(_MESSAGES)
+        return self._json(with_messages(self._replies, facts, tail, checkpoint.message_count - len(tail)))
 
     def _json(self, value: Any) -> str:
         return msgspec.json.encode(fitted(value, self._limit)).decode()

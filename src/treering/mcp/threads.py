@@ -13,8 +13,8 @@ from pydantic import Field
 from treering.core.text import query_terms
 from treering.errors import InvalidInput, NotFound
 from treering.mcp.replies import excerpt, fitted, plain
+from treering.threads.checkpoint import Checkpoint
 from treering.threads.find import Finder
-from treering.threads.moment import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,23 +126,23 @@ def _messages(store: Store, thread: str, namespace: str | None, looked: _Looked)
             looked.complete = False
             return
         try:
-            moment = store.thread(info.id, info.namespace).head
+            checkpoint = store.thread(info.id, info.namespace).head
         except NotFound:
             continue  # it went while we looked
-        if moment is None:
+        if checkpoint is None:
             continue
         wanted = min(room, MAX_MESSAGES if thread else _OF_ONE_THREAD)
-        count = moment.message_count
+        count = checkpoint.message_count
         looked.complete = looked.complete and count <= wanted
         looked.threads += 1
-        for index, message in enumerate(moment.last_messages(wanted), max(count - wanted, 0)):
+        for index, message in enumerate(checkpoint.last_messages(wanted), max(count - wanted, 0)):
             words = "\n".join(_strings(message))
             looked.messages += 1
             # Forks share their past: what was said there is one hit, of the thread that changed last.
             if (words, index) in seen:
                 continue
             seen.add((words, index))
-            yield _Said(info.id, info.namespace, index, moment.id, words, frozenset())
+            yield _Said(info.id, info.namespace, index, checkpoint.id, words, frozenset())
     looked.complete = looked.complete and len(chosen) <= MAX_THREADS
 
 
@@ -182,14 +182,14 @@ Whose = Annotated[str, Field(description="The user or project that the thread be
 At = Annotated[
     str,
     Field(
-        description="Which moment: a step (12), steps back (~1), a checkpoint id (ckpt_...) or an ISO time; "
-        "empty for now"
+        description="Which checkpoint: a step (12), steps back (~1), an id (ckpt_...) or an ISO time; "
+        "empty for the newest"
     ),
 ]
 
 
 class ThreadTools:
-    """Conversations, moment by moment."""
+    """Conversations, checkpoint by checkpoint."""
 
     def __init__(self, store: Store, replies: Replies) -> None:
         self._store = store
@@ -259,17 +259,17 @@ class ThreadTools:
         ] = None,
         state: Annotated[bool, Field(description="Also the agent's state at that moment")] = False,
     ) -> CallToolResult:
-        """Read a conversation: its newest messages, now or as it was at an earlier moment.
+        """Read a conversation: its newest messages, now or as it was at an earlier checkpoint.
 
         For older messages go on with `before` = first_index.
         """
-        moment = find_moment(self._store, thread, at, namespace)
-        end = moment.message_count if before is None else min(before, moment.message_count)
+        checkpoint = find_checkpoint(self._store, thread, at, namespace)
+        end = checkpoint.message_count if before is None else min(before, checkpoint.message_count)
         start = max(end - last, 0)
-        tail = moment.last_messages(moment.message_count - start)[: end - start]
-        facts = about_moment(moment)
+        tail = checkpoint.last_messages(checkpoint.message_count - start)[: end - start]
+        facts = about_checkpoint(checkpoint)
         if state:
-            facts["state"] = fitted(plain(moment.state), self._replies.text_room(facts) // 2)
+            facts["state"] = fitted(plain(checkpoint.state), self._replies.text_room(facts) // 2)
         reply = with_messages(self._replies, facts, tail, start)
         if reply["messages"]:
             reply["first_index"] = reply["messages"][0]["index"]
@@ -283,11 +283,13 @@ class ThreadTools:
         after: Annotated[str, Field(description="Go on behind this checkpoint id")] = "",
         limit: Annotated[int, Field(description="At most so many", ge=1, le=200)] = 20,
     ) -> CallToolResult:
-        """List the moments of a conversation, newest first: any of them can be read or forked from."""
+        """List the checkpoints of a conversation, newest first: any of them can be read or forked from."""
         Finder(self._store.engine, self._store.space, namespace).thread(thread)
-        moments = self._store.thread(thread, namespace).history(last=limit, after=after or None)
+        checkpoints = self._store.thread(thread, namespace).history(last=limit, after=after or None)
         return self._replies.listing(
-            "checkpoints", map(about_moment, moments), more="there are more; go on with after=<last id>"
+            "checkpoints",
+            map(about_checkpoint, checkpoints),
+            more="there are more; go on with after=<last id>",
         )
 
     def thread_fork(
@@ -303,20 +305,20 @@ class ThreadTools:
         """
         if new_thread == thread:
             raise InvalidInput(f"the fork needs an id of its own, not {thread!r}; choose another one")
-        moment = find_moment(self._store, thread, at, namespace)
-        forked = self._store.thread(thread, namespace).fork(new_thread, at=moment)
+        checkpoint = find_checkpoint(self._store, thread, at, namespace)
+        forked = self._store.thread(thread, namespace).fork(new_thread, at=checkpoint)
         head = forked.head
         return self._replies.whole(
-            {"thread": forked.id, "from": about_moment(head) if head is not None else None}
+            {"thread": forked.id, "from": about_checkpoint(head) if head is not None else None}
         )
 
 
-def find_moment(store: Store, thread: str, at: str, namespace: str) -> Moment:
-    """A moment of a thread; one that belongs to another thread is not taken for one of this."""
+def find_checkpoint(store: Store, thread: str, at: str, namespace: str) -> Checkpoint:
+    """A checkpoint of a thread; one that belongs to another thread is not taken for one of this."""
     finder = Finder(store.engine, store.space, namespace)
     info = finder.thread(thread)
     checkpoint = finder.within(info, at or "~0")
-    return Moment(store.engine, store.space, checkpoint, through=store.thread(thread, namespace))
+    return Checkpoint(store.engine, store.space, checkpoint, through=store.thread(thread, namespace))
 
 
 def with_messages(replies: Replies, facts: dict[str, Any], messages: list[Any], start: int) -> dict[str, Any]:
@@ -328,7 +330,7 @@ def with_messages(replies: Replies, facts: dict[str, Any], messages: list[Any], 
     return reply
 
 
-def about_moment(moment: Moment) -> dict[str, Any]:
-    """A moment without its content, and without what is empty."""
-    facts = moment.to_dict(content=False)
+def about_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint without its content, and without what is empty."""
+    facts = checkpoint.to_dict(content=False)
     return {key: value for key, value in facts.items() if value not in (None, "", [], {})}

@@ -2,7 +2,7 @@
 
 CONTINUE changes nothing, STOP sets ``stop_flag``, STEP_BACK goes back some iterations. An iteration is what
 the state calls ``iter``, or a step where it has none. **Invariant:** an action moves the head or saves a
-moment; it never shortens the journal.
+checkpoint; it never shortens the journal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from treering.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from treering.threads.moment import Moment
+    from treering.threads.checkpoint import Checkpoint
     from treering.threads.thread import Thread
     from treering.threads.tool_budgets import Budgets
 
@@ -49,7 +49,7 @@ def read_actions(given: Actions | Mapping[str, Any] | None) -> Actions:
     return actions
 
 
-def do_actions(thread: Thread, actions: Actions, *, to: Any, budgets: Budgets | None) -> Moment | None:
+def do_actions(thread: Thread, actions: Actions, *, to: Any, budgets: Budgets | None) -> Checkpoint | None:
     """Carry out actions on a thread and, if there is one, on the live object ``to``; the head after it."""
     head = thread.head
     if actions.type == "STOP":
@@ -57,16 +57,16 @@ def do_actions(thread: Thread, actions: Actions, *, to: Any, budgets: Budgets | 
     if actions.type == "CONTINUE" or head is None:
         return head
     target = iterations_back(thread.history(), actions.rollback) or head
-    moment: Moment | None = head if target == head else thread.rewind(target)
+    checkpoint: Checkpoint | None = head if target == head else thread.rewind(target)
     if actions.clear_summaries:
         cleared = {**target.state, SUMMARY: None}
-        moment = thread.checkpoint(state=cleared, metadata=target.metadata, note="clear summaries")
+        checkpoint = thread.checkpoint(state=cleared, metadata=target.metadata, note="clear summaries")
     if to is not None or budgets is not None:
         thread.restore_state({} if to is None else to, budgets=budgets)
-    return moment
+    return checkpoint
 
 
-def _stop(thread: Thread, head: Moment | None, to: Any) -> Moment | None:
+def _stop(thread: Thread, head: Checkpoint | None, to: Any) -> Checkpoint | None:
     if to is not None:
         if isinstance(to, dict):
             to[STOP_FLAG] = True
@@ -78,26 +78,27 @@ def _stop(thread: Thread, head: Moment | None, to: Any) -> Moment | None:
     return thread.checkpoint(state={**head.state, STOP_FLAG: True}, metadata=head.metadata, note="stop")
 
 
-def iterations_back(line: Iterable[Moment], count: int) -> Moment | None:
-    """Where the iteration ``count`` iterations before the newest moment began; the oldest, if none is so old.
+def iterations_back(line: Iterable[Checkpoint], count: int) -> Checkpoint | None:
+    """Where the iteration ``count`` iterations before the newest checkpoint began; the oldest, if none is so
+    old.
 
     Only ``iter`` is read of the moments on the way.
     """
-    target: Moment | None = None
+    target: Checkpoint | None = None
     goal = 0
-    for moment in line:
-        at = _iteration(moment)
+    for checkpoint in line:
+        at = _iteration(checkpoint)
         if target is None:
-            target, goal = moment, at - count
+            target, goal = checkpoint, at - count
             if count == 0:
                 return target
         elif at >= goal:
-            target = moment
+            target = checkpoint
         else:
-            return moment if _iteration(target) > goal else target
+            return checkpoint if _iteration(target) > goal else target
     return target
 
 
-def _iteration(moment: Moment) -> int:
-    number = moment.value(ITERATION)
-    return number if isinstance(number, int) else moment.step
+def _iteration(checkpoint: Checkpoint) -> int:
+    number = checkpoint.value(ITERATION)
+    return number if isinstance(number, int) else checkpoint.step

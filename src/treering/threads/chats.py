@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.core.records import Ref
-    from treering.threads.thread import Ground
+    from treering.threads.thread import ThreadContext
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ _SYNCHRONISED: Final = "chat.synchronised"
 class Chat:
     """One chat of a channel: its current thread, and how to begin a new one."""
 
-    def __init__(self, ground: Ground, channel: str, chat_id: str | int, namespace: str) -> None:
+    def __init__(self, ground: ThreadContext, channel: str, chat_id: str | int, namespace: str) -> None:
         self._id = chat_id_of(channel, chat_id)
         self._namespace = check_id(namespace, "namespace") if namespace else ""
         self._ground = ground

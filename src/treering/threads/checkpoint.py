@@ -1,364 +1,223 @@
-"""A checkpoint: one immutable moment of a thread, as a row of the journal.
-
-The row holds no content, only where it lies: for each list channel (the messages are one) its list and
-length, for each state value its address and a digest that tells whether it changed. A step therefore
-costs the bytes that are new in it, however long the conversation is. What the event says already (how the
-parent's id begins, and of a graph's step its thread) is left out; older rows spell all of it. **Invariant:**
-everything that a checkpoint points at is among the links of its event, so it stays as long as the event does.
-"""
+"""A checkpoint: a checkpoint together with its content, which is read when it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from treering.core.batch import Event
-from treering.core.clock import DAY_US, day_of, to_iso
-from treering.core.content import Address, Content, list_address
-from treering.core.encoding import decode_json, encode_json, is_tagged
-from treering.core.ids import Scope, new_id, new_id_with_time, parse_scope, time_of
-from treering.core.query import EventQuery
-from treering.errors import Conflict, Corrupt, InvalidInput
-from treering.graphs.rows import GRAPH, lengthened, shortened
-from treering.runs.span import here
+from treering.errors import Corrupt, InvalidInput, NotFound
+from treering.threads import lists
+from treering.threads.checkpoint_record import MESSAGES, CheckpointRecord, by_id
+from treering.threads.head import read_state
+from treering.threads.hooks import check_count
 
 if TYPE_CHECKING:
-    from treering.core.batch import Draft
-    from treering.core.clock import Clock
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import TypeVar
+
     from treering.core.engine import Engine
-    from treering.core.records import Record
+    from treering.threads.thread import Thread
+    from treering.workspaces.restore import Restored
+    from treering.workspaces.restore_plan import LinkPolicy
+
+    T = TypeVar("T")
 
 
-KIND: Final = "checkpoint"
-PREFIX: Final = "ckpt_"
-MESSAGES: Final = "messages"
-MAX_ROW_BYTES: Final = 16 * 1024
-"""A longer record goes into the body of its event, so that pages of history stay small."""
+class Checkpoint:
+    """One checkpoint of a thread: its record at once, its messages, lists and state when they are asked for.
 
-_SHORT: Final = 13
-_SHARED: Final = len(PREFIX) + 6
-"""How much of an id a parent leaves out that begins like its child: both were made in the same 17 minutes."""
-_TITLE_CHARS: Final = 200
-_THREAD: Final = "thread"
+    ``last`` makes `messages` the end of the conversation only. ``through`` is the thread that it was reached
+    through, which `fork` needs.
+    """
 
+    def __init__(
+        self,
+        engine: Engine,
+        space: str,
+        record: CheckpointRecord,
+        *,
+        through: Thread | None = None,
+        last: int | None = None,
+    ) -> None:
+        self._engine = engine
+        self._space = space
+        self._through = through
+        self._last = last
+        self._messages: list[Any] | None = None
+        self._state: dict[str, Any] | None = None
+        self.record = record
 
-class Stretch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The first ``length`` items of a list: what a list channel held at one moment."""
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.record.short_id!r}, thread={self.thread_id!r}, step={self.step})"
 
-    list: str
-    length: int
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Checkpoint) and other.record == self.record
 
+    def __hash__(self) -> int:
+        return hash(self.record.id)
 
-class Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a state value lies, and the digest of its encoding."""
-
-    address: str
-    digest: str
-
-
-StateValue = Value | dict[str, Value]
-"""A state value; a large dict is kept key by key, so that a step writes only the keys that changed."""
-
-
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment, without its content: that is what `Moment` adds."""
-
-    id: str
-    thread: str
-    namespace: str
-    parent: str | None
-    step: int
-    created_at_us: int
-    lists: dict[str, Stretch]
-    state: dict[str, StateValue]
-    pending_interrupt: Any = None
-    metadata: dict[str, Any] = {}
-    note: str | None = None
-    tags: tuple[str, ...] = ()
-    snapshot: str | None = None
+    @property
+    def id(self) -> str:
+        """The checkpoint's id: ``ckpt_`` and a time-ordered id."""
+        return self.record.id
 
     @property
     def short_id(self) -> str:
         """Enough of the id for a person to recognise it."""
-        return self.id[: len(PREFIX) + _SHORT]
+        return self.record.short_id
+
+    @property
+    def thread_id(self) -> str:
+        """The thread that this checkpoint belongs to."""
+        return self.record.thread
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of that thread; empty for none."""
+        return self.record.namespace
+
+    @property
+    def parent_id(self) -> str | None:
+        """The checkpoint before."""
+        return self.record.parent
+
+    @property
+    def step(self) -> int:
+        """How many checkpoints lie before this one."""
+        return self.record.step
 
     @property
     def created_at(self) -> str:
         """ISO 8601 with offset."""
-        return to_iso(self.created_at_us)
+        return self.record.created_at
 
-    def has(self, tags: set[str], metadata: Mapping[str, Any]) -> bool:
-        """Whether it has all of these tags, and these values in its metadata."""
-        if not tags.issubset(self.tags):
-            return False
-        known = self.metadata
-        return all(name in known and known[name] == value for name, value in metadata.items())
+    @property
+    def note(self) -> str | None:
+        """What the writer called it."""
+        return self.record.note
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The writer's tags."""
+        return self.record.tags
 
-def new_checkpoint_id(clock: Clock) -> tuple[str, int]:
-    """A fresh id and its time in microseconds; ids sort by time, and both fall on the same UTC day."""
-    made, first_us = new_id_with_time()
-    now_us = clock.now_us()
-    if not first_us <= now_us < first_us + 1000:
-        now_us = min(max(now_us, first_us), first_us + 999)
-    return PREFIX + made, now_us
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The writer's own data about it."""
+        return self.record.metadata
 
+    @property
+    def pending_interrupt(self) -> Any:
+        """What the agent waits for a person to decide, if it does."""
+        return self.record.pending_interrupt
 
-def created_at_us(checkpoint_id: str) -> int:
-    """When a checkpoint was made, to the millisecond, by its id alone."""
-    if not checkpoint_id.startswith(PREFIX):
-        raise InvalidInput(f"not a checkpoint id: {checkpoint_id[:60]!r}; they start with {PREFIX!r}")
-    return time_of(checkpoint_id[len(PREFIX) :])
+    @property
+    def message_count(self) -> int:
+        """How many messages the whole conversation has up to here; reads none of them."""
+        stretch = self.record.lists.get(MESSAGES)
+        return 0 if stretch is None else stretch.length
 
+    @property
+    def list_names(self) -> tuple[str, ...]:
+        """The names of its list channels; ``messages`` is one of them."""
+        return tuple(self.record.lists)
 
-def by_id(*checkpoint_ids: str) -> EventQuery:
-    """The query for checkpoints of one UTC day (their ids say which), answered by the journal's own key."""
-    days = {day_of(created_at_us(each)) for each in checkpoint_ids}
-    return EventQuery(
-        kinds=(KIND,), ids=checkpoint_ids, since_us=min(days) * DAY_US, until_us=(max(days) + 1) * DAY_US
-    )
+    # Read once each, and without `cached_property`: up to Python 3.11 its lock is one for all checkpoints.
+    @property
+    def messages(self) -> list[Any]:
+        """The conversation up to here: all of it, or the end that ``load(last=...)`` asked for."""
+        if self._messages is None:
+            self._messages = self.items(MESSAGES, last=self._last)
+        return self._messages
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """All state values."""
+        if self._state is None:
+            self._state = self._read(lambda: read_state(self._engine, self._space, self.record.state))
+        return self._state
 
-def anchor(scope: str) -> str:
-    """The list by which forks hold on to the rows of a thread (see `write_checkpoint`)."""
-    return "past/" + blake2b(scope.encode(), digest_size=16).hexdigest()
+    def value(self, name: str) -> Any:
+        """One state value (``None`` when there is none of that name); the others are not read."""
+        known = self.record.state.get(name)
+        if known is None:
+            return None
+        return self._read(lambda: read_state(self._engine, self._space, {name: known}))[name]
 
+    def last_messages(self, count: int) -> list[Any]:
+        """Only the end of the conversation; what comes before it is not read."""
+        return self.items(MESSAGES, last=count)
 
-def write_checkpoint(
-    draft: Draft,
-    checkpoint: Checkpoint,
-    *,
-    scope: str,
-    told: tuple[bytes, bytes] | None = None,
-    needs: str | None = None,
-) -> None:
-    """Put a checkpoint into a batch as an event; a thread's checkpoints are found by its scope.
+    def items(self, channel: str, *, last: int | None = None) -> list[Any]:
+        """What a list channel held, or only its end; empty when there was none of that name."""
+        check_count("last", last)
+        stretch = self.record.lists.get(channel)
+        if stretch is None or last == 0:
+            return []
+        return self._read(lambda: lists.read(self._engine, self._space, stretch, last=last))
 
-    One that is saved inside a run is linked to the run and the span that it was saved in. ``told`` are its
-    metadata and a framework's own fields in it (`shortened`) as JSON, from a caller who knows that they hold
-    nothing but what JSON knows. ``needs`` is the scope of a thread whose rows this one is read with, beside
-    the content that both share: it links an empty list of that scope, so that erasing it finds out about
-    this fork.
-    """
-    record = _record(checkpoint, scope, told)
-    body = None
-    if len(record) > MAX_ROW_BYTES:
-        body = draft.put(Content("json", record), scope=scope)
-        record = None
-    links = _links(checkpoint)
-    if needs is not None:
-        draft.append(anchor(needs), scope=needs, at=0)
-        links = (*links, list_address(anchor(needs)))
-    place = here.get()
-    draft.event(
-        Event(
-            id=checkpoint.id,
-            kind=KIND,
-            ts_us=checkpoint.created_at_us,
-            scope=scope,
-            run=None if place is None else place.run_id,
-            span=None if place is None else place.span_id,
-            agent=None if place is None else place.agent,
-            name=_title(checkpoint.note),
-            data=record,
-            body=body,
-            links=links,
+    def fork(self, new_id: str, *, namespace: str | None = None) -> Thread:
+        """A new thread that begins here and shares the past; O(1), whatever the length."""
+        if self._through is None:
+            raise InvalidInput(f"{self!r} was not reached through a thread; use thread.fork(new_id, at=...)")
+        return self._through.fork(new_id, at=self, namespace=namespace)
+
+    @property
+    def snapshot(self) -> str | None:
+        """The snapshot of the files as they were here (or last before), if any were kept."""
+        kept = self.record.snapshot
+        return None if kept is None else kept.removeprefix("o:")
+
+    def restore(
+        self,
+        folder: str | Path,
+        *,
+        delete: bool = False,
+        keep_before: bool = True,
+        links: LinkPolicy = "preserve",
+        dry_run: bool = False,
+    ) -> Restored:
+        """Bring the files of this checkpoint back into a folder; see `Workspace.restore`."""
+        if self.snapshot is None:
+            raise NotFound(f"checkpoint {self.id!r} keeps no files; save with workspace= to keep them")
+        if self._through is None:
+            raise InvalidInput(f"{self!r} was not reached through a thread; use store.workspace.restore()")
+        return self._through.workspace.restore(
+            self.snapshot, folder, delete=delete, keep_before=keep_before, links=links, dry_run=dry_run
         )
-    )
+
+    def to_dict(self, *, content: bool = True) -> dict[str, Any]:
+        """Everything by name, for JSON and templates; ``content=False`` leaves out what would be read."""
+        told: dict[str, Any] = {
+            "id": self.id,
+            "thread_id": self.thread_id,
+            "namespace": self.namespace,
+            "parent_id": self.parent_id,
+            "step": self.step,
+            "created_at": self.created_at,
+            "note": self.note,
+            "tags": list(self.tags),
+            "metadata": self.metadata,
+            "pending_interrupt": self.pending_interrupt,
+            "message_count": self.message_count,
+            "snapshot": self.snapshot,
+        }
+        if content:
+            told["messages"] = self.messages
+            told["state"] = self.state
+            told["lists"] = {name: self.items(name) for name in self.list_names if name != MESSAGES}
+        return told
+
+    def _read(self, content: Callable[[], T]) -> T:
+        try:
+            return content()
+        except Corrupt as error:
+            if self._engine.scan(self._space, by_id(self.id), limit=1).records:
+                raise Corrupt(f"checkpoint {self.id!r} cannot be read: {error}") from error
+            raise NotFound(f"checkpoint {self.id!r} was removed since it was looked up") from error
 
 
-def read_checkpoint(engine: Engine, space: str, record: Record) -> Checkpoint:
-    """A checkpoint out of its row in the journal."""
-    event = record.event
-    if event.data is not None:
-        data = event.data
-    elif event.body is not None:
-        data = engine.get(space, [event.body])[0].data
-    else:
-        raise Corrupt(f"checkpoint {event.id!r} has no record; restore it from a backup")
-    try:
-        row = msgspec.convert(decode_json(data), _Row) if is_tagged(data) else _decode_row(data)
-        thread, namespace, metadata = row.thread, row.namespace, row.metadata
-        if thread is None:
-            place = _place_in(event.scope)
-            thread, namespace = place.id, place.namespace
-        if row.graph is not None or row.thread is None:
-            metadata[GRAPH] = lengthened(row.graph or [])
-        step = metadata["step"] if row.step is None else row.step
-    except (msgspec.DecodeError, InvalidInput, LookupError, TypeError, ValueError) as error:
-        raise Corrupt(
-            f"the record of checkpoint {event.id!r} cannot be read ({error}); restore it from a backup"
-        ) from error
-    parent = row.parent
-    return Checkpoint(
-        id=event.id,
-        thread=thread,
-        namespace=namespace,
-        parent=parent if parent is None or parent.startswith(PREFIX) else event.id[:_SHARED] + parent,
-        step=step,
-        created_at_us=event.ts_us,
-        lists=row.lists,
-        state=row.state,
-        pending_interrupt=row.interrupt,
-        metadata=metadata,
-        note=row.note,
-        tags=row.tags,
-        snapshot=row.snapshot,
-    )
-
-
-class _Row(msgspec.Struct, omit_defaults=True, gc=False):
-    """A checkpoint as its event holds it: what the event has columns for is left out."""
-
-    thread: str | None = None
-    """And the namespace: left out of a graph's step if they are those of the event's scope."""
-    step: int | None = None
-    """Left out if the metadata says the same."""
-    namespace: str = ""
-    parent: str | None = None
-    """Without what it begins with like its child, if that is enough of it."""
-    lists: dict[str, Stretch] = {}
-    state: dict[str, StateValue] = {}
-    metadata: Any = {}
-    graph: Any = None
-    """What the metadata has under `GRAPH`, shortened."""
-    note: str | None = None
-    tags: tuple[str, ...] = ()
-    snapshot: str | None = None
-    interrupt: Any = None
-
-
-_decode_row: Final = msgspec.json.Decoder(_Row).decode
-_encode_row: Final = msgspec.json.Encoder().encode
-
-
-def _record(checkpoint: Checkpoint, scope: str, told: tuple[bytes, bytes] | None) -> bytes:
-    known, parent, step = checkpoint.metadata, checkpoint.parent, checkpoint.metadata.get("step")
-    if parent is not None and parent[:_SHARED] == checkpoint.id[:_SHARED]:
-        parent = parent[_SHARED:]
-    metadata: Any
-    if told is not None:
-        metadata, graph = map(msgspec.Raw, told)
-    elif (graph := _graph(known)) is not None:
-        metadata = _raw({name: value for name, value in known.items() if name != GRAPH})
-    else:
-        metadata = _raw(known) if known else {}
-    is_here = graph is not None and _scope_of(checkpoint.thread, checkpoint.namespace) == scope
-    row = _Row(
-        thread=None if is_here else checkpoint.thread,
-        step=None if type(step) is int and step == checkpoint.step else checkpoint.step,
-        namespace="" if is_here else checkpoint.namespace,
-        parent=parent,
-        lists=checkpoint.lists,
-        state=checkpoint.state,
-        metadata=metadata,
-        graph=graph,
-        note=checkpoint.note,
-        tags=checkpoint.tags,
-        snapshot=checkpoint.snapshot,
-        interrupt=None if checkpoint.pending_interrupt is None else _raw(checkpoint.pending_interrupt),
-    )
-    try:
-        record = _encode_row(row)
-    except UnicodeEncodeError:  # a lone surrogate has no place in plain JSON
-        return encode_json(_plain(checkpoint), keep_order=True)
-    # Tags, and names that look like one, take the longer way, which knows them all.
-    return encode_json(_plain(checkpoint), keep_order=True) if is_tagged(record) else record
-
-
-def _graph(metadata: Mapping[str, Any]) -> msgspec.Raw | None:
-    """What is under `GRAPH`, shortened; ``None`` if there is nothing, or something else than it should be."""
-    if GRAPH not in metadata:
-        return None
-    try:
-        short = encode_json(shortened(metadata[GRAPH]), keep_order=True)
-        return msgspec.Raw(short) if lengthened(decode_json(short)) == metadata[GRAPH] else None
-    except (AttributeError, LookupError, TypeError, ValueError):  # someone else's metadata has that name too
-        return None
-
-
-@lru_cache(maxsize=4096)
-def _scope_of(thread: str, namespace: str) -> str:
-    return str(Scope(namespace, _THREAD, thread))
-
-
-_place_in: Final = lru_cache(maxsize=4096)(parse_scope)
-
-
-def _raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(encode_json(value, keep_order=True))
-
-
-def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
-    plain: dict[str, Any] = {"thread": checkpoint.thread, "step": checkpoint.step}
-    optional = {
-        "namespace": checkpoint.namespace,
-        "parent": checkpoint.parent,
-        "lists": {name: [each.list, each.length] for name, each in checkpoint.lists.items()},
-        "state": {name: _place(each) for name, each in checkpoint.state.items()},
-        "metadata": checkpoint.metadata,
-        "note": checkpoint.note,
-        "tags": list(checkpoint.tags),
-        "snapshot": checkpoint.snapshot,
-    }
-    plain.update({name: value for name, value in optional.items() if value})
-    if checkpoint.pending_interrupt is not None:
-        plain["interrupt"] = checkpoint.pending_interrupt
-    return plain
-
-
-def _place(value: StateValue) -> Any:
-    if isinstance(value, Value):
-        return [value.address, value.digest]
-    return {key: [each.address, each.digest] for key, each in value.items()}
-
-
-def _title(note: str | None) -> str | None:
-    """The note as the name of an event: one readable line of it, if it has one."""
-    if not note:
-        return None
-    line = note if note.isprintable() else next(filter(str.isprintable, note.splitlines()), "")
-    return line.strip()[:_TITLE_CHARS] or None
-
-
-def _links(checkpoint: Checkpoint) -> tuple[Address, ...]:
-    links: dict[str, None] = {list_address(each.list): None for each in checkpoint.lists.values()}
-    for value in checkpoint.state.values():
-        for each in (value,) if isinstance(value, Value) else value.values():
-            links[each.address] = None
-    if checkpoint.snapshot is not None:
-        links[checkpoint.snapshot] = None
-    return tuple(map(Address, links))
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Interrupts: what an agent waits for a person to decide, and the answer.
-
-
-Decision = Literal["approve", "deny", "edit"]
-
-
-def pending(payload: Any, interrupt_id: str | None) -> dict[str, Any]:
-    """A new interrupt, as a moment keeps it."""
-    return {"id": interrupt_id or new_id(), "payload": payload}
-
-
-def answer(
-    thread_id: str, waits_for: Any, decision: Decision, *, interrupt_id: str | None, value: Any
-) -> dict[str, Any]:
-    """The answer to what a thread waits for. Raises `Conflict` if that is nothing, or something else."""
-    if waits_for is None:
-        raise Conflict(f"thread {thread_id!r} waits for no decision; there is nothing to resume")
-    known = cast("Mapping[str, Any]", waits_for if isinstance(waits_for, Mapping) else {"payload": waits_for})
-    if interrupt_id is not None and known.get("id") != interrupt_id:
-        raise Conflict(f"thread {thread_id!r} waits for interrupt {known.get('id')!r}, not {interrupt_id!r}")
-    if decision not in get_args(Decision):
-        raise InvalidInput(f"{decision!r} is no decision; use approve, deny or edit")
-    if (decision == "edit") != (value is not None):
-        raise InvalidInput("edit needs the new value, and only edit takes one")
-    payload = value if decision == "edit" else known.get("payload")
-    return {"id": known.get("id"), "decision": decision, "payload": payload}
+def is_of(checkpoint: Checkpoint, engine: Engine, space: str) -> bool:
+    """Whether a checkpoint was read through this engine, in this space."""
+    own = checkpoint._engine, checkpoint._space  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - of this file
+    return own[0] is engine and own[1] == space

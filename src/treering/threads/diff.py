@@ -1,4 +1,4 @@
-"""What differs between two moments.
+"""What differs between two checkpoints.
 
 Messages are compared by what they have in common at both ends: a conversation grows at its end, and an
 edit changes the middle. State is compared value by value and written as a JSON patch (RFC 6902), so that
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from treering.threads.checkpoint import MESSAGES
+from treering.threads.checkpoint_record import MESSAGES
 from treering.threads.lists import fingerprint
 from treering.workspaces.diff import FileChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from treering.threads.moment import Moment
+    from treering.threads.checkpoint import Checkpoint
 
 
 class MessageChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +51,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return not any(told)
 
 
-def difference(before: Moment, after: Moment, *, files: Sequence[FileChange] = ()) -> Difference:
-    """Compare two moments, of one thread or of two; ``files`` is what their snapshots differ in."""
+def difference(before: Checkpoint, after: Checkpoint, *, files: Sequence[FileChange] = ()) -> Difference:
+    """Compare two checkpoints, of one thread or of two; ``files`` is what their snapshots differ in."""
     old, new = before.items(MESSAGES), after.items(MESSAGES)
     old_prints, new_prints = [*map(fingerprint, old)], [*map(fingerprint, new)]
     start = _common(old_prints, new_prints)
@@ -85,8 +85,8 @@ def json_patch(before: Any, after: Any, path: str = "") -> Iterator[dict[str, An
         yield {"op": "replace", "path": path, "value": after}
 
 
-def _lists(before: Moment, after: Moment) -> dict[str, list[dict[str, Any]]]:
-    old, new = before.checkpoint.lists, after.checkpoint.lists
+def _lists(before: Checkpoint, after: Checkpoint) -> dict[str, list[dict[str, Any]]]:
+    old, new = before.record.lists, after.record.lists
     names = [name for name in {**old, **new} if name != MESSAGES and old.get(name) != new.get(name)]
     patches = {name: list(_patch_lists(before.items(name), after.items(name), "")) for name in names}
     return {name: patch for name, patch in patches.items() if patch}

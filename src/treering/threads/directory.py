@@ -11,7 +11,7 @@ from treering.core.paging import each_record, each_ref, record_pages, ref_pages
 from treering.core.query import EventQuery
 from treering.core.records import Problem
 from treering.errors import Corrupt, InvalidInput
-from treering.threads.checkpoint import KIND, PREFIX, by_id, created_at_us, read_checkpoint
+from treering.threads.checkpoint_record import KIND, PREFIX, by_id, created_at_us, read_checkpoint
 from treering.threads.head_value import read_head
 from treering.threads.history import HEADS, REMOVALS, RETENTION, dropped_by, head_ref, heads_prefix
 from treering.threads.hooks import check_text
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A thread as its head tells it, without reading any of its moments."""
+    """A thread as its head tells it, without reading any of its checkpoints."""
 
     id: str
     namespace: str

@@ -1,7 +1,7 @@
-"""Finding a moment by what a person types.
+"""Finding a checkpoint by what a person types.
 
 Three ways to say which one: a checkpoint's id or the beginning of it (``ckpt_01k9``), a thread (its head),
-and a thread with ``@`` and a place on the line to its head: a step (``alice@12``), so many moments back
+and a thread with ``@`` and a place on the line to its head: a step (``alice@12``), so many checkpoints back
 (``alice@~1``) or a time (``alice@2026-11-16T08:00``). Thread ids may hold an ``@`` of their own: the whole
 text is tried as a thread before it is cut. What is not there raises `NotFound` and says what comes near.
 """
@@ -19,7 +19,7 @@ from treering.core.ids import time_of
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
-from treering.threads.checkpoint import KIND, PREFIX, Checkpoint, read_checkpoint
+from treering.threads.checkpoint_record import KIND, PREFIX, CheckpointRecord, read_checkpoint
 from treering.threads.directory import ThreadInfo, list_threads, thread_info
 from treering.threads.head import find_place
 from treering.threads.history import Journal, thread_scope
@@ -52,26 +52,26 @@ class Finder:
             raise NotFound(self._no_thread(text))
         return info
 
-    def moment(self, text: str) -> Checkpoint:
+    def checkpoint(self, text: str) -> CheckpointRecord:
         """A checkpoint by any of the ways to say it."""
         info = self._known(text)
         if info is not None:
             return self._journal(info).by_id(info.head)
         name, at, place = text.rpartition("@")
         if not at and text.startswith(PREFIX):
-            return self.checkpoint(text)
+            return self.by_prefix(text)
         thread = self._known(name) if at else None
         if thread is None:
             raise NotFound(self._no_thread(text))
         return self.within(thread, place)
 
-    def within(self, thread: ThreadInfo, place: str) -> Checkpoint:
+    def within(self, thread: ThreadInfo, place: str) -> CheckpointRecord:
         """A checkpoint by its place in a thread: ``12``, ``~1``, ``ckpt_...`` or an ISO time."""
         if place.startswith(PREFIX):
-            return self.checkpoint(place)
+            return self.by_prefix(place)
         return find_place(self._line(thread), place, thread.id)
 
-    def checkpoint(self, prefix: str) -> Checkpoint:
+    def by_prefix(self, prefix: str) -> CheckpointRecord:
         """The one checkpoint of the space whose id begins like this."""
         known = prefix.removeprefix(PREFIX)
         if len(known) < _MIN_CHARS:
@@ -89,7 +89,7 @@ class Finder:
             )
         return found[0]
 
-    def _beginning(self, known: str) -> Iterator[Checkpoint]:
+    def _beginning(self, known: str) -> Iterator[CheckpointRecord]:
         try:
             first_us = time_of(known.ljust(_ID_CHARS, "0"))
             last_us = time_of(known.ljust(_ID_CHARS, "z"))
@@ -107,7 +107,7 @@ class Finder:
             if found:
                 return
 
-    def _between(self, since_us: int, until_us: int, prefix: str) -> Iterator[Checkpoint]:
+    def _between(self, since_us: int, until_us: int, prefix: str) -> Iterator[CheckpointRecord]:
         query = EventQuery(
             kinds=(KIND,),
             ids=(prefix,) if len(prefix) == len(PREFIX) + _ID_CHARS else (),
@@ -125,7 +125,7 @@ class Finder:
     def _journal(self, thread: ThreadInfo) -> Journal:
         return Journal(self._engine, self._space, thread.namespace)
 
-    def _line(self, thread: ThreadInfo) -> Iterator[Checkpoint]:
+    def _line(self, thread: ThreadInfo) -> Iterator[CheckpointRecord]:
         journal = self._journal(thread)
         return journal.line(journal.by_id(thread.head))
 
@@ -147,10 +147,10 @@ class Finder:
 
 
 # -----------------------------------------------------------------------------------------------------------
-# How a thread grew: its moments, what rewinds left behind, and the threads that were forked from it.
+# How a thread grew: its checkpoints, what rewinds left behind, and the threads that were forked from it.
 #
-# A thread's own moments form a tree, because saving after a rewind starts a new branch. One page of it is
-# read newest first; the moments on the line to the head are told from those that were left behind.
+# A thread's own checkpoints form a tree, because saving after a rewind starts a new branch. One page of it is
+# read newest first; the checkpoints on the line to the head are told from those that were left behind.
 
 
 MAX_FORKS_SEARCHED: Final = 5_000
@@ -158,7 +158,7 @@ MAX_FORKS_SEARCHED: Final = 5_000
 
 
 class Rewind(msgspec.Struct, frozen=True, kw_only=True):
-    """The head moved back ``to`` a moment; what was behind it up to ``before`` was left."""
+    """The head moved back ``to`` a checkpoint; what was behind it up to ``before`` was left."""
 
     at_us: int
     before: str | None
@@ -184,19 +184,19 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """One page of a thread, newest first. ``older`` is where the next page begins (``None``: at the root)."""
 
     thread: ThreadInfo
-    moments: list[Checkpoint]
+    checkpoints: list[CheckpointRecord]
     line: frozenset[str]
     """Which of the moments lead to the head."""
     rewinds: list[Rewind]
     forks: list[Fork]
-    origin: Checkpoint | None
-    """The moment of another thread that this one was forked from."""
+    origin: CheckpointRecord | None
+    """The checkpoint of another thread that this one was forked from."""
     older: str | None
 
     @property
     def left_behind(self) -> list[str]:
-        """The moments of this page that do not lead to the head."""
-        return [each.id for each in self.moments if each.id not in self.line]
+        """The checkpoints of this page that do not lead to the head."""
+        return [each.id for each in self.checkpoints if each.id not in self.line]
 
 
 def growth(
@@ -208,18 +208,20 @@ def growth(
     before: str | None = None,
     with_forks: bool = True,
 ) -> Growth:
-    """Read the newest ``limit`` moments of a thread, or those that are older than ``before``."""
+    """Read the newest ``limit`` checkpoints of a thread, or those that are older than ``before``."""
     journal = Journal(engine, space, thread.namespace)
     scope = _scope(thread)
     if before is not None and journal.by_id(before).thread != thread.id:
-        raise NotFound(f"{before!r} is no moment of thread {thread.id!r}; name one that `treering log` shows")
+        raise NotFound(
+            f"{before!r} is no checkpoint of thread {thread.id!r}; name one that `treering log` shows"
+        )
     found = journal.all_of(scope, behind=before)
-    moments = list(islice(found, limit))
-    older = moments[-1].id if moments and next(found, None) is not None else None
-    shown = {each.id for each in moments}
+    checkpoints = list(islice(found, limit))
+    older = checkpoints[-1].id if checkpoints and next(found, None) is not None else None
+    shown = {each.id for each in checkpoints}
     return Growth(
         thread=thread,
-        moments=moments,
+        checkpoints=checkpoints,
         line=_line(journal, thread, shown),
         rewinds=[each for each in _rewinds(engine, space, scope) if each.to in shown],
         forks=[each for each in _forks(engine, space, thread) if each.at in shown] if with_forks else [],
@@ -228,12 +230,14 @@ def growth(
     )
 
 
-def left_behind(engine: Engine, space: str, head: Checkpoint, target: Checkpoint) -> list[Checkpoint]:
-    """The moments on the line to ``head`` that do not lead to ``target``, newest first."""
+def left_behind(
+    engine: Engine, space: str, head: CheckpointRecord, target: CheckpointRecord
+) -> list[CheckpointRecord]:
+    """The checkpoints on the line to ``head`` that do not lead to ``target``, newest first."""
     journal = Journal(engine, space, head.namespace)
     kept = journal.line(target)
     nearest = next(kept, None)
-    left: list[Checkpoint] = []
+    left: list[CheckpointRecord] = []
     for each in journal.line(head):
         while nearest is not None and nearest.id > each.id:
             nearest = next(kept, None)
@@ -260,7 +264,7 @@ def _rewinds(engine: Engine, space: str, scope: str) -> Iterator[Rewind]:
         yield Rewind(at_us=record.event.ts_us, before=told.get("from"), to=told.get("to", ""))
 
 
-def _origin(engine: Engine, space: str, thread: ThreadInfo) -> Checkpoint | None:
+def _origin(engine: Engine, space: str, thread: ThreadInfo) -> CheckpointRecord | None:
     first = _first(engine, space, thread)
     if first is None or first.parent is None:
         return None
@@ -285,6 +289,6 @@ def _forks(engine: Engine, space: str, thread: ThreadInfo) -> Iterator[Fork]:
             )
 
 
-def _first(engine: Engine, space: str, thread: ThreadInfo) -> Checkpoint | None:
+def _first(engine: Engine, space: str, thread: ThreadInfo) -> CheckpointRecord | None:
     page = engine.scan(space, EventQuery(kinds=(KIND,), scope=_scope(thread)), limit=1)
     return read_checkpoint(engine, space, page.records[0]) if page.records else None

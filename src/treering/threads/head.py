@@ -1,8 +1,8 @@
-"""A head: what one thread object has seen of its thread, and how the next moment gets behind it.
+"""A head: what one thread object has seen of its thread, and how the next checkpoint gets behind it.
 
-Saving writes one batch: what is new in lists and state, the checkpoint's event, and the head ref by
+SaveRequest writes one batch: what is new in lists and state, the checkpoint's event, and the head ref by
 compare-and-swap against the version that was last seen. **Invariant:** what is remembered here changes
-only after the commit that makes it true, and one object saves one moment at a time, from however many
+only after the commit that makes it true, and one object saves one checkpoint at a time, from however many
 threads it is used.
 """
 
@@ -25,10 +25,10 @@ from treering.errors import Conflict, Corrupt, InvalidInput, ListMoved, NotFound
 from treering.graphs.rewind import rewind_subgraphs
 from treering.graphs.step import needed_scope
 from treering.threads import lists as lists_module
-from treering.threads.checkpoint import (
+from treering.threads.checkpoint_record import (
     MESSAGES,
     PREFIX,
-    Checkpoint,
+    CheckpointRecord,
     StateValue,
     Value,
     new_checkpoint_id,
@@ -44,36 +44,38 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.content import Content
     from treering.core.engine import Engine
-    from treering.threads.hooks import Saving
+    from treering.threads.hooks import SaveRequest
     from treering.workspaces.snapshot import Taken
 
 
 # -----------------------------------------------------------------------------------------------------------
 # Places on the line that leads to a thread's head, by the words of the API, the command line and REST alike.
 #
-# A place is a step (``12``), so many moments back (``"~1"``) or a time (a `datetime`, or ISO 8601 text;
-# without an offset it is UTC), which names the newest moment of then.
+# A place is a step (``12``), so many checkpoints back (``"~1"``) or a time (a `datetime`, or ISO 8601 text;
+# without an offset it is UTC), which names the newest checkpoint of then.
 
 
 _DIGITS: Final = 15
 """Numbers of more digits are no steps: those have 53 bits."""
 
 
-def find_place(line: Iterator[Checkpoint], place: str | int | datetime, thread_id: str) -> Checkpoint:
+def find_place(
+    line: Iterator[CheckpointRecord], place: str | int | datetime, thread_id: str
+) -> CheckpointRecord:
     """The checkpoint of a thread's line, newest first, that a place names; else `NotFound`."""
     if isinstance(place, str):
         back = place.removeprefix("~")
         if back != place and _is_number(back or "1"):
             count = int(back or 1)
             found = next(islice(line, count, None), None)
-            return found or _refuse(thread_id, f"moment {count} before its head")
+            return found or _refuse(thread_id, f"checkpoint {count} before its head")
         place = int(place) if _is_number(place) else _time(place)
     if isinstance(place, datetime):
         until_us = from_datetime(place)
         found = next((each for each in line if each.created_at_us <= until_us), None)
-        return found or _refuse(thread_id, f"moment at or before {place.isoformat()}")
+        return found or _refuse(thread_id, f"checkpoint at or before {place.isoformat()}")
     if type(place) is not int:
-        raise InvalidInput(f"{place!r} is no moment; give its id, its step or a datetime")
+        raise InvalidInput(f"{place!r} is no checkpoint; give its id, its step or a datetime")
     return next((each for each in line if each.step == place), None) or _refuse(thread_id, f"step {place}")
 
 
@@ -91,7 +93,7 @@ def _time(text: str) -> datetime:
         ) from None
 
 
-def _refuse(thread_id: str, what: str) -> Checkpoint:
+def _refuse(thread_id: str, what: str) -> CheckpointRecord:
     raise NotFound(f"thread {thread_id!r} has no {what}; its history (`treering log`) shows what there is")
 
 
@@ -194,7 +196,7 @@ class Head:
     """The head of one thread, as last seen; ``checkpoint`` is ``None`` for one that was never saved."""
 
     def __init__(self, engine: Engine, space: str, thread_id: str, namespace: str, *, clock: Clock) -> None:
-        self.checkpoint: Checkpoint | None = None
+        self.checkpoint: CheckpointRecord | None = None
         self.scope = thread_scope(thread_id, namespace)
         self.ref = head_ref(thread_id, namespace)
         self.journal = Journal(engine, space, namespace)
@@ -214,7 +216,7 @@ class Head:
         self._first_us: int | None = None
         self._channels: dict[str, Channel] = {}
 
-    def see(self) -> Checkpoint | None:
+    def see(self) -> CheckpointRecord | None:
         """Look where the head is now: one small read, and the checkpoint only if it moved."""
         with self._lock:
             ref = self._engine.refs(self._space, [self.ref]).get(self.ref)
@@ -229,7 +231,7 @@ class Head:
             self._is_known = True
             return self.checkpoint
 
-    def peek(self) -> Checkpoint | None:
+    def peek(self) -> CheckpointRecord | None:
         """Look where the head is now, without taking that for what the next save builds on."""
         with self._lock:
             ref = self._engine.refs(self._space, [self.ref]).get(self.ref)
@@ -239,17 +241,17 @@ class Head:
                 return self.checkpoint
             return self._stored(read_head(ref).checkpoint)
 
-    def line(self) -> Iterator[Checkpoint]:
+    def line(self) -> Iterator[CheckpointRecord]:
         """Where the head is now, and its ancestors."""
         return self.journal.line(self.peek())
 
-    def find(self, which: str | int | datetime) -> Checkpoint:
+    def find(self, which: str | int | datetime) -> CheckpointRecord:
         """A checkpoint by its id, or by its place on the line to the head (see `places`); else `NotFound`."""
         if isinstance(which, str) and which.startswith(PREFIX):
             return self.journal.by_id(which)
         return find_place(self.line(), which, self._thread_id)
 
-    def see_once(self) -> Checkpoint | None:
+    def see_once(self) -> CheckpointRecord | None:
         """What was last seen; looks only if nothing was seen yet."""
         with self._lock:
             return self.checkpoint if self._is_known else self.see()
@@ -263,15 +265,15 @@ class Head:
 
     def save(
         self,
-        saving: Saving,
+        saving: SaveRequest,
         wanted: Mapping[str, Sequence[Any] | First],
         appended: Sequence[Any],
         step: int | None,
         adopted: Adopted | None = None,
         *,
         taken: Taken | None = None,
-    ) -> Checkpoint:
-        """Put one moment behind the head. Raises `ThreadMoved` when that is not the head any more."""
+    ) -> CheckpointRecord:
+        """Put one checkpoint behind the head. Raises `ThreadMoved` when that is not the head any more."""
         with self._lock:
             self.see_once()
             for attempt in range(1, _TRIES):
@@ -279,11 +281,11 @@ class Head:
                     return self._try_to_save(
                         saving, wanted, appended, step, adopted, taken, tail_is_ours=attempt == 1
                     )
-                except ListMoved:  # the tail belongs to someone else: branch off where this moment begins
+                except ListMoved:  # the tail belongs to someone else: branch off where this checkpoint begins
                     continue
             return self._try_to_save(saving, wanted, appended, step, adopted, taken, tail_is_ours=False)
 
-    def rewind(self, target: Checkpoint) -> Checkpoint:
+    def rewind(self, target: CheckpointRecord) -> CheckpointRecord:
         """Move the head to a checkpoint of its past, and say so in the journal; gives back the head.
 
         One of another thread (this one is a fork of it) is copied, as `begin_as` does: the head is always a
@@ -314,7 +316,7 @@ class Head:
             self._channels = {}
             return target
 
-    def begin_as(self, origin: Checkpoint) -> Checkpoint:
+    def begin_as(self, origin: CheckpointRecord) -> CheckpointRecord:
         """Begin a thread that is not there yet as a copy of a checkpoint, which becomes its parent."""
         with self._lock:
             draft = Draft(self._space)
@@ -328,7 +330,7 @@ class Head:
             self._is_known = True
             return checkpoint
 
-    def _copied(self, draft: Draft, origin: Checkpoint) -> Checkpoint:
+    def _copied(self, draft: Draft, origin: CheckpointRecord) -> CheckpointRecord:
         """A checkpoint of this thread that says what one of another thread does, which is its parent."""
         checkpoint_id, now_us = new_checkpoint_id(self._clock)
         checkpoint = msgspec.structs.replace(
@@ -343,14 +345,14 @@ class Head:
         write_checkpoint(draft, checkpoint, scope=self.scope, needs=needed_scope(checkpoint, origin))
         return checkpoint
 
-    def _leads_here(self, target: Checkpoint) -> bool:
+    def _leads_here(self, target: CheckpointRecord) -> bool:
         # A parent is older than its child, and ids sort by time.
         newer = takewhile(lambda each: each.id >= target.id, self.journal.line(self.checkpoint))
         return any(each.id == target.id for each in newer)
 
     def _try_to_save(
         self,
-        saving: Saving,
+        saving: SaveRequest,
         wanted: Mapping[str, Sequence[Any] | First],
         appended: Sequence[Any],
         step: int | None,
@@ -358,7 +360,7 @@ class Head:
         taken: Taken | None,
         *,
         tail_is_ours: bool,
-    ) -> Checkpoint:
+    ) -> CheckpointRecord:
         if adopted is None:
             parent = None
             checkpoint_id, now_us = new_checkpoint_id(self._clock)
@@ -396,7 +398,7 @@ class Head:
             draft.require(*taken.requires)
             snapshot = object_address(taken.root)
             metadata = {**metadata, **taken.warnings()}
-        checkpoint = Checkpoint(
+        checkpoint = CheckpointRecord(
             id=checkpoint_id,
             thread=self._thread_id,
             namespace=self._namespace,
@@ -423,7 +425,7 @@ class Head:
             known = Channel(stretch, None)
         return known
 
-    def _move(self, draft: Draft, checkpoint: Checkpoint, *, first_us: int | None = None) -> None:
+    def _move(self, draft: Draft, checkpoint: CheckpointRecord, *, first_us: int | None = None) -> None:
         """Commit a batch that also moves the head; ``first_us`` is for a thread that begins with it."""
         if self._first_us is not None:
             first_us = self._first_us
@@ -445,7 +447,7 @@ class Head:
         actual = read_head(ref).checkpoint if ref is not None else None
         return ThreadMoved(self._thread_id, self.checkpoint.id if self.checkpoint else None, actual)
 
-    def _stored(self, checkpoint_id: str) -> Checkpoint:
+    def _stored(self, checkpoint_id: str) -> CheckpointRecord:
         try:
             return self.journal.by_id(checkpoint_id)
         except NotFound:

@@ -13,7 +13,7 @@ from treering.errors import Corrupt
 
 if TYPE_CHECKING:
     from treering.core.records import Ref
-    from treering.threads.checkpoint import Checkpoint
+    from treering.threads.checkpoint_record import CheckpointRecord
 
 
 class HeadValue(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -31,7 +31,7 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(HeadValue).decode
 
 
-def head_value(checkpoint: Checkpoint, first_us: int, *, thread: str, namespace: str) -> bytes:
+def head_value(checkpoint: CheckpointRecord, first_us: int, *, thread: str, namespace: str) -> bytes:
     """The value of a thread's head at this checkpoint: one of its own, or of a thread that it grew out of."""
     return _encode(HeadValue(checkpoint.id, first_us, checkpoint.step, thread, namespace))
 

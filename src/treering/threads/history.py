@@ -3,7 +3,7 @@
 A thread's checkpoints are the events of its erasure scope. A parent is always older than its child, so the
 line that leads to a head is found in one pass over a thread, newest first, and goes on in the thread that
 it was forked from. Where retention dropped a parent, the line goes on with what is left of it: the rewinds
-in the same scope say which moments were left behind. **Invariant:** a parent that is missing without an
+in the same scope say which checkpoints were left behind. **Invariant:** a parent that is missing without an
 event that says why it was removed is `Corrupt`; a chain that was cut never passes for a short one.
 """
 
@@ -17,14 +17,14 @@ from treering.core.encoding import decode, decode_json
 from treering.core.ids import Scope, namespace_prefix
 from treering.core.query import EventQuery
 from treering.errors import Corrupt, NotFound
-from treering.threads.checkpoint import KIND, by_id, read_checkpoint
+from treering.threads.checkpoint_record import KIND, by_id, read_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from treering.core.engine import Engine
     from treering.core.records import Record
-    from treering.threads.checkpoint import Checkpoint
+    from treering.threads.checkpoint_record import CheckpointRecord
 
 HEADS: Final = "thread/"
 REWIND: Final = "rewind"
@@ -78,32 +78,34 @@ class Journal:
         self._space = space
         self._namespace = namespace
 
-    def by_id(self, checkpoint_id: str) -> Checkpoint:
+    def by_id(self, checkpoint_id: str) -> CheckpointRecord:
         """One checkpoint; those of other namespaces are not there."""
         return self._found(checkpoint_id)[0]
 
-    def all_of(self, scope: str, *, behind: str | None = None) -> Iterator[Checkpoint]:
+    def all_of(self, scope: str, *, behind: str | None = None) -> Iterator[CheckpointRecord]:
         """Every checkpoint of a thread, newest first; those older than ``behind``, if that is given."""
         after = None if behind is None else str(self._found(behind)[1].seq)
         query = EventQuery(kinds=(KIND,), scope=scope, newest_first=True, brief=True)
         for record in self._records(query, after):
             yield read_checkpoint(self._engine, self._space, record)
 
-    def line(self, head: Checkpoint | None) -> Iterator[Checkpoint]:
+    def line(self, head: CheckpointRecord | None) -> Iterator[CheckpointRecord]:
         """A checkpoint and its ancestors, through forks into the threads that they came from."""
         return self._line(head, None)
 
-    def line_behind(self, checkpoint_id: str) -> Iterator[Checkpoint]:
+    def line_behind(self, checkpoint_id: str) -> Iterator[CheckpointRecord]:
         """The ancestors of a checkpoint, without itself."""
         checkpoint, record = self._found(checkpoint_id)
         return islice(self._line(checkpoint, record.seq), 1, None)
 
-    def _line(self, head: Checkpoint | None, seq: int | None) -> Iterator[Checkpoint]:
+    def _line(self, head: CheckpointRecord | None, seq: int | None) -> Iterator[CheckpointRecord]:
         while head is not None:
             oldest = yield from self._line_within(head, seq)
             head, seq = self._origin(oldest) or (None, None)
 
-    def _line_within(self, head: Checkpoint, seq: int | None) -> Generator[Checkpoint, None, Checkpoint]:
+    def _line_within(
+        self, head: CheckpointRecord, seq: int | None
+    ) -> Generator[CheckpointRecord, None, CheckpointRecord]:
         """The part of a line in the thread of its newest checkpoint (committed as ``seq``); its oldest."""
         yield head
         child, child_seq = head, seq
@@ -120,7 +122,9 @@ class Journal:
                 return (yield from self._line_over_gaps(child, child_seq))
         return child
 
-    def _line_over_gaps(self, child: Checkpoint, seq: int) -> Generator[Checkpoint, None, Checkpoint]:
+    def _line_over_gaps(
+        self, child: CheckpointRecord, seq: int
+    ) -> Generator[CheckpointRecord, None, CheckpointRecord]:
         """What is left of a line behind a checkpoint (committed as ``seq``) whose parent was dropped."""
         left_behind: str | None = None
         both = (self._records(_within(child, kind), str(seq)) for kind in (KIND, REWIND))
@@ -142,7 +146,7 @@ class Journal:
             yield child
         return child
 
-    def _origin(self, child: Checkpoint) -> tuple[Checkpoint, int] | None:
+    def _origin(self, child: CheckpointRecord) -> tuple[CheckpointRecord, int] | None:
         """The parent of a thread's first checkpoint, which is in another thread; not of another namespace."""
         if child.parent is None or self._is_dropped(child.parent, child):
             return None
@@ -152,7 +156,7 @@ class Journal:
                 return origin, record.seq
         return None
 
-    def _is_dropped(self, checkpoint_id: str, child: Checkpoint) -> bool:
+    def _is_dropped(self, checkpoint_id: str, child: CheckpointRecord) -> bool:
         """Whether a checkpoint was removed, by someone who said so, after it had this child."""
         if self._records_of(checkpoint_id):
             return False
@@ -166,7 +170,7 @@ class Journal:
             "nothing says that it was removed; run verify, then restore it from a backup"
         )
 
-    def _found(self, checkpoint_id: str) -> tuple[Checkpoint, Record]:
+    def _found(self, checkpoint_id: str) -> tuple[CheckpointRecord, Record]:
         for record in self._records_of(checkpoint_id):
             checkpoint = read_checkpoint(self._engine, self._space, record)
             if checkpoint.namespace == self._namespace:
@@ -189,7 +193,7 @@ class Journal:
             after, limit = page.cursor, min(limit * 4, _LAST_PAGE)
 
 
-def _within(checkpoint: Checkpoint, kind: str) -> EventQuery:
+def _within(checkpoint: CheckpointRecord, kind: str) -> EventQuery:
     """Events of one kind in the thread of a checkpoint, newest first: one range of the scope's index."""
     scope = thread_scope(checkpoint.thread, checkpoint.namespace)
     return EventQuery(kinds=(kind,), scope=scope, newest_first=True, brief=True)

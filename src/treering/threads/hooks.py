@@ -30,7 +30,7 @@ HOOK_NAMES: Final[tuple[HookName, ...]] = (
 )
 
 
-class Saving(msgspec.Struct, frozen=True, kw_only=True):
+class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint that is about to be saved; ``None`` stands for "as in the checkpoint before".
 
     A `pre_checkpoint_save` hook gets it and returns nothing to let it pass, ``False`` to veto, or a dict
@@ -53,7 +53,7 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """What the hooks after a save or a load get: the thread, and the moment that was saved or loaded."""
+    """What the hooks after a save or a load get: the thread, and the checkpoint that was saved or loaded."""
 
     thread_id: str
     namespace: str
@@ -92,7 +92,7 @@ class Hooks:
             raise InvalidInput(f"there is no hook {name!r}; use one of {', '.join(HOOK_NAMES)}")
         return self._hooks[name]
 
-    def before_save(self, saving: Saving) -> Saving | None:
+    def before_save(self, saving: SaveRequest) -> SaveRequest | None:
         """What will be saved after all hooks had their say; ``None`` when one of them vetoed."""
         for hook in self._hooks["pre_checkpoint_save"]:
             answer = _called(hook, saving)
@@ -102,7 +102,7 @@ class Hooks:
                 saving = _changed(saving, answer, hook)
         return saving
 
-    async def abefore_save(self, saving: Saving) -> Saving | None:
+    async def abefore_save(self, saving: SaveRequest) -> SaveRequest | None:
         """As `before_save`, with every hook awaited in the caller's own loop."""
         for hook in self._hooks["pre_checkpoint_save"]:
             answer = await _awaited(hook, saving)
@@ -133,19 +133,19 @@ class Hooks:
             await _awaited(hook, saved)
 
 
-def _called(hook: Hook, told: Saving | Saved) -> Any:
+def _called(hook: Hook, told: SaveRequest | Saved) -> Any:
     from treering.sync_async import call  # brings asyncio, which most stores never need
 
     return call(hook, told)
 
 
-async def _awaited(hook: Hook, told: Saving | Saved) -> Any:
+async def _awaited(hook: Hook, told: SaveRequest | Saved) -> Any:
     from treering.sync_async import call_async
 
     return await call_async(hook, told)
 
 
-def _changed(saving: Saving, answer: Any, hook: Hook) -> Saving:
+def _changed(saving: SaveRequest, answer: Any, hook: Hook) -> SaveRequest:
 
     name = getattr(hook, "__name__", hook)
     if not isinstance(answer, Mapping):
@@ -157,7 +157,7 @@ def _changed(saving: Saving, answer: Any, hook: Hook) -> Saving:
     for place in ("thread_id", "namespace"):
         if fields.pop(place, getattr(saving, place)) != getattr(saving, place):
             raise InvalidInput(f"hook {name!r} changed {place}; save to the other thread itself")
-    if unknown := sorted(map(str, fields.keys() - set(Saving.__struct_fields__))):
+    if unknown := sorted(map(str, fields.keys() - set(SaveRequest.__struct_fields__))):
         raise InvalidInput(f"hook {name!r}: a checkpoint has no {', '.join(unknown)}")
     try:
         checked = asked(saving.thread_id, saving.namespace, **fields)
@@ -190,11 +190,11 @@ def asked(
     note: str | None = None,
     tags: Sequence[str] = (),
     workspace: str | Path | None = None,
-) -> Saving:
+) -> SaveRequest:
     """What will be saved, in lists and dicts of its own; `InvalidInput` for what is neither."""
     if note is not None and not isinstance(cast("object", note), str):
         raise InvalidInput(f"note is {_kind(note)}; give text")
-    return Saving(
+    return SaveRequest(
         thread_id=thread_id,
         namespace=namespace,
         messages=None if messages is None else _listed("messages", messages, "a list of messages"),
@@ -219,7 +219,7 @@ def check_tags(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_wanted(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The metadata that moments are chosen by, as a dict."""
+    """The metadata that checkpoints are chosen by, as a dict."""
     return {} if metadata is None else _dict("metadata", metadata, "a dict")
 
 
@@ -231,7 +231,7 @@ def check_text(what: str, text: Any) -> str:
 
 
 def check_count(what: str, count: int | None) -> None:
-    """Raise `InvalidInput` for what is no number of messages or moments; ``None`` is for all."""
+    """Raise `InvalidInput` for what is no number of messages or checkpoints; ``None`` is for all."""
     if count is not None and (not isinstance(cast("object", count), int) or count < 0):
         raise InvalidInput(f"{what} is {count!r}; give a number, 0 or more")
 

@@ -18,7 +18,7 @@ from treering.core.encoding import decode_all, encode
 from treering.core.ids import new_id
 from treering.core.lists import MAX_DEPTH, branch_point
 from treering.errors import Corrupt, NotFound
-from treering.threads.checkpoint import Stretch
+from treering.threads.checkpoint_record import ListPrefix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Channel:
 
     __slots__ = ("prints", "stretch")
 
-    def __init__(self, stretch: Stretch | None, prints: list[int] | None) -> None:
+    def __init__(self, stretch: ListPrefix | None, prints: list[int] | None) -> None:
         self.stretch = stretch
         self.prints = prints
 
@@ -73,24 +73,24 @@ def fingerprint(value: Any) -> int:
         return hash(encode(value, keep_order=True).data)
 
 
-def extend(draft: Draft, stretch: Stretch | None, items: Sequence[Any], *, scope: str) -> Stretch:
+def extend(draft: Draft, stretch: ListPrefix | None, items: Sequence[Any], *, scope: str) -> ListPrefix:
     """Put items behind the tail of a list (a new one, if there is none)."""
     list_id, length = (new_id(), 0) if stretch is None else (stretch.list, stretch.length)
     if items or stretch is None:
         draft.append(list_id, *_contents(items), scope=scope, at=length)
-    return Stretch(list_id, length + len(items))
+    return ListPrefix(list_id, length + len(items))
 
 
 def branch(
-    draft: Draft, engine: Engine, stretch: Stretch, at: int, items: Sequence[Any], *, scope: str
-) -> Stretch:
+    draft: Draft, engine: Engine, stretch: ListPrefix, at: int, items: Sequence[Any], *, scope: str
+) -> ListPrefix:
     """Put items behind the first ``at`` of a list, whatever came after them there."""
     if not items:
-        return Stretch(stretch.list, at)
+        return ListPrefix(stretch.list, at)
     list_id = new_id()
     if at == 0:
         draft.append(list_id, *_contents(items), scope=scope, at=0)
-        return Stretch(list_id, len(items))
+        return ListPrefix(list_id, len(items))
     lineage = engine.lineage(draft.space, stretch.list)
     if not lineage:
         raise _severed(stretch, "it is not stored")
@@ -100,7 +100,7 @@ def branch(
         draft.append(list_id, *past, *_contents(items), scope=scope, at=0)
     else:
         draft.append(list_id, *_contents(items), scope=scope, at=at, parent=parent.list)
-    return Stretch(list_id, at + len(items))
+    return ListPrefix(list_id, at + len(items))
 
 
 def append(
@@ -142,7 +142,7 @@ def replace(
     return Channel(branch(draft, engine, stretch, same, items[same:], scope=scope), prints)
 
 
-def read(engine: Engine, space: str, stretch: Stretch, *, last: int | None = None) -> list[Any]:
+def read(engine: Engine, space: str, stretch: ListPrefix, *, last: int | None = None) -> list[Any]:
     """The items of a stretch, or only its last ones. A list that lost some of them is `Corrupt`."""
     start = 0 if last is None else max(stretch.length - last, 0)
     items: list[Any] = []
@@ -170,7 +170,7 @@ def _contents(items: Sequence[Any]) -> list[Content]:
     return [encode(item, keep_order=True) for item in items]
 
 
-def _severed(stretch: Stretch, problem: str) -> Corrupt:
+def _severed(stretch: ListPrefix, problem: str) -> Corrupt:
     return Corrupt(
         f"list {stretch.list!r} should have {stretch.length} items: {problem}; "
         "run verify, then restore it from a backup"
@@ -181,7 +181,7 @@ def _shorter(channel: Channel | None, count: int) -> Channel:
     if channel is None or channel.stretch is None:
         return Channel(None, None)
     prints = None if channel.prints is None else channel.prints[:count]
-    return Channel(Stretch(channel.stretch.list, min(count, channel.stretch.length)), prints)
+    return Channel(ListPrefix(channel.stretch.list, min(count, channel.stretch.length)), prints)
 
 
 def _common(known: Sequence[int], prints: Sequence[int]) -> int:

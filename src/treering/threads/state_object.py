@@ -16,10 +16,10 @@ import msgspec
 
 from treering.core.encoding import encode
 from treering.errors import InvalidInput, Unencodable
-from treering.threads.checkpoint import MESSAGES
+from treering.threads.checkpoint_record import MESSAGES
 
 if TYPE_CHECKING:
-    from treering.threads.moment import Moment
+    from treering.threads.checkpoint import Checkpoint
 
 LISTS: Final = ("history",)
 """Attributes that are kept as list channels unless the caller names others."""
@@ -64,21 +64,21 @@ def portray(obj: Any, *, lists: Sequence[str] = LISTS, leave_out: Sequence[str] 
     return Portrait(state=state, lists=channels, opaque=tuple(opaque))
 
 
-def attributes(moment: Moment) -> dict[str, Any]:
-    """What a moment knows of an object: its state values and lists, opaque markers included."""
-    names: Any = moment.metadata.get(_LIST_NAMES)
-    if names is None:  # the moment was not made from an object
-        names = [name for name in moment.list_names if name != MESSAGES]
-    return {**moment.state, **{name: moment.items(name) for name in names}}
+def attributes(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a checkpoint knows of an object: its state values and lists, opaque markers included."""
+    names: Any = checkpoint.metadata.get(_LIST_NAMES)
+    if names is None:  # the checkpoint was not made from an object
+        names = [name for name in checkpoint.list_names if name != MESSAGES]
+    return {**checkpoint.state, **{name: checkpoint.items(name) for name in names}}
 
 
-def put_back(obj: Any, moment: Moment) -> None:
-    """Give an object (or a dict) the attributes that a moment knows, except for the opaque ones.
+def put_back(obj: Any, checkpoint: Checkpoint) -> None:
+    """Give an object (or a dict) the attributes that a checkpoint knows, except for the opaque ones.
 
     Where the object has a dict or list of a type of its own (a `Counter`), that one is filled anew.
     """
-    opaque = set(moment.metadata.get(_OPAQUE_NAMES, ()))
-    known = {name: value for name, value in attributes(moment).items() if name not in opaque}
+    opaque = set(checkpoint.metadata.get(_OPAQUE_NAMES, ()))
+    known = {name: value for name, value in attributes(checkpoint).items() if name not in opaque}
     has = _attributes(obj)
     for name, value in known.items():
         own = has.get(name, _ABSENT)

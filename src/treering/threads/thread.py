@@ -1,7 +1,7 @@
-"""Threads: a conversation and its state, moment by moment.
+"""Threads: a conversation and its state, checkpoint by checkpoint.
 
 A thread is a ref (its head) that moves over immutable checkpoints, as a branch moves over commits. How the
-next moment gets behind the head is told in `heads`. Two writers on one thread never overwrite each other:
+next checkpoint gets behind the head is told in `heads`. Two writers on one thread never overwrite each other:
 the second gets a `ThreadMoved` that names both heads, or (``on_conflict="fork"``) a fork of its own.
 """
 
@@ -20,9 +20,17 @@ from treering.core.paging import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.errors import NotFound
 from treering.graphs.graph import WRITES
-from treering.threads import checkpoint as checkpoint_module
+from treering.threads import checkpoint_record
 from treering.threads.actions import Actions, do_actions, read_actions
-from treering.threads.checkpoint import KIND, MESSAGES, Checkpoint, Decision, anchor, read_checkpoint
+from treering.threads.checkpoint import Checkpoint, is_of
+from treering.threads.checkpoint_record import (
+    KIND,
+    MESSAGES,
+    CheckpointRecord,
+    Decision,
+    anchor,
+    read_checkpoint,
+)
 from treering.threads.diff import Difference, difference
 from treering.threads.head import Head, ThreadMoved
 from treering.threads.history import CLEANED, DELETED, LEDGER, REWIND
@@ -37,7 +45,6 @@ from treering.threads.hooks import (
 )
 from treering.threads.ids import ChatId, TaskId, parse_thread_id
 from treering.threads.lists import First
-from treering.threads.moment import Moment, is_of
 from treering.threads.state_object import portray, put_back
 from treering.threads.tool_budgets import Budgets, Counters
 
@@ -48,7 +55,7 @@ if TYPE_CHECKING:
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
-    from treering.threads.hooks import Hooks, Saving
+    from treering.threads.hooks import Hooks, SaveRequest
     from treering.workspaces.snapshot import Taken
     from treering.workspaces.workspace import Workspace
 
@@ -163,7 +170,7 @@ def _say(engine: Engine, space: str, kind: str, counts: dict[str, int] | None, c
 class Thread:
     """One thread, as this object last saw it. It may be used from several threads at once."""
 
-    def __init__(self, ground: Ground, thread_id: str, namespace: str) -> None:
+    def __init__(self, ground: ThreadContext, thread_id: str, namespace: str) -> None:
         self._id = check_id(thread_id, "thread id")
         self._namespace = check_id(namespace, "thread namespace") if namespace else ""
         self._ground = ground
@@ -198,7 +205,7 @@ class Thread:
         """What keeps and restores files for this thread; the store's own."""
         return self._ground.workspace
 
-    # Saving
+    # SaveRequest
     def checkpoint(
         self,
         messages: Sequence[Any] | None = None,
@@ -214,14 +221,14 @@ class Thread:
         workspace: str | Path | None = None,
         exclude: Sequence[str] = (),
         include: Sequence[str] = (),
-    ) -> Moment | None:
-        """Save one moment and move the head to it.
+    ) -> Checkpoint | None:
+        """Save one checkpoint and move the head to it.
 
         ``messages`` and ``lists`` are the whole lists (only what is new in them is written), ``state`` the
         whole state, ``workspace`` a folder whose files are kept with it in the same commit (``exclude`` and
         ``include`` as for `Workspace.snapshot`); what is left out stays as it was, but the agent waits for a
-        decision only as long as ``pending_interrupt`` is given. Gives back the saved moment, or ``None`` when
-        a hook vetoed it.
+        decision only as long as ``pending_interrupt`` is given. Gives back the saved checkpoint, or ``None``
+        when a hook vetoed it.
         """
         check_choice(on_conflict, ("raise", "fork"))
         check_step(step)
@@ -257,8 +264,8 @@ class Thread:
         note: str | None = None,
         tags: Sequence[str] = (),
         on_conflict: Literal["raise", "fork", "retry"] = "raise",
-    ) -> Moment | None:
-        """Save one moment with further messages; the cost does not depend on how many there are already.
+    ) -> Checkpoint | None:
+        """Save one checkpoint with further messages; the cost does not depend on how many there are already.
 
         ``on_conflict="retry"`` puts them behind whatever another writer saved in between.
         """
@@ -272,10 +279,10 @@ class Thread:
 
     def shorten(
         self, length: int, *, metadata: Mapping[str, Any] | None = None, note: str | None = None
-    ) -> Moment | None:
-        """Save one moment that keeps only the first ``length`` messages; reads and writes none of them.
+    ) -> Checkpoint | None:
+        """Save one checkpoint that keeps only the first ``length`` messages; reads and writes none of them.
 
-        Like `rewind`, but to any length: the moments before still have what is cut off here.
+        Like `rewind`, but to any length: the checkpoints before still have what is cut off here.
         """
         check_count("length", length)
         saving = self._asked(metadata=metadata, note=note)
@@ -286,21 +293,21 @@ class Thread:
 
     def interrupt(
         self, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
-    ) -> Moment | None:
+    ) -> Checkpoint | None:
         """Save that the agent waits for a decision about ``payload`` (see `resume`)."""
-        waits_for = checkpoint_module.pending(payload, interrupt_id)
+        waits_for = checkpoint_record.pending(payload, interrupt_id)
         return self.checkpoint(pending_interrupt=waits_for, note=note or "interrupt")
 
     def resume(
         self, decision: Decision, *, interrupt_id: str | None = None, value: Any = None
-    ) -> Moment | None:
+    ) -> Checkpoint | None:
         """Answer the pending interrupt and save the answer (``metadata["resumed"]``).
 
         Raises `Conflict` when nothing is pending or another interrupt is. ``edit`` needs the new value.
         """
         head = self.head
         waits_for = None if head is None else head.pending_interrupt
-        answer = checkpoint_module.answer(
+        answer = checkpoint_record.answer(
             self.id, waits_for, decision, interrupt_id=interrupt_id, value=value
         )
         return self.checkpoint(metadata={"resumed": answer}, note=f"resume: {decision}")
@@ -316,8 +323,8 @@ class Thread:
         metadata: Mapping[str, Any] | None = None,
         note: str | None = None,
         tags: Sequence[str] = (),
-    ) -> Moment | None:
-        """Save the attributes of an object (or the items of a dict) as the state of one moment.
+    ) -> Checkpoint | None:
+        """Save the attributes of an object (or the items of a dict) as the state of one checkpoint.
 
         Attributes named in ``lists`` are kept as growing lists. What has no safe encoding becomes an opaque
         marker, listed in ``metadata["opaque"]``. ``budgets`` adds its tool-call counters.
@@ -333,23 +340,23 @@ class Thread:
         )
 
     def restore_state(
-        self, obj: Any, *, at: str | int | datetime | Moment | None = None, budgets: Budgets | None = None
-    ) -> Moment | None:
-        """Give an object the attributes that were saved (at the head, or at another moment).
+        self, obj: Any, *, at: str | int | datetime | Checkpoint | None = None, budgets: Budgets | None = None
+    ) -> Checkpoint | None:
+        """Give an object the attributes that were saved (at the head, or at another checkpoint).
 
-        Opaque attributes, and those that the moment does not know, stay as the object has them. ``None``, and
-        nothing changed, for a thread that was never saved.
+        Opaque attributes, and those that the checkpoint does not know, stay as the object has them. ``None``,
+        and nothing changed, for a thread that was never saved.
         """
-        moment = self.load() if at is None else self.at(at)
-        if moment is not None:
-            put_back(obj, moment)
+        checkpoint = self.load() if at is None else self.at(at)
+        if checkpoint is not None:
+            put_back(obj, checkpoint)
             if budgets is not None:
-                budgets.restore(Counters.from_state(moment.state))
-        return moment
+                budgets.restore(Counters.from_state(checkpoint.state))
+        return checkpoint
 
     def apply(
         self, actions: Actions | Mapping[str, Any] | None, *, to: Any = None, budgets: Budgets | None = None
-    ) -> Moment | None:
+    ) -> Checkpoint | None:
         """Do what a moderator asks for: CONTINUE, STOP (sets ``stop_flag``) or STEP_BACK.
 
         STEP_BACK moves the head to where the iteration ``rollback`` iterations ago began (``iter`` of the
@@ -361,52 +368,55 @@ class Thread:
 
     # Looking
     @property
-    def head(self) -> Moment | None:
-        """The newest moment; ``None`` for a thread that was never saved. A small read, if it did not move."""
+    def head(self) -> Checkpoint | None:
+        """The newest checkpoint; ``None`` for a thread that was never saved. A small read, if it did not
+        move.
+        """
         checkpoint = self._head.see()
-        return None if checkpoint is None else self._moment(checkpoint)
+        return None if checkpoint is None else self._checkpoint(checkpoint)
 
-    def load(self, *, last: int | None = None) -> Moment | None:
-        """The newest moment, for going on from it; fires the load hooks.
+    def load(self, *, last: int | None = None) -> Checkpoint | None:
+        """The newest checkpoint, for going on from it; fires the load hooks.
 
         With ``last``, its ``messages`` are only that many from the end, and no others are read.
         """
         check_count("last", last)
-        checkpoint = self._head.see()
-        if checkpoint is None:
+        record = self._head.see()
+        if record is None:
             return None
-        moment = self._moment(checkpoint, last=last)
-        self._hooks.after_load(Saved(thread_id=self.id, namespace=self.namespace, checkpoint=moment))
-        return moment
+        checkpoint = self._checkpoint(record, last=last)
+        self._hooks.after_load(Saved(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint))
+        return checkpoint
 
-    def at(self, which: str | int | datetime | Moment) -> Moment:
-        """A moment by its id, or on the line to the head by its step, ``"~1"`` or a time.
+    def at(self, which: str | int | datetime | Checkpoint) -> Checkpoint:
+        """A checkpoint by its id, or on the line to the head by its step, ``"~1"`` or a time.
 
-        A time is a `datetime` or ISO 8601 text (without an offset: UTC), and names the newest moment of then.
+        A time is a `datetime` or ISO 8601 text (without an offset: UTC), and names the newest checkpoint of
+        then.
         """
-        if isinstance(which, Moment):
+        if isinstance(which, Checkpoint):
             if is_of(which, self._engine, self._space):
                 return which
             which = which.id
-        return self._moment(self._head.find(which))
+        return self._checkpoint(self._head.find(which))
 
     def history(
         self,
         *,
         last: int | None = None,
-        after: str | Moment | None = None,
+        after: str | Checkpoint | None = None,
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
         everything: bool = False,
-    ) -> Iterator[Moment]:
-        """Moments, newest first: the line that leads to the head, through forks into their past.
+    ) -> Iterator[Checkpoint]:
+        """Checkpoints, newest first: the line that leads to the head, through forks into their past.
 
-        ``after`` goes on behind a moment: its id is the cursor of a page. ``tags`` (all of them) and
+        ``after`` goes on behind a checkpoint: its id is the cursor of a page. ``tags`` (all of them) and
         ``metadata`` (equal values) choose before ``last`` counts. ``everything`` gives all of this thread's
-        own moments instead, those left behind by a rewind too.
+        own checkpoints instead, those left behind by a rewind too.
         """
         check_count("last", last)
-        cursor = after.id if isinstance(after, Moment) else after
+        cursor = after.id if isinstance(after, Checkpoint) else after
         if everything:
             source = self._head.journal.all_of(self._head.scope, behind=cursor)
         else:
@@ -414,36 +424,45 @@ class Thread:
         if tags or metadata:
             wanted_tags, wanted = set(check_tags(tags)), check_wanted(metadata)
             source = (checkpoint for checkpoint in source if checkpoint.has(wanted_tags, wanted))
-        yield from map(self._moment, islice(source, last))
+        yield from map(self._checkpoint, islice(source, last))
 
     # Going back, and elsewhere
-    def rewind(self, to: str | int | datetime | Moment) -> Moment:
-        """Move the head back to an earlier moment, and give it back. What was after it stays in the journal.
+    def rewind(self, to: str | int | datetime | Checkpoint) -> Checkpoint:
+        """Move the head back to an earlier checkpoint, and give it back. What was after it stays in the
+        journal.
 
-        A moment from before this thread was forked is taken over as one of its own, like by `fork`.
+        A checkpoint from before this thread was forked is taken over as one of its own, like by `fork`.
         """
         self._head.see_once()
-        target = self._head.find(to.id if isinstance(to, Moment) else to)
-        return self._moment(self._head.rewind(target))
+        target = self._head.find(to.id if isinstance(to, Checkpoint) else to)
+        return self._checkpoint(self._head.rewind(target))
 
     def fork(
-        self, new_id: str, *, at: str | int | datetime | Moment | None = None, namespace: str | None = None
+        self,
+        new_id: str,
+        *,
+        at: str | int | datetime | Checkpoint | None = None,
+        namespace: str | None = None,
     ) -> Thread:
-        """A new thread that begins at a moment of this one and shares its past; O(1), whatever the length."""
-        moment = self.head if at is None else self.at(at)
-        if moment is None:
+        """A new thread that begins at a checkpoint of this one and shares its past; O(1), whatever the
+        length.
+        """
+        checkpoint = self.head if at is None else self.at(at)
+        if checkpoint is None:
             raise NotFound(f"thread {self.id!r} was never saved; there is nothing to fork")
         other = self._sibling(new_id, self.namespace if namespace is None else namespace)
-        other._head.begin_as(moment.checkpoint)  # noqa: SLF001 - another thread of the same class
+        other._head.begin_as(checkpoint.record)  # noqa: SLF001 - another thread of the same class
         return other
 
-    def diff(self, before: str | int | datetime | Moment, after: str | int | datetime | Moment) -> Difference:
-        """What differs between two moments: messages, state as a JSON patch, and files."""
+    def diff(
+        self, before: str | int | datetime | Checkpoint, after: str | int | datetime | Checkpoint
+    ) -> Difference:
+        """What differs between two checkpoints: messages, state as a JSON patch, and files."""
         old, new = self.at(before), self.at(after)
         return difference(old, new, files=self.workspace.diff(old.snapshot, new.snapshot))
 
     def delete(self, *, cascade: bool = False) -> None:
-        """Remove the thread and its moments; the journal keeps that it was deleted, not what it was.
+        """Remove the thread and its checkpoints; the journal keeps that it was deleted, not what it was.
 
         Forks that share its past keep it from going, unless ``cascade`` takes them along.
         """
@@ -475,22 +494,22 @@ class Thread:
             clock=self._clock,
         )
 
-    def _asked(self, **fields: Any) -> Saving | None:
+    def _asked(self, **fields: Any) -> SaveRequest | None:
         """What will be saved, after the hooks had their say."""
         return self._hooks.before_save(asked(self._id, self._namespace, **fields))
 
     def _save(
         self,
-        saving: Saving,
+        saving: SaveRequest,
         wanted: Mapping[str, Sequence[Any] | First],
         appended: Sequence[Any],
         step: int | None,
         on_conflict: Literal["raise", "fork", "retry"],
         taken: Taken | None = None,
-    ) -> Moment:
+    ) -> Checkpoint:
         while True:
             try:
-                checkpoint = self._head.save(saving, wanted, appended, step, taken=taken)
+                record = self._head.save(saving, wanted, appended, step, taken=taken)
                 break
             except ThreadMoved:
                 if on_conflict == "raise":
@@ -499,9 +518,9 @@ class Thread:
                     fork = self._fork_off()
                     return fork._save(saving, wanted, appended, step, "raise", taken)  # noqa: SLF001
                 self._head.see()
-        moment = self._moment(checkpoint)
-        self._hooks.after_save(Saved(thread_id=self._id, namespace=self._namespace, checkpoint=moment))
-        return moment
+        checkpoint = self._checkpoint(record)
+        self._hooks.after_save(Saved(thread_id=self._id, namespace=self._namespace, checkpoint=checkpoint))
+        return checkpoint
 
     def _fork_off(self) -> Thread:
         """A fork of what this object last saw, for a writer who came second."""
@@ -514,8 +533,8 @@ class Thread:
     def _sibling(self, thread_id: str, namespace: str) -> Thread:
         return Thread(self._ground, thread_id, namespace)
 
-    def _moment(self, checkpoint: Checkpoint, *, last: int | None = None) -> Moment:
-        return Moment(self._engine, self._space, checkpoint, through=self, last=last)
+    def _checkpoint(self, checkpoint: CheckpointRecord, *, last: int | None = None) -> Checkpoint:
+        return Checkpoint(self._engine, self._space, checkpoint, through=self, last=last)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -523,7 +542,7 @@ class Thread:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class ThreadContext:
     """One space of an engine, the clock, and the store's own hooks and workspace."""
 
     engine: Engine

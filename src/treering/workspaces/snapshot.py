@@ -63,7 +63,9 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     known: Known
 
     def warnings(self) -> dict[str, Any]:
-        """What the moment that keeps these files should say of them: nothing, if all is in them and whole."""
+        """What the checkpoint that keeps these files should say of them: nothing, if all is in them and
+        whole.
+        """
         told: dict[str, Any] = {}
         if self.left_out:
             told["left_out"] = [[readable(each.path), each.reason] for each in self.left_out[:LISTED]]

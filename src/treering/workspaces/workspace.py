@@ -1,8 +1,8 @@
-"""Workspaces: an agent's files, kept moment by moment like its conversation.
+"""Workspaces: an agent's files, kept step by step like its conversation.
 
 A snapshot is cheap enough to be taken after every tool call: what did not change is not read, what was seen
 before is not stored again. Everything here takes the id of a snapshot; a checkpoint that has one is restored
-by `Moment.restore`.
+by `Checkpoint.restore`.
 """
 
 from __future__ import annotations

@@ -102,12 +102,12 @@ class TestOnAStore:
         session = asyncio.run(go())
         assert thread_id_of(session) == "shop/alice/s"
         assert [info.id for info in store.threads(prefix="shop/alice/")] == ["shop/alice/s"]
-        moment = store.thread("shop/alice/s").load()
-        assert moment is not None
-        assert moment.messages[0]["author"] == "user"
-        assert moment.messages[0]["content"] == {"parts": [{"text": "Where is it?"}], "role": "user"}
-        assert moment.state == {"cart": ["tea"]}
-        assert moment.metadata["session_id"] == "s"
+        checkpoint = store.thread("shop/alice/s").load()
+        assert checkpoint is not None
+        assert checkpoint.messages[0]["author"] == "user"
+        assert checkpoint.messages[0]["content"] == {"parts": [{"text": "Where is it?"}], "role": "user"}
+        assert checkpoint.state == {"cart": ["tea"]}
+        assert checkpoint.metadata["session_id"] == "s"
 
     def test_another_process_finds_it(self, tmp_path: Path) -> None:
         async def write() -> Session:

@@ -71,7 +71,7 @@ def test_what_has_no_uuid_is_kept_each_time(memory):
     asyncio.run(main())
 
 
-def test_a_batch_that_changes_nothing_saves_no_moment(memory):
+def test_a_batch_that_changes_nothing_saves_no_checkpoint(memory):
     async def main():
         sessions = TreeringSessionStore(memory)
         await sessions.append(KEY, [entry("a")])

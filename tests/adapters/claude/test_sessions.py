@@ -170,7 +170,7 @@ def test_the_example_brings_each_entry_once():
     assert done.returncode == 0, done.stderr
     once = [
         "00000000-0000-0000-0000-000000000001  Count the rings.",
-        "  entries: 3, subagents: 1, moments: 1",
+        "  entries: 3, subagents: 1, checkpoints: 1",
         "verified: True",
     ]
     assert done.stdout.splitlines() == once * 2

@@ -45,14 +45,14 @@ def test_a_deep_agent_goes_on_in_another_saver(engine, tmp_path):
         )
         assert again["messages"][-1].content == "3 chapters"
         assert again["files"] == state["files"]
-        moments = list(store.thread("alice").history())
-        assert [each["content"] for each in moments[0].messages] == [
+        checkpoints = list(store.thread("alice").history())
+        assert [each["content"] for each in checkpoints[0].messages] == [
             each.content for each in again["messages"]
         ]
-        sizes = [len(each.messages) for each in moments]
+        sizes = [len(each.messages) for each in checkpoints]
         assert sizes == sorted(sizes, reverse=True)
         assert sizes[-2] == 1
         thread = store.thread("alice")
-        added = thread.diff(moments[-2], moments[0]).added
+        added = thread.diff(checkpoints[-2], checkpoints[0]).added
         assert len(added) == len(again["messages"]) - 1
         assert store.verify().ok

@@ -114,7 +114,7 @@ def test_all_that_was_given_comes_back(store):
 
 
 def test_it_costs_what_is_new(tmp_path):
-    """The least of some runs counts: which writes go along with their checkpoint is a matter of moments."""
+    """The least of some runs counts: which writes go along with their checkpoint is a matter of timing."""
 
     def size(turns: int, attempt: int) -> int:
         with treering.open(tmp_path / f"{turns}.{attempt}") as store:
@@ -203,20 +203,20 @@ def test_an_export_takes_it_along(store):
             assert everything(TreeringSaver(each)) == everything(saver.theirs)
 
 
-def test_a_graph_goes_on_from_each_moment(store):
+def test_a_graph_goes_on_from_each_checkpoint(store):
     graph = run(TreeringSaver(store), 6)
     finals = set()
-    for moment in list(graph.get_state_history(config())):
-        if moment.next:
-            again = agent(TreeringSaver(store), 6).invoke(None, moment.config)
+    for checkpoint in list(graph.get_state_history(config())):
+        if checkpoint.next:
+            again = agent(TreeringSaver(store), 6).invoke(None, checkpoint.config)
             finals.add(tuple((each.id, each.content) for each in again["messages"]))
     assert len(finals) == 1
 
 
 def test_a_fork_goes_on_when_its_origin_has_moved_on(store):
     final = run(TreeringSaver(store), 6).get_state(config()).values["messages"]
-    for number, moment in enumerate(store.thread("alice").history()):
-        store.thread("alice").fork(f"fork-{number}", at=moment)
+    for number, checkpoint in enumerate(store.thread("alice").history()):
+        store.thread("alice").fork(f"fork-{number}", at=checkpoint)
     store.gc(grace_seconds=0)
     for number in range(len(list(store.thread("alice").history()))):
         graph = agent(TreeringSaver(store), 6)

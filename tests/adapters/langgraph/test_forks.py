@@ -165,7 +165,7 @@ def test_a_subgraph_that_waits_goes_on_in_a_fork(store, keeps):
     assert calls == [0]
 
 
-def test_a_subgraph_remembers_in_a_fork_what_it_knew_at_that_moment(store):
+def test_a_subgraph_remembers_in_a_fork_what_it_knew_at_that_checkpoint(store):
     calls: list[int] = []
     graph = nested(TreeringSaver(store), keeps=True, asks=False, calls=calls)
     for text in ("one", "two", "three"):
@@ -179,7 +179,7 @@ def test_a_subgraph_remembers_in_a_fork_what_it_knew_at_that_moment(store):
     assert texts(say(graph, "five"))[-1] == "done 9"
 
 
-def test_what_came_before_a_fork_is_listed_before_a_moment(store):
+def test_what_came_before_a_fork_is_listed_before_a_checkpoint(store):
     graph = nested(TreeringSaver(store), keeps=None, asks=False, calls=[])
     say(graph, "one")
     say(graph, "two")

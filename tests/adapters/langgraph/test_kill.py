@@ -13,7 +13,7 @@ import pytest
 import treering
 from tests.adapters.langgraph.worker import count
 
-WORKER = Path(__file__).with_name("langgraph_worker.py")
+WORKER = Path(__file__).with_name("worker.py")
 ROOT = WORKER.parents[3]
 ROUNDS = 4
 

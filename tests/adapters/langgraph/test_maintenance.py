@@ -21,7 +21,7 @@ from treering.adapters.langgraph.materialised import REMOVE_ALL
 from treering.adapters.langgraph.values import DeltaSnapshot
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, Corrupt
-from treering.threads.hooks import HOOK_NAMES, Saved, Saving
+from treering.threads.hooks import HOOK_NAMES, Saved, SaveRequest
 
 
 def joined(state, writes):
@@ -270,7 +270,7 @@ def test_async_hooks_are_awaited_whether_the_graph_is_or_not(store):
     async def hook(told):
         await asyncio.sleep(0)
         seen.append((type(told), asyncio.get_running_loop()))
-        return {"metadata": {**told.metadata, "stamped": True}} if isinstance(told, Saving) else None
+        return {"metadata": {**told.metadata, "stamped": True}} if isinstance(told, SaveRequest) else None
 
     for name in HOOK_NAMES:
         store.hooks.add(name, hook)
@@ -282,7 +282,7 @@ def test_async_hooks_are_awaited_whether_the_graph_is_or_not(store):
         return asyncio.get_running_loop()
 
     loop = asyncio.run(awaited())
-    steps = [Saving, Saved] * 3
+    steps = [SaveRequest, Saved] * 3
     assert seen == [(each, loop) for each in (*steps, Saved)]
     seen.clear()
     graph.invoke({"seen": ["in"]}, config("plain"))

@@ -42,20 +42,20 @@ def texts(messages):
     return [message.content for message in messages]
 
 
-def test_threads_and_their_moments_are_seen(store):
+def test_threads_and_their_checkpoints_are_seen(store):
     graph = chat(TreeringSaver(store))
     say(graph, "one")
     say(graph, "two", "bob/1")
     assert {info.id for info in store.threads()} == {"alice", "bob/1"}
     thread = store.thread("alice")
-    moment = thread.load()
-    assert moment.messages == [
+    checkpoint = thread.load()
+    assert checkpoint.messages == [
         {"type": "human", "content": "one", "id": "one"},
         {"type": "ai", "content": "answer 1", "id": "a1"},
     ]
     assert [(each.step, each.note) for each in thread.history()] == [(1, None), (0, None), (-1, "input")]
-    assert moment.metadata["source"] == "loop"
-    difference = thread.diff(thread.at(0), moment)
+    assert checkpoint.metadata["source"] == "loop"
+    difference = thread.diff(thread.at(0), checkpoint)
     assert [message["content"] for _, message in difference.added] == ["answer 1"]
 
 
@@ -78,8 +78,10 @@ def test_what_a_task_wrote_for_a_branch_that_was_left_is_not_replayed(store):
     graph = chat(TreeringSaver(store), calls)
     say(graph, "one")
     before = next(each for each in graph.get_state_history(config()) if each.next == ("answer",))
-    moment = next(each for each in store.thread("alice").history() if each.step == before.metadata["step"])
-    store.thread("alice").rewind(moment)
+    checkpoint = next(
+        each for each in store.thread("alice").history() if each.step == before.metadata["step"]
+    )
+    store.thread("alice").rewind(checkpoint)
     assert calls == [1]
     state = chat(TreeringSaver(store), calls).get_state(config())
     assert state.next == ("answer",)
@@ -144,7 +146,7 @@ def test_a_fork_of_an_oddly_named_thread_has_a_name_of_its_own(store):
     assert found == {"line\nbreak", "plain"}
 
 
-def test_a_moment_that_no_graph_saved_is_not_gone_on_from(store):
+def test_a_checkpoint_that_no_graph_saved_is_not_gone_on_from(store):
     graph = chat(TreeringSaver(store))
     say(graph, "one")
     store.thread("alice").append({"role": "user", "content": "by hand"})

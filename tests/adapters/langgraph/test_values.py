@@ -82,9 +82,11 @@ def test_nothing_is_pickled_and_a_stored_pickle_stays_data(store):
     saver = TreeringSaver(store)
     with pytest.raises(TypeError):
         put(saver, {"x": lambda: None})
-    moment = store.thread("alice").checkpoint(state={"x": Packed("pickle", b"cos\nsystem\n(S'true'\ntR.")})
+    checkpoint = store.thread("alice").checkpoint(
+        state={"x": Packed("pickle", b"cos\nsystem\n(S'true'\ntR.")}
+    )
     graph = {"id": "a", "v": 4, "ts": "", "versions": {"x": 1}, "seen": {}}
-    store.thread("bob").checkpoint(state=moment.state, metadata={"_graph": graph})
+    store.thread("bob").checkpoint(state=checkpoint.state, metadata={"_graph": graph})
     loaded = saver.get(config("bob"))["channel_values"]["x"]
     assert loaded == {"form": "pickle", "data": b"cos\nsystem\n(S'true'\ntR."}
 

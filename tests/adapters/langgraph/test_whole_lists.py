@@ -73,12 +73,12 @@ def test_what_a_node_returns_whole_costs_what_is_new_in_it(store, make):
 
 
 @pytest.mark.parametrize("make", [message, plain])
-def test_every_moment_of_a_whole_list_comes_back(store, make):
+def test_every_checkpoint_of_a_whole_list_comes_back(store, make):
     graph = talked(store, make, 30)
     expected = [make(number) for number in range(30)]
     reader = graph.builder.compile(checkpointer=TreeringSaver(store))
-    moments = list(reader.get_state_history(config()))
-    assert [moment.values.get("said", []) for moment in moments[:31]] == [
+    checkpoints = list(reader.get_state_history(config()))
+    assert [checkpoint.values.get("said", []) for checkpoint in checkpoints[:31]] == [
         expected[:count] for count in range(30, -1, -1)
     ]
     for found in TreeringSaver(store).list(config()):

@@ -1,6 +1,6 @@
 """A process that runs a graph on a LangGraph checkpointer; the tests kill it.
 
-``python langgraph_worker.py STORE NOTES ROUNDS KILL_AT``: counts with a tool, noting every call in the file
+``python worker.py STORE NOTES ROUNDS KILL_AT``: counts with a tool, noting every call in the file
 NOTES, and kills itself (SIGKILL) in the middle of call KILL_AT, as a machine dies. Prints the final state.
 Given a STORE alone, it asks a question and dies; when it is run again, the question is answered.
 """

@@ -99,9 +99,18 @@ def test_each_tool_result_is_saved_when_it_is_there(store, tmp_path, streamed):
         ("said", 4),
     ]
     assert calls[15:] == [("asked", 11), ("said", 1), ("answer", openai_worker.ANSWER)]
-    moments = list(store.thread("s").history())
-    assert [moment.note for moment in moments] == [None, None, *["tool: square"] * 4, None, None]
-    assert [len(moment.state.get(UNFINISHED, {})) for moment in moments] == [0, 0, 5, 4, 3, 2, 0, 0]
+    checkpoints = list(store.thread("s").history())
+    assert [checkpoint.note for checkpoint in checkpoints] == [None, None, *["tool: square"] * 4, None, None]
+    assert [len(checkpoint.state.get(UNFINISHED, {})) for checkpoint in checkpoints] == [
+        0,
+        0,
+        5,
+        4,
+        3,
+        2,
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("is_another_process", [False, True])
@@ -281,5 +290,5 @@ def test_the_example_goes_on_after_the_kill():
         "Another one goes on:",
         "  looking up roots",
         "  Read: bark, rings, roots.",
-        "6 moments, 9 items, verified: True",
+        "6 checkpoints, 9 items, verified: True",
     ]

@@ -27,7 +27,7 @@ def store():
         yield opened
 
 
-def test_a_session_is_a_thread_with_all_its_moments(store):
+def test_a_session_is_a_thread_with_all_its_checkpoints(store):
     async def main():
         session = TreeringSession("support/alice", store)
         await session.add_items([say("a"), say("b")])
@@ -39,8 +39,8 @@ def test_a_session_is_a_thread_with_all_its_moments(store):
     (info,) = store.threads()
     assert (info.id, info.step) == ("support/alice", 3)
     thread = store.thread("support/alice")
-    assert [len(moment.messages) for moment in thread.history()] == [0, 2, 3, 2]
-    assert [moment.note for moment in thread.history()] == ["clear_session", "pop_item", None, None]
+    assert [len(checkpoint.messages) for checkpoint in thread.history()] == [0, 2, 3, 2]
+    assert [checkpoint.note for checkpoint in thread.history()] == ["clear_session", "pop_item", None, None]
     thread.rewind(1)
     assert texts(asyncio.run(TreeringSession("support/alice", store).get_items())) == ["a", "b", "c"]
     fork = thread.fork("support/alice-2")
@@ -168,8 +168,8 @@ def test_writers_of_two_stores_on_one_folder_lose_nothing(tmp_path):
     with treering.open(tmp_path) as opened:
         written = {
             message["content"]
-            for moment in opened.thread("s").history(everything=True)
-            for message in moment.last_messages(2)
+            for checkpoint in opened.thread("s").history(everything=True)
+            for message in checkpoint.last_messages(2)
         }
         assert {f"{name} {number}" for name in "xy" for number in range(20)} <= written
         assert opened.verify().ok

@@ -52,11 +52,11 @@ class TestOnAStore:
 
         asyncio.run(run())
         assert [info.id for info in store.threads()] == ["support/alice"]
-        moment = store.thread("support/alice").load()
-        assert moment is not None
-        assert [message["kind"] for message in moment.messages] == ["request", "response"]
-        assert moment.messages[0]["parts"][0]["content"] == "Where is it?"
-        assert moment.state["pydantic_ai"]["conversation_id"] == "support/alice"
+        checkpoint = store.thread("support/alice").load()
+        assert checkpoint is not None
+        assert [message["kind"] for message in checkpoint.messages] == ["request", "response"]
+        assert checkpoint.messages[0]["parts"][0]["content"] == "Where is it?"
+        assert checkpoint.state["pydantic_ai"]["conversation_id"] == "support/alice"
 
     def test_another_process_finds_it(self, tmp_path: Path) -> None:
         async def write() -> list[ConversationEntry]:

@@ -55,7 +55,7 @@ def test_savers_and_threads_write_one_history():
         saved = saver.save(thread_id="t", messages=[*thread.load().messages, say("and back")])
         assert saved.step == 2
         assert thread.load().step == 2
-        assert [moment.step for moment in thread.history()] == [2, 1, 0]
+        assert [checkpoint.step for checkpoint in thread.history()] == [2, 1, 0]
         thread.rewind(0)
         assert saver.load("t").messages == [say("from the saver")]
         assert [each.step for each in saver.list("t")] == [0]

@@ -145,7 +145,7 @@ def test_the_journal_says_what_was_dropped():
     with treering.open("memory:") as store:
         talk(MemorySaver(store, keep=treering.Keep(last=2)), steps=6)
         thread = store.thread("conversation-1")
-        assert [moment.step for moment in thread.history()] == [5, 4]
+        assert [checkpoint.step for checkpoint in thread.history()] == [5, 4]
         assert store.verify().ok
         store.gc(grace_seconds=0)
         assert len(thread.load().messages) == 6

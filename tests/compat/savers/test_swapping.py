@@ -74,7 +74,7 @@ class Interrupted(InMemoryStore):
 
 
 def once(wanted, action):
-    """Do it at the first moment at which a head is treated so."""
+    """Do it at the first checkpoint at which a head is treated so."""
     left = [action]
 
     def between(call, key):
@@ -165,15 +165,15 @@ def test_of_two_forks_to_one_name_one_is_told():
     assert texts(mine.list("f")) == [["one"]]
 
 
-@pytest.mark.parametrize("moment", ["list", "get", "swap", "delete"])
-def test_what_is_saved_while_a_thread_is_deleted_is_whole_or_gone(moment):
+@pytest.mark.parametrize("checkpoint", ["list", "get", "swap", "delete"])
+def test_what_is_saved_while_a_thread_is_deleted_is_whole_or_gone(checkpoint):
     store = Interrupted()
     mine, theirs = KeyValueStoreSaver(store), KeyValueStoreSaver(store)
     mine.save(thread_id="t", messages=[say("one")])
     saved = []
 
     def between(call, _key):
-        if call == moment and not saved:
+        if call == checkpoint and not saved:
             saved.append(theirs.save(thread_id="t", messages=[say("one"), say("two")]))
 
     store.between = between

@@ -95,7 +95,7 @@ def test_every_prompt_is_a_run_and_subagents_are_below_their_call(store):
 def test_the_conversation_can_be_gone_on_with(store):
     import_claude_code(PROJECTS, store)
     thread = store.thread(THREAD)
-    assert [(moment.step, moment.note) for moment in thread.history(last=3)][-1] == (0, PROMPT)
+    assert [(checkpoint.step, checkpoint.note) for checkpoint in thread.history(last=3)][-1] == (0, PROMPT)
     messages = thread.load().messages
     assert [message["role"] for message in messages[:3]] == ["user", "assistant", "user"]
     assert [block["type"] for block in messages[1]["content"]] == ["thinking", "text", "tool_use"]

@@ -98,7 +98,7 @@ export interface Interrupt {
   payload: unknown;
 }
 
-export interface MomentLine {
+export interface CheckpointSummary {
   id: string;
   thread: string;
   namespace: string;
@@ -113,8 +113,8 @@ export interface MomentLine {
   snapshot: string | null;
 }
 
-export interface MomentContent {
-  moment: MomentLine;
+export interface CheckpointContent {
+  checkpoint: CheckpointSummary;
   messages: unknown[];
   first_message: number;
   state: Record<string, unknown>;
@@ -131,11 +131,11 @@ export interface Fork {
 
 export interface Lineage {
   thread: ThreadLine;
-  moments: MomentLine[];
+  checkpoints: CheckpointSummary[];
   line: string[];
   rewinds: { at: string; before: string | null; to: string }[];
   forks: Fork[];
-  origin: MomentLine | null;
+  origin: CheckpointSummary | null;
   next_cursor: string | null;
 }
 

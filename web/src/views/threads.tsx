@@ -26,7 +26,7 @@ export function Threads() {
         title="Threads"
         aside={<Search label="Threads that start with" value={prefix} onChange={(text) => select({ prefix: text })} />}
       >
-        <p class="muted">Conversations with their state: every moment kept, any of them a place to grow from.</p>
+        <p class="muted">Conversations with their state: every checkpoint kept, any of them a place to grow from.</p>
       </Head>
       <Answer asked={listed} what="Reading threads">
         {(threads) =>

@@ -30,8 +30,8 @@ from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import Scope, namespace_prefix
 from treering.errors import Busy, NotFound, RefMoved
 from treering.store import Store
-from treering.threads.checkpoint import Checkpoint, Stretch
-from treering.threads.moment import Moment
+from treering.threads.checkpoint import Checkpoint
+from treering.threads.checkpoint_record import CheckpointRecord, ListPrefix
 
 _TRIES: Final = 50
 _PAGE: Final = 100
@@ -100,9 +100,9 @@ class Sessions:
         head = transcript.head()
         if head is None:
             return None
-        moment = transcript.moment(head)
+        checkpoint = transcript.checkpoint(head)
         events = [_event(each) for each in self._wanted(transcript, head, config)]
-        return _session(names, self._shared(names).merged(None, moment.state), head.checkpoint, events)
+        return _session(names, self._shared(names).merged(None, checkpoint.state), head.checkpoint, events)
 
     def all_of(self, app: str, user: str | None) -> list[Session]:
         """The sessions of an app (of one user, if given) without their events, the last changed one last."""
@@ -174,7 +174,7 @@ class Sessions:
         state = None
         if parts.session:
             if seat.state is None:
-                seat.state = Moment(self._store.engine, self._store.space, head.checkpoint).state
+                seat.state = Checkpoint(self._store.engine, self._store.space, head.checkpoint).state
             state = seat.state | parts.session
         shared = self._shared(names) if parts.app or parts.user else None
         saved = seat.transcript.save(
@@ -233,7 +233,7 @@ class Sessions:
         stop = head.messages.length
         while stop > start:
             count = min(_PAGE, stop - start)
-            page = transcript.read(Stretch(head.messages.list, stop), last=count)
+            page = transcript.read(ListPrefix(head.messages.list, stop), last=count)
             fresh = [each for each in page if each["timestamp"] >= after]
             kept = fresh + kept
             if not fresh:
@@ -332,18 +332,20 @@ def _marks(names: Names, updated: float) -> dict[str, Any]:
     return {"app_name": names.app, "user_id": names.user, "session_id": names.session, "updated": updated}
 
 
-def _names(checkpoint: Checkpoint) -> Names | None:
+def _names(checkpoint: CheckpointRecord) -> Names | None:
     """Whose session a checkpoint is of; ``None`` for other threads that only look like it."""
     told = checkpoint.metadata
     names = Names(told.get("app_name", ""), told.get("user_id", ""), told.get("session_id", ""))
     return names if names.thread_id == checkpoint.thread else None
 
 
-def _updated(checkpoint: Checkpoint) -> float:
+def _updated(checkpoint: CheckpointRecord) -> float:
     return checkpoint.metadata.get("updated", checkpoint.created_at_us / SECOND_US)
 
 
-def _session(names: Names, state: dict[str, Any], checkpoint: Checkpoint, events: Iterable[Event]) -> Session:
+def _session(
+    names: Names, state: dict[str, Any], checkpoint: CheckpointRecord, events: Iterable[Event]
+) -> Session:
     session = Session(
         id=names.session,
         app_name=names.app,

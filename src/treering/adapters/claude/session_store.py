@@ -3,10 +3,10 @@
     options = ClaudeAgentOptions(session_store=TreeringSessionStore("./agents"))
 
 A transcript is the thread ``<session id>`` in the namespace ``<project key>``, a subagent's is the thread
-``<session id>/<subpath>``; its entries are the messages, as they came. Each `append` is one durable moment.
-The SDK sends a batch again when it is not sure that it arrived, so entries are known by their ``uuid``: those
-of a transcript are read once, and from then on only what others added. **Invariant:** no two entries of a
-transcript have the same uuid, whoever appends, and its summary counts every entry once.
+``<session id>/<subpath>``; its entries are the messages, as they came. Each `append` is one durable
+checkpoint. The SDK sends a batch again when it is not sure that it arrived, so entries are known by their
+``uuid``: those of a transcript are read once, and from then on only what others added. **Invariant:** no two
+entries of a transcript have the same uuid, whoever appends, and its summary counts every entry once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from treering.adapters.opening import Lane, Opened, StoreOrUrl
 from treering.bridge import Bridge
 from treering.errors import InvalidInput, MissingExtra
 from treering.sync_async import Closing
-from treering.threads.checkpoint import MESSAGES, StateValue, Stretch
+from treering.threads.checkpoint import Checkpoint
+from treering.threads.checkpoint_record import MESSAGES, ListPrefix, StateValue
 from treering.threads.directory import ThreadInfo
-from treering.threads.moment import Moment
 from treering.threads.thread import Thread, ThreadMoved
 
 try:
@@ -80,7 +80,7 @@ class TreeringSessionStore(SessionStore, Closing):
 
     # What the SDK calls
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
-        """Save those entries that are not there yet, as one moment, in the order of the calls."""
+        """Save those entries that are not there yet, as one checkpoint, in the order of the calls."""
         whole = _key(key)
         if entries:
             transcript = self._transcript(whole)
@@ -201,13 +201,13 @@ class _Transcript:
         return look(self._load)
 
     def _load(self) -> list[SessionStoreEntry] | None:
-        moment = self._thread.load()
-        if moment is None:
+        checkpoint = self._thread.load()
+        if checkpoint is None:
             self._forget()
             return None
-        entries = moment.messages
+        entries = checkpoint.messages
         self._uuids = set()
-        self._note(moment, entries)
+        self._note(checkpoint, entries)
         return entries
 
     def delete(self) -> None:
@@ -243,30 +243,30 @@ class _Transcript:
     # What is known
     def _see(self) -> None:
         """Read what others have added, or everything where they did more than that."""
-        moment = self._thread.head
-        if moment is None:
+        checkpoint = self._thread.head
+        if checkpoint is None:
             self._forget()
-        elif moment.id != self._head:
-            before, now = self._stretch, moment.checkpoint.lists.get(MESSAGES)
+        elif checkpoint.id != self._head:
+            before, now = self._stretch, checkpoint.record.lists.get(MESSAGES)
             if before is not None and now is not None and _continues(before, now):
-                added = moment.last_messages(now.length - before.length)
+                added = checkpoint.last_messages(now.length - before.length)
             else:
                 self._uuids = set()
-                added = moment.messages
-            self._note(moment, added)
+                added = checkpoint.messages
+            self._note(checkpoint, added)
 
-    def _note(self, moment: Moment, added: Iterable[SessionStoreEntry]) -> None:
+    def _note(self, checkpoint: Checkpoint, added: Iterable[SessionStoreEntry]) -> None:
         self._uuids.update(uuid for entry in added if isinstance(uuid := entry.get("uuid"), str))
-        self._head = moment.id
-        self._stretch = moment.checkpoint.lists.get(MESSAGES)
-        if moment.checkpoint.state != self._places:
-            self._places = moment.checkpoint.state
-            self._state = moment.state
+        self._head = checkpoint.id
+        self._stretch = checkpoint.record.lists.get(MESSAGES)
+        if checkpoint.record.state != self._places:
+            self._places = checkpoint.record.state
+            self._state = checkpoint.state
 
     def _forget(self) -> None:
         self._uuids: set[str] = set()
         self._head: str | None = None
-        self._stretch: Stretch | None = None
+        self._stretch: ListPrefix | None = None
         self._places: dict[str, StateValue] = {}
         self._state: dict[str, Any] = {}
 
@@ -306,7 +306,7 @@ def _namespace(project_key: str) -> str:
     return thread_name(project_key, "Claude project key")
 
 
-def _continues(before: Stretch, now: Stretch) -> bool:
+def _continues(before: ListPrefix, now: ListPrefix) -> bool:
     return now.list == before.list and now.length >= before.length
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from treering.adapters.langgraph.values import Values
     from treering.core.batch import Draft
     from treering.core.engine import Engine
-    from treering.threads.checkpoint import StateValue, Stretch
+    from treering.threads.checkpoint_record import ListPrefix, StateValue
 
 _OWN: Final = ("branch:", "__")
 """What the names of LangGraph's own channels begin with; their small values lie in the checkpoint's row."""
@@ -62,7 +62,7 @@ class Channels:
         self._recent = recent
         self._is_tail = is_tail
         self.known: dict[str, Known] = dict(parent.lists) if parent is not None else {}
-        self.lists: dict[str, Stretch] = {}
+        self.lists: dict[str, ListPrefix] = {}
         self.state: dict[str, StateValue] = {}
         self._inline: dict[str, Any] = {}
         self._messages: list[str] = []

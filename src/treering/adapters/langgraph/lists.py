@@ -30,7 +30,7 @@ from treering.core.frame import INLINE_LIMIT
 from treering.core.ids import new_id
 from treering.core.lists import MAX_DEPTH, branch_point
 from treering.errors import Corrupt, NotFound
-from treering.threads.checkpoint import Stretch
+from treering.threads.checkpoint_record import ListPrefix
 
 if TYPE_CHECKING:
     from treering.adapters.langgraph.values import Values
@@ -53,7 +53,7 @@ class Known(msgspec.Struct, frozen=True):
     A list that grows hands its items on to the longer one, so there may be more than its own here.
     """
 
-    stretch: Stretch
+    stretch: ListPrefix
     held: list[Any]
     fields: list[dict[str, Any]]
     """Where its messages keep their fields, which is read much faster than they are; none for plain data."""
@@ -76,7 +76,7 @@ class Known(msgspec.Struct, frozen=True):
         if count == self.stretch.length:
             return self
         return Known(
-            Stretch(self.stretch.list, count),
+            ListPrefix(self.stretch.list, count),
             self.held[:count],
             self.fields[:count],
             self.contents[:count],
@@ -149,10 +149,10 @@ def write_list(
         likenesses.append(known)
     if before is None or same == 0:
         draft.append(list_id, *contents, scope=scope, at=0)
-        stretch = Stretch(list_id, len(tail))
+        stretch = ListPrefix(list_id, len(tail))
         return Known(stretch, tail, *_looked_at(tail, is_messages=is_messages), likenesses, is_messages)
     if is_longer:
-        stretch = Stretch(list_id, same + len(tail))
+        stretch = ListPrefix(list_id, same + len(tail))
         if there < stretch.length:
             draft.append(list_id, *contents[there - same :], scope=scope, at=there)
     else:
@@ -318,14 +318,14 @@ def _is_plain(value: Any) -> bool:
 def _branched(
     draft: Draft,
     engine: Engine,
-    stretch: Stretch,
+    stretch: ListPrefix,
     at: int,
     contents: list[Content | Address],
     list_id: str,
     scope: str,
-) -> Stretch:
+) -> ListPrefix:
     if not contents:
-        return Stretch(stretch.list, at)
+        return ListPrefix(stretch.list, at)
     lineage = engine.lineage(draft.space, stretch.list)
     if not lineage:
         raise _severed(stretch, "its channel", "it is not stored")
@@ -335,10 +335,10 @@ def _branched(
         draft.append(list_id, *past, *contents, scope=scope, at=0)
     else:
         draft.append(list_id, *contents, scope=scope, at=at, parent=parent.list)
-    return Stretch(list_id, at + len(contents))
+    return ListPrefix(list_id, at + len(contents))
 
 
-def _severed(stretch: Stretch, where: str, problem: str) -> Corrupt:
+def _severed(stretch: ListPrefix, where: str, problem: str) -> Corrupt:
     return Corrupt(
         f"{where}: list {stretch.list!r} should have {stretch.length} items: {problem}; "
         "run verify, then restore it from a backup"

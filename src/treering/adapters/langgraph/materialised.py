@@ -1,8 +1,8 @@
 """Delta channels of messages, kept whole for treering's own views.
 
 Of a `DeltaChannel` LangGraph hands over only the changes, and every 100th time the whole. A thread that shows
-its conversation at every 100th moment would be of little use, so the messages that tasks wrote are added to
-the list of the moment before, which costs no content: the list and the writes share it. LangGraph is never
+its conversation at every 100th checkpoint would be of little use, so the messages that tasks wrote are added
+to the list of the moment before, which costs no content: the list and the writes share it. LangGraph is never
 given such a list. **Invariant:** a shadow is exact or absent: where it is not known what was written (another
 process did, or something that is no message), there is none until LangGraph stores the channel whole.
 """

@@ -49,7 +49,9 @@ else:
     kind_of = type  # under a name that keeps the checker from narrowing Any to something less known
 
 Likeness = dict[str, Any]
-"""The fields of a message as they were at one moment; ``_extra`` holds those that its class does not know."""
+"""The fields of a message as they were at one checkpoint; ``_extra`` holds those that its class does not
+know.
+"""
 
 EXTRA: Final = "_extra"
 

@@ -1,7 +1,7 @@
 """What tasks wrote: how it is stored.
 
-LangGraph hands over a task's writes, and a moment later a checkpoint that holds the same messages. They are
-stored once, in the list of the checkpoint, and the writes point there (see `langgraph_queue` for when); a
+LangGraph hands over a task's writes, and a checkpoint later a checkpoint that holds the same messages. They
+are stored once, in the list of the checkpoint, and the writes point there (see `langgraph_queue` for when); a
 message that is there already as a write is what its place in the list is the address of. A list that begins
 like the one that its channel holds is stored as that beginning and what comes behind it: a node that returns
 the whole conversation at every step writes no more than what is new in it.
@@ -25,7 +25,7 @@ from treering.core.encoding import decode, encode_json
 from treering.core.frame import INLINE_LIMIT
 from treering.graphs.graph import BEGUN, HOLDER, WRITES
 from treering.graphs.step import Place, writes_key
-from treering.threads.checkpoint import MAX_ROW_BYTES
+from treering.threads.checkpoint_record import MAX_ROW_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

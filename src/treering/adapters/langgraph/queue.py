@@ -4,7 +4,7 @@ Writes wait for their checkpoint and go into its commit, so a checkpoint is neve
 made of, and a step costs one commit. What no checkpoint comes for (a task that is done while its neighbours
 still work) is committed by itself after `PATIENCE`; an interrupt or an error, with everything that waits,
 before the call returns. Where every write is to be durable when its call returns, the call waits too, if that
-has paid lately: LangGraph saves writes and checkpoints from threads of its own, a moment apart. If nobody
+has paid lately: LangGraph saves writes and checkpoints from threads of its own, a checkpoint apart. If nobody
 comes, messages are written ahead to the end of the list that will most likely hold them next, so that they
 too are stored once. **Invariant:** writes are committed in the order in which they came, and before anything
 that was put after them.

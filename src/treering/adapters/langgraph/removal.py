@@ -22,7 +22,14 @@ from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, InvalidInput
 from treering.graphs.graph import BEGUN, HOLDER, WRITES, Graphs, graph_head
 from treering.graphs.step import FORKED, GRAPH, Place, Step, copied_id, needed_scope, step_id, writes_key
-from treering.threads.checkpoint import KIND, Checkpoint, Stretch, Value, new_checkpoint_id, write_checkpoint
+from treering.threads.checkpoint_record import (
+    KIND,
+    CheckpointRecord,
+    ListPrefix,
+    Value,
+    new_checkpoint_id,
+    write_checkpoint,
+)
 from treering.threads.history import CLEANED, DELETED, LEDGER
 
 if TYPE_CHECKING:
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.records import Record
     from treering.store import Store
-    from treering.threads.checkpoint import StateValue
+    from treering.threads.checkpoint_record import StateValue
 
 _SLICE: Final = 5000
 _AT_ONCE: Final = 50
@@ -175,7 +182,7 @@ class _Copying:
         self._source = source
         self._target = target
         self._thread = thread
-        self._ids: dict[str, Checkpoint] = {}
+        self._ids: dict[str, CheckpointRecord] = {}
         self._lists: dict[str, tuple[str, int]] = {}
         self._placed: dict[str, Address] = {}
 
@@ -232,25 +239,25 @@ class _Copying:
         origin = self._graphs.by_id(parent)
         return None if origin is None or origin.checkpoint.thread == self._source.thread else parent
 
-    def _needed_scope(self, copy: Checkpoint) -> str | None:
+    def _needed_scope(self, copy: CheckpointRecord) -> str | None:
         origin = self._graphs.by_id(copy.parent) if copy.parent and FORKED in copy.metadata else None
         return None if origin is None else needed_scope(copy, origin.checkpoint)
 
-    def _copy_list(self, draft: Draft, stretch: Stretch) -> Stretch:
+    def _copy_list(self, draft: Draft, stretch: ListPrefix) -> ListPrefix:
         known = self._lists.get(stretch.list)
         if known is None:
             info = self._engine.list_info(self._space, stretch.list)
             parent = None
             if info is not None and info.parent is not None:
-                parent = self._copy_list(draft, Stretch(info.parent, info.start)).list
+                parent = self._copy_list(draft, ListPrefix(info.parent, info.start)).list
             known = (new_id(), info.start if info is not None and parent is not None else 0)
             self._append(draft, known[0], stretch, known[1], parent)
         else:
             self._append(draft, known[0], stretch, known[1], None)
         self._lists[stretch.list] = (known[0], max(known[1], stretch.length))
-        return Stretch(known[0], stretch.length)
+        return ListPrefix(known[0], stretch.length)
 
-    def _append(self, draft: Draft, list_id: str, stretch: Stretch, at: int, parent: str | None) -> None:
+    def _append(self, draft: Draft, list_id: str, stretch: ListPrefix, at: int, parent: str | None) -> None:
         if stretch.length > at or parent is not None or at == 0:
             contents = self._engine.read_list(self._space, stretch.list, at, stretch.length)
             if contents or parent is not None or stretch.list not in self._lists:
@@ -282,7 +289,7 @@ class _Copying:
         def moved(place: Any) -> Any:
             there = place_of(place, record.batch)
             if isinstance(there, tuple):
-                copy = self._copy_list(draft, Stretch(there[0], there[1] + 1))
+                copy = self._copy_list(draft, ListPrefix(there[0], there[1] + 1))
                 links[list_address(copy.list)] = None
                 return [copy.list, there[1]]
             address = self._copy_content(draft, there)

@@ -16,7 +16,7 @@ from treering.core.encoding import encode_json
 from treering.errors import Unencodable
 from treering.graphs.rows import shortened
 from treering.graphs.step import FORKED, GRAPH, HIDDEN
-from treering.threads.checkpoint import Value
+from treering.threads.checkpoint_record import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from treering.adapters.langgraph.values import Values
     from treering.graphs.graph import Step
     from treering.graphs.step import Place
-    from treering.threads.checkpoint import Checkpoint
+    from treering.threads.checkpoint_record import CheckpointRecord
 
 DELTA: Final = "delta"
 INLINE: Final = "values"
@@ -66,17 +66,17 @@ def thread_of(step: Step) -> str:
     return given if given is not None and thread_id_of(given) == own else own
 
 
-def is_same(one: Checkpoint, other: Checkpoint) -> bool:
+def is_same(one: CheckpointRecord, other: CheckpointRecord) -> bool:
     """Whether two checkpoints say the same, wherever their content lies."""
     return _told(one) == _told(other) and _digests(one) == _digests(other)
 
 
-def _told(checkpoint: Checkpoint) -> object:
+def _told(checkpoint: CheckpointRecord) -> object:
     graph = {name: value for name, value in checkpoint.metadata[GRAPH].items() if name != APART_LISTS}
     return {**checkpoint.metadata, GRAPH: graph}
 
 
-def _digests(checkpoint: Checkpoint) -> object:
+def _digests(checkpoint: CheckpointRecord) -> object:
     lengths = {name: stretch.length for name, stretch in checkpoint.lists.items()}
     values = {
         name: value.digest if isinstance(value, Value) else {key: each.digest for key, each in value.items()}

@@ -37,9 +37,9 @@ from treering.graphs.graph import Graphs
 from treering.graphs.step import Place
 from treering.store import Store
 from treering.sync_async import Closing
-from treering.threads.checkpoint import MESSAGES
-from treering.threads.hooks import Saved, Saving
-from treering.threads.moment import Moment
+from treering.threads import checkpoint as checkpoints
+from treering.threads.checkpoint_record import MESSAGES
+from treering.threads.hooks import Saved, SaveRequest
 
 if TYPE_CHECKING:
     from treering.graphs.graph import Step
@@ -110,13 +110,13 @@ class Hooked:
                 hooks.after_load(self._told(place, step))
 
     def _told(self, place: Place, step: Step) -> Saved:
-        moment = Moment(self._store.engine, self._store.space, step.checkpoint)
-        return Saved(thread_id=place.thread, namespace=place.namespace, checkpoint=moment)
+        checkpoint = checkpoints.Checkpoint(self._store.engine, self._store.space, step.checkpoint)
+        return Saved(thread_id=place.thread, namespace=place.namespace, checkpoint=checkpoint)
 
-    def _saving(self, values: Values, place: Place, request: Request) -> Saving:
+    def _saving(self, values: Values, place: Place, request: Request) -> SaveRequest:
         channels = request.checkpoint["channel_values"]
         messages = channels.get(MESSAGES)
-        return Saving(
+        return SaveRequest(
             thread_id=place.thread,
             namespace=place.namespace,
             messages=[_plain(values, each) for each in cast("list[Any]", messages)]
@@ -127,7 +127,7 @@ class Hooked:
         )
 
 
-def _changed(request: Request, asked: Saving, answer: Saving) -> Request:
+def _changed(request: Request, asked: SaveRequest, answer: SaveRequest) -> Request:
     checkpoint = dict(request.checkpoint)
     channels = dict(checkpoint["channel_values"])
     versions = dict(request.new_versions)
@@ -171,7 +171,7 @@ class TreeringSaver(BaseCheckpointSaver[int], Closing):
     `put` and `put_writes` are durable when they return; where they are called from several threads, as
     LangGraph does, both wait for one commit. With ``writes="with_checkpoint"``, `put_writes` waits for
     nothing: what a task wrote becomes durable with the checkpoint that follows it, or 10 ms later (an
-    interrupt or an error at once), and a task that was killed in that moment runs again.
+    interrupt or an error at once), and a task that was killed in that checkpoint runs again.
 
     May be used from any number of threads and event loops.
     """

@@ -24,7 +24,7 @@ from treering.core.query import Erasure
 from treering.errors import Conflict, ListMoved, RefMoved
 from treering.graphs.graph import GRAPH, Graphs, Step, graph_head
 from treering.graphs.step import Place, step_id
-from treering.threads.checkpoint import Checkpoint, new_checkpoint_id, write_checkpoint
+from treering.threads.checkpoint_record import CheckpointRecord, new_checkpoint_id, write_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -194,7 +194,7 @@ class Scribe:
         metadata = plain_metadata(values, request.metadata)
         made = (None if is_fresh else step_id(place, checkpoint["id"])) or new_checkpoint_id(self._clock)
         step = request.metadata.get("step")
-        saved = Checkpoint(
+        saved = CheckpointRecord(
             id=made[0],
             thread=place.thread,
             namespace=place.namespace,

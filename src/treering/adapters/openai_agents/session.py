@@ -3,9 +3,9 @@
     session = TreeringSession("alice", "./agents")
     result = await Runner.run(agent, "Where is my refund?", session=session)
 
-Each `add_items` is one durable moment of the thread of the same id, which can be rewound, forked and compared
-like any other, from any process. `pop_item` and `clear_session` save a shorter moment: what they take away is
-still in the moments before.
+Each `add_items` is one durable checkpoint of the thread of the same id, which can be rewound, forked and
+compared like any other, from any process. `pop_item` and `clear_session` save a shorter checkpoint: what they
+take away is still in the checkpoints before.
 
 The runner saves a turn when all of its tools are done. The hooks of `checkpoint_after_tool_call` save each
 tool's result as soon as it is there, in the state of the thread. A turn that was cut off is read as far as it
@@ -24,8 +24,8 @@ from treering.adapters.openai_agents.tracing import TreeringTracingProcessor
 from treering.adapters.opening import Lane, Opened, StoreOrUrl
 from treering.errors import InvalidInput, MissingExtra
 from treering.sync_async import Closing
-from treering.threads.checkpoint import MESSAGES
-from treering.threads.moment import Moment
+from treering.threads.checkpoint import Checkpoint
+from treering.threads.checkpoint_record import MESSAGES
 from treering.threads.thread import ThreadMoved
 
 try:
@@ -91,7 +91,7 @@ class TreeringSession(Closing):
         self._opened = Opened(store_or_url)
         self._thread = self._opened.store.thread(name, place)
         self._lane = Lane(self._opened.bridge)
-        self._seen: Moment | None = None
+        self._seen: Checkpoint | None = None
         self._added: list[str] = []
 
     @property
@@ -116,7 +116,7 @@ class TreeringSession(Closing):
         return cast("list[TResponseInputItem]", items)
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Save items behind those that are there, as one moment; durable when this returns."""
+        """Save items behind those that are there, as one checkpoint; durable when this returns."""
         if items:
             given = _checked_items(items)
             await self._lane.settle(self._saved, self._adding(given))
@@ -127,7 +127,7 @@ class TreeringSession(Closing):
         return cast("TResponseInputItem | None", await self._lane.settle(self._retried, self._pop))
 
     async def clear_session(self) -> None:
-        """Make the session empty. Earlier moments stay; ``store.forget(thread=...)`` erases them."""
+        """Make the session empty. Earlier checkpoints stay; ``store.forget(thread=...)`` erases them."""
         await self._lane.settle(self._retried, self._clear)
 
     # What it adds
@@ -157,20 +157,20 @@ class TreeringSession(Closing):
         call_id = output["call_id"]
         said = [] if call_id in self._added else response
 
-        def save(moment: Moment | None) -> Moment | None:
-            turn = _unfinished(moment)
+        def save(checkpoint: Checkpoint | None) -> Checkpoint | None:
+            turn = _unfinished(checkpoint)
             left: list[Item] = []
             if not turn or (turn[_RESPONSE] != said and call_id not in _call_ids(turn[_RESPONSE])):
                 left, turn = _as_items(turn), {_RESPONSE: said}
             turn = {**turn, _OUTPUT + call_id: output}
-            state = {**(moment.state if moment is not None else {}), UNFINISHED: turn}
+            state = {**(checkpoint.state if checkpoint is not None else {}), UNFINISHED: turn}
             return self._thread.append(*left, state=state, metadata=self._metadata, note=f"tool: {tool}")
 
         await self._lane.settle(self._saved, save)
 
     # How it is done, in the lane
-    def _saved(self, save: Callable[[Moment | None], Moment | None]) -> None:
-        """Save behind the moment that was seen last; look for the newest one only if that fails."""
+    def _saved(self, save: Callable[[Checkpoint | None], Checkpoint | None]) -> None:
+        """Save behind the checkpoint that was seen last; look for the newest one only if that fails."""
         seen, self._seen = self._seen, None
         if seen is not None:
             try:
@@ -181,8 +181,8 @@ class TreeringSession(Closing):
                 return
         self._seen = self._retried(save)
 
-    def _retried(self, save: Callable[[Moment | None], T]) -> T:
-        """Save behind the newest moment, again if someone else was quicker."""
+    def _retried(self, save: Callable[[Checkpoint | None], T]) -> T:
+        """Save behind the newest checkpoint, again if someone else was quicker."""
         self._seen = None  # what the thread sees from here on is newer
         for _ in range(_TRIES - 1):
             try:
@@ -195,39 +195,41 @@ class TreeringSession(Closing):
         return look(lambda: self._look(limit))
 
     def _look(self, limit: int | None) -> list[Item]:
-        moment = self._seen = self._thread.load()
-        if moment is None or limit == 0:
+        checkpoint = self._seen = self._thread.load()
+        if checkpoint is None or limit == 0:
             return []
-        tail = _as_items(_unfinished(moment))
+        tail = _as_items(_unfinished(checkpoint))
         if limit is None:
-            return moment.items(MESSAGES) + tail
-        return moment.last_messages(max(limit - len(tail), 0)) + tail[-limit:]
+            return checkpoint.items(MESSAGES) + tail
+        return checkpoint.last_messages(max(limit - len(tail), 0)) + tail[-limit:]
 
-    def _adding(self, items: list[Item]) -> Callable[[Moment | None], Moment | None]:
-        def add(moment: Moment | None) -> Moment | None:
-            turn = _unfinished(moment)
+    def _adding(self, items: list[Item]) -> Callable[[Checkpoint | None], Checkpoint | None]:
+        def add(checkpoint: Checkpoint | None) -> Checkpoint | None:
+            turn = _unfinished(checkpoint)
             is_its_turn = any(_OUTPUT + str(item.get("call_id")) in turn for item in items)
             left = [] if is_its_turn else _as_items(turn)
-            return self._thread.append(*left, *items, state=_without(moment, turn), metadata=self._metadata)
+            return self._thread.append(
+                *left, *items, state=_without(checkpoint, turn), metadata=self._metadata
+            )
 
         return add
 
-    def _pop(self, moment: Moment | None) -> Item | None:
-        if turn := _unfinished(moment):
-            self._thread.append(*_as_items(turn), state=_without(moment, turn), metadata=self._metadata)
-            moment = self._thread.head
-        length = _length(moment)
-        if moment is None or not length:
+    def _pop(self, checkpoint: Checkpoint | None) -> Item | None:
+        if turn := _unfinished(checkpoint):
+            self._thread.append(*_as_items(turn), state=_without(checkpoint, turn), metadata=self._metadata)
+            checkpoint = self._thread.head
+        length = _length(checkpoint)
+        if checkpoint is None or not length:
             return None
-        (item,) = moment.last_messages(1)
+        (item,) = checkpoint.last_messages(1)
         saved = self._thread.shorten(length - 1, metadata=self._metadata, note="pop_item")
         return None if saved is None else item
 
-    def _clear(self, moment: Moment | None) -> None:
-        if turn := _unfinished(moment):
-            state = _without(moment, turn)
+    def _clear(self, checkpoint: Checkpoint | None) -> None:
+        if turn := _unfinished(checkpoint):
+            state = _without(checkpoint, turn)
             self._thread.checkpoint(state=state, metadata=self._metadata, note="clear_session")
-        if _length(moment):
+        if _length(checkpoint):
             self._thread.shorten(0, metadata=self._metadata, note="clear_session")
 
 
@@ -293,10 +295,10 @@ def _output_item(call: ResponseFunctionToolCall, tool: Tool, result: object) -> 
     return cast("Item", made)
 
 
-def _unfinished(moment: Moment | None) -> dict[str, Any]:
-    if moment is None or UNFINISHED not in moment.checkpoint.state:
+def _unfinished(checkpoint: Checkpoint | None) -> dict[str, Any]:
+    if checkpoint is None or UNFINISHED not in checkpoint.record.state:
         return {}
-    return moment.state[UNFINISHED]
+    return checkpoint.state[UNFINISHED]
 
 
 def _as_items(turn: Mapping[str, Any]) -> list[Item]:
@@ -304,11 +306,11 @@ def _as_items(turn: Mapping[str, Any]) -> list[Item]:
     return [*turn.get(_RESPONSE, ()), *(output for name, output in turn.items() if name != _RESPONSE)]
 
 
-def _without(moment: Moment | None, turn: Mapping[str, Any]) -> dict[str, Any] | None:
+def _without(checkpoint: Checkpoint | None, turn: Mapping[str, Any]) -> dict[str, Any] | None:
     """The state without the unfinished turn; ``None`` (as it was) when there is none."""
-    if moment is None or not turn:
+    if checkpoint is None or not turn:
         return None
-    return {name: value for name, value in moment.state.items() if name != UNFINISHED}
+    return {name: value for name, value in checkpoint.state.items() if name != UNFINISHED}
 
 
 def _checked_items(given: Any) -> list[Item]:
@@ -323,6 +325,6 @@ def _call_ids(items: list[Item]) -> list[str]:
     return [item["call_id"] for item in items if item.get("type") == "function_call"]
 
 
-def _length(moment: Moment | None) -> int:
-    stretch = None if moment is None else moment.checkpoint.lists.get(MESSAGES)
+def _length(checkpoint: Checkpoint | None) -> int:
+    stretch = None if checkpoint is None else checkpoint.record.lists.get(MESSAGES)
     return 0 if stretch is None else stretch.length

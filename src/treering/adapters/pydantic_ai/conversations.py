@@ -18,7 +18,7 @@ from treering.adapters.conversation import Vetoed
 from treering.adapters.names import checked, checked_namespace, json_text
 from treering.adapters.opening import Opened, StoreOrUrl
 from treering.errors import InvalidInput, MissingExtra
-from treering.threads.moment import Moment
+from treering.threads.checkpoint import Checkpoint
 from treering.threads.thread import Thread
 
 try:
@@ -252,13 +252,13 @@ class TreeringCheckpoints(AbstractCapability[Any]):
 
 def load_history(thread: Thread, *, last: int | None = None) -> list[ModelMessage]:
     """The messages of a thread for ``message_history=``, or only the last ones; empty for a new thread."""
-    moment = thread.load()
-    if moment is None:
+    checkpoint = thread.load()
+    if checkpoint is None:
         return []
-    return load_messages(moment.messages if last is None else moment.last_messages(last))
+    return load_messages(checkpoint.messages if last is None else checkpoint.last_messages(last))
 
 
-def save_run(thread: Thread, result: AgentRunResult[Any], *, note: str | None = None) -> Moment | None:
+def save_run(thread: Thread, result: AgentRunResult[Any], *, note: str | None = None) -> Checkpoint | None:
     """Append the messages that a run added; ``None`` when a hook vetoed it. Give each result once."""
     return thread.append(*dump_messages(result.new_messages()), note=note)
 

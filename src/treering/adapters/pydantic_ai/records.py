@@ -28,8 +28,8 @@ from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.store import Store
-from treering.threads.checkpoint import KIND, MESSAGES, Checkpoint, Stretch, read_checkpoint
-from treering.threads.moment import Moment
+from treering.threads.checkpoint import Checkpoint
+from treering.threads.checkpoint_record import KIND, MESSAGES, CheckpointRecord, ListPrefix, read_checkpoint
 
 STATE: Final = "pydantic_ai"
 """The state value of a thread that holds what a conversation is besides its messages."""
@@ -37,7 +37,7 @@ ENTRY: Final = "entry_id"
 """The key beside a stored message that holds the id of its entry."""
 
 _RECORDS: Final = TypeAdapter(ConversationRecord)
-_KEPT_BY_THE_MOMENT: Final = frozenset({"head_id", "revision", "updated_at"})
+_KEPT_BY_THE_CHECKPOINT: Final = frozenset({"head_id", "revision", "updated_at"})
 _PAGE: Final = 200
 _KNOWN_TIPS: Final = 4096
 
@@ -69,7 +69,7 @@ class Records:
             transcript = self._transcript(conversation_id)
             head = transcript.head()
             if head is not None:
-                transcript.moment(head)
+                transcript.checkpoint(head)
 
     def read_all(self, scope: str | None, limit: int | None) -> list[ConversationRecord]:
         """The records of a scope (``None``: of all), the last saved first."""
@@ -77,14 +77,14 @@ class Records:
         chosen = [each for each in records if scope is None or each.scope == scope]
         return sorted(chosen, key=lambda each: each.updated_at, reverse=True)[:limit]
 
-    def _heads(self) -> Iterator[tuple[Checkpoint, Any]]:
+    def _heads(self) -> Iterator[tuple[CheckpointRecord, Any]]:
         """The newest checkpoint of every conversation, with what it is besides its messages."""
         threads = self._store.threads(namespace=self._namespace)
         for _, head, state in read_heads(self._store, threads, STATE):
             if STATE in state:
                 yield head, state[STATE]
 
-    def _record(self, checkpoint: Checkpoint, conversation_id: str, kept: Any) -> ConversationRecord:
+    def _record(self, checkpoint: CheckpointRecord, conversation_id: str, kept: Any) -> ConversationRecord:
         """The record of a checkpoint, its state value ``kept`` (``None`` where another writer made it)."""
         told = checkpoint.metadata
         kept = kept or {}
@@ -147,7 +147,7 @@ class Records:
         except EntryNotFound:
             raise ConversationConflict(record.conversation_id) from None
         plain = _RECORDS.dump_python(record, mode="json")
-        kept = {name: each for name, each in plain.items() if name not in _KEPT_BY_THE_MOMENT}
+        kept = {name: each for name, each in plain.items() if name not in _KEPT_BY_THE_CHECKPOINT}
         deferred = plain["deferred_tool_requests"]
         dumped = dump_messages([entry.message for entry in entries])
         try:
@@ -178,7 +178,7 @@ class Records:
         head = transcript.head()
         if head is None:
             return _Place(transcript=transcript)
-        state = Moment(self._store.engine, self._store.space, head.checkpoint).state
+        state = Checkpoint(self._store.engine, self._store.space, head.checkpoint).state
         record = self._record(head.checkpoint, conversation_id, state.get(STATE))
         return _Place(transcript=transcript, head=head, state=state, record=record)
 
@@ -191,7 +191,7 @@ class Records:
             raise ConversationConflict(conversation_id)
         return place
 
-    def _place_after(self, entry_id: str | None, place: _Place) -> Stretch | None:
+    def _place_after(self, entry_id: str | None, place: _Place) -> ListPrefix | None:
         if entry_id is None:
             return None
         if place.head is not None and place.record is not None and place.record.head_id == entry_id:
@@ -215,8 +215,8 @@ class Records:
             last = transcript.newest()
             if last is None or transcript.head() is not None:
                 return
-            moment = Moment(self._store.engine, self._store.space, last)
-            origin = self._record(last, origin, moment.state.get(STATE)).forked_from
+            checkpoint = Checkpoint(self._store.engine, self._store.space, last)
+            origin = self._record(last, origin, checkpoint.state.get(STATE)).forked_from
 
     def history(self, head_id: str | None, limit: int | None) -> list[ConversationEntry]:
         """The entries up to ``head_id``, or only the last ``limit`` of them."""
@@ -236,7 +236,7 @@ class Records:
         return entries if limit is None else entries[-limit:]
 
     # Where an entry lies
-    def _locate(self, entry_id: str) -> Stretch:
+    def _locate(self, entry_id: str) -> ListPrefix:
         """The messages up to an entry, which is read to be sure that it is there."""
         known = self._tips.get(entry_id)
         candidates = (known,) if known is not None else self._candidates(entry_id)
@@ -251,31 +251,31 @@ class Records:
             return self._locate(entry_id)
         raise _not_found(entry_id)
 
-    def _candidates(self, entry_id: str) -> Iterator[Stretch]:
+    def _candidates(self, entry_id: str) -> Iterator[ListPrefix]:
         list_id, mark, place = entry_id.rpartition("#")
         if mark and place.isdecimal():
             store = self._store
             info = store.engine.list_info(store.space, list_id)
             if info is not None and parse_scope(info.scope).namespace == self._namespace:
-                yield Stretch(list_id, int(place) + 1)
+                yield ListPrefix(list_id, int(place) + 1)
         for checkpoint in self._checkpoints_around(entry_id):
             brought: list[str] = checkpoint.metadata.get("entries", [])
             stretch = checkpoint.lists.get(MESSAGES)
             if stretch is not None and entry_id in brought:
-                yield Stretch(stretch.list, stretch.length - len(brought) + brought.index(entry_id) + 1)
+                yield ListPrefix(stretch.list, stretch.length - len(brought) + brought.index(entry_id) + 1)
         # Retention may have dropped the checkpoint that brought it, but not the conversation that has it.
         for head, _ in self._heads():
             if MESSAGES in head.lists:
                 yield from self._search(head.lists[MESSAGES], entry_id)
 
-    def _search(self, stretch: Stretch, entry_id: str) -> Iterator[Stretch]:
+    def _search(self, stretch: ListPrefix, entry_id: str) -> Iterator[ListPrefix]:
         for stop in range(stretch.length, 0, -_PAGE):
-            part = Stretch(stretch.list, stop)
+            part = ListPrefix(stretch.list, stop)
             ids = self._ids(part, _PAGE)
             if entry_id in ids:
-                yield Stretch(stretch.list, stop - len(ids) + ids.index(entry_id) + 1)
+                yield ListPrefix(stretch.list, stop - len(ids) + ids.index(entry_id) + 1)
 
-    def _checkpoints_around(self, entry_id: str) -> Iterator[Checkpoint]:
+    def _checkpoints_around(self, entry_id: str) -> Iterator[CheckpointRecord]:
         """Checkpoints of this namespace: first those from when the entry was made, then all."""
         made_us = _made_at_us(entry_id)
         if made_us is not None:
@@ -286,20 +286,20 @@ class Records:
             )
         yield from self._scan(EventQuery(kinds=(KIND,), newest_first=True))
 
-    def _scan(self, query: EventQuery) -> Iterator[Checkpoint]:
+    def _scan(self, query: EventQuery) -> Iterator[CheckpointRecord]:
         store = self._store
         for record in each_record(store.engine, store.space, query, limit=_PAGE):
             checkpoint = read_checkpoint(store.engine, store.space, record)
             if checkpoint.namespace == self._namespace:
                 yield checkpoint
 
-    def _items(self, stretch: Stretch, last: int | None = None) -> list[dict[str, Any]]:
+    def _items(self, stretch: ListPrefix, last: int | None = None) -> list[dict[str, Any]]:
         store = self._store
         start = 0 if last is None else max(stretch.length - last, 0)
         found = store.engine.read_list(store.space, stretch.list, start, stretch.length)
         return [decode(content) for content in found]
 
-    def _ids(self, stretch: Stretch, last: int | None = None) -> list[str]:
+    def _ids(self, stretch: ListPrefix, last: int | None = None) -> list[str]:
         return _ids(stretch, self._items(stretch, last))
 
 
@@ -335,14 +335,14 @@ class _Tips:
     """Where entries lie that were seen lately. Lists only grow, so what is known stays true or is gone."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Stretch] = OrderedDict()
+        self._known: OrderedDict[str, ListPrefix] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, entry_id: str) -> Stretch | None:
+    def get(self, entry_id: str) -> ListPrefix | None:
         with self._lock:
             return self._known.get(entry_id)
 
-    def learn(self, entry_id: str, stretch: Stretch) -> None:
+    def learn(self, entry_id: str, stretch: ListPrefix) -> None:
         with self._lock:
             self._known[entry_id] = stretch
             self._known.move_to_end(entry_id)
@@ -358,7 +358,7 @@ def _not_found(entry_id: str) -> EntryNotFound:
     return EntryNotFound(f"there is no entry {entry_id!r} in this namespace; load the conversation again")
 
 
-def _ids(stretch: Stretch, items: Sequence[dict[str, Any]]) -> list[str]:
+def _ids(stretch: ListPrefix, items: Sequence[dict[str, Any]]) -> list[str]:
     """The entry ids of the last messages of a stretch; a message without one is named by its place."""
     start = stretch.length - len(items)
     return [item.get(ENTRY) or f"{stretch.list}#{start + place}" for place, item in enumerate(items)]

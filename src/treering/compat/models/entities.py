@@ -51,7 +51,7 @@ _RESERVED: Final = ("announced", "input", "input_size", "computed_cost", "priced
 """What the recorder adds to the metadata of a span."""
 
 
-class Moment(TypeDecorator[datetime]):
+class UtcDateTime(TypeDecorator[datetime]):
     """A time, stored as microseconds, read as an aware datetime in UTC."""
 
     impl = BigInteger
@@ -250,7 +250,7 @@ class Run(Entity, table=True):
 
     id: str = _id(RunId())
     project_id: int | None = _column(Integer())
-    created_at: datetime = _column(Moment())
+    created_at: datetime = _column(UtcDateTime())
     status: str = _text()
     meta: dict[str, Any] = _column(RunMeta())
 
@@ -263,8 +263,8 @@ class AgentSpan(Entity, table=True):
     id: str = _id(EventId())
     run_id: str = _text("treering_run.id")
     agent_name: str = _text()
-    start_ts: datetime = _column(Moment())
-    end_ts: datetime | None = _column(Moment())
+    start_ts: datetime = _column(UtcDateTime())
+    end_ts: datetime | None = _column(UtcDateTime())
     status: str = _text()
     input_ref: str | None = _text("treering_blob_ref.id")
     output_ref: str | None = _text("treering_blob_ref.id")
@@ -286,7 +286,7 @@ class Message(Entity, table=True):
     completion_tokens: int | None = _column(Integer())
     total_tokens: int | None = _column(Integer())
     cost_eur: float | None = _column(Float())
-    ts: datetime = _column(Moment())
+    ts: datetime = _column(UtcDateTime())
 
 
 class ToolCall(Entity, table=True):
@@ -299,7 +299,7 @@ class ToolCall(Entity, table=True):
     agent_name: str | None = _text()
     tool_name: str = _text()
     input_ref: str | None = _text("treering_blob_ref.id")
-    ts: datetime = _column(Moment())
+    ts: datetime = _column(UtcDateTime())
     span_id: str | None = _text("treering_agent_span.id")
 
 
@@ -313,7 +313,7 @@ class ToolResult(Entity, table=True):
     tool_call_id: str = _text("treering_tool_call.id")
     output_ref: str | None = _text("treering_blob_ref.id")
     status: str = _text()
-    ts: datetime = _column(Moment())
+    ts: datetime = _column(UtcDateTime())
 
 
 class BlobRef(Entity, table=True):
@@ -328,7 +328,7 @@ class BlobRef(Entity, table=True):
     kind: str = _column(Read("kind"))
     data: Any = _column(Read("data"))
     sha256: str = _column(Read("sha256"))
-    created_at: datetime = _column(Moment())
+    created_at: datetime = _column(UtcDateTime())
 
 
 def _table(entity: Any) -> Any:

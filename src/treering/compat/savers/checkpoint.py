@@ -1,4 +1,4 @@
-"""A checkpoint as a saver gives it: one moment of a thread with everything that belongs to it.
+"""A checkpoint as a saver gives it: one checkpoint of a thread with everything that belongs to it.
 
 Its record is at hand; messages and state are read when they are first asked for, unless they are there
 already. `Saver.load` and all async calls give checkpoints with their content; only `Saver.list` gives ones
@@ -56,7 +56,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint:
-    """One moment of a thread. ``created_at`` is the thread's first save, ``updated_at`` this one's."""
+    """One checkpoint of a thread. ``created_at`` is the thread's first save, ``updated_at`` this one's."""
 
     def __init__(self, facts: Facts, contents: Contents) -> None:
         self.facts: Final = facts

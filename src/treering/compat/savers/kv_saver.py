@@ -56,7 +56,7 @@ from treering.core.storage import KeyValueStore
 from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.files import opened_folder, translated
 from treering.sync_async import call, refuse_to_block
-from treering.threads.checkpoint import created_at_us, new_checkpoint_id
+from treering.threads.checkpoint_record import created_at_us, new_checkpoint_id
 from treering.threads.lists import fingerprint
 
 # -----------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def _stripe(name: str) -> int:
 # Checkpoints in a key-value store: values that never change, and one head per thread that moves.
 #
 # A save puts its new messages and state values, then the checkpoint's record, and last it sets the thread's
-# head, which is the moment at which the save has happened. Where the store can compare and swap, a save
+# head, which is the checkpoint at which the save has happened. Where the store can compare and swap, a save
 # that finds the head moved takes back what it put and comes behind the other. A writer that dies earlier
 # leaves values that no head leads to; they are in nobody's way and go with the thread, or (with retention,
 # where locks keep all other writers out) at the next saver's first save. Retention first leads the
@@ -358,7 +358,7 @@ class KeyValueShelf:
             records = list(drawer.line(before))
             records.reverse()
             line = [_entry(record) for record in records]
-            if self._locks.everywhere:  # then this is the moment to clear away what a crash has left
+            if self._locks.everywhere:  # then this is the checkpoint to clear away what a crash has left
                 drawer.sweep(records)
         return _Known(before.id, None, line)
 

@@ -35,7 +35,7 @@ from treering.core.ids import new_id
 from treering.core.storage import KeyValueStore
 from treering.errors import Corrupt, NotFound
 from treering.sync_async import call
-from treering.threads.checkpoint import PREFIX
+from treering.threads.checkpoint_record import PREFIX
 
 # -----------------------------------------------------------------------------------------------------------
 # The record of a checkpoint in a key-value store: all that is said about it, and where its content lies.
@@ -359,7 +359,7 @@ class Drawer:
             again = self.record(current.id)
             if again is not None and again.earlier == current.earlier:
                 raise missing(self._shown, self.key(current.earlier))
-            current = again  # retention went by in this moment, or the thread was deleted
+            current = again  # retention went by in this checkpoint, or the thread was deleted
         return None
 
     def line(self, record: Record) -> Iterator[Record]:

@@ -24,9 +24,9 @@ from treering.compat.savers.checkpoint import (
 )
 from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.sync_async import Closing
-from treering.threads import checkpoint as checkpoint_module
-from treering.threads.checkpoint import Decision
-from treering.threads.hooks import Hook, HookName, Hooks, Saved, Saving
+from treering.threads import checkpoint_record
+from treering.threads.checkpoint_record import Decision
+from treering.threads.hooks import Hook, HookName, Hooks, Saved, SaveRequest
 
 if TYPE_CHECKING:
     import asyncio
@@ -219,14 +219,14 @@ class Saver(Closing):
         self, thread_id: str, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
     ) -> Checkpoint | None:
         """Save that the agent waits for a decision about ``payload`` (see `resume`)."""
-        pending = checkpoint_module.pending(payload, interrupt_id)
+        pending = checkpoint_record.pending(payload, interrupt_id)
         return self.save(thread_id=thread_id, pending_interrupt=pending, note=note or "interrupt")
 
     async def ainterrupt(
         self, thread_id: str, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
     ) -> Checkpoint | None:
         """As `interrupt`."""
-        pending = checkpoint_module.pending(payload, interrupt_id)
+        pending = checkpoint_record.pending(payload, interrupt_id)
         return await self.asave(thread_id=thread_id, pending_interrupt=pending, note=note or "interrupt")
 
     def resume(
@@ -285,8 +285,8 @@ class Saver(Closing):
             if newest is not None:  # deleted since it was listed
                 yield newest
 
-    def _saving(self, writing: Writing) -> Saving:
-        return Saving(
+    def _saving(self, writing: Writing) -> SaveRequest:
+        return SaveRequest(
             thread_id=writing.thread_id,
             namespace=self.namespace,
             messages=None if writing.messages is None else builtins.list(writing.messages),
@@ -314,7 +314,7 @@ def _answer(
     thread_id: str, newest: Checkpoint | None, decision: Decision, interrupt_id: str | None, value: Any
 ) -> Fields:
     waits_for = None if newest is None else newest.pending_interrupt
-    answer = checkpoint_module.answer(thread_id, waits_for, decision, interrupt_id=interrupt_id, value=value)
+    answer = checkpoint_record.answer(thread_id, waits_for, decision, interrupt_id=interrupt_id, value=value)
     return {
         "thread_id": thread_id,
         "metadata": {"resumed": answer},
@@ -323,7 +323,7 @@ def _answer(
     }
 
 
-def _changed(writing: Writing, saving: Saving) -> Writing:
+def _changed(writing: Writing, saving: SaveRequest) -> Writing:
     from msgspec.structs import replace
 
     return replace(

@@ -38,12 +38,12 @@ from treering.core.retention import Entry, Keep, select
 from treering.errors import Conflict, InvalidInput, NotFound, TreeringError
 from treering.maintenance.audit_events import record
 from treering.store import Store
-from treering.threads.checkpoint import KIND, MESSAGES, created_at_us, read_checkpoint
+from treering.threads.checkpoint import Checkpoint as ThreadCheckpoint
+from treering.threads.checkpoint_record import KIND, MESSAGES, created_at_us, read_checkpoint
 from treering.threads.directory import thread_info
 from treering.threads.head import Adopted, Head, ThreadMoved
 from treering.threads.history import Journal, thread_scope
-from treering.threads.hooks import Saving
-from treering.threads.moment import Moment
+from treering.threads.hooks import SaveRequest
 from treering.threads.thread import Thread
 
 if TYPE_CHECKING:
@@ -152,11 +152,11 @@ class StoreShelf:
         return None
 
     def find(self, thread_id: str, checkpoint_id: str) -> Checkpoint:
-        """One moment of the thread."""
-        moment = self._store.thread(thread_id, self._namespace).at(checkpoint_id)
-        if moment.thread_id != thread_id:
+        """One checkpoint of the thread."""
+        checkpoint = self._store.thread(thread_id, self._namespace).at(checkpoint_id)
+        if checkpoint.thread_id != thread_id:
             raise NotFound(f"thread {thread_id!r} has no checkpoint {checkpoint_id!r}; list it to see them")
-        return self._given(moment).read()
+        return self._given(checkpoint).read()
 
     def exists(self, thread_id: str) -> bool:
         """Whether the thread has a head."""
@@ -176,13 +176,13 @@ class StoreShelf:
         tries = 0
         while True:
             try:
-                for moment in self._store.thread(thread_id, self._namespace).history():
-                    if moment.thread_id != thread_id:
+                for checkpoint in self._store.thread(thread_id, self._namespace).history():
+                    if checkpoint.thread_id != thread_id:
                         return
-                    if moment.id not in told:
-                        told.add(moment.id)
+                    if checkpoint.id not in told:
+                        told.add(checkpoint.id)
                         tries = 0
-                        yield self._given(moment, first_us=info.created_at_us)
+                        yield self._given(checkpoint, first_us=info.created_at_us)
             except NotFound:  # dropped or deleted just now: what is left, from where this was
                 tries += 1
                 if tries == _TRIES:
@@ -225,7 +225,7 @@ class StoreShelf:
                 if state is None and head is None:
                     state = FIRST_STATE
                 try:
-                    moment = thread.checkpoint(
+                    checkpoint = thread.checkpoint(
                         writing.messages,
                         state,
                         pending_interrupt=writing.pending_interrupt,
@@ -239,16 +239,16 @@ class StoreShelf:
                         raise
                     check_expected(writing, moved.actual)
                     continue
-                return None if moment is None else self._saved(moment, writing.messages, state)
+                return None if checkpoint is None else self._saved(checkpoint, writing.messages, state)
         raise Conflict(f"thread {writing.thread_id!r} is saved to by too many at once; save it again")
 
     def _saved(
-        self, moment: Moment, messages: Sequence[Any] | None, state: dict[str, Any] | None
+        self, checkpoint: ThreadCheckpoint, messages: Sequence[Any] | None, state: dict[str, Any] | None
     ) -> Checkpoint:
         # Hooks of the store may have changed what was given; then it has to be read to be known.
         changed = self._store.hooks.has("pre_checkpoint_save")
-        contents = _contents(moment)
-        return self._given(moment, contents=contents if changed else given(messages, state, contents))
+        contents = _contents(checkpoint)
+        return self._given(checkpoint, contents=contents if changed else given(messages, state, contents))
 
     def _adopt(self, writing: Writing, origin: Origin) -> Checkpoint:
         """Take in a checkpoint with its own id and times; its parent in another thread, if that is here."""
@@ -262,7 +262,7 @@ class StoreShelf:
             first_us=origin.created_at_us,
             parent=self._present(origin.parent_id) if before is None else None,
         )
-        saving = Saving(
+        saving = SaveRequest(
             thread_id=writing.thread_id,
             namespace=self._namespace,
             state=writing.state,
@@ -272,7 +272,7 @@ class StoreShelf:
             tags=writing.tags,
         )
         checkpoint = head.save(saving, {MESSAGES: writing.messages or ()}, (), writing.step, adopted)
-        return self._given(Moment(self._store.engine, self._store.space, checkpoint))
+        return self._given(ThreadCheckpoint(self._store.engine, self._store.space, checkpoint))
 
     def _present(self, checkpoint_id: str | None) -> str | None:
         if checkpoint_id is None:
@@ -291,26 +291,26 @@ class StoreShelf:
         return self._adopting[1]
 
     def _given(
-        self, moment: Moment, *, first_us: int | None = None, contents: Contents | None = None
+        self, checkpoint: ThreadCheckpoint, *, first_us: int | None = None, contents: Contents | None = None
     ) -> Checkpoint:
-        checkpoint = moment.checkpoint
+        record = checkpoint.record
         if first_us is None:
-            info = thread_info(self._store.engine, self._store.space, checkpoint.thread, checkpoint.namespace)
-            first_us = checkpoint.created_at_us if info is None else info.created_at_us
+            info = thread_info(self._store.engine, self._store.space, record.thread, record.namespace)
+            first_us = record.created_at_us if info is None else info.created_at_us
         facts = Facts(
-            id=checkpoint.id,
-            thread_id=checkpoint.thread,
-            namespace=checkpoint.namespace,
-            parent_id=checkpoint.parent,
-            step=checkpoint.step,
+            id=record.id,
+            thread_id=record.thread,
+            namespace=record.namespace,
+            parent_id=record.parent,
+            step=record.step,
             created_at_us=first_us,
-            updated_at_us=checkpoint.created_at_us,
-            pending_interrupt=checkpoint.pending_interrupt,
-            metadata=checkpoint.metadata,
-            note=checkpoint.note,
-            tags=checkpoint.tags,
+            updated_at_us=record.created_at_us,
+            pending_interrupt=record.pending_interrupt,
+            metadata=record.metadata,
+            note=record.note,
+            tags=record.tags,
         )
-        return Checkpoint(facts, contents or _contents(moment))
+        return Checkpoint(facts, contents or _contents(checkpoint))
 
     @contextmanager
     def _thread(self, thread_id: str) -> Generator[Thread]:
@@ -325,8 +325,8 @@ class StoreShelf:
                 self._known.popitem(last=False)
 
 
-def _contents(moment: Moment) -> Contents:
-    return Contents(lambda: moment.messages, lambda: moment.state)
+def _contents(checkpoint: ThreadCheckpoint) -> Contents:
+    return Contents(lambda: checkpoint.messages, lambda: checkpoint.state)
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ class Session(Closing):
     def commit(self) -> None:
         """Make everything since the last commit durable and visible, all or nothing.
 
-        When the store is away for the moment (the error is ``retryable``), `commit` may be called again;
+        When the store is away for the checkpoint (the error is ``retryable``), `commit` may be called again;
         after any other error everything is rolled back. Changing an entity that was read is `ReadOnly`.
         """
         try:

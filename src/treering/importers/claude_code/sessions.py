@@ -1,7 +1,8 @@
 """Importing what Claude Code leaves behind: ``~/.claude/projects``, all sessions of all projects.
 
-A session becomes the thread ``claude-code/<session>`` with a moment for each prompt, and each prompt a run
-with its messages, tool calls and subagents, at the times when they happened and at the prices of that day.
+A session becomes the thread ``claude-code/<session>`` with a checkpoint for each prompt, and each prompt a
+run with its messages, tool calls and subagents, at the times when they happened and at the prices of that
+day.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 #
 # A prompt begins a run, which is over when the next one begins, when the model has said its last word, or
 # when nobody has written for a while; what is not over yet waits for the next import. A prompt that does
-# not follow the last line but an earlier one was asked after going back, so its moment in the thread
+# not follow the last line but an earlier one was asked after going back, so its checkpoint in the thread
 # branches off there.
 
 
@@ -145,7 +146,7 @@ class ClaudeSession:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a moment of the thread says beside its messages."""
+        """What a checkpoint of the thread says beside its messages."""
         return {"project": self.project, "session": self._files.id, "title": self._title}
 
     # Lines

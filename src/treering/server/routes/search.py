@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from treering.runs.search import MAX_HITS, Found
 from treering.server.endpoints import Call, endpoint
 
-Moment = Annotated[int, Meta(ge=0, le=2**53)]
+TimestampUs = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class SearchQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,8 +19,8 @@ class SearchQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     run: str | None = None
     agent: str | None = None
     kind: str | None = None
-    since_us: Moment | None = None
-    until_us: Moment | None = None
+    since_us: TimestampUs | None = None
+    until_us: TimestampUs | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_HITS)] = 20
 
 

@@ -1,4 +1,4 @@
-"""Threads and their moments: look, save, go back, fork, decide."""
+"""Threads and their checkpoints: look, save, go back, fork, decide."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from treering.core.clock import to_iso
 from treering.errors import InvalidInput, NotFound
 from treering.server.endpoints import OK, Call, Empty, endpoint
 from treering.threads.checkpoint import Checkpoint
+from treering.threads.checkpoint_record import CheckpointRecord
 from treering.threads.diff import Difference
 from treering.threads.directory import ThreadInfo, thread_info
 from treering.threads.find import growth
-from treering.threads.moment import Moment
 from treering.threads.thread import Thread
 
 # -----------------------------------------------------------------------------------------------------------
@@ -24,7 +24,7 @@ from treering.threads.thread import Thread
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 Which = Annotated[str, Meta(min_length=1)]
-"""A moment: its id, its step, ``~1`` or a time."""
+"""A checkpoint: its id, its step, ``~1`` or a time."""
 
 
 class Where(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,8 +61,8 @@ class ThreadList(Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
-class MomentLine(Struct, frozen=True, kw_only=True):
-    """A moment without its content."""
+class CheckpointSummary(Struct, frozen=True, kw_only=True):
+    """A checkpoint without its content."""
 
     id: str
     thread: str
@@ -78,10 +78,10 @@ class MomentLine(Struct, frozen=True, kw_only=True):
     snapshot: str | None
 
 
-class MomentContent(Struct, frozen=True, kw_only=True):
-    """A moment, whole; ``first_message`` is the place of the first message that is shown."""
+class CheckpointContent(Struct, frozen=True, kw_only=True):
+    """A checkpoint, whole; ``first_message`` is the place of the first message that is shown."""
 
-    moment: MomentLine
+    checkpoint: CheckpointSummary
     messages: list[Any]
     first_message: int
     state: dict[str, Any]
@@ -89,14 +89,14 @@ class MomentContent(Struct, frozen=True, kw_only=True):
 
 
 class ContentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of a moment: only the last messages, if asked for."""
+    """How much of a checkpoint: only the last messages, if asked for."""
 
     namespace: str = ""
     last: Annotated[int, Meta(ge=0, le=10**9)] | None = None
 
 
 class HistoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which moments; ``everything`` also shows those that a rewind left behind."""
+    """Which checkpoints; ``everything`` also shows those that a rewind left behind."""
 
     namespace: str = ""
     limit: Limit = 100
@@ -106,9 +106,9 @@ class HistoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class History(Struct, frozen=True, kw_only=True):
-    """Moments, newest first."""
+    """Checkpoints, newest first."""
 
-    moments: tuple[MomentLine, ...]
+    checkpoints: tuple[CheckpointSummary, ...]
     next_cursor: str | None
 
 
@@ -129,7 +129,7 @@ class RewindLine(Struct, frozen=True, kw_only=True):
 
 
 class ForkLine(Struct, frozen=True, kw_only=True):
-    """Another thread that began at a moment of this one."""
+    """Another thread that began at a checkpoint of this one."""
 
     thread: str
     namespace: str
@@ -139,19 +139,19 @@ class ForkLine(Struct, frozen=True, kw_only=True):
 
 
 class Lineage(Struct, frozen=True, kw_only=True):
-    """How a thread grew: its moments (newest first), which of them lead to the head, rewinds and forks."""
+    """How a thread grew: its checkpoints (newest first), those that lead to the head, rewinds, forks."""
 
     thread: ThreadLine
-    moments: tuple[MomentLine, ...]
+    checkpoints: tuple[CheckpointSummary, ...]
     line: tuple[str, ...]
     rewinds: tuple[RewindLine, ...]
     forks: tuple[ForkLine, ...]
-    origin: MomentLine | None
+    origin: CheckpointSummary | None
     next_cursor: str | None
 
 
 class DiffQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which two moments; of two threads, if ``other`` names the one of ``b``."""
+    """Which two checkpoints; of two threads, if ``other`` names the one of ``b``."""
 
     a: Which
     b: Which
@@ -159,7 +159,7 @@ class DiffQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     other: str | None = None
 
 
-class NewMoment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewCheckpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to save. What is left out stays as it was; ``append`` adds to the messages instead."""
 
     messages: list[Any] | None = None
@@ -175,7 +175,7 @@ class NewMoment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class NewFork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The new thread, and the moment where it begins (without one: the head)."""
+    """The new thread, and the checkpoint where it begins (without one: the head)."""
 
     new_id: Annotated[str, Meta(min_length=1)]
     at: Which | None = None
@@ -215,10 +215,10 @@ def thread_line(info: ThreadInfo) -> ThreadLine:
     )
 
 
-def moment_line(checkpoint: Checkpoint) -> MomentLine:
-    """A moment as a line."""
+def checkpoint_line(checkpoint: CheckpointRecord) -> CheckpointSummary:
+    """A checkpoint as a line."""
     messages = checkpoint.lists.get("messages")
-    return MomentLine(
+    return CheckpointSummary(
         id=checkpoint.id,
         thread=checkpoint.thread,
         namespace=checkpoint.namespace,
@@ -234,15 +234,15 @@ def moment_line(checkpoint: Checkpoint) -> MomentLine:
     )
 
 
-def moment_content(moment: Moment, last: int | None) -> MomentContent:
-    """A moment with what it holds; with ``last``, only that many messages from the end."""
-    messages = moment.messages if last is None else moment.last_messages(last)
-    return MomentContent(
-        moment=moment_line(moment.checkpoint),
+def checkpoint_content(checkpoint: Checkpoint, last: int | None) -> CheckpointContent:
+    """A checkpoint with what it holds; with ``last``, only that many messages from the end."""
+    messages = checkpoint.messages if last is None else checkpoint.last_messages(last)
+    return CheckpointContent(
+        checkpoint=checkpoint_line(checkpoint.record),
         messages=messages,
-        first_message=moment.message_count - len(messages),
-        state=moment.state,
-        lists={name: moment.items(name) for name in moment.list_names if name != "messages"},
+        first_message=checkpoint.message_count - len(messages),
+        state=checkpoint.state,
+        lists={name: checkpoint.items(name) for name in checkpoint.list_names if name != "messages"},
     )
 
 
@@ -268,14 +268,14 @@ def list_threads(call: Call[ThreadsQuery, None]) -> ThreadList:
 
 
 @endpoint("GET", "/threads/{id}", tag="threads")
-def get_thread(call: Call[ContentQuery, None]) -> MomentContent:
-    """A thread as it is now: its newest moment, whole or with its last messages."""
-    return moment_content(_head(_thread(call)), call.query.last)
+def get_thread(call: Call[ContentQuery, None]) -> CheckpointContent:
+    """A thread as it is now: its newest checkpoint, whole or with its last messages."""
+    return checkpoint_content(_head(_thread(call)), call.query.last)
 
 
 @endpoint("GET", "/threads/{id}/history", tag="threads")
 def get_history(call: Call[HistoryQuery, None]) -> History:
-    """The moments that lead to the head, newest first."""
+    """The checkpoints that lead to the head, newest first."""
     query = call.query
     thread = _thread(call)
     _head(thread)
@@ -284,39 +284,39 @@ def get_history(call: Call[HistoryQuery, None]) -> History:
     )
     shown = found[: query.limit]
     return History(
-        moments=tuple(moment_line(each.checkpoint) for each in shown),
+        checkpoints=tuple(checkpoint_line(each.record) for each in shown),
         next_cursor=shown[-1].id if len(found) > query.limit else None,
     )
 
 
 @endpoint("GET", "/threads/{id}/lineage", tag="threads")
 def get_lineage(call: Call[LineageQuery, None]) -> Lineage:
-    """How a thread grew: moments, what rewinds left behind, and the threads that were forked off."""
+    """How a thread grew: checkpoints, what rewinds left behind, and the threads that were forked off."""
     query = call.query
     found = growth(call.store.engine, call.store.space, _info(call), limit=query.limit, before=query.cursor)
     return Lineage(
         thread=thread_line(found.thread),
-        moments=tuple(map(moment_line, found.moments)),
+        checkpoints=tuple(map(checkpoint_line, found.checkpoints)),
         line=tuple(sorted(found.line)),
         rewinds=tuple(RewindLine(at=each.at, before=each.before, to=each.to) for each in found.rewinds),
         forks=tuple(
             ForkLine(thread=each.thread, namespace=each.namespace, at=each.at, head=each.head, step=each.step)
             for each in found.forks
         ),
-        origin=None if found.origin is None else moment_line(found.origin),
+        origin=None if found.origin is None else checkpoint_line(found.origin),
         next_cursor=found.older,
     )
 
 
 @endpoint("GET", "/threads/{id}/checkpoints/{checkpoint}", tag="threads")
-def get_checkpoint(call: Call[ContentQuery, None]) -> MomentContent:
-    """One moment by its id, step, `~1` or a time: messages, state and lists."""
-    return moment_content(_at(_thread(call), call.path["checkpoint"]), call.query.last)
+def get_checkpoint(call: Call[ContentQuery, None]) -> CheckpointContent:
+    """One checkpoint by its id, step, `~1` or a time: messages, state and lists."""
+    return checkpoint_content(_at(_thread(call), call.path["checkpoint"]), call.query.last)
 
 
 @endpoint("GET", "/threads/{id}/diff", tag="threads")
 def diff_threads(call: Call[DiffQuery, None]) -> Difference:
-    """What differs between two moments: messages, state (a JSON patch) and files."""
+    """What differs between two checkpoints: messages, state (a JSON patch) and files."""
     query = call.query
     thread = _thread(call)
     other = thread if query.other is None else call.store.thread(query.other, query.namespace)
@@ -324,8 +324,8 @@ def diff_threads(call: Call[DiffQuery, None]) -> Difference:
 
 
 @endpoint("POST", "/threads/{id}/checkpoints", tag="threads", status=201)
-def save_checkpoint(call: Call[Where, NewMoment]) -> MomentLine:
-    """Save a moment. Whoever knows an older head gets a conflict and nothing is written."""
+def save_checkpoint(call: Call[Where, NewCheckpoint]) -> CheckpointSummary:
+    """Save a checkpoint. Whoever knows an older head gets a conflict and nothing is written."""
     body = call.body
     thread = _thread(call)
     if body.expect_head is not UNSET:
@@ -363,7 +363,7 @@ def save_checkpoint(call: Call[Where, NewMoment]) -> MomentLine:
 
 @endpoint("POST", "/threads/{id}/fork", tag="threads", status=201)
 def fork_thread(call: Call[Where, NewFork]) -> ThreadLine:
-    """Begin a new thread at a moment of this one; it shares the past."""
+    """Begin a new thread at a checkpoint of this one; it shares the past."""
     body = call.body
     thread = _thread(call)
     at = None if body.at is None else _at(thread, body.at)
@@ -375,14 +375,14 @@ def fork_thread(call: Call[Where, NewFork]) -> ThreadLine:
 
 
 @endpoint("POST", "/threads/{id}/rewind", tag="threads")
-def rewind_thread(call: Call[Where, Back]) -> MomentLine:
-    """Move the head back to a moment; what was behind it stays in the history."""
+def rewind_thread(call: Call[Where, Back]) -> CheckpointSummary:
+    """Move the head back to a checkpoint; what was behind it stays in the history."""
     thread = _thread(call)
-    return moment_line(thread.rewind(_at(thread, call.body.to)).checkpoint)
+    return checkpoint_line(thread.rewind(_at(thread, call.body.to)).record)
 
 
 @endpoint("POST", "/threads/{id}/resume", tag="threads")
-def resume_thread(call: Call[Where, Answer]) -> MomentLine:
+def resume_thread(call: Call[Where, Answer]) -> CheckpointSummary:
     """Answer the pending interrupt: approve, deny, or edit with a value."""
     body = call.body
     return _saved(_thread(call).resume(body.decision, interrupt_id=body.interrupt_id, value=body.value))
@@ -390,7 +390,7 @@ def resume_thread(call: Call[Where, Answer]) -> MomentLine:
 
 @endpoint("DELETE", "/threads/{id}", tag="threads")
 def delete_thread(call: Call[DeleteQuery, None]) -> Empty:
-    """Remove a thread and its moments."""
+    """Remove a thread and its checkpoints."""
     thread = _thread(call)
     _head(thread)
     thread.delete(cascade=call.query.cascade)
@@ -436,7 +436,7 @@ def _info(call: Call[Any, Any]) -> ThreadInfo:
     return found
 
 
-def _head(thread: Thread) -> Moment:
+def _head(thread: Thread) -> Checkpoint:
     head = thread.head
     if head is None:
         raise _never_saved(thread.id)
@@ -447,12 +447,12 @@ def _never_saved(thread_id: str) -> NotFound:
     return NotFound(f"there is no thread {thread_id!r}; GET /threads lists those that there are")
 
 
-def _at(thread: Thread, which: str) -> Moment:
+def _at(thread: Thread, which: str) -> Checkpoint:
     _head(thread)
     return thread.at(which)
 
 
-def _saved(moment: Moment | None) -> MomentLine:
-    if moment is None:  # only a hook vetoes, and a server has none
+def _saved(checkpoint: Checkpoint | None) -> CheckpointSummary:
+    if checkpoint is None:  # only a hook vetoes, and a server has none
         raise NotFound("nothing was saved: a hook of the store vetoed it")
-    return moment_line(moment.checkpoint)
+    return checkpoint_line(checkpoint.record)

@@ -1,12 +1,12 @@
-// How a thread and its relatives grew: all moments that can be reached through forks, as one tree.
+// How a thread and its relatives grew: all checkpoints that can be reached through forks, as one tree.
 import { at, get } from "../../base/api";
-import type { Lineage, MomentLine } from "../../base/shapes";
+import type { Lineage, CheckpointSummary } from "../../base/shapes";
 
 const MOST_THREADS = 24;
 const PAGE = 500;
 
 export interface Node {
-  moment: MomentLine;
+  checkpoint: CheckpointSummary;
   isOnLine: boolean;
   isHead: boolean;
   /** Which of the threads in the picture it belongs to. */
@@ -60,7 +60,7 @@ async function lineage(id: string, namespace: string, pages: number, stop: Abort
     const next = await page(whole.next_cursor);
     whole = {
       ...whole,
-      moments: [...whole.moments, ...next.moments],
+      checkpoints: [...whole.checkpoints, ...next.checkpoints],
       line: [...whole.line, ...next.line],
       rewinds: [...whole.rewinds, ...next.rewinds],
       forks: [...whole.forks, ...next.forks],
@@ -74,25 +74,25 @@ function connected(lineages: readonly Lineage[]): { nodes: Map<string, Node>; ro
   const nodes = new Map<string, Node>();
   lineages.forEach((lineage, branch) => {
     const line = new Set(lineage.line);
-    for (const moment of lineage.moments) {
+    for (const checkpoint of lineage.checkpoints) {
       const node: Node = {
-        moment,
-        isOnLine: line.has(moment.id),
-        isHead: moment.id === lineage.thread.head,
+        checkpoint,
+        isOnLine: line.has(checkpoint.id),
+        isHead: checkpoint.id === lineage.thread.head,
         branch,
         children: [],
       };
-      nodes.set(moment.id, node);
+      nodes.set(checkpoint.id, node);
     }
   });
   const roots: Node[] = [];
   for (const node of nodes.values()) {
-    const parent = node.moment.parent === null ? undefined : nodes.get(node.moment.parent);
+    const parent = node.checkpoint.parent === null ? undefined : nodes.get(node.checkpoint.parent);
     if (parent) parent.children.push(node);
     else roots.push(node);
   }
   for (const node of nodes.values()) {
-    node.children.sort((one, other) => (one.moment.id < other.moment.id ? -1 : 1));
+    node.children.sort((one, other) => (one.checkpoint.id < other.checkpoint.id ? -1 : 1));
   }
   return { nodes, roots };
 }

@@ -1,11 +1,11 @@
-// One moment: what was said by then, the state, the files, and what differs from another moment.
+// One checkpoint: what was said by then, the state, the files, and what differs from another checkpoint.
 import { useState } from "preact/hooks";
 
 import { at, send } from "../../base/api";
 import { plural, stamp } from "../../base/format";
 import { useGet } from "../../base/query";
 import { go, href, route } from "../../base/route";
-import { snapshotId, type Difference, type MomentContent } from "../../base/shapes";
+import { snapshotId, type Difference, type CheckpointContent } from "../../base/shapes";
 import { Copy, Id, Tabs, Tags, Time } from "../../ui/bits";
 import { Content, Message } from "../../ui/content";
 import { Confirm } from "../../ui/dialog";
@@ -23,28 +23,28 @@ type Asking = "fork" | "rewind" | null;
 
 export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node; onChange: () => void }) {
   const { query } = route.value;
-  const { moment } = node;
+  const { checkpoint } = node;
   const tab = (["state", "files", "diff"].find((each) => each === query["tab"]) ?? "messages") as Tab;
   const [asking, ask] = useState<Asking>(null);
-  const content = useGet<MomentContent>(
-    at(["threads", moment.thread, "checkpoints", moment.id], { namespace: moment.namespace }),
+  const content = useGet<CheckpointContent>(
+    at(["threads", checkpoint.thread, "checkpoints", checkpoint.id], { namespace: checkpoint.namespace }),
   );
   const to = (name: Tab) => href(route.value.path, { ...query, tab: name === "messages" ? null : name });
   return (
-    <section class="inspector" aria-label="Moment">
-      <header class="moment-head">
+    <section class="inspector" aria-label="Checkpoint">
+      <header class="checkpoint-head">
         <h2>
-          <span class="step">{moment.step}</span>
-          {moment.note ?? "Moment"}
+          <span class="step">{checkpoint.step}</span>
+          {checkpoint.note ?? "Checkpoint"}
         </h2>
         <p class="muted">
-          {moment.thread} · <Time at={moment.created_at} /> <span class="small">({stamp(moment.created_at)})</span> ·{" "}
-          <Id id={moment.id} /> <Copy text={moment.id} label="Copy id" />
+          {checkpoint.thread} · <Time at={checkpoint.created_at} /> <span class="small">({stamp(checkpoint.created_at)})</span> ·{" "}
+          <Id id={checkpoint.id} /> <Copy text={checkpoint.id} label="Copy id" />
         </p>
         <p>
-          <Tags tags={moment.tags} />
+          <Tags tags={checkpoint.tags} />
           {!node.isOnLine && <span class="tag warn">left behind by a rewind</span>}
-          {node.isHead && <span class="tag good">head of {moment.thread}</span>}
+          {node.isHead && <span class="tag good">head of {checkpoint.thread}</span>}
         </p>
         <p class="buttons tight">
           <button type="button" onClick={() => ask("fork")}>
@@ -55,18 +55,18 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
           </button>
         </p>
       </header>
-      {moment.pending_interrupt && node.isHead && <Pending moment={moment} onDone={onChange} />}
-      {Object.keys(moment.metadata).length > 0 && (
+      {checkpoint.pending_interrupt && node.isHead && <Pending checkpoint={checkpoint} onDone={onChange} />}
+      {Object.keys(checkpoint.metadata).length > 0 && (
         <div class="box metadata">
-          <Value name="metadata" value={moment.metadata} open={false} />
+          <Value name="metadata" value={checkpoint.metadata} open={false} />
         </div>
       )}
       <Tabs
-        label="Moment"
+        label="Checkpoint"
         now={tab}
         to={to}
         tabs={[
-          ["messages", <>Messages <small>{moment.message_count}</small></>],
+          ["messages", <>Messages <small>{checkpoint.message_count}</small></>],
           ["state", "State"],
           ["files", "Files"],
           ["diff", "Diff"],
@@ -76,17 +76,17 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
         {tab === "diff" ? (
           <Compare grown={grown} node={node} />
         ) : (
-          <Answer asked={content} what="Reading the moment">
+          <Answer asked={content} what="Reading the checkpoint">
             {(whole) => (
               <>
                 {tab === "messages" && <Messages content={whole} />}
                 {tab === "state" && <State content={whole} />}
                 {tab === "files" &&
-                  (moment.snapshot ? (
-                    <Browser snapshot={snapshotId(moment.snapshot)} />
+                  (checkpoint.snapshot ? (
+                    <Browser snapshot={snapshotId(checkpoint.snapshot)} />
                   ) : (
                     <Empty title="No files">
-                      This moment keeps no files. Save with <code>workspace=</code> to keep them.
+                      This checkpoint keeps no files. Save with <code>workspace=</code> to keep them.
                     </Empty>
                   ))}
               </>
@@ -100,7 +100,7 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
   );
 }
 
-function Messages({ content }: { content: MomentContent }) {
+function Messages({ content }: { content: CheckpointContent }) {
   if (content.messages.length === 0) return <Empty title="No messages">Nothing had been said by then.</Empty>;
   return (
     <Rows
@@ -117,7 +117,7 @@ function Messages({ content }: { content: MomentContent }) {
   );
 }
 
-function State({ content }: { content: MomentContent }) {
+function State({ content }: { content: CheckpointContent }) {
   const lists = Object.entries(content.lists);
   if (Object.keys(content.state).length === 0 && lists.length === 0) {
     return <Empty title="No state">Save with state= to keep values beside the messages.</Empty>;
@@ -139,20 +139,20 @@ function State({ content }: { content: MomentContent }) {
 }
 
 function Compare({ grown, node }: { grown: Grown; node: Node }) {
-  const { moment } = node;
-  const other = route.value.query["with"] ?? moment.parent;
+  const { checkpoint } = node;
+  const other = route.value.query["with"] ?? checkpoint.parent;
   const base = other ? grown.nodes.get(other) : undefined;
   const url =
-    base && base.moment.id !== moment.id
-      ? at(["threads", base.moment.thread, "diff"], {
-          a: base.moment.id,
-          b: moment.id,
-          namespace: moment.namespace,
-          other: moment.thread === base.moment.thread ? null : moment.thread,
+    base && base.checkpoint.id !== checkpoint.id
+      ? at(["threads", base.checkpoint.thread, "diff"], {
+          a: base.checkpoint.id,
+          b: checkpoint.id,
+          namespace: checkpoint.namespace,
+          other: checkpoint.thread === base.checkpoint.thread ? null : checkpoint.thread,
         })
       : null;
   const asked = useGet<Difference>(url);
-  const choices = [...grown.nodes.values()].toSorted((one, two) => (one.moment.id < two.moment.id ? 1 : -1));
+  const choices = [...grown.nodes.values()].toSorted((one, two) => (one.checkpoint.id < two.checkpoint.id ? 1 : -1));
   return (
     <div class="scroll" tabIndex={0} role="group" aria-label="Diff">
       <p>
@@ -164,19 +164,19 @@ function Compare({ grown, node }: { grown: Grown; node: Node }) {
               go(route.value.path, { ...route.value.query, with: event.currentTarget.value, tab: "diff" })
             }
           >
-            {!base && <option value="">choose a moment</option>}
+            {!base && <option value="">choose a checkpoint</option>}
             {choices.slice(0, 500).map((each) => (
-              <option key={each.moment.id} value={each.moment.id}>
-                {each.moment.thread} · {each.moment.step} {each.moment.note ?? ""}
+              <option key={each.checkpoint.id} value={each.checkpoint.id}>
+                {each.checkpoint.thread} · {each.checkpoint.step} {each.checkpoint.note ?? ""}
               </option>
             ))}
           </select>
         </label>{" "}
-        to step {moment.step} of {moment.thread}
+        to step {checkpoint.step} of {checkpoint.thread}
       </p>
       {url === null ? (
         <Empty title="Nothing to compare with">
-          {base ? "These are the same moment. Choose another one." : "This is the first moment. Choose another one."}
+          {base ? "These are the same checkpoint. Choose another one." : "This is the first checkpoint. Choose another one."}
         </Empty>
       ) : (
         <Answer asked={asked} what="Comparing">
@@ -237,19 +237,19 @@ function Differences({ found }: { found: Difference }) {
 }
 
 function ForkDialog({ node, onClose }: { node: Node; onClose: () => void }) {
-  const { moment } = node;
-  const [name, setName] = useState(`${moment.thread}-fork`);
+  const { checkpoint } = node;
+  const [name, setName] = useState(`${checkpoint.thread}-fork`);
   return (
     <Confirm
-      title={`Fork ${moment.thread} at step ${moment.step}`}
+      title={`Fork ${checkpoint.thread} at step ${checkpoint.step}`}
       verb="Fork"
       onClose={onClose}
       action={async () => {
-        await send("POST", at(["threads", moment.thread, "fork"], { namespace: moment.namespace }), {
+        await send("POST", at(["threads", checkpoint.thread, "fork"], { namespace: checkpoint.namespace }), {
           new_id: name,
-          at: moment.id,
+          at: checkpoint.id,
         });
-        go(["threads", name], { namespace: moment.namespace });
+        go(["threads", name], { namespace: checkpoint.namespace });
       }}
     >
       <p>A new thread that begins here and shares the past. Nothing is copied.</p>
@@ -262,21 +262,21 @@ function ForkDialog({ node, onClose }: { node: Node; onClose: () => void }) {
 }
 
 function RewindDialog({ grown, node, onClose, onDone }: { grown: Grown; node: Node; onClose: () => void; onDone: () => void }) {
-  // A moment of the shared past is reached through the thread that is looked at.
+  // A checkpoint of the shared past is reached through the thread that is looked at.
   const thread = grown.lineages[0]!.thread;
   return (
     <Confirm
-      title={`Rewind ${thread.id} to step ${node.moment.step}`}
+      title={`Rewind ${thread.id} to step ${node.checkpoint.step}`}
       verb="Rewind"
       danger
       onClose={onClose}
       action={async () => {
-        await send("POST", at(["threads", thread.id, "rewind"], { namespace: thread.namespace }), { to: node.moment.id });
+        await send("POST", at(["threads", thread.id, "rewind"], { namespace: thread.namespace }), { to: node.checkpoint.id });
         onDone();
       }}
     >
       <p>
-        The head of the thread moves from step {thread.step} back to step {node.moment.step}. What came after stays in
+        The head of the thread moves from step {thread.step} back to step {node.checkpoint.step}. What came after stays in
         the history and can be reached again.
       </p>
     </Confirm>

@@ -3,11 +3,11 @@ import { useState } from "preact/hooks";
 
 import { at, send } from "../../base/api";
 import { asProblem } from "../../base/query";
-import type { MomentLine } from "../../base/shapes";
+import type { CheckpointSummary } from "../../base/shapes";
 import { Value } from "../../ui/json";
 
-export function Pending({ moment, onDone }: { moment: MomentLine; onDone: () => void }) {
-  const waiting = moment.pending_interrupt!;
+export function Pending({ checkpoint, onDone }: { checkpoint: CheckpointSummary; onDone: () => void }) {
+  const waiting = checkpoint.pending_interrupt!;
   const [text, setText] = useState<string | null>(null);
   const [trouble, setTrouble] = useState("");
   const [busy, setBusy] = useState(false);
@@ -23,7 +23,7 @@ export function Pending({ moment, onDone }: { moment: MomentLine; onDone: () => 
     }
     setBusy(true);
     setTrouble("");
-    send("POST", at(["threads", moment.thread, "resume"], { namespace: moment.namespace }), {
+    send("POST", at(["threads", checkpoint.thread, "resume"], { namespace: checkpoint.namespace }), {
       decision,
       interrupt_id: waiting.id,
       ...(decision === "edit" ? { value } : {}),

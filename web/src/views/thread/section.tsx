@@ -1,5 +1,5 @@
-// The cut through the tree: a ring for every moment, from the pith outwards. A fork divides the circle from its
-// moment on; what a rewind left behind is dashed.
+// The cut through the tree: a ring for every checkpoint, from the pith outwards. A fork divides the circle from its
+// checkpoint on; what a rewind left behind is dashed.
 import { useMemo } from "preact/hooks";
 
 import { plural } from "../../base/format";
@@ -33,30 +33,30 @@ export function Section({ grown, selected, other, onSelect }: Props) {
   const step = (SIZE / 2 - PITH - 16) / Math.max(rings, 5);
   const shown = arcs.filter((arc) => isShown(arc, rings, selected, other));
   const label =
-    `${plural(grown.nodes.size, "moment")} of ${plural(grown.lineages.length, "thread")}, drawn as rings; ` +
-    "the list below has the same moments";
+    `${plural(grown.nodes.size, "checkpoint")} of ${plural(grown.lineages.length, "thread")}, drawn as rings; ` +
+    "the list below has the same checkpoints";
   return (
     <svg class="section" viewBox={`${-SIZE / 2} ${-SIZE / 2} ${SIZE} ${SIZE}`} role="img" aria-label={label}>
       <path class="wood" d={ring(PITH + rings * step + 10, 0, 2 * Math.PI)} />
       <circle class="pith" r={PITH / 3} />
       {shown.map((arc) => {
         const radius = PITH + (arc.depth + 0.5) * step;
-        const { moment } = arc.node;
+        const { checkpoint } = arc.node;
         const kinds = [
           "ring",
           `branch-${arc.node.branch % 5}`,
           arc.node.isOnLine ? "" : "left",
-          moment.id === selected ? "selected" : "",
-          moment.id === other ? "other" : "",
+          checkpoint.id === selected ? "selected" : "",
+          checkpoint.id === other ? "other" : "",
         ];
         return (
-          <g key={moment.id} class={kinds.join(" ")} data-moment={moment.id} onClick={() => onSelect(arc.node)}>
-            <title>{`${moment.thread} · step ${moment.step}${moment.note ? ` · ${moment.note}` : ""}`}</title>
+          <g key={checkpoint.id} class={kinds.join(" ")} data-checkpoint={checkpoint.id} onClick={() => onSelect(arc.node)}>
+            <title>{`${checkpoint.thread} · step ${checkpoint.step}${checkpoint.note ? ` · ${checkpoint.note}` : ""}`}</title>
             <path class="reach" d={ring(radius, arc.from, arc.to)} style={{ strokeWidth: `${Math.max(step, 3)}px` }} />
             <path class="line" d={ring(radius, arc.from, arc.to)} style={{ strokeWidth: `${thickness(arc, step)}px` }} />
-            {(arc.node.isHead || moment.pending_interrupt) && (
+            {(arc.node.isHead || checkpoint.pending_interrupt) && (
               <circle
-                class={moment.pending_interrupt && arc.node.isHead ? "wait" : "head"}
+                class={checkpoint.pending_interrupt && arc.node.isHead ? "wait" : "head"}
                 r={Math.min(5, Math.max(3, step * 0.4))}
                 {...point(radius, (arc.from + arc.to) / 2)}
               />
@@ -68,7 +68,7 @@ export function Section({ grown, selected, other, onSelect }: Props) {
   );
 }
 
-/** Every moment's place: its ring is its distance from the root, its arc a share of its parent's. */
+/** Every checkpoint's place: its ring is its distance from the root, its arc a share of its parent's. */
 function laidOut(grown: Grown): { arcs: Arc[]; rings: number } {
   const leaves = new Map<Node, number>();
   const order: Node[] = [];
@@ -82,19 +82,19 @@ function laidOut(grown: Grown): { arcs: Arc[]; rings: number } {
   }
   const arcs: Arc[] = [];
   let rings = 1;
-  const first = grown.roots.reduce((least, node) => Math.min(least, node.moment.step), Infinity);
+  const first = grown.roots.reduce((least, node) => Math.min(least, node.checkpoint.step), Infinity);
   const share = (nodes: readonly Node[], from: number, to: number): Arc[] => {
     const whole = nodes.reduce((sum, node) => sum + (leaves.get(node) ?? 1), 0);
     const gap = nodes.length > 1 ? Math.min(GAP, (to - from) / nodes.length / 4) : 0;
     let angle = from;
     return nodes.map((node) => {
       const wide = ((to - from) * (leaves.get(node) ?? 1)) / whole;
-      const before = grown.nodes.get(node.moment.parent ?? "")?.moment;
+      const before = grown.nodes.get(node.checkpoint.parent ?? "")?.checkpoint;
       const arc = {
         node,
-        added: Math.max(0, node.moment.message_count - (before?.message_count ?? 0)),
-        isSame: before !== undefined && before.step === node.moment.step,
-        depth: node.moment.step - first,
+        added: Math.max(0, node.checkpoint.message_count - (before?.message_count ?? 0)),
+        isSame: before !== undefined && before.step === node.checkpoint.step,
+        depth: node.checkpoint.step - first,
         from: angle + gap / 2,
         to: angle + wide - gap / 2,
       };
@@ -114,8 +114,8 @@ function laidOut(grown: Grown): { arcs: Arc[]; rings: number } {
 /** A tree with very many rings shows some of them, and always the ones that matter. */
 function isShown(arc: Arc, rings: number, selected: string | null, other: string | null): boolean {
   const every = Math.ceil(rings / MOST_RINGS);
-  const { id } = arc.node.moment;
-  // A fork begins with a moment that is the one it was forked from.
+  const { id } = arc.node.checkpoint;
+  // A fork begins with a checkpoint that is the one it was forked from.
   const isSame = arc.node.children.length > 0 && arc.isSame && id !== selected && id !== other;
   if (isSame) return false;
   return (

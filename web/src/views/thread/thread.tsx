@@ -1,4 +1,4 @@
-// One thread: the tree of rings that it is part of, its moments, and one of them in full.
+// One thread: the tree of rings that it is part of, its checkpoints, and one of them in full.
 import type { ComponentChildren } from "preact";
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 
@@ -61,10 +61,10 @@ interface Props {
 function Shown({ id, grown, onChange, onEnd, hitch }: Props) {
   const { query } = route.value;
   const [lineage] = grown.lineages;
-  const mine = useMemo(() => momentsOf(grown), [grown]);
+  const mine = useMemo(() => checkpointsOf(grown), [grown]);
   const chosen = grown.nodes.get(query["at"] ?? "") ?? grown.nodes.get(lineage!.thread.head) ?? mine[0];
   const place = mine.findIndex((node) => node === chosen);
-  const choose = (node: Node) => select({ at: node.moment.id });
+  const choose = (node: Node) => select({ at: node.checkpoint.id });
   const relatives = grown.lineages.slice(1);
   return (
     <div class="view thread-view">
@@ -94,7 +94,7 @@ function Shown({ id, grown, onChange, onEnd, hitch }: Props) {
         }
       >
         <p class="muted">
-          {plural(lineage!.moments.length, "moment")}
+          {plural(lineage!.checkpoints.length, "checkpoint")}
           {lineage!.next_cursor && " (the newest)"}, last changed <Time at={lineage!.thread.updated_at} />
           {lineage!.origin && (
             <>
@@ -108,55 +108,55 @@ function Shown({ id, grown, onChange, onEnd, hitch }: Props) {
       </Head>
       <div class="panes thread-panes">
         <div class="growth">
-          <Section grown={grown} selected={chosen?.moment.id ?? null} other={query["with"] ?? null} onSelect={choose} />
+          <Section grown={grown} selected={chosen?.checkpoint.id ?? null} other={query["with"] ?? null} onSelect={choose} />
           <Rows
-            class="moments"
-            label="Moments"
+            class="checkpoints"
+            label="Checkpoints"
             items={mine}
             height={34}
-            idOf={(node) => node.moment.id}
+            idOf={(node) => node.checkpoint.id}
             selected={place}
             onSelect={(index) => choose(mine[index]!)}
             onEnd={onEnd}
-            row={(node) => <MomentRow node={node} onSelect={choose} />}
+            row={(node) => <CheckpointRow node={node} onSelect={choose} />}
           />
           {hitch}
         </div>
-        {chosen && <Inspector key={chosen.moment.id} grown={grown} node={chosen} onChange={onChange} />}
+        {chosen && <Inspector key={chosen.checkpoint.id} grown={grown} node={chosen} onChange={onChange} />}
       </div>
     </div>
   );
 }
 
-function MomentRow({ node, onSelect }: { node: Node; onSelect: (node: Node) => void }) {
-  const { moment } = node;
+function CheckpointRow({ node, onSelect }: { node: Node; onSelect: (node: Node) => void }) {
+  const { checkpoint } = node;
   return (
-    <button type="button" class={`moment branch-${node.branch % 5}${node.isOnLine ? "" : " left"}`} onClick={() => onSelect(node)}>
-      <span class="step">{moment.step}</span>
+    <button type="button" class={`checkpoint branch-${node.branch % 5}${node.isOnLine ? "" : " left"}`} onClick={() => onSelect(node)}>
+      <span class="step">{checkpoint.step}</span>
       <i class="knot" aria-hidden="true" />
-      <span class="moment-note">
-        {moment.note ?? <span class="muted">{plural(moment.message_count, "message")}</span>}
+      <span class="checkpoint-note">
+        {checkpoint.note ?? <span class="muted">{plural(checkpoint.message_count, "message")}</span>}
       </span>
       {!node.isOnLine && <span class="tag">left behind</span>}
-      <Tags tags={moment.tags} />
-      {moment.pending_interrupt && node.isHead && <span class="tag warn">waits</span>}
+      <Tags tags={checkpoint.tags} />
+      {checkpoint.pending_interrupt && node.isHead && <span class="tag warn">waits</span>}
       {node.isHead && <span class="tag good">head</span>}
       {node.children.length > 1 && <span class="tag">{node.children.length} branches</span>}
-      {moment.snapshot && <span class="tag">files</span>}
-      <span class="muted moment-time">
-        <Time at={moment.created_at} />
+      {checkpoint.snapshot && <span class="tag">files</span>}
+      <span class="muted checkpoint-time">
+        <Time at={checkpoint.created_at} />
       </span>
     </button>
   );
 }
 
-/** The moments of the thread itself and of the past that it shares, newest first. */
-function momentsOf(grown: Grown): Node[] {
+/** The checkpoints of the thread itself and of the past that it shares, newest first. */
+function checkpointsOf(grown: Grown): Node[] {
   const found = [...grown.nodes.values()].filter((node) => node.branch === 0);
   let from = grown.lineages[0]?.origin?.id;
   for (let node = grown.nodes.get(from ?? ""); node; node = grown.nodes.get(from ?? "")) {
     found.push(node);
-    from = node.moment.parent ?? undefined;
+    from = node.checkpoint.parent ?? undefined;
   }
-  return found.sort((one, other) => (one.moment.id < other.moment.id ? 1 : -1));
+  return found.sort((one, other) => (one.checkpoint.id < other.checkpoint.id ? 1 : -1));
 }

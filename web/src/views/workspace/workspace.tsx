@@ -30,7 +30,7 @@ export function Workspace() {
   return (
     <div class="view">
       <Head title="Workspace">
-        <p class="muted">Snapshots of folders. Those that belong to a moment of a thread are found there, too.</p>
+        <p class="muted">Snapshots of folders. Those that belong to a checkpoint of a thread are found there, too.</p>
       </Head>
       <Answer asked={listed} what="Reading snapshots">
         {(snapshots) =>
