@@ -11,7 +11,7 @@ import pytest
 
 import treering
 from treering.core.batch import Event
-from treering.core.content import ObjectAt, SlotAt, parse_address
+from treering.core.content import ObjectAddress, SlotAddress, parse_address
 from treering.core.encoding import decode, encode
 from treering.core.query import EventQuery
 
@@ -46,7 +46,7 @@ LARGE_TEXT = "a long tool result. " * 500
 def test_equal_large_payloads_of_one_kind_are_one_object(store, payload):
     first, again = save(store, payload), save(store, payload)
     assert first == again
-    assert isinstance(parse_address(first), ObjectAt)
+    assert isinstance(parse_address(first), ObjectAddress)
     assert store.engine.stats(store.space).objects == 1
     assert decode(store.engine.get(store.space, [first])[0]) == payload
 
@@ -62,7 +62,7 @@ def test_small_payloads_share_the_body_of_their_commit(store):
     draft.event(Event(id="e", kind="message", ts_us=1, scope=SCOPE, links=tuple(addresses)))
     store.commit(draft)
     places = [parse_address(address) for address in addresses]
-    assert {(type(place), place.batch, place.part) for place in places} == {(SlotAt, draft.id, 0)}
+    assert {(type(place), place.batch, place.part) for place in places} == {(SlotAddress, draft.id, 0)}
     contents = store.engine.get(store.space, addresses)
     assert [decode(content)["n"] for content in contents] == list(range(50))
 

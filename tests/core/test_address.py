@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from treering.core.content import (
     Content,
-    ListAt,
-    ObjectAt,
-    SlotAt,
+    ListAddress,
+    ObjectAddress,
+    SlotAddress,
     is_object_name,
     list_address,
     object_address,
@@ -23,17 +23,17 @@ IDS = st.text(min_size=1, max_size=20).filter(str.isprintable)
 
 @given(NAMES)
 def test_an_object_address_reads_back(name):
-    assert parse_address(object_address(name)) == ObjectAt(name)
+    assert parse_address(object_address(name)) == ObjectAddress(name)
 
 
 @given(IDS, st.integers(0, 65_535), st.integers(0, 10**6))
 def test_a_slot_address_reads_back_whatever_the_batch_is_called(batch, part, index):
-    assert parse_address(slot_address(batch, part, index)) == SlotAt(batch, part, index)
+    assert parse_address(slot_address(batch, part, index)) == SlotAddress(batch, part, index)
 
 
 @given(IDS)
 def test_a_list_address_reads_back(list_id):
-    assert parse_address(list_address(list_id)) == ListAt(list_id)
+    assert parse_address(list_address(list_id)) == ListAddress(list_id)
 
 
 ALMOST = st.one_of(
@@ -57,12 +57,12 @@ def test_every_text_is_refused_or_the_one_spelling_of_a_place(text):
         assert "not an address" in str(error)  # noqa: PT017 - either outcome is fine, but never a third
         return
     match place:
-        case ObjectAt(name):
+        case ObjectAddress(name):
             assert object_address(name) == text
             assert bytes.fromhex(name).hex() == name
-        case SlotAt(batch, part, index):
+        case SlotAddress(batch, part, index):
             assert slot_address(batch, part, index) == text
-        case ListAt(list_id):
+        case ListAddress(list_id):
             assert list_address(list_id) == text
 
 

@@ -12,14 +12,14 @@ from treering.core.batch import (
     Add,
     Append,
     Batch,
+    BatchPart,
     Event,
     Fence,
-    Part,
     RefChange,
     Set,
     Text,
     Usage,
-    check_batch,
+    validate_batch,
 )
 from treering.core.content import Content, list_address, object_address, slot_address
 from treering.core.ids import check_id
@@ -75,9 +75,9 @@ def test_the_words_of_an_event_follow_the_rule_of_ids(field, word):
         check_id(word, field)
     except InvalidInput:
         with pytest.raises(InvalidInput):
-            check_batch(candidate)
+            validate_batch(candidate)
     else:
-        check_batch(candidate)
+        validate_batch(candidate)
 
 
 @given(st.dictionaries(st.sampled_from(WORDS), TEXTS))
@@ -91,9 +91,9 @@ def test_one_bad_word_is_found_among_many(words):
     candidate = batch(events=(event(), event(**words)))
     if bad:
         with pytest.raises(InvalidInput):
-            check_batch(candidate)
+            validate_batch(candidate)
     else:
-        check_batch(candidate)
+        validate_batch(candidate)
 
 
 NUMBERS = st.integers(-(1 << 65), 1 << 65) | st.sampled_from([-1, 0, (1 << 53) - 1, 1 << 53])
@@ -104,20 +104,20 @@ def test_numbers_are_not_negative_and_have_53_bits(field, number):
     fields = {"usage": Usage(**{field: number})} if field in Usage.__struct_fields__ else {field: number}
     candidate = batch(events=(event(**fields),))
     if 0 <= number < 1 << 53:
-        check_batch(candidate)
+        validate_batch(candidate)
     else:
         with pytest.raises(InvalidInput, match="number"):
-            check_batch(candidate)
+            validate_batch(candidate)
 
 
 @given(NUMBERS)
 def test_a_cost_may_be_below_zero(number):
     candidate = batch(events=(event(cost_nanos=number),))
     if abs(number) < 1 << 53:
-        check_batch(candidate)
+        validate_batch(candidate)
     else:
         with pytest.raises(InvalidInput, match="number"):
-            check_batch(candidate)
+            validate_batch(candidate)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_a_cost_may_be_below_zero(number):
         (batch(requires=("abc",)), "object name"),
         (batch(requires=("A" * 64,)), "object name"),
         (batch(objects={"abc": Content("bytes", b"")}), "object name"),
-        (batch(parts=(Part(scope="", slots=()),)), "scope"),
-        (batch(parts=(Part(scope="s", slots=()),) * (MAX_PARTS + 1)), "parts"),
+        (batch(parts=(BatchPart(scope="", slots=()),)), "scope"),
+        (batch(parts=(BatchPart(scope="s", slots=()),) * (MAX_PARTS + 1)), "parts"),
         (batch(lists=(append(list="\n"),)), "list id"),
         (batch(lists=(append(scope="\n"),)), "scope"),
         (batch(lists=(append(parent="\n"),)), "parent"),
@@ -171,12 +171,12 @@ def test_a_cost_may_be_below_zero(number):
 )
 def test_what_is_refused_and_why(candidate, told):
     with pytest.raises(InvalidInput, match=told):
-        check_batch(candidate)
+        validate_batch(candidate)
 
 
 def test_own_slots_must_be_brought():
-    parts = (Part(scope="a", slots=(Content("text", b"x"),)), Part(scope="b", slots=()))
-    check_batch(batch(parts=parts, events=(event(body=slot_address("batch", 0, 0)),)))
+    parts = (BatchPart(scope="a", slots=(Content("text", b"x"),)), BatchPart(scope="b", slots=()))
+    validate_batch(batch(parts=parts, events=(event(body=slot_address("batch", 0, 0)),)))
     for part, index in ((0, 1), (1, 0), (2, 0)):
         address = slot_address("batch", part, index)
         for candidate in (
@@ -187,25 +187,25 @@ def test_own_slots_must_be_brought():
             batch(parts=parts, texts=(text(source=address),)),
         ):
             with pytest.raises(InvalidInput, match="own slot"):
-                check_batch(candidate)
+                validate_batch(candidate)
 
 
 def test_what_is_unusual_but_fine():
     foreign = (slot_address("other", 9, 9), object_address("a" * 64))
-    check_batch(batch())
-    check_batch(
+    validate_batch(batch())
+    validate_batch(
         batch(lists=(append(items=(Content("text", b""),)), append(at=1), append(list="m", at=7, parent="l")))
     )
-    check_batch(
+    validate_batch(
         batch(events=(event(), event(), event(name="two words", links=(*foreign, list_address("l")))))
     )
-    check_batch(batch(refs=(ref(expect=1), ref(name="q", change=Add(delta=-5, ceiling=0)))))
-    check_batch(batch(texts=(text(), text(name="m", namespace="", source=foreign[0]))))
+    validate_batch(batch(refs=(ref(expect=1), ref(name="q", change=Add(delta=-5, ceiling=0)))))
+    validate_batch(batch(texts=(text(), text(name="m", namespace="", source=foreign[0]))))
 
 
 def test_nothing_of_a_refused_batch_is_changed():
     candidate = batch(events=(event(id="\0"),))
     before = msgspec.msgpack.encode(candidate)
     with pytest.raises(InvalidInput):
-        check_batch(candidate)
+        validate_batch(candidate)
     assert msgspec.msgpack.encode(candidate) == before

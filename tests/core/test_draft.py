@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.core.batch import ABSENT, Add, Delete, Draft, Event, Fence, Set, Text, check_batch
-from treering.core.content import Content, ObjectAt, SlotAt, parse_address
+from treering.core.batch import ABSENT, Add, Delete, Draft, Event, Fence, Set, Text, validate_batch
+from treering.core.content import Content, ObjectAddress, SlotAddress, parse_address
 from treering.core.frame import INLINE_LIMIT
 
 SIZES = st.sampled_from([0, 1, 100, INLINE_LIMIT - 1, INLINE_LIMIT, INLINE_LIMIT + 1, 3 * INLINE_LIMIT])
@@ -13,9 +13,9 @@ PUTS = st.lists(st.tuples(SIZES, st.sampled_from(["/a/1", "/b/2", "/c/3"]), st.i
 
 def content_in(batch, address):
     match parse_address(address):
-        case ObjectAt(name):
+        case ObjectAddress(name):
             return batch.objects[name]
-        case SlotAt(batch.id, part, index):
+        case SlotAddress(batch.id, part, index):
             return batch.parts[part].slots[index]
 
 
@@ -28,12 +28,12 @@ def test_every_address_leads_to_what_was_put(puts):
         placed.append((draft.put(content, scope=scope), content, scope))
     draft.set_ref("all", b"", scope="/a/1", links=tuple(address for address, _, _ in placed))
     batch = draft.batch()
-    check_batch(batch)
+    validate_batch(batch)
     for address, content, scope in placed:
         assert content_in(batch, address) == content
         place = parse_address(address)
-        assert isinstance(place, ObjectAt) == (len(content.data) >= INLINE_LIMIT)
-        if isinstance(place, SlotAt):
+        assert isinstance(place, ObjectAddress) == (len(content.data) >= INLINE_LIMIT)
+        if isinstance(place, SlotAddress):
             assert batch.parts[place.part].scope == scope
     assert all(content.name == name for name, content in batch.objects.items())
     scopes = [part.scope for part in batch.parts]
@@ -65,7 +65,7 @@ def test_everything_is_in_the_batch_in_order():
     draft.fence("lease", 7)
     draft.text(text)
     batch = draft.batch()
-    check_batch(batch)
+    validate_batch(batch)
     assert (batch.id, batch.space, batch.requires) == ("batch", "space", ("a" * 64, "b" * 64))
     assert [(change.name, change.change, change.expect) for change in batch.refs] == [
         ("r1", Set(value=b"1"), ABSENT),

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.core.lists import Run, branch_point, locate
+from treering.core.lists import ListRange, branch_point, locate
 from treering.core.records import ListInfo
 
 
@@ -45,7 +45,10 @@ def test_a_list_that_is_not_there_has_no_range():
 def test_the_past_of_a_fork_is_read_from_its_parent():
     root = ListInfo(list="l", scope="s", parent=None, start=0, length=5, depth=0)
     fork = ListInfo(list="f", scope="s", parent="l", start=3, length=6, depth=1)
-    assert locate([fork, root], 1, 99) == [Run(list="l", start=1, stop=3), Run(list="f", start=3, stop=6)]
+    assert locate([fork, root], 1, 99) == [
+        ListRange(list="l", start=1, stop=3),
+        ListRange(list="f", start=3, stop=6),
+    ]
 
 
 @given(lineages(), st.data())

@@ -16,11 +16,11 @@ from treering.core.packs import (
     GROUP_SIZE,
     HEAD,
     PackWriter,
-    frames_of,
+    filter_pack,
+    group_by_frame,
     read_entry,
     read_frame,
     read_pack,
-    trimmed,
 )
 from treering.errors import Corrupt, InvalidInput
 
@@ -45,7 +45,7 @@ def pack_of(*some: Content, salt: bytes = SALT) -> packs.Pack:
 
 def unpacked(data: bytes) -> dict[str, Content]:
     found = {}
-    for (offset, length), entries in frames_of(read_pack(data, pack=WHERE)).items():
+    for (offset, length), entries in group_by_frame(read_pack(data, pack=WHERE)).items():
         for entry, content in zip(
             entries, read_frame(data[offset : offset + length], entries, pack=WHERE), strict=True
         ):
@@ -101,7 +101,7 @@ def test_a_pack_that_was_cut_is_found(some, data):
 def test_a_trimmed_pack_holds_what_was_kept_and_no_trace_of_the_rest(some, data):
     pack = pack_of(*some)
     keep = data.draw(st.sets(st.sampled_from([content.name for content in some]))) if some else set()
-    rest = trimmed(pack.data, keep, pack=WHERE, salt=bytes(16))
+    rest = filter_pack(pack.data, keep, pack=WHERE, salt=bytes(16))
     kept = {content.name: content for content in some if content.name in keep}
     assert ({} if rest is None else unpacked(rest.data)) == kept
 
@@ -110,7 +110,7 @@ def test_a_dropped_secret_is_in_no_byte_of_the_trimmed_pack():
     secret = Content("bytes", b"canary-7f3a " * 3)
     others = [Content("bytes", b"neighbour %d " % number * 3) for number in range(20)]
     pack = pack_of(*others[:10], secret, *others[10:])
-    rest = trimmed(pack.data, {content.name for content in others}, pack=WHERE, salt=bytes(16))
+    rest = filter_pack(pack.data, {content.name for content in others}, pack=WHERE, salt=bytes(16))
     assert rest is not None
     assert b"canary-7f3a" not in b"".join(content.data for content in unpacked(rest.data).values())
     assert bytes.fromhex(secret.name) not in rest.data
@@ -119,7 +119,7 @@ def test_a_dropped_secret_is_in_no_byte_of_the_trimmed_pack():
 def test_frames_that_stay_whole_are_taken_over_as_they_are():
     some = [Content("bytes", b"%06d" % number * 5000) for number in range(20)]
     pack = pack_of(*some)
-    rest = trimmed(pack.data, {content.name for content in some[1:]}, pack=WHERE, salt=SALT)
+    rest = filter_pack(pack.data, {content.name for content in some[1:]}, pack=WHERE, salt=SALT)
     assert rest is not None
     last = pack.entries[-1]
     assert pack.data[last.offset : last.offset + last.length] in rest.data
@@ -128,7 +128,7 @@ def test_frames_that_stay_whole_are_taken_over_as_they_are():
 def test_small_objects_share_a_frame_and_large_ones_have_their_own():
     small = [Content("bytes", b"%05d" % number * 1000) for number in range(100)]
     big = Content("bytes", b"x" * GROUP_SIZE)
-    frames = frames_of(pack_of(*small[:50], big, *small[50:]).entries)
+    frames = group_by_frame(pack_of(*small[:50], big, *small[50:]).entries)
     holders = [entries for entries in frames.values() if any(entry.name == big.name for entry in entries)]
     assert [len(entries) for entries in holders] == [1]
     assert len(frames) == 1 + -(-100 * 5000 // GROUP_SIZE)
@@ -140,13 +140,13 @@ def test_objects_in_one_frame_compress_better_than_alone():
         for number in range(2000)
     ]
     alone = sum(pack_of(content).entries[0].length for content in small)
-    frames = frames_of(pack_of(*small).entries)
+    frames = group_by_frame(pack_of(*small).entries)
     assert sum(length for _, length in frames) < alone / 2
 
 
 def test_frames_lie_back_to_back():
     entries = pack_of(*(Content("bytes", b"%d" % number * 9000) for number in range(60))).entries
-    spans = list(frames_of(entries))
+    spans = list(group_by_frame(entries))
     assert spans[0][0] == len(HEAD)
     assert all(here + length == there for (here, length), (there, _) in pairwise(spans))
 

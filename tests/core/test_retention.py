@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from treering.core.clock import DAY_US, from_datetime
-from treering.core.retention import Decision, Entry, Keep, select
+from treering.core.retention import Keep, RetentionDecision, RetentionEntry, select
 from treering.errors import InvalidInput
 
 NOW_US = from_datetime(datetime(2026, 11, 16, 12, tzinfo=UTC))
@@ -36,7 +36,7 @@ TIMES_US = st.integers(0, 24 * 80).map(lambda hours: NOW_US - hours * HOUR_US) |
 )
 ENTRIES = st.lists(
     st.builds(
-        Entry,
+        RetentionEntry,
         id=st.integers(0, 10_000).map(str),
         ts_us=TIMES_US,
         tags=st.frozensets(TAGS, max_size=2),
@@ -49,7 +49,7 @@ ENTRIES = st.lists(
 
 
 def entry(id, day, hour=12, **more):
-    return Entry(id=id, ts_us=from_datetime(datetime(2026, 11, day, hour, tzinfo=UTC)), **more)
+    return RetentionEntry(id=id, ts_us=from_datetime(datetime(2026, 11, day, hour, tzinfo=UTC)), **more)
 
 
 def kept_ids(entries, keep):
@@ -111,7 +111,7 @@ def test_an_empty_policy_keeps_everything(entries):
 
 
 def test_nothing_to_decide_is_fine():
-    assert select([], Keep(last=1, max_bytes=1), now_us=NOW_US) == Decision(kept=(), dropped=())
+    assert select([], Keep(last=1, max_bytes=1), now_us=NOW_US) == RetentionDecision(kept=(), dropped=())
 
 
 def test_last_keeps_the_newest_so_many():
@@ -129,7 +129,8 @@ def test_daily_keeps_the_newest_of_each_day_that_has_one():
 
 def test_hourly_keeps_the_newest_of_each_hour():
     entries = [
-        Entry(id=str(minutes), ts_us=NOW_US - minutes * HOUR_US // 60) for minutes in (1, 30, 61, 100, 121)
+        RetentionEntry(id=str(minutes), ts_us=NOW_US - minutes * HOUR_US // 60)
+        for minutes in (1, 30, 61, 100, 121)
     ]
     assert kept_ids(entries, Keep(hourly=2)) == ["1", "61"]
 
@@ -148,7 +149,7 @@ def test_a_week_begins_on_monday_in_utc():
 
 def test_monthly_keeps_the_newest_of_each_month():
     entries = [
-        Entry(id=f"{month}-{day}", ts_us=from_datetime(datetime(2026, month, day, tzinfo=UTC)))
+        RetentionEntry(id=f"{month}-{day}", ts_us=from_datetime(datetime(2026, month, day, tzinfo=UTC)))
         for month in (1, 2, 11)
         for day in (1, 28)
     ]
@@ -156,7 +157,7 @@ def test_monthly_keeps_the_newest_of_each_month():
 
 
 def test_within_is_an_age_counted_from_now():
-    entries = [Entry(id=str(days), ts_us=NOW_US - days * DAY_US) for days in range(1, 6)]
+    entries = [RetentionEntry(id=str(days), ts_us=NOW_US - days * DAY_US) for days in range(1, 6)]
     assert kept_ids(entries, Keep(within="3d")) == ["1", "2", "3"]
     assert kept_ids(entries, Keep(within=timedelta(days=3))) == ["1", "2", "3"]
     assert kept_ids(entries, Keep(within="1d1h")) == ["1"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import treering
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
-from treering.core.retention import Made, also_needed
+from treering.core.retention import DeltaStep, delta_dependencies
 from treering.graphs.step import made_of
 
 CHANNELS = ("a", "b")
@@ -23,7 +23,7 @@ def histories(draw):
         parent = f"{draw(st.integers(0, number - 1))}" if number and draw(st.booleans()) else None
         held = draw(some)
         copied = parent if draw(st.integers(0, 4)) == 0 else None
-        steps[f"{number}"] = Made(parent, copied, frozenset(CHANNELS) - held, held)
+        steps[f"{number}"] = DeltaStep(parent, copied, frozenset(CHANNELS) - held, held)
     return steps
 
 
@@ -42,20 +42,20 @@ def is_readable(name, steps, stored):
 @given(steps=histories(), chosen=st.sets(st.integers(0, 11).map(str)))
 def test_whatever_stays_can_be_read(steps, chosen):
     kept = chosen & steps.keys()
-    needed = also_needed(kept, steps)
+    needed = delta_dependencies(kept, steps)
     assert needed.isdisjoint(kept)
     assert all(is_readable(each, steps, kept | needed) for each in kept | needed)
 
 
 def test_a_step_that_holds_everything_needs_nobody():
     steps = {
-        "0": Made(None, None, frozenset("a"), frozenset()),
-        "1": Made("0", None, frozenset(), frozenset("a")),
-        "2": Made("1", None, frozenset("a"), frozenset()),
-        "3": Made("2", None, frozenset("a"), frozenset()),
+        "0": DeltaStep(None, None, frozenset("a"), frozenset()),
+        "1": DeltaStep("0", None, frozenset(), frozenset("a")),
+        "2": DeltaStep("1", None, frozenset("a"), frozenset()),
+        "3": DeltaStep("2", None, frozenset("a"), frozenset()),
     }
-    assert also_needed({"1"}, steps) == set()
-    assert also_needed({"3"}, steps) == {"1", "2"}
+    assert delta_dependencies({"1"}, steps) == set()
+    assert delta_dependencies({"3"}, steps) == {"1", "2"}
 
 
 def test_a_row_says_which_channels_are_open():
@@ -70,4 +70,4 @@ def test_a_row_says_which_channels_are_open():
         store.thread("t").checkpoint(metadata={"_graph": "a user's own"})
         records = each_record(store.engine, store.space, EventQuery(kinds=("checkpoint",)))
         found = [made_of(store.engine, store.space, each) for each in records]
-    assert found == [None, Made(plain.id, None, frozenset("ac"), frozenset("bd")), None]
+    assert found == [None, DeltaStep(plain.id, None, frozenset("ac"), frozenset("bd")), None]

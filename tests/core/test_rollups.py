@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from treering.core.batch import Event, Usage
 from treering.core.clock import DAY_US, day_of
 from treering.core.query import SumQuery
-from treering.core.rollups import MEASURES, Cell, deltas, merge, summarise
+from treering.core.rollups import MEASURES, RollupKey, deltas, merge, summarise
 
 COUNTS = st.integers(0, 1000)
 USAGES = st.builds(
@@ -148,4 +148,4 @@ def test_counting_does_not_change_what_was_counted():
     assert {cell.grain for cell in cells} == {"day", "run", "thread"}
     assert all(measures[:2] == [2, 0] for measures in cells.values())
     assert len({id(measures) for measures in cells.values()}) == 3, "cells must not share their numbers"
-    assert Cell("day", "", 0, "", "", "k", "") in cells
+    assert RollupKey("day", "", 0, "", "", "k", "") in cells

@@ -21,7 +21,7 @@ from msgspec import structs
 from treering.core.batch import ABSENT, Draft
 from treering.core.clock import SystemClock, day_of
 from treering.core.ids import check_id
-from treering.core.paging import ask_to_erase
+from treering.core.paging import check_may_erase
 from treering.core.query import Erasure
 from treering.errors import Conflict, Corrupt, InvalidInput, ListMoved, NotFound
 from treering.store import Store
@@ -163,7 +163,7 @@ class Transcript:
 
         Who may not `erase` it afterwards is refused before that.
         """
-        ask_to_erase(self._engine, self._space)
+        check_may_erase(self._engine, self._space)
         draft = Draft(self._space)
         draft.delete_ref(self._ref, scope=self._scope, expect=head.version)
         self._engine.commit(draft.batch())

@@ -15,8 +15,8 @@ import msgspec
 from treering.core.content import (
     Address,
     Content,
-    ListAt,
-    SlotAt,
+    ListAddress,
+    SlotAddress,
     is_object_name,
     object_address,
     parse_address,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
-    from treering.core.content import Place
+    from treering.core.content import ParsedAddress
 
 
 ANY: Literal["any"] = "any"
@@ -44,7 +44,7 @@ Tokens = Literal["words", "trigrams"]
 """How an indexed text is cut: stemmed words, or trigrams for languages without spaces."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class BatchPart(msgspec.Struct, frozen=True, kw_only=True):
     """Small contents of one erasure scope, stored as one body (see `core.body`)."""
 
     scope: str
@@ -190,7 +190,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     space: str
     requires: tuple[str, ...] = ()
     objects: dict[str, Content] = {}
-    parts: tuple[Part, ...] = ()
+    parts: tuple[BatchPart, ...] = ()
     lists: tuple[Append, ...] = ()
     events: tuple[Event, ...] = ()
     refs: tuple[RefChange, ...] = ()
@@ -279,12 +279,12 @@ _NONE: Final[frozenset[str]] = frozenset()
 _EXPECT_WORDS: Final = (ANY, ABSENT)
 
 
-def check_batch(batch: Batch) -> list[Place]:
+def validate_batch(batch: Batch) -> list[ParsedAddress]:
     """Raise `InvalidInput` if the batch cannot be stored, whatever the store holds.
 
     Gives back the places that it points at and does not bring itself, in order: they have to be there.
     """
-    named: list[Place] = []
+    named: list[ParsedAddress] = []
     check_space(batch.space)
     check_id(batch.id, "batch id")
     if len(batch.id) > MAX_BATCH_ID_CHARS:
@@ -335,7 +335,7 @@ def _check_parts(batch: Batch) -> set[str]:
     return own_slots
 
 
-def _check_lists(batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -> None:
+def _check_lists(batch: Batch, own_slots: AbstractSet[str], named: list[ParsedAddress]) -> None:
     lengths: dict[str, int] = {}
     for append in batch.lists:
         check_id(append.list, "list id")
@@ -372,7 +372,7 @@ def _refuse_append(append: Append, length: int | None) -> None:
     )
 
 
-def _check_events(batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -> None:
+def _check_events(batch: Batch, own_slots: AbstractSet[str], named: list[ParsedAddress]) -> None:
     events = batch.events
     if len(events) > MAX_EVENTS:
         raise InvalidInput(f"a batch has {len(events)} events; split it into batches of at most {MAX_EVENTS}")
@@ -427,7 +427,7 @@ def _refuse_numbers(event: Event) -> None:
     )
 
 
-def _check_refs(batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -> None:
+def _check_refs(batch: Batch, own_slots: AbstractSet[str], named: list[ParsedAddress]) -> None:
     if len(batch.refs) > 1:
         names = [change.name for change in batch.refs]
         if len(set(names)) < len(names):
@@ -444,7 +444,9 @@ def _check_refs(batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -
         _check_change(change, batch, own_slots, named)
 
 
-def _check_change(change: RefChange, batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -> None:
+def _check_change(
+    change: RefChange, batch: Batch, own_slots: AbstractSet[str], named: list[ParsedAddress]
+) -> None:
     move = change.change
     if isinstance(move, Set):
         if len(move.value) > MAX_INLINE_BYTES:
@@ -461,7 +463,7 @@ def _check_change(change: RefChange, batch: Batch, own_slots: AbstractSet[str], 
         )
 
 
-def _check_texts(batch: Batch, own_slots: AbstractSet[str], named: list[Place]) -> None:
+def _check_texts(batch: Batch, own_slots: AbstractSet[str], named: list[ParsedAddress]) -> None:
     seen: set[tuple[str, str]] = set()
     for text in batch.texts:
         _check_text(text)
@@ -486,19 +488,19 @@ def _check_text(text: Text) -> None:
         )
 
 
-def _check_address(address: Address, batch: Batch) -> Place:
+def _check_address(address: Address, batch: Batch) -> ParsedAddress:
     """Check an address that is not one of the batch's own slots."""
     place = parse_address(address)
-    if isinstance(place, SlotAt) and place.batch == batch.id:
+    if isinstance(place, SlotAddress) and place.batch == batch.id:
         raise InvalidInput(
             f"batch {batch.id!r} points at its own slot {place.part}.{place.index}, which it does not bring"
         )
     return place
 
 
-def _check_content_address(address: Address, batch: Batch, what: str, which: str) -> Place:
+def _check_content_address(address: Address, batch: Batch, what: str, which: str) -> ParsedAddress:
     place = _check_address(address, batch)
-    if isinstance(place, ListAt):
+    if isinstance(place, ListAddress):
         raise InvalidInput(
             f"{what} {which!r} is the list {place.list!r}; only an object or a slot is content"
         )
@@ -611,7 +613,9 @@ class Draft:
             space=self.space,
             requires=tuple(self._requires),
             objects=dict(self._objects),
-            parts=tuple([Part(scope=scope, slots=tuple(slots)) for scope, (_, slots) in self._parts.items()]),
+            parts=tuple(
+                [BatchPart(scope=scope, slots=tuple(slots)) for scope, (_, slots) in self._parts.items()]
+            ),
             lists=tuple(self._lists),
             events=tuple(self._events),
             refs=tuple(self._refs),

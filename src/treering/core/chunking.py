@@ -34,7 +34,7 @@ _64_BITS: Final = (1 << 64) - 1
 _READ_BYTES: Final = 4 * _MAX_BYTES
 
 
-class Span(msgspec.Struct, frozen=True):
+class ByteRange(msgspec.Struct, frozen=True):
     """The bytes from ``start`` up to, not including, ``stop``."""
 
     start: int
@@ -57,15 +57,15 @@ Cutter = Callable[[memoryview], Iterator[int]]
 """Yields where each chunk of a buffer ends; the last one ends where the buffer does."""
 
 
-def chunks(data: bytes | memoryview | mmap) -> Iterator[Span]:
+def chunks(data: bytes | memoryview | mmap) -> Iterator[ByteRange]:
     """The spans that cover ``data`` in order, without a gap; none if it is empty."""
     if len(data) <= WHOLE_BYTES:
         if len(data):
-            yield Span(0, len(data))
+            yield ByteRange(0, len(data))
         return
     start = 0
     for stop in _cutter()(memoryview(data)):
-        yield Span(start, stop)
+        yield ByteRange(start, stop)
         start = stop
 
 

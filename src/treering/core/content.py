@@ -60,13 +60,13 @@ def object_name(kind: Kind, data: bytes | memoryview) -> str:
 Address = NewType("Address", str)
 
 
-class ObjectAt(msgspec.Struct, frozen=True):
+class ObjectAddress(msgspec.Struct, frozen=True):
     """An object, by its SHA-256 name."""
 
     name: str
 
 
-class SlotAt(msgspec.Struct, frozen=True):
+class SlotAddress(msgspec.Struct, frozen=True):
     """The ``index``-th content in the ``part``-th body of a commit."""
 
     batch: str
@@ -74,13 +74,13 @@ class SlotAt(msgspec.Struct, frozen=True):
     index: int
 
 
-class ListAt(msgspec.Struct, frozen=True):
+class ListAddress(msgspec.Struct, frozen=True):
     """An append-only list."""
 
     list: str
 
 
-Place = ObjectAt | SlotAt | ListAt
+ParsedAddress = ObjectAddress | SlotAddress | ListAddress
 
 _OBJECT_NAME: Final = re.compile("[0-9a-f]{64}")
 _SLOT: Final = re.compile(r"(.+):(0|[1-9][0-9]{0,4})\.(0|[1-9][0-9]{0,8})", re.DOTALL)
@@ -106,16 +106,16 @@ def is_object_name(text: str) -> bool:
     return _OBJECT_NAME.fullmatch(text) is not None
 
 
-def parse_address(address: str) -> Place:
+def parse_address(address: str) -> ParsedAddress:
     """Read an address; anything malformed raises `InvalidInput`."""
     form, rest = address[:2], address[2:]
     if form == "l:" and rest:
-        return ListAt(rest)
+        return ListAddress(rest)
     if form == "o:" and _OBJECT_NAME.fullmatch(rest):
-        return ObjectAt(rest)
+        return ObjectAddress(rest)
     if form == "s:" and (slot := _SLOT.fullmatch(rest)):
         batch, part, index = slot.groups()
-        return SlotAt(batch, int(part), int(index))
+        return SlotAddress(batch, int(part), int(index))
     raise InvalidInput(
         f"not an address: {address[:80]!r}; expected o:<sha256>, s:<batch>:<part>.<index> or l:<list>"
     )

@@ -67,10 +67,10 @@ _compressors = _Compressors()
 
 def seal(data: bytes | memoryview, *, compress_from: int = COMPRESS_FROM) -> bytes:
     """Put ``data`` into a frame, compressed when it is long enough and shrinks."""
-    return b"".join(sealed(data, compress_from=compress_from))
+    return b"".join(seal_pieces(data, compress_from=compress_from))
 
 
-def sealed(
+def seal_pieces(
     data: bytes | memoryview, *, compress_from: int = COMPRESS_FROM
 ) -> tuple[bytes, bytes | memoryview]:
     """The same frame as two pieces, header and payload, so that data which does not shrink is not copied."""

@@ -193,7 +193,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 # exactly one triple, and everything of one namespace (a user, a project) is one prefix.
 
 
-MOVED: Final = "run.moved"
+RUN_MOVED: Final = "run.moved"
 """The kind of an event in a thread's scope which says that a run of the thread began in a scope of its own,
 because its thread was not known yet. Forgetting the thread takes that scope along."""
 _THREAD: Final = "thread"

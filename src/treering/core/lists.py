@@ -20,7 +20,7 @@ MAX_DEPTH: Final = 32
 """A list this deep is flattened (its items are written again) before it is branched further."""
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class ListRange(msgspec.Struct, frozen=True, kw_only=True):
     """Positions ``start`` to ``stop`` of one list, all of which it owns."""
 
     list: str
@@ -28,17 +28,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     stop: int
 
 
-def locate(lineage: Sequence[ListInfo], start: int, stop: int) -> list[Run]:
+def locate(lineage: Sequence[ListInfo], start: int, stop: int) -> list[ListRange]:
     """Which list of a lineage (the list itself first, its root last) owns which part of a range.
 
     The result is in reading order. A range past the end is cut at the end.
     """
-    runs: list[Run] = []
+    runs: list[ListRange] = []
     stop = min(stop, lineage[0].length) if lineage else 0
     for info in lineage:
         first = max(start, info.start)
         if first < stop:
-            runs.append(Run(list=info.list, start=first, stop=stop))
+            runs.append(ListRange(list=info.list, start=first, stop=stop))
         stop = min(stop, info.start)
         if start >= stop:
             break

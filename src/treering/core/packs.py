@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from treering.core.content import KIND_NUMBERS, KINDS, Content, Kind, object_name
-from treering.core.frame import MAX_PAYLOAD, seal, sealed, unseal
+from treering.core.frame import MAX_PAYLOAD, seal, seal_pieces, unseal
 from treering.errors import Corrupt, InvalidInput
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class PackEntry(NamedTuple):
     inner_offset: int
 
 
-class FrameAt(NamedTuple):
+class FrameRead(NamedTuple):
     """A frame of a pack, and the objects in it that someone wants."""
 
     offset: int
@@ -308,13 +308,13 @@ def read_frame(frame: bytes | memoryview, entries: Sequence[PackEntry], *, pack:
     return found
 
 
-def trimmed(data: bytes, keep: Container[str], *, pack: str, salt: bytes) -> Pack | None:
+def filter_pack(data: bytes, keep: Container[str], *, pack: str, salt: bytes) -> Pack | None:
     """A pack of the objects to keep out of another one; ``None`` when none of them is to be kept.
 
     Frames that stay whole are taken over as they are; only those that lose an object are compressed anew.
     """
     writer = PackWriter(salt=salt)
-    for (offset, length), entries in frames_of(read_pack(data, pack=pack)).items():
+    for (offset, length), entries in group_by_frame(read_pack(data, pack=pack)).items():
         frame = data[offset : offset + length]
         kept = [entry for entry in entries if entry.name in keep]
         if len(kept) == len(entries):
@@ -325,7 +325,7 @@ def trimmed(data: bytes, keep: Container[str], *, pack: str, salt: bytes) -> Pac
     return None if writer.empty else writer.finish()
 
 
-def frames_of(entries: Iterable[PackEntry]) -> dict[tuple[int, int], list[PackEntry]]:
+def group_by_frame(entries: Iterable[PackEntry]) -> dict[tuple[int, int], list[PackEntry]]:
     """Entries by the frame (offset, length) that they lie in, in the order of the file."""
     frames: dict[tuple[int, int], list[PackEntry]] = {}
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.inner_offset)):
@@ -333,22 +333,22 @@ def frames_of(entries: Iterable[PackEntry]) -> dict[tuple[int, int], list[PackEn
     return frames
 
 
-def neighbours_of(frames: dict[tuple[int, int], list[PackEntry]]) -> Iterator[list[FrameAt]]:
+def coalesce_frames(frames: dict[tuple[int, int], list[PackEntry]]) -> Iterator[list[FrameRead]]:
     """Frames of one pack in runs that are worth one request each."""
-    run: list[FrameAt] = []
+    run: list[FrameRead] = []
     for (offset, length), entries in frames.items():
         if run and (
             offset - run[-1].offset - run[-1].length > _GAP or offset + length - run[0].offset > _SPAN
         ):
             yield run
             run = []
-        run.append(FrameAt(offset, length, entries))
+        run.append(FrameRead(offset, length, entries))
     if run:
         yield run
 
 
 def _sealed(raw: bytes) -> _Pieces:
-    head, payload = sealed(raw)
+    head, payload = seal_pieces(raw)
     return head, bytes(payload)
 
 

@@ -76,6 +76,6 @@ def each_scope(engine: Engine, space: str, prefix: str, *, limit: int = 1000) ->
 _NOTHING: Final = Erasure()
 
 
-def ask_to_erase(engine: Engine, space: str) -> None:
+def check_may_erase(engine: Engine, space: str) -> None:
     """Raise what an erasure in this space would be refused with (`Forbidden`); nothing is erased."""
     engine.erase(space, _NOTHING)

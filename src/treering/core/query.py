@@ -97,12 +97,12 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     secure: bool = False
 
 
-def is_there(name: str) -> Conflict:
+def ref_exists_again(name: str) -> Conflict:
     """Why an erasure is refused: a ref that its plan says is ``absent`` is there."""
     return Conflict(f"cannot erase: there is a {name!r} again; what belongs to it stays")
 
 
-def is_built_on(scopes: Iterable[str]) -> Conflict:
+def forks_depend_on_it(scopes: Iterable[str]) -> Conflict:
     """Why an erasure without ``cascade`` is refused: forks in these scopes share its past."""
     named = ", ".join(map(repr, sorted(scopes)))
     return Conflict(

@@ -67,7 +67,7 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**numbers, within=within, tagged=tuple(tags))
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a policy may keep or drop."""
 
     id: str
@@ -77,29 +77,29 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = False
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class KeptEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An entry that stays, and every rule that wants it."""
 
-    entry: Entry
+    entry: RetentionEntry
     reasons: tuple[str, ...]
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What stays and what goes, each newest first."""
 
-    kept: tuple[Kept, ...]
-    dropped: tuple[Entry, ...]
+    kept: tuple[KeptEntry, ...]
+    dropped: tuple[RetentionEntry, ...]
 
 
-def select(entries: Iterable[Entry], keep: Keep, *, now_us: int) -> Decision:
+def select(entries: Iterable[RetentionEntry], keep: Keep, *, now_us: int) -> RetentionDecision:
     """Decide about every entry; nothing is changed by it."""
     newest_first = [_Case(entry) for entry in sorted(entries, key=_age_order, reverse=True)]
     _collect_reasons(newest_first, keep, now_us)
     if keep.max_bytes is not None:
         _fit(newest_first, keep.max_bytes)
-    return Decision(
+    return RetentionDecision(
         kept=tuple(
-            Kept(entry=case.entry, reasons=tuple(case.reasons)) for case in newest_first if case.reasons
+            KeptEntry(entry=case.entry, reasons=tuple(case.reasons)) for case in newest_first if case.reasons
         ),
         dropped=tuple(case.entry for case in newest_first if not case.reasons),
     )
@@ -110,12 +110,12 @@ class _Case:
 
     __slots__ = ("entry", "reasons")
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: RetentionEntry) -> None:
         self.entry = entry
         self.reasons: list[str] = []
 
 
-def _age_order(entry: Entry) -> tuple[int, str]:
+def _age_order(entry: RetentionEntry) -> tuple[int, str]:
     return entry.ts_us, entry.id
 
 
@@ -221,7 +221,7 @@ _SIZE_UNITS: Final = {"": 1} | {
 # can be read.
 
 
-class Made(msgspec.Struct, frozen=True, gc=False):
+class DeltaStep(msgspec.Struct, frozen=True, gc=False):
     """What a step's row says of it: its parent, what it is a copy of, and its channels."""
 
     parent: str | None
@@ -232,7 +232,7 @@ class Made(msgspec.Struct, frozen=True, gc=False):
     """Channels that it holds whole, where others may need that."""
 
 
-def also_needed(kept: Iterable[str], steps: Mapping[str, Made]) -> set[str]:
+def delta_dependencies(kept: Iterable[str], steps: Mapping[str, DeltaStep]) -> set[str]:
     """Those of the steps that kept ones are read with, and that are not kept themselves."""
     stays = set(kept)
     needed: set[str] = set()
@@ -247,7 +247,7 @@ def also_needed(kept: Iterable[str], steps: Mapping[str, Made]) -> set[str]:
     return needed
 
 
-def _ancestors_of(step: Made, steps: Mapping[str, Made], stays: set[str]) -> Iterable[str]:
+def _ancestors_of(step: DeltaStep, steps: Mapping[str, DeltaStep], stays: set[str]) -> Iterable[str]:
     if step.copy_of is not None:
         yield step.copy_of
     missing, parent = step.open, step.parent

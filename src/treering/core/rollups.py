@@ -25,7 +25,7 @@ ERROR: Final = "error"
 """The ``status`` of an event that counts as an error."""
 
 
-class Cell(NamedTuple):
+class RollupKey(NamedTuple):
     """Which total: all dimensions of a roll-up, ``""`` where an event has none."""
 
     grain: Grain
@@ -57,7 +57,7 @@ Measures = list[int]
 _NOTHING: Final[Measures] = [0] * len(MEASURES)
 
 
-def deltas(events: Iterable[Event]) -> dict[Cell, Measures]:
+def deltas(events: Iterable[Event]) -> dict[RollupKey, Measures]:
     """What these events add to the totals."""
     # Events that differ in nothing but what they measure are summed up first: of those, batches have many.
     alike: dict[tuple[Any, ...], Measures] = {}
@@ -70,24 +70,24 @@ def deltas(events: Iterable[Event]) -> dict[Cell, Measures]:
         if total is None:
             total = alike[key] = _NOTHING.copy()
         _count(total, event)
-    cells: dict[Cell, Measures] = {}
+    cells: dict[RollupKey, Measures] = {}
     for (run, thread, day, agent, model, kind, currency), added in alike.items():
         rest = (day, agent or "", model or "", kind, currency or "")
-        _add(cells, Cell("day", "", *rest), added)
+        _add(cells, RollupKey("day", "", *rest), added)
         if run is not None:
-            _add(cells, Cell("run", run, *rest), added)
+            _add(cells, RollupKey("run", run, *rest), added)
         if thread is not None:
-            _add(cells, Cell("thread", thread, *rest), added)
+            _add(cells, RollupKey("thread", thread, *rest), added)
     return cells
 
 
-def merge(cells: dict[Cell, Measures], more: Mapping[Cell, Measures]) -> None:
+def merge(cells: dict[RollupKey, Measures], more: Mapping[RollupKey, Measures]) -> None:
     """Add ``more`` to ``cells``."""
     for cell, measures in more.items():
         _add(cells, cell, measures)
 
 
-def summarise(cells: Mapping[Cell, Measures], query: SumQuery) -> list[Sum]:
+def summarise(cells: Mapping[RollupKey, Measures], query: SumQuery) -> list[Sum]:
     """Answer a query from cells: the reference that SQL engines must agree with."""
     groups: dict[tuple[str | int, ...], Measures] = {}
     for cell, measures in cells.items():
@@ -151,7 +151,7 @@ def _count(total: Measures, event: Event) -> None:
             total[11] += usage.total
 
 
-def _add(cells: dict[Cell, Measures], cell: Cell, added: Measures) -> None:
+def _add(cells: dict[RollupKey, Measures], cell: RollupKey, added: Measures) -> None:
     total = cells.get(cell)
     if total is None:
         cells[cell] = added.copy()
@@ -159,11 +159,11 @@ def _add(cells: dict[Cell, Measures], cell: Cell, added: Measures) -> None:
         total[:] = map(add, total, added)
 
 
-def _dimension(cell: Cell, name: Dimension) -> str | int:
+def _dimension(cell: RollupKey, name: Dimension) -> str | int:
     return getattr(cell, name)
 
 
-def _matches(cell: Cell, query: SumQuery) -> bool:
+def _matches(cell: RollupKey, query: SumQuery) -> bool:
     return (
         cell.grain == query.grain
         and (query.key is None or cell.key == query.key)

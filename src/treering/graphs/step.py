@@ -13,7 +13,7 @@ import msgspec
 from treering.core.encoding import is_tagged
 from treering.core.ids import MAX_ID_CHARS, namespace_prefix
 from treering.core.query import EventQuery
-from treering.core.retention import Made
+from treering.core.retention import DeltaStep
 from treering.graphs.rows import GRAPH, Named
 from treering.threads.checkpoint_record import KIND, PREFIX, read_checkpoint
 from treering.threads.history import head_ref, thread_scope
@@ -267,7 +267,7 @@ def metadata_of(
 _NAMES: Final = (b'"graph"', b'"%s"' % GRAPH.encode())
 
 
-def made_of(engine: Engine, space: str, record: Record) -> Made | None:
+def made_of(engine: Engine, space: str, record: Record) -> DeltaStep | None:
     """What a checkpoint's row says of it; ``None`` for one that no graph saved."""
     event = record.event
     data = event.data or b""
@@ -283,7 +283,7 @@ def made_of(engine: Engine, space: str, record: Record) -> Made | None:
     whole = {*checkpoint.lists} - {*known.get("shadows", ())}
     held = frozenset({*whole, *checkpoint.state, *known.get("values", ())})
     counted: Any = checkpoint.metadata.get("counters_since_delta_snapshot") or ()
-    return Made(
+    return DeltaStep(
         parent=checkpoint.parent,
         copy_of=checkpoint.metadata.get(FORKED),
         open=frozenset(name for name in counted if name in known["versions"] and name not in held),

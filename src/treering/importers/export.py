@@ -15,7 +15,15 @@ from msgspec import structs
 
 from treering.core.batch import Event
 from treering.core.clock import to_iso
-from treering.core.content import Address, Content, ListAt, SlotAt, list_address, parse_address, slot_address
+from treering.core.content import (
+    Address,
+    Content,
+    ListAddress,
+    SlotAddress,
+    list_address,
+    parse_address,
+    slot_address,
+)
 from treering.core.encoding import decode_json
 from treering.core.paging import each_record, each_ref
 from treering.core.query import EventQuery
@@ -88,9 +96,9 @@ def gathered(engine: Engine, space: str, record: Record, along: Mapping[str, Alo
     event = record.event
     addresses = list(dict.fromkeys([*event.links] if event.body is None else [*event.links, event.body]))
     places = {address: parse_address(address) for address in addresses}
-    if any(isinstance(place, SlotAt) and place.batch != record.batch for place in places.values()):
+    if any(isinstance(place, SlotAddress) and place.batch != record.batch for place in places.values()):
         return None
-    own = [address for address in addresses if not isinstance(places[address], ListAt)]
+    own = [address for address in addresses if not isinstance(places[address], ListAddress)]
     if len(own) < len(addresses) and event.kind != WRITES:
         return None
     contents = dict(zip(own, engine.get(space, own) if own else (), strict=True))
@@ -110,7 +118,7 @@ def _taken_out(
     event = record.event
     given = event.data if event.body is None else contents[event.body].data
     told: dict[str, Any] = orjson.loads(given or b"{}")
-    slots = [place.index for place in map(parse_address, contents) if isinstance(place, SlotAt)]
+    slots = [place.index for place in map(parse_address, contents) if isinstance(place, SlotAddress)]
     free = max(slots, default=-1) + 1
     added: list[Address] = []
     lists: dict[str, Along] = {}

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import structs
 
 from treering.core.batch import ABSENT, Draft, Event
-from treering.core.content import Content, ObjectAt, list_address, parse_address
+from treering.core.content import Content, ObjectAddress, list_address, parse_address
 from treering.core.encoding import encode_json
 from treering.core.ids import namespace_prefix
 from treering.core.paging import each_record
@@ -329,7 +329,7 @@ class Histories:
     def _is_stored(self, snapshot: str | None) -> bool:
         """Whether the files of a snapshot are here; they do not come with a history."""
         place = None if snapshot is None else parse_address(snapshot)
-        return isinstance(place, ObjectAt) and not self._engine.missing(self._space, [place.name])
+        return isinstance(place, ObjectAddress) and not self._engine.missing(self._space, [place.name])
 
     def _checkpoint(self, checkpoint_id: str) -> CheckpointRecord:
         known = self._known.get(checkpoint_id)

@@ -18,7 +18,7 @@ import msgspec
 
 from treering.core.batch import Event, Usage
 from treering.core.clock import day_of, from_datetime
-from treering.core.content import Address, SlotAt, list_address, object_address, parse_address
+from treering.core.content import Address, SlotAddress, list_address, object_address, parse_address
 from treering.core.encoding import encode_json
 from treering.core.ids import check_id
 from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, TreeringError, Unreachable
@@ -100,7 +100,7 @@ def event_of(line: EventLine) -> Event:
     for address, each in line.slots.items():
         content_of(each)
         place = parse_address(address)
-        if not isinstance(place, SlotAt) or place.index > _MAX_INDEX:
+        if not isinstance(place, SlotAddress) or place.index > _MAX_INDEX:
             raise InvalidInput(f"content cannot lie at {address!r}")
     brought = set(line.slots)
     brought |= {object_address(content_of(each).name) for each in line.objects}

@@ -17,7 +17,7 @@ import msgspec
 
 from treering.core.clock import Clock
 from treering.core.engine import Engine
-from treering.core.ids import MOVED, Scope, check_id, namespace_prefix, new_id, parse_scope
+from treering.core.ids import RUN_MOVED, Scope, check_id, namespace_prefix, new_id, parse_scope
 from treering.core.paging import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.errors import InvalidInput, NotFound
@@ -137,7 +137,7 @@ def _moved(engine: Engine, space: str, chosen: Selection) -> list[str]:
     """The scopes of runs that began before it was known that they are of this thread."""
     namespace = parse_scope(chosen.text).namespace
     moved: dict[str, None] = {}
-    for each in each_record(engine, space, EventQuery(scope=chosen.text, kinds=(MOVED,))):
+    for each in each_record(engine, space, EventQuery(scope=chosen.text, kinds=(RUN_MOVED,))):
         own = str(Scope(namespace, "run", each.event.run or ""))
         if engine.scan_scopes(space, own, limit=1) == [own]:
             moved[own] = None

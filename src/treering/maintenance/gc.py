@@ -21,15 +21,15 @@ from treering.core.batch import Event
 from treering.core.clock import Clock
 from treering.core.encoding import encode
 from treering.core.engine import Engine
-from treering.core.paging import ask_to_erase, each_record, each_ref
+from treering.core.paging import check_may_erase, each_record, each_ref
 from treering.core.query import Erasure, EventQuery
 from treering.core.records import Record, Swept
-from treering.core.retention import Entry, Keep, Made, also_needed, select
+from treering.core.retention import DeltaStep, Keep, RetentionEntry, delta_dependencies, select
 from treering.errors import NotFound
 from treering.maintenance.audit_events import record
 from treering.maintenance.stats import last_seq
 
-MadeOf = Callable[[Engine, str, Record], Made | None]
+MadeOf = Callable[[Engine, str, Record], DeltaStep | None]
 """Tells what a checkpoint is made of beside its own content."""
 
 _BATCH: Final = 1000
@@ -139,8 +139,8 @@ def _decide(
     engine: Engine, space: str, keep: Keep, made_of: MadeOf, *, now_us: int
 ) -> tuple[dict[str, list[_Entry]], dict[str, int]]:
     pins = _pins(engine, space)
-    groups: dict[tuple[str, str], tuple[list[Entry], list[_Entry]]] = {}
-    steps: dict[str, Made] = {}
+    groups: dict[tuple[str, str], tuple[list[RetentionEntry], list[_Entry]]] = {}
+    steps: dict[str, DeltaStep] = {}
     for each in each_record(engine, space, EventQuery(kinds=tuple(_retained))):
         seq, committed_at_us, event = each.seq, each.committed_at_us, each.event
         kind = _retained[event.kind]
@@ -152,7 +152,7 @@ def _decide(
         size: Any = fields.get("size_bytes")
         # An event's id is unique only within its day; its sequence number is unique, and sorts like time.
         entries.append(
-            Entry(
+            RetentionEntry(
                 id=f"{seq:020}",
                 ts_us=committed_at_us,
                 tags=kind.tags(fields),
@@ -173,7 +173,7 @@ def _decide(
             )
     if steps and _CHECKPOINT in dropped:
         gone_ids = {checkpoint.id for checkpoint in dropped[_CHECKPOINT]}
-        needed = also_needed(steps.keys() - gone_ids, steps) & gone_ids
+        needed = delta_dependencies(steps.keys() - gone_ids, steps) & gone_ids
         kept[_CHECKPOINT] += len(needed)
         left = [checkpoint for checkpoint in dropped.pop(_CHECKPOINT) if checkpoint.id not in needed]
         dropped |= {_CHECKPOINT: left} if left else {}
@@ -181,7 +181,7 @@ def _decide(
 
 
 def _drop(engine: Engine, space: str, dropped: dict[str, list[_Entry]], keep: Keep, clock: Clock) -> str:
-    ask_to_erase(engine, space)
+    check_may_erase(engine, space)
     event = record(
         engine,
         space,

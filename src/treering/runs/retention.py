@@ -18,7 +18,7 @@ from treering.core.encoding import encode, encode_json
 from treering.core.ids import Scope, parse_scope
 from treering.core.paging import each_record, each_scope
 from treering.core.query import Erasure, EventQuery
-from treering.core.retention import Entry, Keep, select
+from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import InvalidInput
 from treering.limits.alert import ALERT
 from treering.runs.directory import Runs
@@ -93,8 +93,8 @@ def _namespaces(engine: Engine, space: str) -> Iterator[str]:
             yield scope.namespace
 
 
-def _entry(record: Record, info: RunInfo) -> Entry:
-    return Entry(
+def _entry(record: Record, info: RunInfo) -> RetentionEntry:
+    return RetentionEntry(
         id=f"{record.seq:020}",
         ts_us=record.committed_at_us,
         tags=frozenset(info.tags),

@@ -24,13 +24,13 @@ from treering.core.ids import new_id
 from treering.core.packs import (
     SALT_SIZE,
     TRAILER_SIZE,
-    FrameAt,
+    FrameRead,
     Pack,
     PackEntry,
     PackWriter,
-    frames_of,
+    coalesce_frames,
+    group_by_frame,
     index_span,
-    neighbours_of,
     read_frame,
     read_index,
 )
@@ -328,7 +328,7 @@ class PackReader:
         self._frames: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._kept_bytes = 0
 
-    def expect(self, pack: str, run: list[FrameAt]) -> None:
+    def expect(self, pack: str, run: list[FrameRead]) -> None:
         """Begin to fetch neighbouring frames."""
         key = _key(pack, run)
         with self._lock:
@@ -338,7 +338,7 @@ class PackReader:
                 self._coming.popitem(last=False)[1].cancel()
             self._coming[key] = self._pool.submit(self._fetch, key)
 
-    def read(self, pack: str, run: list[FrameAt]) -> list[bytes | memoryview]:
+    def read(self, pack: str, run: list[FrameRead]) -> list[bytes | memoryview]:
         """Neighbouring frames, in one request or none."""
         with self._lock:
             kept = [self._frames.get((pack, each.offset)) for each in run]
@@ -378,9 +378,9 @@ class PackReader:
             self._kept_bytes -= len(oldest)
 
 
-def ranges(run: list[FrameAt]) -> Iterator[list[FrameAt]]:
+def ranges(run: list[FrameRead]) -> Iterator[list[FrameRead]]:
     """A run in pieces that are worth a request each: several at once are faster than one."""
-    piece: list[FrameAt] = []
+    piece: list[FrameRead] = []
     for frame in run:
         if piece and frame.offset + frame.length - piece[0].offset > _RANGE:
             yield piece
@@ -390,7 +390,7 @@ def ranges(run: list[FrameAt]) -> Iterator[list[FrameAt]]:
         yield piece
 
 
-def _key(pack: str, run: list[FrameAt]) -> _Key:
+def _key(pack: str, run: list[FrameRead]) -> _Key:
     return pack, run[0].offset, run[-1].offset + run[-1].length
 
 
@@ -591,7 +591,7 @@ class BucketObjects:
         for pack, run in self._runs(names):
             self._reader.expect(pack, run)
 
-    def _runs(self, names: Sequence[str]) -> list[tuple[str, list[FrameAt]]]:
+    def _runs(self, names: Sequence[str]) -> list[tuple[str, list[FrameRead]]]:
         """What has to be read for these objects, in pieces that are worth a request each."""
         by_pack: dict[str, dict[str, PackEntry]] = {}
         for name in names:
@@ -601,7 +601,7 @@ class BucketObjects:
         return [
             (pack, piece)
             for pack, entries in by_pack.items()
-            for run in neighbours_of(frames_of(entries.values()))
+            for run in coalesce_frames(group_by_frame(entries.values()))
             for piece in ranges(run)
         ]
 

@@ -8,7 +8,7 @@ from datetime import datetime
 import msgspec
 
 from treering.core.clock import from_datetime
-from treering.core.retention import Entry, Keep, select
+from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import InvalidInput
 
 LATEST = "latest"
@@ -114,10 +114,10 @@ def dropped_by(
     keep: Keep, newest_first: Sequence[CheckpointInfo], *, now_us: int, per_session: bool
 ) -> list[CheckpointInfo]:
     """Those that no rule wants, newest first."""
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[str, list[RetentionEntry]] = {}
     for place, info in enumerate(newest_first):
         groups.setdefault(info.tag if per_session else "", []).append(
-            Entry(
+            RetentionEntry(
                 # Among equal times the one that was committed later is the newer one.
                 id=f"{len(newest_first) - place:010}",
                 ts_us=time_of(info),

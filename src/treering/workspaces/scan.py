@@ -26,7 +26,7 @@ import msgspec
 
 from treering.core.chunking import WHOLE_BYTES, stream_chunks
 from treering.core.content import Content
-from treering.core.frame import MAX_PAYLOAD, sealed, unseal
+from treering.core.frame import MAX_PAYLOAD, seal_pieces, unseal
 from treering.core.ids import new_id
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, encode_tree
 from treering.errors import Corrupt, InvalidInput, TimedOut
@@ -138,7 +138,7 @@ class Shelf:
             file.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with draft.open("wb") as written:
-                    written.writelines(sealed(_encode(known), compress_from=MAX_PAYLOAD))
+                    written.writelines(seal_pieces(_encode(known), compress_from=MAX_PAYLOAD))
                 draft.rename(file)
             finally:
                 draft.unlink(missing_ok=True)

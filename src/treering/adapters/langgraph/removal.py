@@ -17,7 +17,7 @@ from treering.core.batch import Draft, Event
 from treering.core.content import Address, list_address
 from treering.core.encoding import encode_json
 from treering.core.ids import new_id
-from treering.core.paging import ask_to_erase, each_record
+from treering.core.paging import check_may_erase, each_record
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, InvalidInput
 from treering.graphs.graph import BEGUN, HOLDER, WRITES, Graphs, graph_head
@@ -117,7 +117,7 @@ class Removal:
     def _remove(self, thread: str, gone: set[str]) -> None:
         if not gone:
             return
-        ask_to_erase(self._engine, self._space)
+        check_may_erase(self._engine, self._space)
         root = self._graphs.place(thread, "")
         steps = [step for step in self._graphs.steps(root, within=None) if step.checkpoint.thread == thread]
         seqs = [step.seq for step in steps if step.checkpoint.id in gone]

@@ -14,7 +14,7 @@ from sqlmodel import Session
 
 from treering.compat.models.views import HOMES, RATES, view_statements
 from treering.core.clock import day_of
-from treering.core.content import Address, ObjectAt, SlotAt, parse_address
+from treering.core.content import Address, ObjectAddress, SlotAddress, parse_address
 from treering.core.encoding import decode
 from treering.errors import InvalidInput, MissingExtra, ReadOnly, Unsupported
 from treering.runs.prices import EUR, exchange
@@ -170,6 +170,6 @@ def _key(address: str | None) -> bytes | str | None:
         place = None if address is None else parse_address(address)
     except InvalidInput:
         return None
-    if isinstance(place, ObjectAt):
+    if isinstance(place, ObjectAddress):
         return bytes.fromhex(place.name)
-    return place.batch if isinstance(place, SlotAt) else None
+    return place.batch if isinstance(place, SlotAddress) else None

@@ -51,7 +51,7 @@ from treering.compat.savers.kv_thread import (
 from treering.compat.savers.saver import HooksLike, Saver
 from treering.core.clock import Clock, SystemClock
 from treering.core.ids import file_name
-from treering.core.retention import Entry, Keep, select
+from treering.core.retention import Keep, RetentionEntry, select
 from treering.core.storage import KeyValueStore
 from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.files import opened_folder, translated
@@ -353,7 +353,7 @@ class KeyValueShelf:
             known = self._known.pop(before.thread, None)
         if known is not None and known.head == before.id:
             return known
-        line: list[Entry] | None = None
+        line: list[RetentionEntry] | None = None
         if self._keep is not None:
             records = list(drawer.line(before))
             records.reverse()
@@ -391,7 +391,7 @@ class _Known:
 
     __slots__ = ("head", "line", "prints")
 
-    def __init__(self, head: str | None, prints: list[int] | None, line: list[Entry] | None) -> None:
+    def __init__(self, head: str | None, prints: list[int] | None, line: list[RetentionEntry] | None) -> None:
         self.head = head
         self.prints = prints
         self.line = line
@@ -453,11 +453,13 @@ def _only_of(drawer: Drawer, gone: Record, kept: tuple[Record, ...]) -> set[str]
     return state | parts
 
 
-def _entry(record: Record) -> Entry:
-    return Entry(id=record.id, ts_us=record.ts_us, tags=frozenset(record.tags), size_bytes=record.size)
+def _entry(record: Record) -> RetentionEntry:
+    return RetentionEntry(
+        id=record.id, ts_us=record.ts_us, tags=frozenset(record.tags), size_bytes=record.size
+    )
 
 
-def _in_order(line: list[Entry]) -> Iterator[Entry]:
+def _in_order(line: list[RetentionEntry]) -> Iterator[RetentionEntry]:
     """The same entries with times that never go back, and the newest one safe, whatever clocks did."""
     latest_us = 0
     for at, entry in enumerate(line):

@@ -34,7 +34,7 @@ from treering.core.engine import Engine
 from treering.core.paging import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.core.records import Record
-from treering.core.retention import Entry, Keep, select
+from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import Conflict, InvalidInput, NotFound, TreeringError
 from treering.maintenance.audit_events import record
 from treering.store import Store
@@ -78,10 +78,10 @@ def drop_from_store(store: Store, thread_id: str, namespace: str, keep: Keep) ->
     engine.erase(space, Erasure(event_seqs=tuple(records[each].seq for each in ids)))
 
 
-def _entries(engine: Engine, space: str, records: Iterable[Record]) -> Iterator[Entry]:
+def _entries(engine: Engine, space: str, records: Iterable[Record]) -> Iterator[RetentionEntry]:
     for each in records:
         checkpoint = read_checkpoint(engine, space, each)
-        yield Entry(
+        yield RetentionEntry(
             id=checkpoint.id,
             ts_us=each.committed_at_us,
             tags=frozenset(checkpoint.tags),

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from treering import api
 from treering.core.batch import ABSENT, Delete, Draft, RefChange, Set
-from treering.core.content import Address, ObjectAt, object_address, parse_address
+from treering.core.content import Address, ObjectAddress, object_address, parse_address
 from treering.core.ids import Scope
 from treering.errors import InvalidInput, NotFound, ReadOnly, TreeringError
 from treering.runs.run import run_info, run_ref, write_listing, write_state
@@ -185,11 +185,11 @@ class Session(Closing):
             place = parse_address(address)
         except InvalidInput:
             raise NotFound(f"{what} {address!r} is nothing that is stored; save_blob() gives an id") from None
-        if isinstance(place, ObjectAt) and place.name in self._objects:
+        if isinstance(place, ObjectAddress) and place.name in self._objects:
             size = len(self._objects[place.name].data)
         else:
             size = len(self.store.engine.get(self.store.space, [Address(address)])[0].data)
-        if isinstance(place, ObjectAt):
+        if isinstance(place, ObjectAddress):
             self._used[place.name] = None
             if place.name not in self._objects:
                 self._draft.require(place.name)

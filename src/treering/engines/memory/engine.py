@@ -13,7 +13,7 @@ from threading import Condition
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from treering.core.batch import Receipt, check_batch
+from treering.core.batch import Receipt, validate_batch
 from treering.core.clock import SECOND_US, SystemClock
 from treering.core.content import Content
 from treering.core.engine import Caps
@@ -87,7 +87,7 @@ class MemoryEngine:
 
     def commit(self, batch: Batch) -> Receipt:
         """Commit a batch: atomic and idempotent."""
-        check_batch(batch)
+        validate_batch(batch)
         with self._changed:
             space = self._space(batch.space)
             hit(BEGIN)

@@ -17,7 +17,7 @@ import msgspec
 from treering.core.batch import content_links, event_links, reach
 from treering.core.clock import SECOND_US, day_of
 from treering.core.content import list_address, object_address, slot_address
-from treering.core.query import is_built_on, is_there
+from treering.core.query import forks_depend_on_it, ref_exists_again
 from treering.core.records import (
     BodyRow,
     Checked,
@@ -113,7 +113,7 @@ def erase(space: Space, plan: Erasure) -> Erased:
     """
     for name in plan.absent:
         if name in space.refs and not space.refs[name].deleted:
-            raise is_there(name)
+            raise ref_exists_again(name)
     if not (plan.scopes or plan.event_seqs or plan.refs or plan.lists):
         return Erased()
     scopes = _all_scopes(space, plan)
@@ -179,7 +179,7 @@ def _all_scopes(space: Space, plan: Erasure) -> set[str]:
     scopes = set(plan.scopes)
     while dependent := _dependent_scopes(space, plan, scopes):
         if not plan.cascade:
-            raise is_built_on(dependent)
+            raise forks_depend_on_it(dependent)
         scopes |= dependent
     return scopes
 

@@ -14,7 +14,7 @@ import msgspec
 
 from treering.core.batch import ABSENT, ANY, Add, Delete, Receipt, Set, content_links, event_links
 from treering.core.clock import day_of
-from treering.core.content import ListAt, ObjectAt, SlotAt, list_address, parse_address
+from treering.core.content import ListAddress, ObjectAddress, SlotAddress, list_address, parse_address
 from treering.core.lists import MAX_DEPTH, locate
 from treering.core.records import ListInfo, Record, Ref, RefRow, TextRow
 from treering.core.rollups import deltas
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from treering.core.batch import Append, Batch, Event, RefChange, Text, Tokens
     from treering.core.content import Address, Content
     from treering.core.records import Lease
-    from treering.core.rollups import Cell, Measures
+    from treering.core.rollups import Measures, RollupKey
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Space:
     lists: dict[str, StoredList] = field(default_factory=dict[str, StoredList])
     refs: dict[str, RefRow] = field(default_factory=dict[str, RefRow])
     texts: dict[tuple[str, str], TextRow] = field(default_factory=dict[tuple[str, str], TextRow])
-    cells: dict[Cell, Measures] = field(default_factory=dict["Cell", "Measures"])
+    cells: dict[RollupKey, Measures] = field(default_factory=dict["RollupKey", "Measures"])
     leases: dict[str, Lease] = field(default_factory=dict[str, "Lease"])
 
     def commit(self, batch: Batch, now_us: int) -> Receipt:
@@ -88,11 +88,11 @@ class Space:
     def content_at(self, address: Address) -> Content:
         """The content at an address, or `NotFound`."""
         match parse_address(address):
-            case ObjectAt(name) if name in self.objects:
+            case ObjectAddress(name) if name in self.objects:
                 return self.objects[name].content
-            case SlotAt(batch, part, index) if index < len(self.slots(batch, part)):
+            case SlotAddress(batch, part, index) if index < len(self.slots(batch, part)):
                 return self.slots(batch, part)[index]
-            case ListAt(list_id):
+            case ListAddress(list_id):
                 raise InvalidInput(
                     f"{address!r} is a list, not content; read it with read_list({list_id!r}, ...)"
                 )
@@ -102,11 +102,11 @@ class Space:
     def holds(self, address: Address) -> bool:
         """Whether an address resolves."""
         match parse_address(address):
-            case ObjectAt(name):
+            case ObjectAddress(name):
                 return name in self.objects
-            case SlotAt(batch, part, index):
+            case SlotAddress(batch, part, index):
                 return index < len(self.slots(batch, part))
-            case ListAt(list_id):
+            case ListAddress(list_id):
                 return list_id in self.lists
 
     def slots(self, batch: str, part: int) -> tuple[Content, ...]:
@@ -134,7 +134,7 @@ class Space:
     def links(self, address: Address) -> Iterator[Address]:
         """What the content or list at an address points at."""
         match parse_address(address):
-            case ListAt(list_id):
+            case ListAddress(list_id):
                 stored = self.lists.get(list_id)
                 if stored is not None:
                     if stored.info.parent is not None:
@@ -200,12 +200,12 @@ class Space:
                 missing[name] = None
         for address in addresses_in(batch):
             match parse_address(address):
-                case ObjectAt(name):
+                case ObjectAddress(name):
                     if name not in self.objects and name not in batch.objects:
                         missing[name] = None
-                case SlotAt(batch.id, _, _):
+                case SlotAddress(batch.id, _, _):
                     pass  # intake has seen that the batch brings it
-                case ListAt(list_id) if list_id in own_lists:
+                case ListAddress(list_id) if list_id in own_lists:
                     pass
                 case _:
                     if not self.holds(address):
@@ -379,5 +379,5 @@ def addresses_in(batch: Batch) -> Iterator[Address]:
 def _objects_in(batch: Batch) -> Iterator[str]:
     for address in addresses_in(batch):
         place = parse_address(address)
-        if isinstance(place, ObjectAt):
+        if isinstance(place, ObjectAddress):
             yield place.name

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from treering.core.batch import Batch, Receipt, check_batch
+from treering.core.batch import Batch, Receipt, validate_batch
 from treering.core.content import Address, Content
 from treering.core.engine import Caps
 from treering.core.ids import check_id, check_space
@@ -248,14 +248,14 @@ class RemoteEngine:
     # Writing
     def submit(self, batch: Batch) -> Future[Receipt]:
         """Commit a batch in the background, in the order of submission."""
-        check_batch(batch)
+        validate_batch(batch)
         self._connections.check_open()
         slim = self._stage_large(batch)
         return self._lane.submit(batch.space, _packed(slim))
 
     def commit(self, batch: Batch) -> Receipt:
         """Commit a batch: atomic, idempotent, durable when it returns (if the server's engine is durable)."""
-        check_batch(batch)
+        validate_batch(batch)
         for _ in range(_STAGINGS):
             slim = self._stage_large(batch)
             try:

@@ -26,12 +26,12 @@ from treering.core.packs import (
     PackEntry,
     PackWriter,
     check_head,
-    frames_of,
+    coalesce_frames,
+    filter_pack,
+    group_by_frame,
     index_span,
-    neighbours_of,
     read_frame,
     read_index,
-    trimmed,
 )
 from treering.engines.sql.commit.state import count_removal
 from treering.engines.sql.commit.write import STAGE_SECONDS
@@ -243,7 +243,9 @@ class _Packing:
                 names = [entry.name for entry in pack.entries]
                 stored = _prolong(self._database, self._space, names)
                 self._blobs.delete([blob_name(self._folder, pack)])
-                rest = trimmed(pack.data, set(names) - stored.keys(), pack=pack.name, salt=self._new_salt())
+                rest = filter_pack(
+                    pack.data, set(names) - stored.keys(), pack=pack.name, salt=self._new_salt()
+                )
                 if rest is None:
                     break
                 pack, begun_us = self._put(rest)
@@ -496,7 +498,7 @@ def _without(blobs: Blobs, name: str, keep: set[str], new_salt: Callable[[], byt
             f"pack {name} is not in {blobs.url}, and {len(keep)} objects lie in it, {min(keep)} among them; "
             "restore it from a backup or a copy"
         ) from None
-    pack = trimmed(data, keep, pack=name, salt=new_salt())
+    pack = filter_pack(data, keep, pack=name, salt=new_salt())
     lost = keep - {entry.name for entry in pack.entries} if pack is not None else keep
     if lost:
         raise Corrupt(f"object {min(lost)} is not in pack {name}, where its row says; run verify")
@@ -608,7 +610,7 @@ class Objects:
         for name, kind, frame in located.inline:
             yield name, _verified(name, kind, frame)
         for pack, entries in located.packed.items():
-            for frames in neighbours_of(frames_of(entries)):
+            for frames in coalesce_frames(group_by_frame(entries)):
                 start, last = frames[0].offset, frames[-1]
                 data = memoryview(
                     self._range(pack, start, last.offset + last.length, frames[0].entries[0].name)

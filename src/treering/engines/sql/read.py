@@ -16,7 +16,15 @@ import msgspec
 
 from treering.core.batch import Event
 from treering.core.clock import day_of
-from treering.core.content import KIND_NUMBERS, Address, Content, ListAt, ObjectAt, SlotAt, parse_address
+from treering.core.content import (
+    KIND_NUMBERS,
+    Address,
+    Content,
+    ListAddress,
+    ObjectAddress,
+    SlotAddress,
+    parse_address,
+)
 from treering.core.frame import HEADER_SIZE, pack_body, seal, unpack_body, unseal, unseal_all
 from treering.core.ids import thread_scope_of
 from treering.core.lists import locate
@@ -45,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from treering.core.content import Kind
-    from treering.core.lists import Run
+    from treering.core.lists import ListRange
     from treering.core.query import EventQuery
     from treering.core.records import Ref
     from treering.engines.sql.objects import Objects
@@ -128,7 +136,7 @@ def positions_bound(session: Session, keys: Iterable[int]) -> set[int]:
     return {position for rows in asked for key, kind in rows for position in range(key, key - kind)}
 
 
-def read(session: Session, list_no: int, run: Run) -> list[Content | Address]:
+def read(session: Session, list_no: int, run: ListRange) -> list[Content | Address]:
     """The items of a run: verified content, or where it is.
 
     Each frame is let go before the next is read, so its memory serves for that one.
@@ -194,20 +202,20 @@ def get(session: Session, space: int, objects: Objects, addresses: Sequence[Addr
     places = [parse_address(address) for address in addresses]
     for place in places:
         match place:
-            case ObjectAt(name):
+            case ObjectAddress(name):
                 names.append(name)
-            case SlotAt(batch, part, _):
+            case SlotAddress(batch, part, _):
                 batches.setdefault(batch, set()).add(part)
-            case ListAt(list_id):
+            case ListAddress(list_id):
                 raise InvalidInput(f"{list_id!r} is a list; read it with read_list")
     found = objects.fetch(session, space, names) if names else {}
     slots = _slots(session, space, batches) if batches else {}
     contents: list[Content] = []
     for address, place in zip(addresses, places, strict=True):
         match place:
-            case ObjectAt(name):
+            case ObjectAddress(name):
                 content = found.get(name)
-            case SlotAt(batch, part, index):
+            case SlotAddress(batch, part, index):
                 body = slots.get((batch, part), ())
                 content = body[index] if index < len(body) else None
             case _:
@@ -290,7 +298,9 @@ def read_list(
     return contents
 
 
-def _fetch_items(session: Session, space: int, objects: Objects, list_no: int, run: Run) -> list[Content]:
+def _fetch_items(
+    session: Session, space: int, objects: Objects, list_no: int, run: ListRange
+) -> list[Content]:
     items = read(session, list_no, run)
     elsewhere = [item for item in items if isinstance(item, str)]
     if not elsewhere:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from treering.core.records import Problem
-from treering.core.rollups import MEASURES, Cell, as_sum, deltas, merge, order
+from treering.core.rollups import MEASURES, RollupKey, as_sum, deltas, merge, order
 from treering.engines.sql.gc.mark import PAGE
 from treering.engines.sql.rows import RECORD_SELECT, number_of_key, record_of, run_key
 from treering.engines.sql.session import in_chunks
@@ -60,9 +60,9 @@ def sums(session: Session, space: int, query: SumQuery) -> list[Sum]:
     return order(groups, query)
 
 
-def kept(cell: Cell) -> Cell:
+def kept(cell: RollupKey) -> RollupKey:
     """A cell as its row has it."""
-    return Cell(RUN, run_key(cell.key), *cell[2:]) if cell.grain == RUN else cell
+    return RollupKey(RUN, run_key(cell.key), *cell[2:]) if cell.grain == RUN else cell
 
 
 def _named(session: Session, space: int, rows: Sequence[Row], at: int) -> list[Row]:
@@ -85,9 +85,9 @@ def rebuild(database: Database, space: int) -> None:
             add_to_rollups(session, space, cells)
 
 
-def recount(session: Session, space: int) -> dict[Cell, Measures]:
+def recount(session: Session, space: int) -> dict[RollupKey, Measures]:
     """The totals of all events, counted anew."""
-    cells: dict[Cell, Measures] = {}
+    cells: dict[RollupKey, Measures] = {}
     after_seq = 0
     while rows := session.rows(
         f"{RECORD_SELECT} WHERE e.space = ? AND e.seq > ? ORDER BY e.seq LIMIT ?", (space, after_seq, _PAGE)
@@ -106,7 +106,7 @@ _ADD: Final = (
 )
 
 
-def add_to_rollups(session: Session, space: int, cells: dict[Cell, Measures]) -> None:
+def add_to_rollups(session: Session, space: int, cells: dict[RollupKey, Measures]) -> None:
     """Add to the kept totals."""
     rows = [
         (space, cell[0], run_key(cell[1]) if cell[0] == RUN else cell[1], *cell[2:], *measures)
@@ -124,7 +124,7 @@ def add_to_rollups(session: Session, space: int, cells: dict[Cell, Measures]) ->
 # reported only when the one cell, counted again in a transaction of its own, differs too.
 
 
-_KEY: Final = Cell._fields
+_KEY: Final = RollupKey._fields
 _COLUMNS: Final = (*_KEY, *MEASURES)
 _SAME: Final = " AND ".join(f"{name} = ?" for name in _KEY)
 _NONE: Final = [0] * len(MEASURES)
@@ -169,7 +169,9 @@ class Recount:
                     f"AND ({', '.join(_KEY)}) > (?, ?, ?, ?, ?, ?, ?) ORDER BY {', '.join(_KEY)} LIMIT ?",
                     (self._space, *after, PAGE),
                 )
-            differing = [Cell(*row[:7]) for row in rows if self._counted(row[:7]) != _as_measures(row[7:])]
+            differing = [
+                RollupKey(*row[:7]) for row in rows if self._counted(row[:7]) != _as_measures(row[7:])
+            ]
             self._scratch.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", [row[:7] for row in rows])
             yield self._confirmed(differing)
             if len(rows) < PAGE:
@@ -179,7 +181,7 @@ class Recount:
             f"SELECT {', '.join(_KEY)} FROM cell WHERE compared = 0 LIMIT ?", (PAGE,)
         ):
             self._scratch.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", lacking)
-            yield self._confirmed([Cell(*row) for row in lacking])
+            yield self._confirmed([RollupKey(*row) for row in lacking])
 
     def _count_page(self, session: Session) -> int:
         rows = session.rows(
@@ -197,7 +199,7 @@ class Recount:
         rows = self._scratch.rows(f"SELECT {', '.join(MEASURES)} FROM cell WHERE {_SAME}", cell)
         return list(rows[0]) if rows else _NONE
 
-    def _confirmed(self, cells: list[Cell]) -> list[Problem]:
+    def _confirmed(self, cells: list[RollupKey]) -> list[Problem]:
         found: list[Problem] = []
         for cell in cells:
             with self._database.reading() as session:
@@ -214,10 +216,10 @@ class Recount:
                 )
         return found
 
-    def _count_cell(self, session: Session, cell: Cell) -> Measures:
+    def _count_cell(self, session: Session, cell: RollupKey) -> Measures:
         """One total, counted from the events that it is about."""
         condition, values = (" AND e.run = ?", [number_of_key(cell.key)]) if cell.grain == RUN else ("", [])
-        total: dict[Cell, Measures] = {}
+        total: dict[RollupKey, Measures] = {}
         after = 0
         while rows := session.rows(
             f"{RECORD_SELECT} WHERE e.space = ? AND e.day = ? AND e.kind = ? AND e.seq > ?{condition} "

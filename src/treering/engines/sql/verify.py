@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from treering.core.content import ListAt, ObjectAt, SlotAt, object_name, parse_address
+from treering.core.content import ListAddress, ObjectAddress, SlotAddress, object_name, parse_address
 from treering.core.frame import unpack_body, unseal
-from treering.core.packs import PackEntry, frames_of
+from treering.core.packs import PackEntry, group_by_frame
 from treering.core.records import Checked, Problem
 from treering.engines.sql.commit.state import unpack_receipt
 from treering.engines.sql.gc.mark import COMMITS, PAGE, Mark, Missing, Origin, Walk, by_weight, slot_key
@@ -144,7 +144,7 @@ class Contents:
         self.objects += len(entries)
         outside = [entry.name for entry in entries if entry.offset + entry.length > size]
         problems += [_corrupt(f"o:{each}", f"its place is outside of pack {name}") for each in outside]
-        frames = list(frames_of(entries).values())
+        frames = list(group_by_frame(entries).values())
         try:
             if self._reads and entries:
                 self._store.check_index(name, size)
@@ -455,13 +455,13 @@ class _Check:
 
     def _is_stored(self, session: Session, address: str) -> bool:
         match parse_address(address):
-            case ObjectAt(name):
+            case ObjectAddress(name):
                 sql = "SELECT 1 FROM object WHERE space = ? AND name = ?"
                 return bool(session.rows(sql, (self._space, bytes.fromhex(name))))
-            case ListAt(list_id):
+            case ListAddress(list_id):
                 sql = "SELECT 1 FROM list WHERE space = ? AND id = ?"
                 return bool(session.rows(sql, (self._space, list_id)))
-            case SlotAt(batch, part, _):
+            case SlotAddress(batch, part, _):
                 sql = (
                     f"SELECT 1 FROM commits c JOIN body b ON b.key = c.no * {1 << BODY_PART_BITS} + ? "
                     "WHERE c.space = ? AND c.batch = ?"

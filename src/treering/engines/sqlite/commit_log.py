@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from treering.core.failpoints import declare, hit
-from treering.core.frame import sealed, unseal
+from treering.core.frame import seal_pieces, unseal
 from treering.engines.sql.commit.write import Rows, write_rows
 from treering.engines.sql.read import bind
 from treering.engines.sql.session import for_rows
@@ -103,7 +103,7 @@ def pack(rows: Rows) -> bytes | None:
     if len(packed) < _HALF_A_PAGE:
         content.append(_PADDING[len(packed) :])
         packed = _encode(content)
-    return b"".join(sealed(packed, compress_from=len(packed) + 1))
+    return b"".join(seal_pieces(packed, compress_from=len(packed) + 1))
 
 
 def settle(session: Session, known: Mapping[int, Rows]) -> None:

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from treering.core.batch import ABSENT, Event
 from treering.core.encoding import encode_json
-from treering.core.ids import MOVED
+from treering.core.ids import RUN_MOVED
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.runs.run import RUN, RUNNING, RunInfo, run_info, run_ref, run_scope, write_listing
@@ -192,7 +192,7 @@ class Trace:
             draft.event(
                 Event(
                     id=f"{self.id}:moved",
-                    kind=MOVED,
+                    kind=RUN_MOVED,
                     ts_us=info.started_at_us,
                     scope=self.scope,
                     run=self.id,

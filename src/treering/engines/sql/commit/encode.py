@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from treering.core.batch import check_batch, content_links
-from treering.core.content import KIND_NUMBERS, ListAt, ObjectAt, SlotAt, parse_address
+from treering.core.batch import content_links, validate_batch
+from treering.core.content import KIND_NUMBERS, ListAddress, ObjectAddress, SlotAddress, parse_address
 from treering.core.frame import pack_body, seal
 from treering.core.rollups import deltas
 from treering.core.text import text_of
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from treering.core.batch import Batch
-    from treering.core.content import Address, Content, Place
-    from treering.core.rollups import Cell, Measures
+    from treering.core.content import Address, Content, ParsedAddress
+    from treering.core.rollups import Measures, RollupKey
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class Needs:
         """Lists that have to be there: the batch does not make them."""
 
 
-def needs_of(batch: Batch, named: Iterable[Place]) -> Needs:
+def needs_of(batch: Batch, named: Iterable[ParsedAddress]) -> Needs:
     """Everything that a batch touches, and what it points at and does not bring itself."""
     needs = Needs()
     needs.batches.append(batch.id)
@@ -68,10 +68,10 @@ def needs_of(batch: Batch, named: Iterable[Place]) -> Needs:
     for name in batch.requires:
         needs.objects[name] = None
     for place in named:
-        if isinstance(place, ListAt):
+        if isinstance(place, ListAddress):
             needs.lists.add(place.list)
             needs.linked[place.list] = None
-        elif isinstance(place, ObjectAt):
+        elif isinstance(place, ObjectAddress):
             needs.objects[place.name] = None
         else:
             needs.slots[place.batch, place.part] = None
@@ -119,14 +119,14 @@ class Prepared(NamedTuple):
     """name, kind, size, frame"""
     words: list[str | None]
     """The text behind each of the batch's texts, where the batch itself brings its source."""
-    deltas: dict[Cell, Measures]
+    deltas: dict[RollupKey, Measures]
     item_links: str | None
     """What its list items and texts point at: a mark that runs meanwhile finds it by the commit."""
 
 
 def prepare(batch: Batch) -> Prepared:
     """Check a batch and seal its content."""
-    needs = needs_of(batch, check_batch(batch))
+    needs = needs_of(batch, validate_batch(batch))
     links: list[Address] = []
     items: list[list[Sealed]] = []
     for append in batch.lists:
@@ -165,9 +165,9 @@ def prepare(batch: Batch) -> Prepared:
 def own_content(batch: Batch, address: Address) -> Content | None:
     """The content at an address, when the batch itself brings it."""
     match parse_address(address):
-        case ObjectAt(name):
+        case ObjectAddress(name):
             return batch.objects.get(name)
-        case SlotAt(batch.id, part, index):
+        case SlotAddress(batch.id, part, index):
             return batch.parts[part].slots[index]
         case _:
             return None

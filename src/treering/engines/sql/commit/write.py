@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
 
     from treering.core.batch import Event, Receipt
-    from treering.core.rollups import Cell, Measures
+    from treering.core.rollups import Measures, RollupKey
     from treering.engines.sql.commit.decide import Accepted
     from treering.engines.sql.commit.state import Current, ListState
     from treering.engines.sql.search import TextIndex
@@ -282,10 +282,10 @@ def _new_scopes(session: Session, current: Current, accepted: Sequence[Accepted]
     return current.scopes
 
 
-def _merged(accepted: Sequence[Accepted]) -> dict[Cell, Measures]:
+def _merged(accepted: Sequence[Accepted]) -> dict[RollupKey, Measures]:
     if len(accepted) == 1:
         return accepted[0].prepared.deltas
-    totals: dict[Cell, Measures] = {}
+    totals: dict[RollupKey, Measures] = {}
     for each in accepted:
         merge(totals, each.prepared.deltas)
     return totals
@@ -293,7 +293,7 @@ def _merged(accepted: Sequence[Accepted]) -> dict[Cell, Measures]:
 
 def _without_repeats(
     session: Session, current: Current, accepted: Sequence[Accepted]
-) -> tuple[list[Receipt], dict[Cell, Measures]]:
+) -> tuple[list[Receipt], dict[RollupKey, Measures]]:
     """The receipts and totals of a group in which some events were there already."""
     numbers = [
         seq

@@ -19,7 +19,7 @@ import msgspec
 
 from treering.core.content import KIND_NUMBERS, slot_address
 from treering.core.failpoints import declare, hit
-from treering.core.query import is_built_on, is_there
+from treering.core.query import forks_depend_on_it, ref_exists_again
 from treering.core.records import Erased
 from treering.core.rollups import MEASURES, deltas
 from treering.engines.sql.commit.state import count_removal, pack_receipt, unpack_receipt
@@ -413,7 +413,7 @@ def erase(database: Database, objects: Objects, texts: TextIndex, space: int, pl
             except _DependedOn as dependents:
                 more |= dependents.scopes
                 if not plan.cascade:
-                    raise is_built_on(_scope_names(database, more)) from None
+                    raise forks_depend_on_it(_scope_names(database, more)) from None
 
 
 class _DependedOn(Exception):
@@ -523,7 +523,7 @@ class _Erasing:
         sql = "SELECT 1 FROM ref WHERE space = ? AND name = ? AND value IS NOT NULL"
         for name in self._absent:
             if session.rows(sql, (self._space, name)):
-                raise is_there(name)
+                raise ref_exists_again(name)
 
     def _catch_up(self, session: Session) -> None:
         """Take in what was committed since the survey began."""
