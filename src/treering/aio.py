@@ -97,6 +97,10 @@ class AsyncStore:
         """The store that does the work."""
         return self._store
 
+    def in_namespace(self, namespace: str) -> AsyncStore:
+        """Async twin of `Store.in_namespace`."""
+        return AsyncStore(self._store.in_namespace(namespace), self._bridge)
+
     @property
     def space(self) -> str:
         """Async twin of `Store.space`."""
@@ -129,63 +133,10 @@ class AsyncStore:
         """Async twin of `Store.submit`."""
         return self._bridge.future(self._store.submit(batch))
 
-    async def gc(
-        self,
-        *,
-        keep: Keep | None = None,
-        keep_runs: Keep | None = None,
-        dry_run: bool = False,
-        grace_seconds: float = 3600.0,
-    ) -> Collection:
-        """Async twin of `Store.gc`."""
-        return await self._bridge.call(
-            self._store.gc, keep=keep, keep_runs=keep_runs, dry_run=dry_run, grace_seconds=grace_seconds
-        )
-
-    async def reindex(self) -> None:
-        """Async twin of `Store.reindex`."""
-        await self._bridge.call(self._store.reindex)
-
-    async def stats(self) -> Stats:
-        """Async twin of `Store.stats`."""
-        return await self._bridge.call(self._store.stats)
-
-    async def growth(self, *, last_days: int = 7) -> Growth:
-        """Async twin of `Store.growth`."""
-        return await self._bridge.call(self._store.growth, last_days=last_days)
-
-    def in_namespace(self, namespace: str) -> AsyncStore:
-        """Async twin of `Store.in_namespace`."""
-        return AsyncStore(self._store.in_namespace(namespace), self._bridge)
-
-    async def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
-        """Async twin of `Store.verify`."""
-        return await self._bridge.call(self._store.verify, on_progress=self._bridge.in_loop(on_progress))
-
     @property
     def hooks(self) -> Hooks:
         """Async twin of `Store.hooks`."""
         return self._store.hooks
-
-    @property
-    def workspace(self) -> AsyncWorkspace:
-        """Async twin of `Store.workspace`."""
-        return AsyncWorkspace(self._store.workspace, self._bridge)
-
-    @property
-    def state(self) -> AsyncState:
-        """Async twin of `Store.state`."""
-        return AsyncState(self._store.state, self._bridge)
-
-    @property
-    def memory(self) -> AsyncMemory:
-        """Async twin of `Store.memory`."""
-        return AsyncMemory(self._store.memory, self._bridge)
-
-    @property
-    def schedules(self) -> AsyncSchedules:
-        """Async twin of `Store.schedules`."""
-        return AsyncSchedules(self._store.schedules, self._bridge)
 
     def thread(self, id: str, namespace: str | None = None) -> AsyncThread:
         """Async twin of `Store.thread`."""
@@ -214,6 +165,26 @@ class AsyncStore:
             ),
             self._bridge,
         )
+
+    @property
+    def workspace(self) -> AsyncWorkspace:
+        """Async twin of `Store.workspace`."""
+        return AsyncWorkspace(self._store.workspace, self._bridge)
+
+    @property
+    def memory(self) -> AsyncMemory:
+        """Async twin of `Store.memory`."""
+        return AsyncMemory(self._store.memory, self._bridge)
+
+    @property
+    def state(self) -> AsyncState:
+        """Async twin of `Store.state`."""
+        return AsyncState(self._store.state, self._bridge)
+
+    @property
+    def schedules(self) -> AsyncSchedules:
+        """Async twin of `Store.schedules`."""
+        return AsyncSchedules(self._store.schedules, self._bridge)
 
     def run(
         self,
@@ -293,6 +264,23 @@ class AsyncStore:
         """Async twin of `Store.read_legacy`."""
         await self._bridge.call(self._store.read_legacy, runs)
 
+    async def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
+        """Async twin of `Store.verify`."""
+        return await self._bridge.call(self._store.verify, on_progress=self._bridge.in_loop(on_progress))
+
+    async def gc(
+        self,
+        *,
+        keep: Keep | None = None,
+        keep_runs: Keep | None = None,
+        dry_run: bool = False,
+        grace_seconds: float = 3600.0,
+    ) -> Collection:
+        """Async twin of `Store.gc`."""
+        return await self._bridge.call(
+            self._store.gc, keep=keep, keep_runs=keep_runs, dry_run=dry_run, grace_seconds=grace_seconds
+        )
+
     async def forget(
         self,
         *,
@@ -305,6 +293,18 @@ class AsyncStore:
         return await self._bridge.call(
             self._store.forget, thread=thread, namespace=namespace, scope=scope, cascade=cascade
         )
+
+    async def reindex(self) -> None:
+        """Async twin of `Store.reindex`."""
+        await self._bridge.call(self._store.reindex)
+
+    async def stats(self) -> Stats:
+        """Async twin of `Store.stats`."""
+        return await self._bridge.call(self._store.stats)
+
+    async def growth(self, *, last_days: int = 7) -> Growth:
+        """Async twin of `Store.growth`."""
+        return await self._bridge.call(self._store.growth, last_days=last_days)
 
     async def copy_to(
         self,

@@ -255,7 +255,7 @@ def diff(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two checkpoints (messages, state, files) or snapshots.
+    """Compare two checkpoints or two snapshots.
 
     With --json the state and each list are a JSON patch (RFC 6902).
     """
