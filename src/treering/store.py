@@ -1,10 +1,10 @@
 """The store: one namespace of one engine, and the entry point to everything in it.
 
 Every write goes through one method, `commit` (or `submit`, its future); threads, runs, memory and the other
-views build batches for it. The maintenance operations (`verify`, `gc`, `forget`, `copy_to`, `backup`, ...) are
-methods here. A view's module is imported when it is first used, so that opening a store stays cheap.
-**Invariant:** a store reads and changes its own namespace only. The one exception is `backup`, which copies the
-whole store.
+views build batches for it. The maintenance operations (`verify`, `gc`, `forget`, `copy_to`, `backup`, ...)
+are methods here. A view's module is imported when it is first used, so that opening a store stays cheap.
+**Invariant:** a store reads and changes its own namespace only. The one exception is `backup`, which copies
+the whole store.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Store:
         self._threads = ThreadContext(engine, self._space, self._clock, self._hooks, self._workspace)
 
     def in_namespace(self, namespace: str) -> Store:
-        """Return this store in another namespace. Both share the engine and the hooks: closing one closes both."""
+        """Return the store in another namespace. Both share engine and hooks; closing one closes both."""
         return Store(
             self._engine,
             space=namespace,
@@ -152,7 +152,7 @@ class Store:
         return Thread(self._threads, id, namespace or "")
 
     def threads(self, *, namespace: str | None = "", prefix: str = "") -> Iterator[ThreadInfo]:
-        """List the threads of a namespace (``None``: of all) whose ids start with ``prefix``, newest first."""
+        """List threads, newest first: those of a namespace (``None``: of all) with this id prefix."""
         from treering.threads.directory import list_threads
 
         yield from list_threads(self._engine, self._space, namespace=namespace, prefix=prefix)
@@ -166,7 +166,7 @@ class Store:
     def transcript(
         self, thread: Thread | str, namespace: str | None = None, *, outputs: str | Path | None = None
     ) -> Transcript:
-        """The log of a thread, in order. With ``outputs``, it is also appended to a JSON Lines file there."""
+        """The log of a thread, in order; with ``outputs``, also appended to a JSON Lines file there."""
         from treering.threads.transcripts import Transcript
 
         return Transcript(
@@ -331,7 +331,7 @@ class Store:
         return self._legacy
 
     def read_legacy(self, runs: LegacyRuns | None) -> None:
-        """Serve runs that this store does not hold from another reader (`treering.runs.directory.LegacyRuns`)."""
+        """Read runs that are not in this store from elsewhere (see `treering.runs.directory.LegacyRuns`)."""
         self._legacy = runs
 
     # Maintenance
@@ -458,7 +458,7 @@ class Store:
     def backup(
         self, path: str | Path, *, on_progress: Callable[[CopyProgress], None] | None = None
     ) -> BackupReport:
-        """Write a consistent copy of the whole store (all namespaces) to a new folder, beside running writers.
+        """Write a consistent copy of the whole store (all namespaces) to a new folder while writers run.
 
         The copy is opened and verified before it appears at ``path``. It opens like any other store.
         """

@@ -63,7 +63,7 @@ def portrait(store, *, ids=None):
             "created": info.created_at_us,
             "line": [checkpoint.id for checkpoint in thread.history()],
             "all": [
-                (checkpoint.to_dict(), checkpoint.checkpoint.lists.keys())
+                (checkpoint.to_dict(), checkpoint.record.lists.keys())
                 for checkpoint in thread.history(everything=True)
             ],
         }

@@ -172,7 +172,7 @@ def test_a_snapshot_is_kept_where_its_files_are(source, empty):
         lines[which] = json.dumps({**json.loads(lines[which]), "snapshot": address}).encode()
         target = empty if kept else empty.in_namespace("other")
         bring(b"\n".join(lines), target)
-        assert target.thread("notes", namespace="bob/x").head.checkpoint.snapshot == kept
+        assert target.thread("notes", namespace="bob/x").head.record.snapshot == kept
         assert target.verify().ok
 
 

@@ -51,7 +51,7 @@ class TestOtherEvents:
                 kind="odd",
                 ts_us=1,
                 scope=scope,
-                links=(list_address(thread.head.checkpoint.lists["messages"].list),),
+                links=(list_address(thread.head.record.lists["messages"].list),),
             )
         )
         source.commit(listing)

@@ -133,7 +133,7 @@ def test_a_missing_list_is_an_error_not_an_empty_conversation(folder, statement)
 def test_a_fork_whose_parent_list_is_gone_is_an_error(folder):
     with treering.open(folder) as store:
         thread = told(store)
-        lost = thread.head.checkpoint.lists["messages"].list
+        lost = thread.head.record.lists["messages"].list
         thread.at(2).fork("f").append(say("mine"))
     damage(folder, f"DELETE FROM list WHERE id = '{lost}'")
     with treering.open(folder) as store:
@@ -161,14 +161,14 @@ def test_a_checkpoint_that_was_deleted_meanwhile_is_not_called_corrupt(store):
         _ = checkpoint.messages
 
 
-def test_a_stretch_past_the_end_of_its_list_is_an_error(store):
+def test_a_list_prefix_past_the_end_of_its_list_is_an_error(store):
     import msgspec
 
     from treering.threads.checkpoint import Checkpoint
 
     checkpoint = told(store).load()
-    stretch = checkpoint.checkpoint.lists["messages"]
-    longer = msgspec.structs.replace(checkpoint.checkpoint, lists={"messages": ListPrefix(stretch.list, 9)})
+    stretch = checkpoint.record.lists["messages"]
+    longer = msgspec.structs.replace(checkpoint.record, lists={"messages": ListPrefix(stretch.list, 9)})
     with pytest.raises(Corrupt, match="should have 9 items"):
         _ = Checkpoint(store.engine, store.space, longer).messages
 

@@ -114,8 +114,8 @@ def test_what_a_rewind_leaves(store):
             for each in left_behind(
                 store.engine,
                 store.space,
-                thread.at(checkpoints[head]).checkpoint,
-                thread.at(checkpoints[target]).checkpoint,
+                thread.at(checkpoints[head]).record,
+                thread.at(checkpoints[target]).record,
             )
         ]
 

@@ -107,7 +107,7 @@ def test_one_who_reads_does_not_wait_for_another(store, monkeypatch):
     read_list = store.engine.read_list
 
     def reading(space, list_id, start, stop):
-        if list_id == slow.checkpoint.lists["messages"].list:
+        if list_id == slow.record.lists["messages"].list:
             is_reading.set()
             assert may_go_on.wait(20)
         return read_list(space, list_id, start, stop)

@@ -151,7 +151,7 @@ def test_a_checkpoint_is_named_by_its_place_as_on_the_command_line(store):
     assert thread.at("~1").id == thread.at(f"{head.step - 1}").id == head.parent_id
     assert thread.at("~").id == head.parent_id
     assert thread.at(first.created_at) == first
-    assert thread.at(f"{to_datetime(first.checkpoint.created_at_us):%Y-%m-%dT%H:%M:%S.%f}") == first
+    assert thread.at(f"{to_datetime(first.record.created_at_us):%Y-%m-%dT%H:%M:%S.%f}") == first
     for nowhere in ("~900", "900", "2001-01-01"):
         with pytest.raises(NotFound, match="has no"):
             thread.at(nowhere)

@@ -48,7 +48,7 @@ def test_whole_lists_are_saved_by_what_is_new_in_them(store):
     for step in range(20):
         history.append(say("x" * 1000 + str(step)))
         thread.checkpoint(history)
-    info = store.engine.list_info(store.space, thread.head.checkpoint.lists["messages"].list)
+    info = store.engine.list_info(store.space, thread.head.record.lists["messages"].list)
     assert info.length == 20
     assert store.engine.stats(store.space).items == 20
     assert store.thread("t").load().messages == history

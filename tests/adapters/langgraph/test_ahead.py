@@ -33,7 +33,7 @@ def write(saver, where, task, *messages):
 
 def head_list(store):
     """The list of the newest messages: its id, how much of it belongs to the head, how long it is."""
-    stretch = store.thread("alice").head.checkpoint.lists["messages"]
+    stretch = store.thread("alice").head.record.lists["messages"]
     return stretch.list, stretch.length, store.engine.list_info(store.space, stretch.list).length
 
 
