@@ -10,7 +10,7 @@ import pytest
 
 import treering
 from treering.errors import InvalidInput, Unreachable
-from treering.runs.span import here
+from treering.runs.span import current_node
 from treering.schedules.tasks import Policy
 
 
@@ -74,7 +74,7 @@ def test_a_fire_is_linked_to_its_run_and_thread(store, clock, work):
     seen = []
 
     def handler(fire):
-        seen.append((here.get().id, fire.run_id))
+        seen.append((current_node.get().id, fire.run_id))
         store.thread(fire.thread_id).append({"role": "user", "content": fire.prompt})
         return {"answer": 42}
 
@@ -323,7 +323,7 @@ def test_an_async_handler_runs_in_the_loop_that_entered(tmp_path):
 
         async def handler(fire):
             assert asyncio.get_running_loop() is loop
-            assert here.get().id == fire.run_id
+            assert current_node.get().id == fire.run_id
             seen.set()
             await asyncio.sleep(0)
             return "awaited"

@@ -41,12 +41,12 @@ from treering.agent.results import Context, Part, Result
 from treering.agent.tools import Tool, result_text
 from treering.core.ids import new_id
 from treering.errors import BudgetExceeded, Conflict, InvalidInput
-from treering.runs.span import here
+from treering.runs.span import current_node
 from treering.threads.tool_budgets import Budget, Budgets
 
 if TYPE_CHECKING:
     from treering.runs.run import Run
-    from treering.runs.span import Place, Span
+    from treering.runs.span import RunNode, Span
     from treering.store import Store
 
 
@@ -147,21 +147,21 @@ class Notes:
         return span
 
 
-def _inside(place: Place, function: Callable[..., Any], *arguments: Any) -> Any:
-    before = here.set(place)
+def _inside(place: RunNode, function: Callable[..., Any], *arguments: Any) -> Any:
+    before = current_node.set(place)
     try:
         result = function(*arguments)
     finally:
-        here.reset(before)
+        current_node.reset(before)
     return _awaited(place, result) if inspect.isawaitable(result) else result
 
 
-async def _awaited(place: Place, result: Awaitable[Any]) -> Any:
-    before = here.set(place)
+async def _awaited(place: RunNode, result: Awaitable[Any]) -> Any:
+    before = current_node.set(place)
     try:
         return await result
     finally:
-        here.reset(before)
+        current_node.reset(before)
 
 
 def _usage(given: Any) -> Mapping[str, Any] | None:

@@ -20,7 +20,7 @@ import msgspec
 from treering.errors import NotFound
 from treering.importers.claude_code.turns import time_us
 from treering.importers.json_lines import decode_object
-from treering.importers.recording import Scribe, shown
+from treering.importers.recording import SessionRecorder, span_label
 from treering.importers.sessions import RawLine, Session, SessionImport, Turn, raw_lines, title_of
 from treering.importers.streams import codex_usage
 
@@ -170,9 +170,9 @@ class _Answer:
 
 
 class _Begun:
-    def __init__(self, run: Run, scribe: Scribe, turn: str, began_us: int) -> None:
+    def __init__(self, run: Run, recorder: SessionRecorder, turn: str, began_us: int) -> None:
         self.run = run
-        self.scribe = scribe
+        self.recorder = recorder
         self.turn = turn
         self.last_us = began_us
         self.status: str | None = None
@@ -294,10 +294,10 @@ class CodexSession:
             run.start()
         if not session.is_foreign(id_):
             session.tally.run(self.project, item.ts_us)
-        scribe = Scribe(
+        recorder = SessionRecorder(
             run, is_live=False, known=session.known.keys(), on_usage=session.count_usage(self.project)
         )
-        self._runs.append(_Begun(run, scribe, turn, item.ts_us))
+        self._runs.append(_Begun(run, recorder, turn, item.ts_us))
         parent = len(self.turns) - 1 if self.turns else None
         keep = self.turns[-1].length if self.turns else 0
         self.turns.append(Turn(id=id_, began_us=item.ts_us, parent=parent, keep=keep, said=[]))
@@ -353,11 +353,11 @@ class CodexSession:
         self._rows[item.id] = begun.answer.id
         self._waiting.add(begun.answer.id)
         if kind in CALLS:
-            begun.scribe.open(
+            begun.recorder.open(
                 self._call(payload), tool_name(payload), input=input_of(payload), ts_us=item.ts_us
             )
             if kind == "web_search_call":
-                begun.scribe.close(self._call(payload), ts_us=item.ts_us)
+                begun.recorder.close(self._call(payload), ts_us=item.ts_us)
         return True
 
     def _asked(self, item: Item) -> bool:
@@ -377,8 +377,8 @@ class CodexSession:
         if is_prompt:
             self._title = self._title or title_of(text)
             self.turns[-1].said.append({"role": "user", "content": text})
-        begun.scribe.message(
-            shown(payload.get("role") or "user"),
+        begun.recorder.message(
+            span_label(payload.get("role") or "user"),
             text if is_prompt else payload.get("content"),
             name=item.id,
             ts_us=item.ts_us,
@@ -392,7 +392,7 @@ class CodexSession:
         self.turns[-1].said.append({"role": "tool", "tool_call_id": call, "content": output})
         if begun.answer is not None:
             begun.answer.has_results = True
-        begun.scribe.close(
+        begun.recorder.close(
             self._call(item.payload),
             ts_us=item.ts_us,
             status="error" if has_failed(output) else "ok",
@@ -402,7 +402,7 @@ class CodexSession:
     def _settle(self, begun: _Begun) -> None:
         answer, begun.answer = begun.answer, None
         if answer is not None:
-            begun.scribe.message(
+            begun.recorder.message(
                 "assistant",
                 answer.blocks,
                 name=answer.id,
@@ -417,7 +417,7 @@ class CodexSession:
             self.unknown[item.type] += 1
         kind = f"{item.type}.{item.kind}" if item.kind else item.type
         run = self._runs[-1].run.id if self._runs else None
-        self.session.keep(item.raw, id=item.id, kind=shown(kind), ts_us=item.ts_us, run=run)
+        self.session.keep(item.raw, id=item.id, kind=span_label(kind), ts_us=item.ts_us, run=run)
 
     # The ends
     def _finish(self) -> None:
@@ -434,7 +434,7 @@ class CodexSession:
         self.turns.pop()
 
     def _close(self, begun: _Begun) -> None:
-        begun.scribe.finish(begun.last_us)
+        begun.recorder.finish(begun.last_us)
         if begun.run.id not in self.session.known:
             self.session.notes.at_us = begun.last_us
             begun.run.end(status=begun.status or "ok")

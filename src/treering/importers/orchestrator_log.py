@@ -23,7 +23,7 @@ from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.importers.claude_code.turns import time_us
 from treering.importers.json_lines import decode_object
-from treering.importers.recording import Notebook
+from treering.importers.recording import BatchRecorder
 from treering.importers.report import FileReport, ImportReport
 from treering.importers.sessions import raw_lines
 from treering.runs.run import Run, run_info, run_ref
@@ -164,7 +164,7 @@ def _write(store: Store, run_id: str, lines: list[LogLine], *, dry_run: bool) ->
         return known
     ref = store.engine.refs(store.space, [run_ref(run_id)]).get(run_ref(run_id))
     before = None if ref is None else run_info(ref)
-    notes = Notebook()
+    notes = BatchRecorder()
     run = Run(
         notes,
         notes,

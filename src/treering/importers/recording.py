@@ -18,8 +18,8 @@ from treering.errors import InvalidInput
 
 if TYPE_CHECKING:
     from treering.core.batch import Usage
-    from treering.runs.recorder import Note
-    from treering.runs.span import Place, Span
+    from treering.runs.recorder import RowWriter
+    from treering.runs.span import RunNode, Span
     from treering.store import Store
 
 
@@ -33,12 +33,12 @@ OnUsage = Callable[[str, int, str | None, "Usage"], None]
 """Told of the id, the time, the model and the tokens of every message, also of those that are known."""
 
 
-class Scribe:
+class SessionRecorder:
     """Writes below one run. ``is_live`` says whether the lines come as things happen."""
 
     def __init__(
         self,
-        run: Place,
+        run: RunNode,
         *,
         is_live: bool,
         known: AbstractSet[str] = frozenset(),
@@ -53,7 +53,7 @@ class Scribe:
         self._id_of = id_of
         self._on_usage = on_usage
         self._open: dict[str, tuple[Span, int]] = {}
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, RunNode] = {}
 
     def message(
         self,
@@ -62,7 +62,7 @@ class Scribe:
         *,
         name: str,
         ts_us: int,
-        place: Place | None = None,
+        place: RunNode | None = None,
         model: str | None = None,
         usage: Usage | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -94,15 +94,15 @@ class Scribe:
         *,
         ts_us: int,
         kind: str = "tool",
-        place: Place | None = None,
+        place: RunNode | None = None,
         metadata: Mapping[str, Any] | None = None,
         **given: Any,
-    ) -> Place:
+    ) -> RunNode:
         """A call begins; the same one may be told of again. ``given`` may hold its ``input``."""
         if name in self._places:
             return self._places[name]
         above = place or self.run
-        span = above.span(shown(label), kind=kind, id=self._id(name) or None, metadata=metadata, **given)
+        span = above.span(span_label(label), kind=kind, id=self._id(name) or None, metadata=metadata, **given)
         self._places[name] = span
         self._open[name] = span, ts_us
         if self._is_live:
@@ -124,7 +124,7 @@ class Scribe:
         span.end(status=status, ts_us=max(ts_us, began_us))
         return True
 
-    def place_of(self, name: str) -> Place | None:
+    def span_of(self, name: str) -> RunNode | None:
         """The call of this name, open or not."""
         return self._places.get(name)
 
@@ -142,7 +142,7 @@ class Scribe:
         return self._id_of(name)
 
 
-def shown(label: Any) -> str:
+def span_label(label: Any) -> str:
     """A name for a span out of whatever a line has."""
     text = " ".join(str(label).split())[:MAX_ID_CHARS]
     try:
@@ -161,13 +161,13 @@ def shown(label: Any) -> str:
 _NOTES_A_COMMIT: Final = 400
 
 
-class Notebook:
+class BatchRecorder:
     """Notes in the order in which they were taken. Also the clock of the runs that it is for."""
 
     def __init__(self) -> None:
         self.at_us = 0
         """The time that the clock shows."""
-        self._notes: list[Note] = []
+        self._notes: list[RowWriter] = []
 
     @property
     def id(self) -> None:
@@ -178,7 +178,7 @@ class Notebook:
         """The time that was set."""
         return self.at_us
 
-    def take(self, note: Note) -> None:
+    def take(self, note: RowWriter) -> None:
         """A note to be written."""
         self._notes.append(note)
 
@@ -188,7 +188,7 @@ class Notebook:
     def __len__(self) -> int:
         return len(self._notes)
 
-    def write(self, store: Store, *last: Note, whole: bool = False) -> None:
+    def write(self, store: Store, *last: RowWriter, whole: bool = False) -> None:
         """Commit everything, a part at a time or as a ``whole``; ``last`` goes into the last commit."""
         notes, self._notes = [*self._notes, *last], []
         at_once = len(notes) if whole else _NOTES_A_COMMIT

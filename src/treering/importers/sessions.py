@@ -24,7 +24,7 @@ from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput, Unreachable
 from treering.importers.histories import HeadMade, Histories, ListMade, Made
 from treering.importers.json_lines import decode_line
-from treering.importers.recording import Notebook
+from treering.importers.recording import BatchRecorder
 from treering.importers.report import FileReport, ImportReport, Spent, Tally
 from treering.runs.run import Run
 from treering.threads.checkpoint_record import PREFIX
@@ -108,7 +108,7 @@ class Session:
         self.thread = f"{tool}/{id}"
         self.key = thread_key(self.thread, "")
         self.scope = str(Scope("", "thread", self.thread))
-        self.notes = Notebook()
+        self.notes = BatchRecorder()
         self.tally = Tally()
         self.known: dict[str, str | None] = {}
         """The ids that the store holds already, and the thread of each."""

@@ -28,13 +28,13 @@ from treering.importers.claude_code.turns import (
     time_us,
 )
 from treering.importers.json_lines import decode_line
-from treering.importers.recording import Scribe, shown
+from treering.importers.recording import SessionRecorder, span_label
 from treering.importers.report import added, covers, without
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.importers.recording import IdOf, OnUsage
-    from treering.runs.span import Place
+    from treering.runs.span import RunNode
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -61,10 +61,10 @@ _QUIET: Final = frozenset(
 
 
 class AcpUpdates:
-    """Takes the updates of a run and lets a scribe write them down."""
+    """Takes the updates of a run and writes them with a `SessionRecorder`."""
 
-    def __init__(self, scribe: Scribe) -> None:
-        self._scribe = scribe
+    def __init__(self, recorder: SessionRecorder) -> None:
+        self._recorder = recorder
         self._role = ""
         self._name = ""
         self._parts: list[Any] = []
@@ -84,7 +84,7 @@ class AcpUpdates:
         if kind in {"tool_call", "tool_call_update"}:
             self._tool(update, ts_us=ts_us)
         elif kind == "plan":
-            self._scribe.message("plan", update.get("entries"), name=name, ts_us=ts_us)
+            self._recorder.message("plan", update.get("entries"), name=name, ts_us=ts_us)
         else:
             return False
         return True
@@ -99,7 +99,7 @@ class AcpUpdates:
             self.said = whole
         first = self._times[0]
         chunks = [each - first for each in self._times]
-        self._scribe.message(
+        self._recorder.message(
             self._role,
             whole,
             name=self._name,
@@ -120,13 +120,13 @@ class AcpUpdates:
 
     def _tool(self, update: Mapping[str, Any], *, ts_us: int) -> None:
         name = str(update.get("toolCallId") or "tool")
-        label = shown(update.get("title") or update.get("kind") or "tool")
+        label = span_label(update.get("title") or update.get("kind") or "tool")
         given: Any = update.get("rawInput")
-        self._scribe.open(name, label, input=given, ts_us=ts_us)
+        self._recorder.open(name, label, input=given, ts_us=ts_us)
         status = update.get("status")
         if status in {"completed", "failed"}:
             output = update.get("rawOutput")
-            self._scribe.close(
+            self._recorder.close(
                 name,
                 ts_us=ts_us,
                 status="ok" if status == "completed" else "error",
@@ -182,10 +182,10 @@ def codex_usage(given: Mapping[str, Any] | None) -> Usage | None:
 
 
 class CodexItems:
-    """Takes the items of a run and lets a scribe write them down."""
+    """Takes the items of a run and writes them with a `SessionRecorder`."""
 
-    def __init__(self, scribe: Scribe) -> None:
-        self._scribe = scribe
+    def __init__(self, recorder: SessionRecorder) -> None:
+        self._recorder = recorder
         self.said: str | None = None
         """The last message of the agent."""
 
@@ -196,16 +196,16 @@ class CodexItems:
         if kind == "agent_message":
             if is_done:
                 self.said = str(item.get("text") or "")
-                self._scribe.message("assistant", self.said, name=name, ts_us=ts_us)
+                self._recorder.message("assistant", self.said, name=name, ts_us=ts_us)
         elif kind == "reasoning":
             if is_done:
-                self._scribe.message("reasoning", item.get("text"), name=name, ts_us=ts_us)
+                self._recorder.message("reasoning", item.get("text"), name=name, ts_us=ts_us)
         elif kind == "error":
             if is_done:
-                self._scribe.message("error", item.get("message"), name=name, ts_us=ts_us)
+                self._recorder.message("error", item.get("message"), name=name, ts_us=ts_us)
         elif kind == "todo_list":
             if is_done:
-                self._scribe.message("plan", item.get("items"), name=name, ts_us=ts_us)
+                self._recorder.message("plan", item.get("items"), name=name, ts_us=ts_us)
         elif isinstance(kind, str) and (kind in _TOOLS or kind.endswith("tool_call")):
             self._tool(item, name=name, ts_us=ts_us, is_done=is_done)
         else:
@@ -217,11 +217,11 @@ class CodexItems:
             str(item[part]) for part in ("server", "tool") if item.get(part)
         )
         given = {key: value for key, value in item.items() if key not in _ENVELOPE | _OUTPUTS}
-        self._scribe.open(name, label or str(item["type"]), input=given, ts_us=ts_us)
+        self._recorder.open(name, label or str(item["type"]), input=given, ts_us=ts_us)
         if is_done:
             failed = item.get("status") in _FAILED or item.get("error")
             output = {key: item[key] for key in _OUTPUTS if item.get(key) is not None}
-            self._scribe.close(
+            self._recorder.close(
                 name,
                 ts_us=ts_us,
                 status="error" if failed else "ok",
@@ -265,7 +265,7 @@ class StreamSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_stream(
-    run: Place,
+    run: RunNode,
     format: StreamFormat,
     lines: Iterable[bytes | str],
     *,
@@ -299,7 +299,7 @@ class Stream:
 
     def __init__(
         self,
-        run: Place,
+        run: RunNode,
         format: StreamFormat,
         *,
         model: str | None = None,
@@ -314,8 +314,10 @@ class Stream:
         if format not in _READERS:
             raise InvalidInput(f"no stream format {format!r}; use one of {', '.join(FORMATS)}")
         own = _claude_id if format == "claude-code" else _no_id
-        self._scribe = Scribe(run, is_live=is_live, id_of=id_of or own, known=known, on_usage=on_usage)
-        self._reader = _READERS[format](self._scribe, model, dict(before or {}), is_resumed=is_resumed)
+        self._recorder = SessionRecorder(
+            run, is_live=is_live, id_of=id_of or own, known=known, on_usage=on_usage
+        )
+        self._reader = _READERS[format](self._recorder, model, dict(before or {}), is_resumed=is_resumed)
         self._clock = clock or SystemClock()
         self._lines = 0
         self._unknown: Counter[str] = Counter()
@@ -333,17 +335,17 @@ class Stream:
             value = decode_line(text)
         except msgspec.DecodeError:
             self._bad.append(self._lines)
-            self._scribe.message("line", text.decode("utf-8", "replace"), name=name, ts_us=now_us)
+            self._recorder.message("line", text.decode("utf-8", "replace"), name=name, ts_us=now_us)
             return
         kind = self._reader.take(value, text, name=name, now_us=now_us)
         if kind is not None:
             self._unknown[kind] += 1
-            self._scribe.message("line", value, name=name, ts_us=now_us, metadata={"type": kind})
+            self._recorder.message("line", value, name=name, ts_us=now_us, metadata={"type": kind})
 
     def finish(self) -> StreamSummary:
         """The stream is over: write what was still growing, and say what it was."""
         self._reader.finish(self._clock.now_us())
-        self._scribe.finish(self._clock.now_us())
+        self._recorder.finish(self._clock.now_us())
         return msgspec.structs.replace(
             self._reader.summary, lines=self._lines, unknown=dict(self._unknown), bad=tuple(self._bad)
         )
@@ -358,11 +360,11 @@ class _Reader(Protocol):
 
 class _Claude:
     def __init__(
-        self, scribe: Scribe, model: str | None, before: dict[str, Usage], *, is_resumed: bool
+        self, recorder: SessionRecorder, model: str | None, before: dict[str, Usage], *, is_resumed: bool
     ) -> None:
         self.summary = StreamSummary(model=model)
-        self._scribe = scribe
-        self._turn = ClaudeTurn(scribe)
+        self._recorder = recorder
+        self._turn = ClaudeTurn(recorder)
         self._before = before
         self._is_resumed = is_resumed and not before
         self._rest: dict[str, Usage] = {}
@@ -431,7 +433,7 @@ class _Claude:
     def _add_rest(self, model: str, rest: Usage, name: str, now_us: int) -> None:
         if rest.total:
             self._rest[model] = added(self._rest.get(model), rest)
-            self._scribe.used(rest, name=name, ts_us=now_us, model=model)
+            self._recorder.used(rest, name=name, ts_us=now_us, model=model)
 
     def _note(self, *, session: Any, model: Any) -> None:
         if isinstance(session, str) and self.summary.session is None:
@@ -442,11 +444,11 @@ class _Claude:
 
 class _Codex:
     def __init__(
-        self, scribe: Scribe, model: str | None, before: dict[str, Usage], *, is_resumed: bool
+        self, recorder: SessionRecorder, model: str | None, before: dict[str, Usage], *, is_resumed: bool
     ) -> None:
         self.summary = StreamSummary(model=model)
-        self._scribe = scribe
-        self._items = CodexItems(scribe)
+        self._recorder = recorder
+        self._items = CodexItems(recorder)
         self._key = model or ""
         self._counted = before.get(self._key)
         self._is_resumed = is_resumed and not before
@@ -463,7 +465,9 @@ class _Codex:
         elif kind == "turn.completed":
             self._used(codex_usage(value.get("usage")), name, now_us)
         elif kind in {"turn.failed", "error"}:
-            self._scribe.message("error", value.get("error") or value.get("message"), name=name, ts_us=now_us)
+            self._recorder.message(
+                "error", value.get("error") or value.get("message"), name=name, ts_us=now_us
+            )
             self.summary = msgspec.structs.replace(self.summary, is_error=True)
         elif kind != "turn.started":
             return kind
@@ -481,19 +485,19 @@ class _Codex:
         if self._is_resumed:  # nobody knows how much of it is new
             self._is_resumed = False
         elif rest.total:
-            self._scribe.used(rest, name=name, ts_us=now_us, model=self.summary.model)
+            self._recorder.used(rest, name=name, ts_us=now_us, model=self.summary.model)
         self._counted = usage
         self.summary = msgspec.structs.replace(self.summary, usage={self._key: usage})
 
 
 class _Acp:
     def __init__(
-        self, scribe: Scribe, model: str | None, before: dict[str, Usage], *, is_resumed: bool
+        self, recorder: SessionRecorder, model: str | None, before: dict[str, Usage], *, is_resumed: bool
     ) -> None:
         del before, is_resumed  # each prompt's tokens are its own
         self.summary = StreamSummary(model=model)
-        self._scribe = scribe
-        self._updates = AcpUpdates(scribe)
+        self._recorder = recorder
+        self._updates = AcpUpdates(recorder)
 
     def take(self, value: Any, text: bytes, *, name: str, now_us: int) -> str | None:  # noqa: ARG002
         message = _mapping(value)
@@ -511,9 +515,9 @@ class _Acp:
             self._updates.settle()
             usage = acp_usage(message["result"].get("usage"))
             if usage is not None and usage.total:
-                self._scribe.used(usage, name=name, ts_us=now_us, model=self.summary.model)
+                self._recorder.used(usage, name=name, ts_us=now_us, model=self.summary.model)
         elif method is None and "error" in message:
-            self._scribe.message("error", message["error"], name=name, ts_us=now_us)
+            self._recorder.message("error", message["error"], name=name, ts_us=now_us)
             self.summary = msgspec.structs.replace(self.summary, is_error=True)
         else:
             return str(method) if method else _type_of(value)

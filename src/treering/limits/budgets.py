@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.core.records import Ref
     from treering.runs.recorder import Recorder
-    from treering.runs.span import Origin
+    from treering.runs.span import RunContext
 
 
 BUDGETS: Final = "budget/"
@@ -342,13 +342,13 @@ class Guard:
         self._read_again_at = 0.0
         self._told: set[str] = set()
 
-    def admit(self, origin: Origin, agent: str | None) -> None:
+    def admit(self, context: RunContext, agent: str | None) -> None:
         """Raise `BudgetExceeded` if the call must not be made; warn when a budget runs out."""
         if time.monotonic() >= self._read_again_at:
             self._read()
         if not self._budgets:
             return
-        subject = Subject(run=origin.run, thread=origin.thread, agent=agent)
+        subject = Subject(run=context.run, thread=context.thread, agent=agent)
         concerned = [budget for budget in self._budgets if budget.concerns(subject)]
         if not concerned:
             return
@@ -356,7 +356,7 @@ class Guard:
         for budget in concerned:
             standing = self._shared.of(budget, subject)
             if standing is not None and standing.share >= budget.warn_at:
-                self._tell(standing, subject, origin.scope)
+                self._tell(standing, subject, context.scope)
                 if standing.is_used_up and budget.action == "stop":
                     raise standing.error()
 

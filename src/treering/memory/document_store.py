@@ -40,7 +40,7 @@ from treering.memory.documents import (
     stored,
 )
 from treering.memory.vectors import Embedder, Vector, embedded, embedders_in, stored_vector, vector_ref
-from treering.runs.span import here
+from treering.runs.span import current_node
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
@@ -269,7 +269,7 @@ class Shelf:
     def _tell(
         self, draft: Draft, kind: str, id: str, facts: Mapping[str, Any], record: Stored | None
     ) -> None:
-        place = here.get()
+        place = current_node.get()
         draft.event(
             Event(
                 id=new_id(),
@@ -312,7 +312,7 @@ class Shelf:
             return None
 
     def _origin(self, given: Provenance | None) -> Provenance | None:
-        place = here.get()
+        place = current_node.get()
         if given is None:
             return None if place is None else Provenance(run=place.run_id)
         sources = [self.ref(each) for each in given.derived_from]

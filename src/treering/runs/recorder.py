@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, cast
 from treering.core.batch import Draft
 from treering.core.ids import new_id
 from treering.errors import InvalidInput, TreeringError
-from treering.runs.span import here
+from treering.runs.span import current_node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,11 +53,11 @@ _LONGEST_PAUSE_SECONDS: Final = 2.0
 _CLOSE_SECONDS: Final = 30.0
 
 
-Note = Callable[[Draft], None]
+RowWriter = Callable[[Draft], None]
 """Puts something into a batch. May be called again when the batch did not commit."""
 
 
-class NoteTaker(Protocol):
+class RecordSink(Protocol):
     """Who takes the notes of a run: a recorder, or an importer that writes them down itself."""
 
     @property
@@ -65,7 +65,7 @@ class NoteTaker(Protocol):
         """Whose lease says that the run goes on; ``None`` when nobody's does."""
         ...
 
-    def take(self, note: Note) -> None:
+    def take(self, note: RowWriter) -> None:
         """A note to be written."""
         ...
 
@@ -85,7 +85,7 @@ class Recorder:
 
     def _start(self) -> None:
         self.id: str = new_id()
-        self._notes: deque[Note] = deque()
+        self._notes: deque[RowWriter] = deque()
         self._bell = threading.Event()
         self._has_rung = False  # as the bell says, for those who have no time to ask it
         self._room = threading.Condition()
@@ -98,7 +98,7 @@ class Recorder:
         self._lost: list[Exception] = []
 
     # What agents call
-    def take(self, note: Note) -> None:
+    def take(self, note: RowWriter) -> None:
         """Queue a note; waits only while the queue is full."""
         notes = self._notes
         if len(notes) >= QUEUE_LIMIT:
@@ -180,7 +180,7 @@ class Recorder:
             if isinstance(note, _Flushed):
                 note.event.set()
 
-    def _write(self, notes: Sequence[Note]) -> None:
+    def _write(self, notes: Sequence[RowWriter]) -> None:
         pause = _PAUSE_SECONDS
         deadline = time.monotonic() + _CLOSE_SECONDS
         draft = Draft(self._space)
@@ -317,7 +317,7 @@ def recorded(
         return dict(signature.bind(*arguments, **options).arguments)
 
     def opened(stack: ExitStack, arguments: Any, options: Any) -> Span | None:
-        place = here.get()
+        place = current_node.get()
         if place is None:
             if new_run is None:
                 return None

@@ -12,7 +12,7 @@ from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, check_id, new_id
 from treering.errors import Corrupt, InvalidInput
-from treering.runs.span import ERROR, OK, Origin, Place, here, told_error
+from treering.runs.span import ERROR, OK, RunContext, RunNode, current_node, describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.records import Ref
     from treering.runs.cost import Costs, RunCost
-    from treering.runs.recorder import NoteTaker
+    from treering.runs.recorder import RecordSink
     from treering.runs.span import Gate
     from treering.runs.timeline import Timeline, TimelineEvent
 
@@ -138,12 +138,12 @@ class Readers(Protocol):
         ...
 
 
-class Run(Place):
+class Run(RunNode):
     """A run that is being recorded; use it in a ``with`` statement."""
 
     def __init__(
         self,
-        recorder: NoteTaker,
+        recorder: RecordSink,
         clock: Clock,
         *,
         agent: str | None,
@@ -169,11 +169,11 @@ class Run(Place):
             tags=tags,
         )
         self._info = checked(info)  # what cannot be stored shall be refused here, not in the recorder
-        origin = Origin(
+        context = RunContext(
             recorder, clock, run=self._info.id, scope=run_scope(self._info), thread=thread_key, gate=gate
         )
-        super().__init__(origin, self._info.id, agent)
-        self._token: Token[Place | None] | None = None
+        super().__init__(context, self._info.id, agent)
+        self._token: Token[RunNode | None] | None = None
         self._readers = readers
 
     @property
@@ -190,26 +190,26 @@ class Run(Place):
         """Begin; ``with`` does this."""
         if self._info.started_at_us:
             raise InvalidInput(f"run {self.id!r} was started before; make a new one")
-        self._info = structs.replace(self._info, started_at_us=self._origin.clock.now_us())
-        self._origin.recorder.take(self.announce)
+        self._info = structs.replace(self._info, started_at_us=self._context.clock.now_us())
+        self._context.recorder.take(self.announce)
         return self
 
     def end(self, *, status: str = OK) -> None:
         """Finish; ``with`` does this. Ending twice changes nothing."""
         if self._info.ended_at_us is None:
             self._info = structs.replace(
-                self._info, status=check_id(status, "status"), ended_at_us=self._origin.clock.now_us()
+                self._info, status=check_id(status, "status"), ended_at_us=self._context.clock.now_us()
             )
-            self._origin.recorder.take(self.write_to)
+            self._context.recorder.take(self.write_to)
 
     def fail(self, error: BaseException) -> None:
         """Finish with an exception, which is recorded in the run's metadata, with its traceback."""
-        self._info = structs.replace(self._info, meta={**self._info.meta, "error": told_error(error)})
+        self._info = structs.replace(self._info, meta={**self._info.meta, "error": describe_error(error)})
         self.end(status=ERROR)
 
     def flush(self) -> None:
         """Return when everything that was recorded so far is durable."""
-        self._origin.recorder.flush()
+        self._context.recorder.flush()
 
     def timeline(self, *, everything: bool = False) -> Iterator[TimelineEvent]:
         """What it did so far, in order: the five kinds of line, or (``everything``) all that was recorded.
@@ -238,24 +238,24 @@ class Run(Place):
 
     def write_to(self, draft: Draft) -> None:
         """The run as it ended."""
-        write_state(draft, self._info, thread_key=self._origin.thread)
+        write_state(draft, self._info, thread_key=self._context.thread)
 
     def announce(self, draft: Draft) -> None:
         """The run as it began. If it is over by now, its end (a later note) says how it stands."""
         write_listing(draft, self._info)
         if self._info.ended_at_us is None:
-            write_state(draft, self._info, thread_key=self._origin.thread)
+            write_state(draft, self._info, thread_key=self._context.thread)
 
     def __enter__(self) -> Self:
         self.start()
-        self._token = here.set(self)
+        self._token = current_node.set(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._token is not None:
-            here.reset(self._token)
+            current_node.reset(self._token)
             self._token = None
         if error is None:
             self.end()

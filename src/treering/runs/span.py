@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Draft
     from treering.core.clock import Clock
-    from treering.runs.recorder import NoteTaker
+    from treering.runs.recorder import RecordSink
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-here: Final[ContextVar[Place | None]] = ContextVar("treering_here", default=None)
+current_node: Final[ContextVar[RunNode | None]] = ContextVar("treering_current_node", default=None)
 
 
 def carry(function: Callable[P, R]) -> Callable[P, R]:
@@ -132,7 +132,7 @@ _FRAMES: Final = 20
 """The innermost ones: frameworks call deeply, and what counts is where it was raised."""
 
 
-def told_error(error: BaseException) -> dict[str, str]:
+def describe_error(error: BaseException) -> dict[str, str]:
     """What is kept of an exception; the end of a long traceback, where it was raised."""
     return {
         "type": type(error).__qualname__,
@@ -159,7 +159,7 @@ INPUT: Final = "input"
 INPUT_SIZE: Final = "input_size"
 
 
-def told_input(size: int) -> dict[str, int]:
+def input_fields(size: int) -> dict[str, int]:
     """What the data of a row says of an input of so many bytes, to which the row's first link leads."""
     return {INPUT: 0, INPUT_SIZE: size}
 
@@ -281,13 +281,13 @@ _CALLS: Final = frozenset({"llm", "tool"})
 _KINDS: Final = frozenset({"agent", "llm", "tool", "retrieval", "file", "reasoning"})
 
 
-class Place:
+class RunNode:
     """Somewhere in a run: the run itself, or a span in it. Messages, tools and further spans hang below."""
 
     agent: str | None
 
-    def __init__(self, origin: Origin, id: str | None, agent: str | None) -> None:
-        self._origin = origin
+    def __init__(self, context: RunContext, id: str | None, agent: str | None) -> None:
+        self._context = context
         self.agent = agent
         self._names = [] if id is None else [id]
 
@@ -301,7 +301,7 @@ class Place:
     @property
     def run_id(self) -> str:
         """The run that this is part of."""
-        return self._origin.run
+        return self._context.run
 
     @property
     def span_id(self) -> str | None:
@@ -321,7 +321,7 @@ class Place:
     ) -> Span:
         """A stretch of time below this one; use it in a ``with`` statement."""
         return Span(
-            self._origin,
+            self._context,
             name=name,
             kind=kind,
             agent=agent or (name if kind == "agent" else self.agent),
@@ -351,11 +351,11 @@ class Place:
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
         """Record a message, with the tokens and the money that it took; gives back its id."""
-        origin = self._origin
+        context = self._context
         note = _Message(
-            origin,
+            context,
             id=check_id(id, "message id") if id is not None else new_id(),
-            ts_us=origin.clock.now_us() if ts_us is None else ts_us,
+            ts_us=context.clock.now_us() if ts_us is None else ts_us,
             span=self.span_id,
             agent=agent or self.agent,
             role=check_id(role, "role"),
@@ -366,11 +366,11 @@ class Place:
             currency=None if cost is None else check_currency(currency),
             metadata=metadata,
         )
-        origin.recorder.take(note.write_to)
+        context.recorder.take(note.write_to)
         return note.id
 
 
-class Span(Place):
+class Span(RunNode):
     """A stretch of a run's time."""
 
     # What most spans leave as it is costs nothing when it is not set.
@@ -383,12 +383,12 @@ class Span(Place):
     _usage: Usage | None = None
     _cost_nanos: int | None = None
     _currency: str | None = None
-    _token: Token[Place | None] | None = None
+    _token: Token[RunNode | None] | None = None
     _chunks: Chunks | None = None
 
     def __init__(
         self,
-        origin: Origin,
+        context: RunContext,
         *,
         name: str,
         kind: str,
@@ -399,8 +399,8 @@ class Span(Place):
         id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        # Not by way of `Place`: this stands in the way of every step of an agent.
-        self._origin = origin
+        # Not by way of `RunNode`: this stands in the way of every step of an agent.
+        self._context = context
         self.agent = agent
         self._names = [] if id is None else [check_id(id, "span id")]
         self.name = _span_name(name)
@@ -444,7 +444,7 @@ class Span(Place):
             raise InvalidInput(f"span {self.name!r} is not running; give it its chunks between start and end")
         if self._chunks is None:
             self._chunks = Chunks()
-        now_us = self._origin.clock.now_us() if ts_us is None else ts_us
+        now_us = self._context.clock.now_us() if ts_us is None else ts_us
         self._chunks.add(text, max(now_us - self._began_us, 0))
 
     def note(self, **metadata: Any) -> None:
@@ -458,11 +458,11 @@ class Span(Place):
         """
         if self._began_us is not None:
             raise InvalidInput(f"span {self.name!r} was started before; make a new one")
-        origin = self._origin
-        if origin.gate is not None and ts_us is None and self.kind in _CALLS:
-            origin.gate.admit(origin, self.agent)
-        self._began_us = origin.clock.now_us() if ts_us is None else ts_us
-        origin.recorder.take(self.announce)
+        context = self._context
+        if context.gate is not None and ts_us is None and self.kind in _CALLS:
+            context.gate.admit(context, self.agent)
+        self._began_us = context.clock.now_us() if ts_us is None else ts_us
+        context.recorder.take(self.announce)
         return self
 
     def end(self, *, status: str | None = None, ts_us: int | None = None) -> None:
@@ -473,26 +473,26 @@ class Span(Place):
             return
         if status is not None:
             self.status = status
-        origin = self._origin
-        duration_us = (origin.clock.now_us() if ts_us is None else ts_us) - self._began_us
+        context = self._context
+        duration_us = (context.clock.now_us() if ts_us is None else ts_us) - self._began_us
         self._duration_us = max(0, duration_us)
-        origin.recorder.take(self.write_to)
+        context.recorder.take(self.write_to)
 
     def fail(self, error: BaseException) -> None:
         """Record an exception, with its traceback."""
         self._status = ERROR
-        self.note(error=told_error(error))
+        self.note(error=describe_error(error))
 
     def __enter__(self) -> Self:
         self.start()
-        self._token = here.set(self)
+        self._token = current_node.set(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._token is not None:
-            here.reset(self._token)
+            current_node.reset(self._token)
             self._token = None
         if error is not None:
             self.fail(error)
@@ -515,20 +515,20 @@ class Span(Place):
         body, data = None, dict[str, Any]()
         if self._input is not None:
             given = _content(self._input)
-            body = draft.put(given, scope=self._origin.scope)
+            body = draft.put(given, scope=self._context.scope)
             data[INPUT_SIZE] = len(given.data)
         draft.event(self._event(f"{self.id}:open", OPEN, body=body, data=data, links=()))
 
     def write_to(self, draft: Draft) -> None:
         """The row of a finished span."""
-        scope = self._origin.scope
+        scope = self._context.scope
         data: dict[str, Any] = dict(self._metadata)
         links: tuple[Address, ...] = ()
         if self._is_announced:
             data["announced"] = True
         elif self._input is not None:
             given = _content(self._input)
-            data |= told_input(len(given.data))
+            data |= input_fields(len(given.data))
             links = (draft.put(given, scope=scope),)
         output = self._output
         if self._chunks is not None:
@@ -544,17 +544,17 @@ class Span(Place):
     def _event(
         self, id: str, form: str, *, body: Address | None, data: dict[str, Any], links: tuple[Address, ...]
     ) -> Event:
-        origin = self._origin
+        context = self._context
         is_done = form == SPAN
         return Event(
             id=id,
             kind=form + self.kind,
             ts_us=self._began_us or 0,
-            scope=origin.scope,
-            run=origin.run,
+            scope=context.scope,
+            run=context.run,
             span=self.id,
             parent=self.parent,
-            thread=origin.thread,
+            thread=context.thread,
             agent=self.agent,
             name=self.name,
             model=self.model,
@@ -570,27 +570,33 @@ class Span(Place):
 
 
 class _Message:
-    __slots__ = ("_fields", "_metadata", "_origin", "content", "id")
+    __slots__ = ("_context", "_fields", "_metadata", "content", "id")
 
     def __init__(
-        self, origin: Origin, *, id: str, content: Content, metadata: Mapping[str, Any] | None, **fields: Any
+        self,
+        context: RunContext,
+        *,
+        id: str,
+        content: Content,
+        metadata: Mapping[str, Any] | None,
+        **fields: Any,
     ) -> None:
         self.id = id
         self.content = content
-        self._origin = origin
+        self._context = context
         self._metadata = dict(metadata) if metadata else None
         self._fields = fields
 
     def write_to(self, draft: Draft) -> None:
         """The row of a message."""
-        origin = self._origin
+        context = self._context
         event = Event(
             id=self.id,
             kind=MESSAGE,
-            scope=origin.scope,
-            run=origin.run,
-            thread=origin.thread,
-            body=draft.put(self.content, scope=origin.scope),
+            scope=context.scope,
+            run=context.run,
+            thread=context.thread,
+            body=draft.put(self.content, scope=context.scope),
             data=encode_json(self._metadata) if self._metadata else None,
             **self._fields,
         )
@@ -631,19 +637,19 @@ def _text(value: Any) -> str:
 class Gate(Protocol):
     """What a call of a model or a tool has to pass before it begins."""
 
-    def admit(self, origin: Origin, agent: str | None) -> None:
+    def admit(self, context: RunContext, agent: str | None) -> None:
         """Raise if an agent must not make a call in this run."""
         ...
 
 
-class Origin:
+class RunContext:
     """What everything of one run has in common."""
 
     __slots__ = ("clock", "gate", "recorder", "run", "scope", "thread")
 
     def __init__(
         self,
-        recorder: NoteTaker,
+        recorder: RecordSink,
         clock: Clock,
         *,
         run: str,

@@ -24,7 +24,7 @@ from treering.core.ids import Scope, new_id, new_id_with_time, parse_scope, time
 from treering.core.query import EventQuery
 from treering.errors import Conflict, Corrupt, InvalidInput
 from treering.graphs.rows import GRAPH, lengthened, shortened
-from treering.runs.span import here
+from treering.runs.span import current_node
 
 if TYPE_CHECKING:
     from treering.core.batch import Draft
@@ -153,7 +153,7 @@ def write_checkpoint(
     if needs is not None:
         draft.append(anchor(needs), scope=needs, at=0)
         links = (*links, list_address(anchor(needs)))
-    place = here.get()
+    place = current_node.get()
     draft.event(
         Event(
             id=checkpoint.id,

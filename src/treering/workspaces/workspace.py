@@ -25,7 +25,7 @@ from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.core.text import readable
 from treering.errors import InvalidInput
-from treering.runs.span import here
+from treering.runs.span import current_node
 from treering.workspaces.browse import Entry, cat, chosen, ls, plan_of
 from treering.workspaces.diff import FileChange, compare
 from treering.workspaces.restore import Restored, download, foreseen, restore
@@ -260,7 +260,7 @@ class Workspace:
         draft = Draft(self._space)
         info = _info(taken, workspace=workspace, at_us=self._clock.now_us(), note=note, tags=tags)
         draft.require(*taken.requires)
-        place = here.get()
+        place = current_node.get()
         draft.event(
             Event(
                 id=f"snap_{draft.id}",

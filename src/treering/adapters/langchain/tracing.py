@@ -21,7 +21,7 @@ from treering.adapters.names import thread_name
 from treering.adapters.opening import Opened, StoreOrUrl
 from treering.errors import BudgetExceeded, MissingExtra
 from treering.runs.run import Run
-from treering.runs.span import Place, Span, here
+from treering.runs.span import RunNode, Span, current_node
 from treering.sync_async import Closing
 
 try:
@@ -70,7 +70,7 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         self._tags = tuple(tags)
         self._inputs = inputs
         self._runs: dict[UUID, Run] = {}
-        self._places: dict[UUID, Place] = {}
+        self._places: dict[UUID, RunNode] = {}
         self._models: dict[UUID, tuple[str | None, dict[str, Any]]] = {}
 
     def flush(self) -> None:
@@ -278,9 +278,9 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         except Exception as error:  # noqa: BLE001 - whatever is wrong here, the agent goes on
             warnings.warn(f"a step could not be recorded: {error!r}", RuntimeWarning, stacklevel=4)
 
-    def _root(self, run_id: UUID, agent: str, metadata: Mapping[str, Any]) -> Place:
+    def _root(self, run_id: UUID, agent: str, metadata: Mapping[str, Any]) -> RunNode:
         """What the outermost call is recorded below: the run that is being recorded, or one of its own."""
-        current = here.get()
+        current = current_node.get()
         if current is not None:
             return current
         thread = self._thread or metadata.get("thread_id")
@@ -296,13 +296,13 @@ class TreeringTracer(BaseCallbackHandler, Closing):
 
     def _above(
         self, run_id: UUID, parent_run_id: UUID | None, name: str, metadata: Mapping[str, Any] | None
-    ) -> Place:
+    ) -> RunNode:
         known = self._places.get(parent_run_id) if parent_run_id is not None else None
         return known or self._root(run_id, self._agent or name, metadata or {})
 
     def _span(
         self,
-        place: Place,
+        place: RunNode,
         run_id: UUID,
         name: str,
         kind: str,
@@ -347,7 +347,7 @@ class TreeringTracer(BaseCallbackHandler, Closing):
             metadata=marks,
         ).start()
 
-    def _asked(self, place: Place, inputs: Any) -> None:
+    def _asked(self, place: RunNode, inputs: Any) -> None:
         """What a person said, out of what the outermost chain was given."""
         said = last_said(plain(inputs))
         if said is not None:

@@ -22,7 +22,7 @@ from treering.core.batch import Usage
 from treering.core.clock import from_datetime
 from treering.errors import MissingExtra
 from treering.runs.run import Run
-from treering.runs.span import Place, Span
+from treering.runs.span import RunNode, Span
 from treering.sync_async import Closing
 
 try:
@@ -125,11 +125,11 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
         except Exception as error:  # noqa: BLE001 - whatever is wrong here, the agent goes on
             warnings.warn(f"a step could not be recorded: {error!r}", RuntimeWarning, stacklevel=4)
 
-    def _above(self, span: TracedSpan[Any]) -> Place | None:
+    def _above(self, span: TracedSpan[Any]) -> RunNode | None:
         known = self._spans.get(span.parent_id) if span.parent_id is not None else None
         return known or self._runs.get(span.trace_id)
 
-    def _made(self, span: TracedSpan[Any], above: Place, **given: Any) -> Span:
+    def _made(self, span: TracedSpan[Any], above: RunNode, **given: Any) -> Span:
         data = span.span_data
         kind: str = _KINDS.get(data.type) or str(data.type)
         name = _named(getattr(data, "name", None) or getattr(data, "agent_name", None), data.type)

@@ -27,7 +27,7 @@ from treering.importers.claude_code.turns import (
     read_line,
 )
 from treering.importers.json_lines import decode_object
-from treering.importers.recording import Scribe, shown
+from treering.importers.recording import SessionRecorder, span_label
 from treering.importers.sessions import RawLine, Session, SessionImport, Turn, raw_lines, title_of
 
 if TYPE_CHECKING:
@@ -222,10 +222,10 @@ class ClaudeSession:
             run.start()
         if not session.is_foreign(id_):
             session.tally.run(self.project, line.ts_us)
-        scribe = Scribe(
+        recorder = SessionRecorder(
             run, is_live=False, known=session.known.keys(), on_usage=session.count_usage(self.project)
         )
-        self._runs.append(_Begun(run, ClaudeTurn(scribe), line.ts_us))
+        self._runs.append(_Begun(run, ClaudeTurn(recorder), line.ts_us))
         parent, keep = self._parent(line)
         self.turns.append(Turn(id=id_, began_us=line.ts_us, parent=parent, keep=keep, said=[]))
 
@@ -278,7 +278,7 @@ class ClaudeSession:
             self._title = title_of(title) if isinstance(title, str) else self._title
         if run is None and self._runs:
             run = self._runs[-1].run.id
-        self.session.keep(line.raw, id=line.id, kind=shown(read.type), ts_us=line.ts_us, run=run)
+        self.session.keep(line.raw, id=line.id, kind=span_label(read.type), ts_us=line.ts_us, run=run)
 
     # Agents below
     def _take_inline(self, line: Line) -> None:
@@ -305,7 +305,7 @@ class ClaudeSession:
             self._waiting.update(line.id for line in lines)
             self.is_over = False
             return
-        agent = shown(about.get("agentType") or "subagent")
+        agent = span_label(about.get("agentType") or "subagent")
         for line in lines:
             if not _is_said(line.read):
                 self._keep(line, begun.run.id)
@@ -316,7 +316,7 @@ class ClaudeSession:
     def _owner(self, tool: str | None, lines: list[Line]) -> _Begun | None:
         """The run that began an agent: by the call, else by the time; ``None`` while the call is to come."""
         for begun in self._runs:
-            if tool is not None and begun.turn.scribe.place_of(tool) is not None:
+            if tool is not None and begun.turn.recorder.span_of(tool) is not None:
                 return begun
         if tool is not None and not self._is_quiet:
             return None

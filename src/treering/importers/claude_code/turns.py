@@ -19,8 +19,8 @@ from treering.importers.json_lines import decode_object
 from treering.importers.report import added
 
 if TYPE_CHECKING:
-    from treering.importers.recording import Scribe
-    from treering.runs.span import Place
+    from treering.importers.recording import SessionRecorder
+    from treering.runs.span import RunNode
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -224,17 +224,17 @@ class Answer:
 class _Chain:
     """One agent's lines: where they go, and the answer that is still growing."""
 
-    def __init__(self, place: Place | None) -> None:
+    def __init__(self, place: RunNode | None) -> None:
         self.place = place
         self.answer: Answer | None = None
         self.last_us = 0
 
 
 class ClaudeTurn:
-    """Takes the lines of a run and lets a scribe write them down."""
+    """Takes the lines of a run and writes them with a `SessionRecorder`."""
 
-    def __init__(self, scribe: Scribe) -> None:
-        self.scribe = scribe
+    def __init__(self, recorder: SessionRecorder) -> None:
+        self.recorder = recorder
         self.counted: dict[str, Usage] = {}
         """Tokens that were told of by messages, by model."""
         self.last_us = 0
@@ -256,8 +256,8 @@ class ClaudeTurn:
     def chain(self, name: str, *, agent: str, tool: str | None, ts_us: int) -> str:
         """The chain of a subagent: below the call ``tool`` if that is known, else below the run."""
         if name not in self._chains:
-            above = self.scribe.place_of(tool) if tool is not None else None
-            place = self.scribe.open(f"agent-{name}", agent, kind="agent", place=above, ts_us=ts_us)
+            above = self.recorder.span_of(tool) if tool is not None else None
+            place = self.recorder.open(f"agent-{name}", agent, kind="agent", place=above, ts_us=ts_us)
             self._chains[name] = _Chain(place)
             self._agents[name] = f"agent-{name}"
         return name
@@ -267,7 +267,7 @@ class ClaudeTurn:
         if name in self._agents:
             chain = self._chains[name]
             self._settle(chain)
-            self.scribe.close(self._agents[name], ts_us=chain.last_us)
+            self.recorder.close(self._agents[name], ts_us=chain.last_us)
 
     @property
     def agents(self) -> list[str]:
@@ -296,7 +296,7 @@ class ClaudeTurn:
         self.settle()
         for name in self._agents:
             self.end_chain(name)
-        self.scribe.finish(self.last_us)
+        self.recorder.finish(self.last_us)
 
     def _answer(self, chain: _Chain, line: ClaudeLine, ts_us: int) -> None:
         id_ = (line.message and line.message.id) or line.uuid or f"{ts_us}"
@@ -306,7 +306,7 @@ class ClaudeTurn:
         chain.answer.add(line)
         for block in line.blocks:
             if block.get("type") in {"tool_use", "server_tool_use"} and isinstance(block.get("id"), str):
-                self.scribe.open(
+                self.recorder.open(
                     block["id"],
                     str(block.get("name") or "tool"),
                     input=block.get("input"),
@@ -320,13 +320,13 @@ class ClaudeTurn:
             tool = block.get("tool_use_id")
             if block.get("type") == "tool_result" and isinstance(tool, str):
                 status = "error" if block.get("is_error") else "ok"
-                self.scribe.close(tool, ts_us=ts_us, status=status, output=block.get("content"))
+                self.recorder.close(tool, ts_us=ts_us, status=status, output=block.get("content"))
             else:
                 rest.append(block)
         if rest and line.message is not None:
             self._settle(chain)
             content = line.message.content if len(rest) == len(line.blocks) else rest
-            self.scribe.message(
+            self.recorder.message(
                 "user",
                 content,
                 name=line.uuid or f"user-{ts_us}",
@@ -341,7 +341,7 @@ class ClaudeTurn:
             return
         if answer.usage is not None and answer.model is not None:
             self.counted[answer.model] = added(self.counted.get(answer.model), answer.usage)
-        self.scribe.message(
+        self.recorder.message(
             "assistant",
             answer.blocks,
             name=answer.id,

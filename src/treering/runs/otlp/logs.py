@@ -24,7 +24,7 @@ from treering.runs.otlp.attributes import LLM, TOOL, as_count, content_of, disjo
 from treering.runs.otlp.records import Refused
 from treering.runs.otlp.traces import Trace
 from treering.runs.prices import CURRENCY, fill_in
-from treering.runs.span import ERROR, MESSAGE, OK, SPAN, told_input
+from treering.runs.span import ERROR, MESSAGE, OK, SPAN, input_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -158,7 +158,7 @@ class _Row:
             told["attributes"] = self.rest
         links: tuple[Any, ...] = ()
         if given is not None:
-            told |= told_input(len(given.data))
+            told |= input_fields(len(given.data))
             links = (self._draft.put(given, scope=scope),)
         encoded = encode_json(told) if told else None
         if encoded is not None and len(encoded) > MAX_INLINE_BYTES:

@@ -18,7 +18,7 @@ from treering.errors import InvalidInput
 from treering.runs.otlp.attributes import LLM, meaning_of, word
 from treering.runs.otlp.records import ERROR as FAILED
 from treering.runs.prices import CURRENCY, prices
-from treering.runs.span import ERROR, FIRST_TOKEN, INPUT_SIZE, OK, OPEN, SPAN, told_input
+from treering.runs.span import ERROR, FIRST_TOKEN, INPUT_SIZE, OK, OPEN, SPAN, input_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -122,7 +122,7 @@ def _write(
     if own in trace.announced:
         data["announced"] = True
     if meaning.input is not None:
-        data |= told_input(len(meaning.input.data))
+        data |= input_fields(len(meaning.input.data))
         links = (draft.put(meaning.input, scope=scope),)
     if meaning.provider is not None:
         data["provider"] = meaning.provider
