@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.report import Measurement, Section, at_least, at_most
 from benchmarks.work import BARE_TABLES, bare_step, open_bare, open_store, step
-from treering.engines.sqlite.writer_queue import Turns
+from treering.engines.sqlite.writer_queue import WriterQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +122,7 @@ def _with_sqlites_handler(path: Path, number: int, barrier: object, results: obj
     engine.close()
 
 
-class NoTurns(Turns):
+class NoTurns(WriterQueue):
     """Everyone goes to the database at once, where SQLite's handler makes them wait."""
 
     def enter(self, seconds: float) -> None:

@@ -80,7 +80,7 @@ REF = (
 def open_same(path: Path, durability: str) -> sqlite3.Connection:
     """A plain connection to a database with treering's own tables."""
     connection = open_bare(path, durability)
-    for statement in schema.statements(schema.fresh_sql("sqlite")):
+    for statement in schema.statements(schema.initial_sql("sqlite")):
         connection.execute(statement)
     connection.execute(
         "INSERT INTO space (no, name, seq, committed_at_us, created_at_us) VALUES (1, 'default', 0, 0, 0)"

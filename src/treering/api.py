@@ -180,9 +180,9 @@ def _timed(engine: Engine) -> Engine:
     except ValueError:
         engine.close()
         raise InvalidInput(f"{SLOW_MS}={given!r} is no number of milliseconds; use one like 200") from None
-    from treering.engines.slow_log import slow_logged
+    from treering.engines.slow_log import log_slow_queries
 
-    return slow_logged(engine, threshold_ms)
+    return log_slow_queries(engine, threshold_ms)
 
 
 class Migrated(msgspec.Struct, frozen=True, kw_only=True):

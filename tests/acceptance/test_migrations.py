@@ -59,14 +59,14 @@ def test_a_store_of_any_released_version_comes_to_head(checkout: Path, dump: Pat
 
     database = Database("sqlite", str(folder / schema.SQLITE_FILE))
     assert database.version() == schema.SCHEMA_VERSION
-    assert database.prepare() == "golden"
+    assert database.ensure_schema() == "golden"
     assert database.rows("SELECT id FROM event ORDER BY seq") == [("e1",), ("e2",), ("e3",)]
 
 
 def test_migrations_fresh_stores_and_the_definition_agree(checkout: Path, two_stores: list[Database]):
     migrated, fresh = two_stores
     alembic(checkout, "upgrade head", store=migrated)
-    fresh.prepare()
+    fresh.ensure_schema()
     assert shape_of(migrated) == shape_of(fresh)
 
     alembic(checkout, "revision --autogenerate -m description", store=fresh)

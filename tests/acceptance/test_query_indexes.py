@@ -57,15 +57,15 @@ def asked(store, monkeypatch):
     def noted(name):
         original = getattr(SqliteSession, name)
 
-        def ask(self, sql, parameters=()):
+        def query(self, sql, parameters=()):
             if sql.lstrip().upper().startswith(("SELECT", "WITH")):
                 questions.setdefault(sql, list(parameters))
             return original(self, sql, parameters)
 
-        monkeypatch.setattr(SqliteSession, name, ask)
+        monkeypatch.setattr(SqliteSession, name, query)
 
     noted("rows")
-    noted("ask")
+    noted("query")
     yield questions
     monkeypatch.undo()
     connection = store.engine.sql_connection()

@@ -8,7 +8,7 @@ import pytest
 
 import treering
 from treering.core.query import EventQuery
-from treering.engines.slow_log import slow_logged
+from treering.engines.slow_log import log_slow_queries
 from treering.errors import InvalidInput
 from treering.store import Store
 
@@ -47,7 +47,7 @@ def test_a_question_is_told_without_its_contents(everything, caplog):
 def test_what_is_quick_is_not_told(caplog, tmp_path):
     caplog.set_level(logging.WARNING, logger="treering.slow")
     with treering.open(tmp_path / "store") as opened:
-        store = Store(slow_logged(opened.engine, 60_000))
+        store = Store(log_slow_queries(opened.engine, 60_000))
         with store.run() as run:
             run.message("user", "hi")
         store.flush()

@@ -66,9 +66,9 @@ class Victim:
         self.writer = writer
 
     def commit(self, batch: Batch) -> None:
-        tell(trying=batch.id)
+        report(trying=batch.id)
         receipt = self.store.commit(batch)
-        tell(done=batch.id, receipt=msgspec.to_builtins(receipt))
+        report(done=batch.id, receipt=msgspec.to_builtins(receipt))
 
     def stage(self, *contents) -> None:
         self.store.engine.stage(SPACE, contents)
@@ -113,7 +113,7 @@ def sweeps(victim: Victim, rounds: int) -> None:
         victim.store.commit(rubbish)
         victim.store.commit(deletion("rubbish"))
         victim.store.gc(grace_seconds=0)
-        tell(done=f"sweep {number}")
+        report(done=f"sweep {number}")
 
 
 def retains(victim: Victim, rounds: int) -> None:
@@ -123,7 +123,7 @@ def retains(victim: Victim, rounds: int) -> None:
         for moment in range(3):
             victim.commit(checkpoint(3 * number + moment))
         victim.store.gc(keep=Keep(last=2), grace_seconds=0)
-        tell(done=f"retention {number}")
+        report(done=f"retention {number}")
 
 
 def erases(victim: Victim, rounds: int) -> None:
@@ -136,9 +136,9 @@ def erases(victim: Victim, rounds: int) -> None:
         victim.stage(*pieces(number), *pieces(0, writer=writer))
         victim.commit(linking(number))
         victim.store.commit(linking(0, writer=writer, thread=thread))
-        tell(forgetting=number)
+        report(forgetting=number)
         victim.store.forget(thread=thread)
-        tell(done=f"forget {number}")
+        report(done=f"forget {number}")
 
 
 def erases_in_slices(victim: Victim, rounds: int) -> None:
@@ -163,7 +163,7 @@ def copies(victim: Victim, rounds: int) -> None:
         victim.commit(linking(number))
         target, _, blobs = (victim.target or "").partition(" ")
         victim.store.copy_to(target, blobs=blobs or None)
-        tell(done=f"copy {number}")
+        report(done=f"copy {number}")
 
 
 def backs_up(victim: Victim, rounds: int) -> None:
@@ -173,7 +173,7 @@ def backs_up(victim: Victim, rounds: int) -> None:
         victim.stage(*pieces(number))
         victim.commit(linking(number))
         victim.store.backup(f"{victim.target}/{number}")
-        tell(done=f"backup {number}")
+        report(done=f"backup {number}")
 
 
 def reports(victim: Victim, rounds: int) -> None:
@@ -181,7 +181,7 @@ def reports(victim: Victim, rounds: int) -> None:
     for number in range(rounds):
         told = [event(id=f"{victim.writer}.{number}.{part}") for part in range(number % 3 + 1)]
         receipt = victim.store.commit(events(SPACE, *told))
-        tell(events=[each.id for each in told], first_seq=receipt.first_seq)
+        report(events=[each.id for each in told], first_seq=receipt.first_seq)
 
 
 def writes_for_ever(victim: Victim, rounds: int) -> None:
@@ -190,11 +190,11 @@ def writes_for_ever(victim: Victim, rounds: int) -> None:
     def write(writer: str) -> None:
         for number in range(rounds):
             first, second = load(2 * number, writer=writer), load(2 * number + 1, writer=writer)
-            tell(trying=first.id)
-            tell(trying=second.id)
+            report(trying=first.id)
+            report(trying=second.id)
             for future in [victim.store.submit(first), victim.store.submit(second)]:
                 receipt = future.result()
-                tell(done=receipt.batch, receipt=msgspec.to_builtins(receipt))
+                report(done=receipt.batch, receipt=msgspec.to_builtins(receipt))
             if number % 5 == 4:
                 victim.stage(*pieces(number, writer=writer))
                 victim.commit(linking(number, writer=writer))
@@ -206,7 +206,7 @@ def writes_for_ever(victim: Victim, rounds: int) -> None:
         writer.join()
 
 
-def tell(**what) -> None:
+def report(**what) -> None:
     """Put a line into the pipe, whole, before anything else happens."""
     os.write(sys.stdout.fileno(), json.dumps(what).encode() + b"\n")
 

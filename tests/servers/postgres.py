@@ -83,7 +83,7 @@ def _planted(server: PostgresServer) -> str:
 
     url = server.create_database()
     with psycopg.connect(url, autocommit=True) as connection:
-        schema.prepare(connection, "postgresql", location=url, store_id="")
+        schema.ensure_schema(connection, "postgresql", location=url, store_id="")
         connection.execute("DELETE FROM meta WHERE key = 'store_id'")
     return url.rpartition("/")[2]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("treering.slow")
 
 
-def slow_logged(engine: Engine, threshold_ms: float) -> Engine:
+def log_slow_queries(engine: Engine, threshold_ms: float) -> Engine:
     """The same engine; calls that take at least so long are logged as warnings."""
     return cast("Engine", _SlowLogged(engine, threshold_ms / 1000))
 

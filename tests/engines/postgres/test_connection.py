@@ -150,15 +150,15 @@ def test_other_writes_say_that_the_connection_was_lost(engine, postgres_url):
 def test_an_error_leaves_the_connection_as_good_as_new(engine):
     def fail(wrong):
         with engine._database.writing() as session:
-            session.tell("UPDATE meta SET value = 'changed' WHERE key = 'format'")
-            session.tell(wrong)
+            session.execute("UPDATE meta SET value = 'changed' WHERE key = 'format'")
+            session.execute(wrong)
             session.rows("SELECT 1")
 
     for wrong in ("SELECT nonsense", "SELECT 1 / 0", "INSERT INTO space (no) VALUES (1)"):
         with pytest.raises(TreeringError):
             fail(wrong)
         with pytest.raises(TreeringError), engine._database.writing() as session:
-            session.tell(wrong)
+            session.execute(wrong)
         with engine._database.reading() as session:
             assert session.rows("SELECT value FROM meta WHERE key = 'format'") == [("1",)]
     assert len(engine._postgres._pool._idle) == 1
@@ -180,7 +180,9 @@ def test_an_exception_of_the_caller_rolls_back(engine):
 def test_questions_and_answers_larger_than_any_buffer_do_not_block(engine):
     large = b"x" * 3_000_000
     with engine._database.reading() as session:
-        asked = [session.ask("SELECT ?::bytea || ?::bytea", (large, b"%d" % number)) for number in range(12)]
+        asked = [
+            session.query("SELECT ?::bytea || ?::bytea", (large, b"%d" % number)) for number in range(12)
+        ]
         for number, answer in enumerate(asked):
             assert [*answer] == [(large + b"%d" % number,)]
 
@@ -214,7 +216,7 @@ def test_a_single_question_goes_without_a_transaction(engine, monkeypatch):
 
 def test_a_single_question_that_fails_leaves_the_connection_as_good_as_new(engine):
     def asked(sql):
-        with engine._database.asking() as session:
+        with engine._database.single_query() as session:
             return session.rows(sql)
 
     ((before,),) = asked("SELECT pg_backend_pid()")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering.engines.sql import dictionary
-from treering.engines.sql.dictionary import filled, filled_all, thinned
+from treering.engines.sql.dictionary import compress, expand, expand_all
 
 SPAN = (
     b'{"attributes":{"gen_ai.response.id":"resp_1"},"input":0,"input_size":662,'
@@ -17,8 +17,8 @@ SPAN = (
 
 
 def test_the_usual_words_of_a_span_take_a_byte_each():
-    assert len(thinned(SPAN)) == len(b"_resp_1_662_gpt-5_")
-    assert filled(thinned(SPAN)) == SPAN
+    assert len(compress(SPAN)) == len(b"_resp_1_662_gpt-5_")
+    assert expand(compress(SPAN)) == SPAN
 
 
 @given(
@@ -26,28 +26,28 @@ def test_the_usual_words_of_a_span_take_a_byte_each():
     | st.lists(st.sampled_from([*dictionary._PIECES, b"\n", b"\x00", b"x", b"\x05"])).map(b"".join)
 )
 def test_any_data_comes_back(data):
-    assert filled(thinned(data)) == data
-    assert filled(thinned(data, is_of_run=False)) == data
+    assert expand(compress(data)) == data
+    assert expand(compress(data, is_of_run=False)) == data
 
 
-@given(st.lists(st.sampled_from([SPAN, b"", b"{}", b"\x00raw\x05", b'{"attributes":{"a":1}}']).map(thinned)))
+@given(st.lists(st.sampled_from([SPAN, b"", b"{}", b"\x00raw\x05", b'{"attributes":{"a":1}}']).map(compress)))
 def test_many_are_filled_as_one_by_one(many):
-    assert filled_all(many) == list(map(filled, many))
-    assert filled_all([*many, None]) is None
+    assert expand_all(many) == list(map(expand, many))
+    assert expand_all([*many, None]) is None
 
 
 @given(st.lists(st.sampled_from([SPAN, b'"x":1,', b"word "]), min_size=5, max_size=12).map(b"".join))
 def test_long_data_is_thinned_as_short_data_is(data):
-    thin = thinned(data)
-    assert filled(thin) == data
-    assert len(thin) == len(data) - data.count(SPAN) * (len(SPAN) - len(thinned(SPAN)))
+    thin = compress(data)
+    assert expand(thin) == data
+    assert len(thin) == len(data) - data.count(SPAN) * (len(SPAN) - len(compress(SPAN)))
 
 
 @given(st.dictionaries(st.text(max_size=9), st.text(max_size=9) | st.integers(-9, 9)))
 def test_json_is_never_longer(value):
     data = orjson.dumps(value)
-    assert len(thinned(data)) <= len(data)
-    assert filled(data) == data  # as an older row has it
+    assert len(compress(data)) <= len(data)
+    assert expand(data) == data  # as an older row has it
 
 
 @pytest.mark.parametrize("code", dictionary._CODES)
@@ -74,9 +74,9 @@ STEP = (
 
 
 def test_the_usual_words_of_a_graph_take_a_byte_each():
-    thin = thinned(STEP, is_of_run=False)
+    thin = compress(STEP, is_of_run=False)
     assert len(thin) == len(
         b'{"parent":"v6g231b5gasbjz21ej3c_01m7kzv62d6amvgjnnne5qgtct",526_500_1f1e2483",0]}'
     )
-    assert filled(thin) == STEP
-    assert thinned(STEP) == STEP
+    assert expand(thin) == STEP
+    assert compress(STEP) == STEP

@@ -18,7 +18,7 @@ from treering.core.query import Erasure
 from treering.core.records import Checked
 from treering.core.tree import Tree, encode_tree
 from treering.engines.sql import read
-from treering.engines.sql.commit.encode import prepare
+from treering.engines.sql.commit.encode import encode_batch
 from treering.engines.sqlite import open_sqlite
 from treering.errors import Corrupt
 
@@ -113,7 +113,7 @@ def test_lists_that_grow_side_by_side_have_sheaves_of_their_own(engine):
     for name in "ab":
         engine.commit(said(name, 0, text(0)))
     for number in range(1, 11):
-        engine._write([prepare(said(name, number, text(number))) for name in "ab"])
+        engine._write([encode_batch(said(name, number, text(number))) for name in "ab"])
     for name in "ab":
         assert engine.read_list(SPACE, name, 0, 99) == [text(number) for number in range(11)]
     assert [kind for _, kind in rows(engine)] == [2, -10, 2, -10]

@@ -47,9 +47,9 @@ def database(tmp_path, clock):
     opened = SqliteDatabase(tmp_path / "treering.db", durability="fast", clock=clock)
     with opened.exclusively() as connection:
         opened.make_ready(connection)
-        schema.prepare(connection, "sqlite", location="test", store_id="store")
+        schema.ensure_schema(connection, "sqlite", location="test", store_id="store")
     with opened.writing() as session:
-        session.many(
+        session.run_many(
             "INSERT INTO space (no, name, seq, committed_at_us, created_at_us) VALUES (?, ?, 0, 0, 0)",
             [(SPACE, "one"), (OTHER, "two")],
         )

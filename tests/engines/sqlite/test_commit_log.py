@@ -16,13 +16,13 @@ from treering.core.clock import DAY_US
 from treering.core.content import Content
 from treering.core.query import Erasure, EventQuery
 from treering.engines.sql.commit import write
-from treering.engines.sql.commit.encode import prepare
+from treering.engines.sql.commit.encode import encode_batch
 from treering.engines.sql.engine import BEFORE_COMMIT
 from treering.engines.sqlite import commit_log, open_sqlite
 from treering.engines.sqlite import connection as connection_module
 from treering.engines.sqlite.connection import SqliteSession
 from treering.engines.sqlite.engine import Shortcut
-from treering.engines.sqlite.writer_queue import Turns
+from treering.engines.sqlite.writer_queue import WriterQueue
 from treering.errors import Conflict, Corrupt, ListMoved, StoreFull
 
 SPACE = "default"
@@ -165,7 +165,7 @@ def test_who_reads_every_commit_at_once_finds_most_of_them_settled(engine, short
 
 def test_many_writers_go_the_short_way_together(engine):
     engine.commit(step(0))
-    group = [prepare(step(number)) for number in range(1, 6)]
+    group = [encode_batch(step(number)) for number in range(1, 6)]
     receipts = engine._write(group)
     assert count(engine) == 1
     assert [receipt.first_seq for receipt in receipts] == [2, 3, 4, 5, 6]
@@ -176,7 +176,7 @@ def test_many_writers_go_the_short_way_together(engine):
 def test_many_commits_in_few_slots_settle_too(engine, short):
     engine.commit(step(0))
     for first in range(1, 200, 40):
-        engine._write([prepare(step(number)) for number in range(first, first + 40)])
+        engine._write([encode_batch(step(number)) for number in range(first, first + 40)])
     assert short == [False, True, True, True, False, True]
     assert len(engine.read_list(SPACE, "said", 0, 999)) == 201
 
@@ -220,7 +220,9 @@ def test_what_its_writer_changes_afterwards_stays_as_it_was_committed(engine):
 
 def test_one_that_is_refused_does_not_touch_its_neighbours(engine):
     engine.commit(step(0))
-    first, refused, last = engine._write([prepare(step(1)), prepare(step(2, at=7)), prepare(step(2))])
+    first, refused, last = engine._write(
+        [encode_batch(step(1)), encode_batch(step(2, at=7)), encode_batch(step(2))]
+    )
     assert isinstance(refused, ListMoved)
     assert (first.first_seq, last.first_seq) == (2, 3)
     assert said(engine) == [b"0", b"1", b"2"]
@@ -323,7 +325,10 @@ def test_a_repeated_batch_gets_its_first_receipt(engine):
     batches = [step(number) for number in range(3)]
     first = [engine.commit(batch) for batch in batches]
     assert [engine.commit(batch) for batch in reversed(batches)] == first[::-1]
-    assert engine._write([prepare(batches[2]), prepare(step(3)), prepare(batches[2])])[::2] == [first[2]] * 2
+    assert (
+        engine._write([encode_batch(batches[2]), encode_batch(step(3)), encode_batch(batches[2])])[::2]
+        == [first[2]] * 2
+    )
     assert len(said(engine)) == 4
 
 
@@ -351,16 +356,16 @@ def test_readers_wait_for_no_long_transaction(engine, other):
 def test_a_busy_writer_keeps_nobody_from_reading(engine, other, monkeypatch):
     for number in range(3):
         engine.commit(step(number))
-    settle = connection_module.SqliteDatabase.settle
+    flush = connection_module.SqliteDatabase.flush
     numbers = iter(range(3, 99))
 
     def writing_on(self):
-        settle(self)
+        flush(self)
         engine._sqlite.patience = 0
         for _ in range(3):
             engine.commit(step(next(numbers)))
 
-    monkeypatch.setattr(other._sqlite, "settle", lambda: writing_on(other._sqlite))
+    monkeypatch.setattr(other._sqlite, "flush", lambda: writing_on(other._sqlite))
     assert other.refs(SPACE, ["head"])["head"].version >= 3
     assert next(numbers) < 12
 
@@ -373,11 +378,11 @@ def test_a_full_store_can_be_read(engine, monkeypatch):
         raise StoreFull("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(connection_module.SqliteDatabase, "settle", full)
+        patch.setattr(connection_module.SqliteDatabase, "flush", full)
         assert said(engine) == [b"x" * 1500] * 4
         assert engine.refs(SPACE, ["head"])["head"].version == 4
         with monkeypatch.context() as failing:
-            failing.setattr(connection_module, "settle", full)
+            failing.setattr(connection_module, "flush", full)
             with pytest.raises(StoreFull):
                 engine.refs(SPACE, ["head"])
     assert count(engine) == 3
@@ -409,7 +414,7 @@ def test_nothing_is_torn_when_a_settling_is_interrupted_twice(tmp_path, monkeypa
     interrupts = []
 
     def half(session, _space, rows):
-        session.tell_many(write._COMMIT, rows.commits)
+        session.execute_many(write._COMMIT, rows.commits)
         interrupts.append(KeyboardInterrupt())
         raise KeyboardInterrupt
 
@@ -457,14 +462,14 @@ def test_commits_are_synced_after_an_interrupt_while_that_changes(tmp_path, monk
 def test_an_interrupt_on_the_way_out_keeps_nobody_out(engine, monkeypatch, action):
     for number in range(2):
         engine.commit(step(number))
-    leave = Turns.leave
+    leave = WriterQueue.leave
 
     def interrupted(self):
-        monkeypatch.setattr(Turns, "leave", leave)
+        monkeypatch.setattr(WriterQueue, "leave", leave)
         leave(self)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Turns, "leave", interrupted)
+    monkeypatch.setattr(WriterQueue, "leave", interrupted)
     with pytest.raises(KeyboardInterrupt):
         action(engine)
     other = threading.Thread(target=lambda: engine.commit(step(0, space="other")), daemon=True)

@@ -10,12 +10,12 @@ import threading
 
 import pytest
 
-from treering.engines.sqlite.writer_queue import Turns
+from treering.engines.sqlite.writer_queue import WriterQueue
 from treering.errors import Busy
 
 
 def test_the_second_comes_in_when_the_first_leaves(tmp_path):
-    first, second, order = Turns(tmp_path / "turns"), Turns(tmp_path / "turns"), []
+    first, second, order = WriterQueue(tmp_path / "turns"), WriterQueue(tmp_path / "turns"), []
     first.enter(1)
 
     def wait():
@@ -34,7 +34,7 @@ def test_the_second_comes_in_when_the_first_leaves(tmp_path):
 
 
 def test_who_waits_too_long_gives_up_and_blocks_nobody(tmp_path):
-    first, second, third = (Turns(tmp_path / "turns") for _ in range(3))
+    first, second, third = (WriterQueue(tmp_path / "turns") for _ in range(3))
     first.enter(1)
     with pytest.raises(Busy, match="try again"):
         second.enter(0.05)
@@ -49,15 +49,15 @@ def test_who_waits_too_long_gives_up_and_blocks_nobody(tmp_path):
 
 def test_the_turn_of_a_killed_process_ends_with_it(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from treering.engines.sqlite.writer_queue import Turns\n"
-        "Turns(Path(sys.argv[1])).enter(5); print('in', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from treering.engines.sqlite.writer_queue import WriterQueue\n"
+        "WriterQueue(Path(sys.argv[1])).enter(5); print('in', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "turns")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with child:
         assert child.stdout.readline() == b"in\n"
-        turns = Turns(tmp_path / "turns")
+        turns = WriterQueue(tmp_path / "turns")
         with pytest.raises(Busy):
             turns.enter(0.05)
         os.kill(child.pid, signal.SIGKILL)
@@ -67,7 +67,7 @@ def test_the_turn_of_a_killed_process_ends_with_it(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_left_to_sqlite(tmp_path):
-    turns = Turns(tmp_path / "missing" / "turns")
+    turns = WriterQueue(tmp_path / "missing" / "turns")
     turns.enter(1)
     turns.leave()
 
@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_written_is_left_to_sqlite(tmp_path):
 def waited(tmp_path, monkeypatch):
     """Someone who had to wait for the turn and has it now, for as long as the test likes."""
     monkeypatch.setattr("treering.engines.sqlite.writer_queue.TURN_SECONDS", 600.0)
-    first, second = Turns(tmp_path / "turns"), Turns(tmp_path / "turns")
+    first, second = WriterQueue(tmp_path / "turns"), WriterQueue(tmp_path / "turns")
     first.enter(1)
     entering = threading.Thread(target=second.enter, args=(20,))
     entering.start()
@@ -91,7 +91,7 @@ def waited(tmp_path, monkeypatch):
 
 def test_who_waited_keeps_the_turn_while_it_is_used(tmp_path, waited, monkeypatch):
     monkeypatch.setattr("treering.engines.sqlite.writer_queue.IDLE_SECONDS", 600.0)
-    other = Turns(tmp_path / "turns")
+    other = WriterQueue(tmp_path / "turns")
     for _ in range(3):
         waited.leave()
         with pytest.raises(Busy):
@@ -104,7 +104,7 @@ def test_who_waited_keeps_the_turn_while_it_is_used(tmp_path, waited, monkeypatc
 
 def test_a_turn_that_is_kept_and_not_used_ends(tmp_path, waited):
     waited.leave()
-    other = Turns(tmp_path / "turns")
+    other = WriterQueue(tmp_path / "turns")
     other.enter(20)
     other.leave()
     waited.enter(20)
@@ -118,7 +118,7 @@ def test_a_forked_child_does_not_end_the_turn_of_its_parent(tmp_path, waited):
         waited.abandon()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    other = Turns(tmp_path / "turns")
+    other = WriterQueue(tmp_path / "turns")
     with pytest.raises(Busy):
         other.enter(0.05)
     waited.leave()

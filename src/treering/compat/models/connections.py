@@ -83,7 +83,7 @@ def open_session(store: Store) -> ReadingSession:
         isolation_level="AUTOCOMMIT",  # no transaction outlives its question
     )
     if dialect == "sqlite":
-        event.listen(sql, "before_cursor_execute", lambda *_: engine.settle())
+        event.listen(sql, "before_cursor_execute", lambda *_: engine.flush())
     reading: Any = sql.dialect
     reading.treering_payloads = _Payloads(store)
     return ReadingSession(sql, expire_on_commit=False)

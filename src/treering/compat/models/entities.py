@@ -33,7 +33,7 @@ from sqlmodel import Field, SQLModel
 from treering.compat.models.views import HOMES
 from treering.core.clock import from_datetime, to_datetime
 from treering.core.encoding import decode_json
-from treering.engines.sql.dictionary import filled
+from treering.engines.sql.dictionary import expand
 from treering.errors import Unsupported
 from treering.runs.run import RUNS
 
@@ -87,7 +87,7 @@ class SpanMeta(TypeDecorator[dict]):
         """What was given, and the error that ended it."""
         if value is None:
             return {}
-        plain: dict[str, Any] = decode_json(filled(bytes(value)))
+        plain: dict[str, Any] = decode_json(expand(bytes(value)))
         return {name: each for name, each in plain.items() if name not in _RESERVED}
 
 

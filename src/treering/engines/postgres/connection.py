@@ -38,7 +38,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from treering.core.clock import Clock
 from treering.engines.postgres.errors import Lost, refused, translated
 from treering.engines.postgres.pipeline import MAX_PARAMETERS, Answer, Pipeline
-from treering.engines.sql.session import RECEIPTS, Dialect, Row, ask_in_chunks, for_rows
+from treering.engines.sql.session import RECEIPTS, Dialect, Row, for_rows, query_in_chunks
 from treering.errors import Busy, Closed, InvalidInput, TreeringError, Unreachable
 
 # -----------------------------------------------------------------------------------------------------------
@@ -174,25 +174,25 @@ class PostgresSession:
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """All rows of a query; also of a statement with RETURNING."""
-        answer = self.pipeline.ask(sql, parameters)
+        answer = self.pipeline.query(sql, parameters)
         self.exchange()
         return self.pipeline.rows(answer)
 
-    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
         """The rows of a query, which goes out with the next exchange."""
-        return _Later(self, self.pipeline.ask(sql, parameters))
+        return _Later(self, self.pipeline.query(sql, parameters))
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement; how many rows it changed."""
-        answer = self.pipeline.ask(sql, parameters)
+        answer = self.pipeline.query(sql, parameters)
         self.exchange()
         return answer.count
 
-    def tell(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
         """Run a statement with the next exchange."""
-        self.pipeline.ask(sql, parameters)
+        self.pipeline.query(sql, parameters)
 
-    def many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+    def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """Run a statement once for each row; how many rows were changed in all."""
         count = 0
         for start in range(0, len(rows), _AT_ONCE):
@@ -201,12 +201,12 @@ class PostgresSession:
             count += sum(answer.count for answer in answers)
         return count
 
-    def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run a statement once for each row, with the next exchange."""
         if len(rows) == 1:
-            self.pipeline.ask(sql, rows[0])
+            self.pipeline.query(sql, rows[0])
         elif len(rows) > _AT_ONCE:
-            self.many(sql, rows)
+            self.run_many(sql, rows)
         else:
             self._ask_many(sql, rows, distinct=True)
 
@@ -219,8 +219,8 @@ class PostgresSession:
 
     def lock(self, space: int, batches: Sequence[str] = ()) -> tuple[Iterable[Row], Iterable[Row]]:
         """Lock the row of a space; its counters, and the batches that are there already."""
-        counters = _Later(self, self.pipeline.ask(_LOCK, (space,)))
-        return counters, ask_in_chunks(self, RECEIPTS, (space,), batches) if batches else ()
+        counters = _Later(self, self.pipeline.query(_LOCK, (space,)))
+        return counters, query_in_chunks(self, RECEIPTS, (space,), batches) if batches else ()
 
     def exchange(self) -> None:
         """Send what is queued and wait for the answers."""
@@ -237,7 +237,7 @@ class PostgresSession:
         self._answered = True
 
     def _ask_many(self, sql: str, rows: Sequence[Sequence[Any]], *, distinct: bool) -> list[Answer]:
-        ask = self.pipeline.ask
+        ask = self.pipeline.query
         start = 0
         answers: list[Answer] = []
         for size in sizes_of(len(rows), len(rows[0]) if rows else 1):
@@ -409,7 +409,7 @@ class PostgresDatabase:
         """A short read transaction."""
         return _Reading(self._pool)
 
-    def asking(self) -> AbstractContextManager[PostgresSession]:
+    def single_query(self) -> AbstractContextManager[PostgresSession]:
         """The same for a single question, which is of one moment without a transaction around it."""
         return _Asking(self._pool)
 
@@ -424,7 +424,7 @@ class PostgresDatabase:
         """
         return _Writing(self, self._pool_aside, None)
 
-    def tidy(self, *, secure: bool) -> None:
+    def reclaim_space(self, *, secure: bool) -> None:
         """When ``secure``, let the server clear away dead rows; otherwise its autovacuum does in time.
 
         This frees the space for new rows. It does not overwrite bytes, and the server's log and backups
@@ -508,7 +508,7 @@ class _Reading:
 
     def __enter__(self) -> PostgresSession:
         self._session = PostgresSession(self._pool, self._pool.take())
-        self._session.tell(_READ)
+        self._session.execute(_READ)
         return self._session
 
     def __exit__(
@@ -519,7 +519,7 @@ class _Reading:
             _give_up(pipeline, error)
         else:
             try:
-                pipeline.ask("COMMIT")
+                pipeline.query("COMMIT")
                 pipeline.send()
             except TreeringError:
                 pipeline.dead = True  # what was read was read; the next one gets another connection

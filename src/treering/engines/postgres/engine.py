@@ -23,26 +23,26 @@ from treering.engines.postgres.errors import Lost, Moved, Repeated
 from treering.engines.postgres.follow import Announcer, Follower
 from treering.engines.postgres.fts import PostgresTextIndex
 from treering.engines.sql import schema
-from treering.engines.sql.commit.decide import Accepted, accept, decide_all, remember
-from treering.engines.sql.commit.encode import together
+from treering.engines.sql.commit.decide import AcceptedBatch, accept, decide_all, remember
+from treering.engines.sql.commit.encode import merge_dependencies
 from treering.engines.sql.commit.state import recall_current
 from treering.engines.sql.commit.write import Rows, write_rows
-from treering.engines.sql.engine import BEFORE_COMMIT, RelationalEngine
+from treering.engines.sql.engine import BEFORE_COMMIT, SqlEngine
 from treering.engines.sql.objects import Objects
 from treering.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
-    from treering.engines.sql.commit.encode import Prepared
+    from treering.engines.sql.commit.encode import EncodedBatch
     from treering.engines.sql.commit.group import Outcome
-    from treering.engines.sql.commit.state import Memory
+    from treering.engines.sql.commit.state import SpaceCache
 
 OLDEST_SERVER: Final = 12
 """PostgreSQL 12 is the oldest that the SQL is written for; the tests run on 18."""
 
 
-class PostgresEngine(RelationalEngine):
+class PostgresEngine(SqlEngine):
     """A store in a PostgreSQL database."""
 
     def __init__(self, database: PostgresDatabase, blobs: Blobs | None, url: str) -> None:
@@ -69,7 +69,7 @@ class PostgresEngine(RelationalEngine):
         """A new connection for questions in SQL, which whoever asks closes."""
         return self._postgres.connect()
 
-    def _write_space(self, space: int, group: list[Prepared], *, all_new: bool = True) -> list[Outcome]:
+    def _write_space(self, space: int, group: list[EncodedBatch], *, all_new: bool = True) -> list[Outcome]:
         """Commit a group, in one exchange or two if all goes well.
 
         When an event turned out to be a repeat, or the connection was lost on the way, it is done again
@@ -83,7 +83,7 @@ class PostgresEngine(RelationalEngine):
             return super()._write_space(space, group)
         return outcomes
 
-    def _write_unasked(self, space: int, group: list[Prepared]) -> list[Outcome] | None:
+    def _write_unasked(self, space: int, group: list[EncodedBatch]) -> list[Outcome] | None:
         """Commit a group as what is remembered decides it; ``None`` if it has to be asked about.
 
         A rejection is never taken from memory.
@@ -101,7 +101,7 @@ class PostgresEngine(RelationalEngine):
             return None
 
     def _write_ordinary(
-        self, space: int, accepted: list[Accepted], memory: Memory, now_us: int
+        self, space: int, accepted: list[AcceptedBatch], memory: SpaceCache, now_us: int
     ) -> list[Outcome]:
         """Commit batches that are ordinary: with less ado than what may be anything."""
         rows, numbers = Rows(), memory.commit_numbers
@@ -116,15 +116,15 @@ class PostgresEngine(RelationalEngine):
         return [each.receipt for each in accepted]
 
     def _write_recalled(
-        self, space: int, group: list[Prepared], memory: Memory, now_us: int
+        self, space: int, group: list[EncodedBatch], memory: SpaceCache, now_us: int
     ) -> list[Outcome] | None:
         """Commit any other group, if all that it needs is remembered."""
-        needs = together([prepared.needs for prepared in group])
-        current = recall_current(space, needs, now_us, memory)
+        dependencies = merge_dependencies([encoded.dependencies for encoded in group])
+        current = recall_current(space, dependencies, now_us, memory)
         if current is None:
             return None
         decisions = decide_all(current, group)
-        if not all(isinstance(each, Accepted) for each in decisions):
+        if not all(isinstance(each, AcceptedBatch) for each in decisions):
             return None
         with self._database.writing() as session:
             outcomes = self._write_decided(session, current, decisions, all_new=True)
@@ -182,5 +182,7 @@ def open_postgres(url: str, *, blobs: Blobs | None = None, clock: Clock | None =
         encoding = connection.info.parameter_status("server_encoding")
         if encoding != "UTF8":
             raise InvalidInput(f"{where} is encoded in {encoding}; create the database with ENCODING 'UTF8'")
-        schema.prepare(cast("schema.Connection", connection), "postgresql", location=url, store_id=new_id())
+        schema.ensure_schema(
+            cast("schema.Connection", connection), "postgresql", location=url, store_id=new_id()
+        )
     return PostgresEngine(database, blobs, place.url)

@@ -85,7 +85,7 @@ class Announcer:
                 spaces, self._spaces = self._spaces, set()
             try:
                 with self._database.aside() as session:
-                    session.tell(_SAY, (CHANNEL, sorted(spaces)))
+                    session.execute(_SAY, (CHANNEL, sorted(spaces)))
             except TreeringError:
                 pass  # a hint was lost; waiters look every second anyway
             if not self._closed:

@@ -47,7 +47,7 @@ class PostgresTextIndex(TextIndex):
         self, session: Session, collection: int, tokens: Tokens, texts: Sequence[tuple[int, str, str]]
     ) -> None:
         """Index texts: number, namespace, words."""
-        session.tell_many(
+        session.execute_many(
             "INSERT INTO fts (no, collection, namespace, terms) VALUES (?, ?, ?, ?)",
             [
                 (no, collection, space, _vector(text, tokens, _marks(collection, space)))
@@ -58,22 +58,22 @@ class PostgresTextIndex(TextIndex):
     def drop(self, session: Session, collection: int, text: tuple[int, str, str]) -> None:
         """Take one text out."""
         del collection
-        session.tell("DELETE FROM fts WHERE no = ?", (text[0],))
+        session.execute("DELETE FROM fts WHERE no = ?", (text[0],))
 
     def remove(self, session: Session, space: int, numbers: Sequence[int]) -> int:
         """Take texts out of the index and forget their rows; unlike FTS5, by their numbers alone."""
         del space
         chosen = [(number,) for number in set(numbers)]
-        session.tell_many("DELETE FROM fts WHERE no = ?", chosen)
-        session.tell_many("DELETE FROM text WHERE no = ?", chosen)
+        session.execute_many("DELETE FROM fts WHERE no = ?", chosen)
+        session.execute_many("DELETE FROM text WHERE no = ?", chosen)
         return len(chosen)
 
     def clear(self, session: Session, collection: int, tokens: Tokens) -> None:
         """Take all texts of a collection out."""
         del tokens
-        session.tell("DELETE FROM fts WHERE collection = ?", (collection,))
+        session.execute("DELETE FROM fts WHERE collection = ?", (collection,))
 
-    def settle(self, session: Session, collections: Sequence[int]) -> None:
+    def optimize(self, session: Session, collections: Sequence[int]) -> None:
         """Nothing to do: a deleted row is not found by any query."""
 
     def find(

@@ -1,9 +1,8 @@
 """A connection that talks in exchanges: many statements go out, then all their answers come in.
 
 The time of a commit is mostly the way to the server and back, so statements are not sent one by one.
-`Pipeline.ask` only queues a statement and gives an `Answer`; `Pipeline.collect` sends all that is queued and
-takes in all that is due. psycopg's own pipeline offers the same for several times the
-processor time, so this speaks to libpq through `psycopg.pq`, and leaves values to psycopg's converters.
+`Pipeline.query` only queues a statement and gives an `Answer`; `Pipeline.collect` sends all that is queued
+and takes in all that is due. psycopg's own pipeline offers the same for several times the processor time,
 
 Every statement is prepared under a name when it is first seen. Numbers travel as text and are declared as
 ``bigint``, the rest is left to the server to infer, so one text is one prepared statement, whatever the
@@ -159,7 +158,7 @@ class Pipeline:
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self._pgconn.enter_pipeline_mode()
 
-    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Answer:
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> Answer:
         """Queue a statement."""
         answer = Answer(sql, parameters)
         if self._held is None:
@@ -175,7 +174,7 @@ class Pipeline:
     def commit(self) -> None:
         """End a transaction that writes; it is durable when this returns."""
         if self._held is None:
-            self.ask("COMMIT")
+            self.query("COMMIT")
         else:
             held, self._held = self._held, None
             ready = [(answer, *self._dumped(answer.parameters)) for answer in self._bundled(held)]
@@ -189,7 +188,7 @@ class Pipeline:
         """Queue what another connection was asked and did not live to answer."""
         for due in other._due:
             if isinstance(due, Answer):
-                self.ask(due.sql, due.parameters)
+                self.query(due.sql, due.parameters)
                 self._due[-1] = due
                 due.result = None
 
@@ -197,7 +196,7 @@ class Pipeline:
         """Send what is queued and take in every answer. Raises the first error among them."""
         if self._held is not None:
             held, self._held = self._held, None
-            self.ask(_BEGIN)
+            self.query(_BEGIN)
             for answer in held:
                 self._queue(answer, *self._dumped(answer.parameters))
         if not self._due:
@@ -256,7 +255,7 @@ class Pipeline:
             self._held = None
             self._take_in_leftovers()
             if self._pgconn.transaction_status != TransactionStatus.IDLE:
-                self.ask("ROLLBACK")
+                self.query("ROLLBACK")
                 self.collect()
             self.failed = False
         except TreeringError:
@@ -276,7 +275,7 @@ class Pipeline:
         if len(self._names) > _STATEMENTS_LIMIT:
             self._names.clear()
             self._bundles.clear()
-            self.ask("DEALLOCATE ALL")
+            self.query("DEALLOCATE ALL")
             self.collect()
             self._names.clear()
 

@@ -24,10 +24,10 @@ from treering.core.lists import MAX_DEPTH
 from treering.core.records import BodyRow, CommitRow, ItemRow, ListInfo, ListRow, RefRow, Slice, TextRow
 from treering.core.rollups import deltas
 from treering.engines.sql import read
-from treering.engines.sql.commit.encode import prepare
-from treering.engines.sql.commit.state import count_removal, pack_receipt, unpack_receipt
+from treering.engines.sql.commit.encode import encode_batch
+from treering.engines.sql.commit.state import invalidate_caches, pack_receipt, unpack_receipt
 from treering.engines.sql.objects import PackGone
-from treering.engines.sql.read import body_part, is_sheaf, positions_bound, unbind
+from treering.engines.sql.read import body_part, is_item_block, positions_in_item_blocks, unpack_item_block
 from treering.engines.sql.rollups import add_to_rollups
 from treering.engines.sql.rows import (
     EVENT_COLUMNS,
@@ -43,7 +43,7 @@ from treering.engines.sql.rows import (
     ref_of,
     run_rows,
 )
-from treering.engines.sql.session import in_chunks
+from treering.engines.sql.session import rows_in_chunks
 from treering.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class _Loading:
         new = [name for name in names if name not in self._scopes]
         if new:
             numbers = dict(zip(new, self._session.numbers("scope", len(new)), strict=True))
-            self._session.many(
+            self._session.run_many(
                 "INSERT INTO scope (no, space, name) VALUES (?, ?, ?)",
                 [(no, self._space, name) for name, no in numbers.items()],
             )
@@ -191,7 +191,7 @@ class _Loading:
             return
         self._many(RUN, run_rows(self._space, (record.event.run for record in new.values())))
         written = list(new.values())
-        if self._session.many(_EVENT, rows) != len(rows):
+        if self._session.run_many(_EVENT, rows) != len(rows):
             inserted = self._seqs(written)
             written = [record for record in written if record.seq in inserted]
         add_to_rollups(self._session, self._space, deltas(record.event for record in written))
@@ -228,7 +228,7 @@ class _Loading:
             for row, frame in rows
             if row.list in lists
         ]
-        bound = positions_bound(self._session, [key for key, *_ in found])
+        bound = positions_in_item_blocks(self._session, [key for key, *_ in found])
         self._many(_ITEM, [row for row in found if row[0] not in bound] if bound else found)
 
     def texts(self, rows: Sequence[TextRow]) -> None:
@@ -238,7 +238,7 @@ class _Loading:
         for collection, each in by_collection.items():
             there = {
                 tuple(found)
-                for found in in_chunks(
+                for found in rows_in_chunks(
                     self._session, _TEXT, (self._space, collection), [row.name for row in each]
                 )
             }
@@ -264,7 +264,7 @@ class _Loading:
         )
 
     def counters(self, part: Slice) -> None:
-        count_removal(self._session, self._space)
+        invalidate_caches(self._session, self._space)
         for column, value in (("seq", part.last_seq), ("committed_at_us", part.committed_at_us)):
             self._session.run(
                 f"UPDATE space SET {column} = ? WHERE no = ? AND {column} < ?", (value, self._space, value)
@@ -283,7 +283,7 @@ class _Loading:
             for row in rows
         )
         if texts:
-            batch = prepare(Batch(id="load", space="load", texts=texts))
+            batch = encode_batch(Batch(id="load", space="load", texts=texts))
             self._texts.put(self._session, self._space, self._scopes, batch)
 
     def _is_there(self, row: TextRow) -> bool:
@@ -294,7 +294,7 @@ class _Loading:
         return True
 
     def _seqs(self, records: Iterable[Record]) -> set[int]:
-        found = in_chunks(
+        found = rows_in_chunks(
             self._session,
             "SELECT seq FROM event WHERE space = ? AND seq IN (@)",
             (self._space,),
@@ -304,14 +304,14 @@ class _Loading:
 
     def _known(self, table: str, column: str, names: Iterable[str]) -> dict[str, int]:
         sql = f"SELECT {column}, no FROM {table} WHERE space = ? AND {column} IN (@)"
-        return dict(in_chunks(self._session, sql, (self._space,), list(dict.fromkeys(names))))  # pyright: ignore[reportArgumentType]
+        return dict(rows_in_chunks(self._session, sql, (self._space,), list(dict.fromkeys(names))))  # pyright: ignore[reportArgumentType]
 
     def _numbers(self, table: str, count: int) -> list[int]:
         return self._session.numbers(table, count) if count else []
 
     def _many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         if rows:
-            self._session.many(sql, rows)
+            self._session.run_many(sql, rows)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ class _Export:
         page = _cut(rows, size=2)
         frames = {
             at: (scope, bytes(frame))
-            for at, scope, frame in in_chunks(
+            for at, scope, frame in rows_in_chunks(
                 session,
                 "SELECT b.key, s.name, b.frame FROM body b JOIN scope s ON s.no = b.scope WHERE b.key IN (@)",
                 (),
@@ -495,7 +495,7 @@ class _Export:
         page = _cut(rows, size=4)
         frames = {
             at: bytes(frame)
-            for at, frame in in_chunks(
+            for at, frame in rows_in_chunks(
                 session,
                 "SELECT key, frame FROM item WHERE key IN (@)",
                 (),
@@ -509,8 +509,8 @@ class _Export:
             found: Sequence[Content | Address]
             if address is not None:
                 found = (Address(address),)
-            elif is_sheaf(kind):
-                found = unbind(kind, frames[at], where)
+            elif is_item_block(kind):
+                found = unpack_item_block(kind, frames[at], where)
             else:
                 found = (Content(KINDS[int(kind)], unseal(frames[at], where)),)
             items += [ItemRow(list=name, position=at, item=item) for at, item in enumerate(found, here)]

@@ -1,7 +1,7 @@
 """The data of a row with its usual words left out: what spans, and steps of graphs, say again and again.
 
 Data is JSON, and JSON never holds a control character other than tab and line breaks. So each of the others
-can stand for a piece of text that many rows have. **Invariant:** `filled` gives back exactly what `thinned`
+can stand for a piece of text that many rows have. **Invariant:** `expand` gives back exactly what `compress`
 was given; data with nothing left out, as older rows have it, reads as it is. The list is part of the format:
 a piece may be added at its end, none may ever be changed or taken away. (All codes are taken by now.)
 """
@@ -56,7 +56,7 @@ _RAW: Final = b"\x00"
 _TEXT: Final = bytes(byte for byte in range(256) if byte not in _RAW + _CODES)
 
 
-def thinned(data: bytes, *, is_of_run: bool = True) -> bytes:
+def compress(data: bytes, *, is_of_run: bool = True) -> bytes:
     """Data as it is stored: that of a run without the pieces of spans, any other without those of graphs."""
     if data.translate(None, _TEXT):
         return _RAW + data  # it is no JSON
@@ -73,7 +73,7 @@ def thinned(data: bytes, *, is_of_run: bool = True) -> bytes:
     return data
 
 
-def filled(data: bytes) -> bytes:
+def expand(data: bytes) -> bytes:
     """Data as it was given."""
     codes = data.translate(None, _TEXT)
     if not codes:
@@ -86,8 +86,8 @@ def filled(data: bytes) -> bytes:
     return data
 
 
-def filled_all(many: list[Any]) -> list[bytes] | None:
+def expand_all(many: list[Any]) -> list[bytes] | None:
     """The same of many, in one look if nothing is left out of any; ``None`` where one of them is no bytes."""
     if not _BYTES.issuperset(map(type, many)):
         return None
-    return list(map(filled, many)) if b"".join(many).translate(None, _TEXT) else many
+    return list(map(expand, many)) if b"".join(many).translate(None, _TEXT) else many

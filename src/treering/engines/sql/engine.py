@@ -15,10 +15,10 @@ from treering.core.query import check_limit
 from treering.core.records import Lease, ListInfo, Page, SearchResult
 from treering.engines.sql import copy, read, rollups, verify
 from treering.engines.sql import stats as stats_module
-from treering.engines.sql.commit.decide import Accepted, decide_all
-from treering.engines.sql.commit.encode import prepare, together
+from treering.engines.sql.commit.decide import AcceptedBatch, decide_all
+from treering.engines.sql.commit.encode import encode_batch, merge_dependencies
 from treering.engines.sql.commit.group import GroupCommit
-from treering.engines.sql.commit.state import Remembered, read_current
+from treering.engines.sql.commit.state import SpaceCaches, read_state
 from treering.engines.sql.commit.write import write_group
 from treering.engines.sql.gc import erase as erase_module
 from treering.engines.sql.gc import sweep as sweep_module
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from treering.core.content import Address, Content
     from treering.core.query import Erasure, EventQuery, SearchQuery, SumQuery
     from treering.core.records import Checked, Erased, Problem, Ref, Slice, SpaceStats, Sum, Swept
-    from treering.engines.sql.commit.encode import Prepared
+    from treering.engines.sql.commit.encode import EncodedBatch
     from treering.engines.sql.commit.group import Outcome
-    from treering.engines.sql.commit.state import Current
+    from treering.engines.sql.commit.state import CommitState
     from treering.engines.sql.objects import Objects
     from treering.engines.sql.search import TextIndex
     from treering.engines.sql.session import Database, Session
@@ -105,7 +105,7 @@ BEFORE_COMMIT: Final = declare("commit.before_commit", "all rows of a group are 
 AFTER_COMMIT: Final = declare("commit.after_commit", "a group is durable, nobody has heard of it")
 
 
-class RelationalEngine:
+class SqlEngine:
     """Everything of the `Engine` contract that SQL databases share."""
 
     def __init__(
@@ -115,30 +115,30 @@ class RelationalEngine:
         self._objects = objects
         self._texts = texts
         self._spaces: dict[str, int] = {}
-        self._remembered = Remembered(counters_first=counters_first)
+        self._remembered = SpaceCaches(counters_first=counters_first)
         self._items = ItemCache()
         self._group = GroupCommit(self._write)
 
     # Writing
     def commit(self, batch: Batch) -> Receipt:
         """Commit a batch: atomic, idempotent, durable when it returns."""
-        return self._group.commit(prepare(batch))
+        return self._group.commit(encode_batch(batch))
 
     def submit(self, batch: Batch) -> Future[Receipt]:
         """Commit a batch in the background; the future resolves when it is durable."""
-        return self._group.submit(prepare(batch))
+        return self._group.submit(encode_batch(batch))
 
-    def _write(self, group: Sequence[Prepared]) -> list[Outcome]:
+    def _write(self, group: Sequence[EncodedBatch]) -> list[Outcome]:
         """Commit a group in one transaction a space; how each batch fared, in order."""
         if len(group) == 1:
             return self._write_to(group[0].batch.space, [group[0]])
-        by_space: dict[str, list[Prepared]] = {}
-        for prepared in group:
-            by_space.setdefault(prepared.batch.space, []).append(prepared)
+        by_space: dict[str, list[EncodedBatch]] = {}
+        for encoded in group:
+            by_space.setdefault(encoded.batch.space, []).append(encoded)
         outcomes = {name: iter(self._write_to(name, members)) for name, members in by_space.items()}
-        return [next(outcomes[prepared.batch.space]) for prepared in group]
+        return [next(outcomes[encoded.batch.space]) for encoded in group]
 
-    def _write_to(self, name: str, group: list[Prepared]) -> list[Outcome]:
+    def _write_to(self, name: str, group: list[EncodedBatch]) -> list[Outcome]:
         hit(BEGIN)
         space = self._space_number(name, create=True)
         outcomes = self._write_space(space, group)
@@ -146,19 +146,24 @@ class RelationalEngine:
         self._committed(name)
         return outcomes
 
-    def _write_space(self, space: int, group: list[Prepared], *, all_new: bool = False) -> list[Outcome]:
+    def _write_space(self, space: int, group: list[EncodedBatch], *, all_new: bool = False) -> list[Outcome]:
         memory = self._remembered.of(space)
-        needs = together([prepared.needs for prepared in group])
+        dependencies = merge_dependencies([encoded.dependencies for encoded in group])
         with self._database.writing() as session:  # the space is locked with the first question
-            current = read_current(session, space, needs, self._database.now_us(), memory)
+            current = read_state(session, space, dependencies, self._database.now_us(), memory)
             outcomes = self._write_decided(session, current, decide_all(current, group), all_new=all_new)
         memory.keep(current, len(group))
         return outcomes
 
     def _write_decided(
-        self, session: Session, current: Current, decisions: Sequence[Accepted | Outcome], *, all_new: bool
+        self,
+        session: Session,
+        current: CommitState,
+        decisions: Sequence[AcceptedBatch | Outcome],
+        *,
+        all_new: bool,
     ) -> list[Outcome]:
-        accepted = [each for each in decisions if isinstance(each, Accepted)]
+        accepted = [each for each in decisions if isinstance(each, AcceptedBatch)]
         written: list[Receipt] = []
         if accepted:
             written = write_group(session, current, accepted, self._texts, all_new=all_new)
@@ -168,7 +173,7 @@ class RelationalEngine:
         receipts = {receipt.batch: receipt for receipt in written}
         return [
             receipts.get(each.batch, each) if isinstance(each, Receipt) else each
-            for each in (each.receipt if isinstance(each, Accepted) else each for each in decisions)
+            for each in (each.receipt if isinstance(each, AcceptedBatch) else each for each in decisions)
         ]
 
     def _committed(self, space: str) -> None:
@@ -241,8 +246,8 @@ class RelationalEngine:
         if number is None:
             raise NotFound(f"there is no list {list_id!r} in space {space!r}")
         if self._items.has_some:
-            with self._database.asking() as session:
-                found = read.remembered_list(session, number, self._items, list_id, start, stop)
+            with self._database.single_query() as session:
+                found = read.read_cached_list(session, number, self._items, list_id, start, stop)
             if found is not None:
                 return found
         return self._read(
@@ -263,7 +268,7 @@ class RelationalEngine:
         number = self._space_number(space)
         if number is None or not names:
             return {}
-        with self._database.asking() if len(names) == 1 else self._database.reading() as session:
+        with self._database.single_query() if len(names) == 1 else self._database.reading() as session:
             return read.refs(session, number, names)
 
     def scan_refs(self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000) -> list[Ref]:
@@ -271,7 +276,7 @@ class RelationalEngine:
         number = self._space_number(space)
         if number is None:
             return []
-        with self._database.asking() as session:
+        with self._database.single_query() as session:
             return read.scan_refs(session, number, prefix, after, limit)
 
     def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
@@ -280,7 +285,7 @@ class RelationalEngine:
         if number is None:
             check_limit(limit)
             return Page(records=(), cursor=None)
-        with self._database.asking() if query.thread is None else self._database.reading() as session:
+        with self._database.single_query() if query.thread is None else self._database.reading() as session:
             return read.scan(session, number, query, after, limit)
 
     def sums(self, space: str, query: SumQuery) -> list[Sum]:
@@ -306,7 +311,7 @@ class RelationalEngine:
         number = self._space_number(space)
         if number is None:
             return []
-        with self._database.asking() as session:
+        with self._database.single_query() as session:
             return read.scan_scopes(session, number, prefix, after, limit)
 
     def spaces(self) -> list[str]:
@@ -371,7 +376,7 @@ class RelationalEngine:
         number = self._spaces.get(name)
         if number is None:
             check_space(name)
-            with self._database.asking() as session:
+            with self._database.single_query() as session:
                 rows = session.rows("SELECT no FROM space WHERE name = ?", (name,))
             if not rows and create:
                 rows = [(self._create_space(name),)]

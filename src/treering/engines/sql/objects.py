@@ -33,10 +33,10 @@ from treering.core.packs import (
     read_frame,
     read_index,
 )
-from treering.engines.sql.commit.state import count_removal
+from treering.engines.sql.commit.state import invalidate_caches
 from treering.engines.sql.commit.write import STAGE_SECONDS
 from treering.engines.sql.rows import frame_of, kind_of
-from treering.engines.sql.session import IN_LIMIT, ask_in_chunks, in_chunks
+from treering.engines.sql.session import IN_LIMIT, query_in_chunks, rows_in_chunks
 from treering.errors import Busy, Corrupt, InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Staging:
         with self._database.writing(self._space) as session:
             now_us = self._database.now_us()
             until_us = now_us + STAGE_SECONDS * 1_000_000
-            session.many(
+            session.run_many(
                 _INLINE,
                 [
                     (self._space, name, kind, size, now_us, until_us, frame)
@@ -279,7 +279,7 @@ def insert_pack(database: Database, space: int, folder: str, pack: Pack, *, begu
             )
             for name, kind, size, offset, length, inner in pack.entries
         ]
-        if session.many(_PACKED, rows) != len(rows):
+        if session.run_many(_PACKED, rows) != len(rows):
             raise _AlreadyThere
         failpoints.hit(_COMMIT)
 
@@ -315,7 +315,7 @@ def _prolong(database: Database, space: int, names: Sequence[str]) -> dict[str, 
     with database.writing(space) as session:
         until_us = database.now_us() + STAGE_SECONDS * 1_000_000
         stored = _stored(session, space, names)
-        session.many(
+        session.run_many(
             "UPDATE object SET staged_until_us = ? WHERE space = ? AND name = ?",
             [(until_us, space, bytes.fromhex(name)) for name in stored],
         )
@@ -323,7 +323,7 @@ def _prolong(database: Database, space: int, names: Sequence[str]) -> dict[str, 
 
 
 def _stored(session: Session, space: int, names: Sequence[str]) -> dict[str, int]:
-    rows = in_chunks(
+    rows = rows_in_chunks(
         session,
         "SELECT name, staged_until_us FROM object WHERE space = ? AND name IN (@)",
         (space,),
@@ -525,14 +525,14 @@ class _Switch(NamedTuple):
             late = now_us - self.begun_us > LINGER_SECONDS * 1_000_000
             if late or _inside(session, self.old_no) != self.inside:
                 return False
-            count_removal(session, self.space)
-            session.many(
+            invalidate_caches(session, self.space)
+            session.run_many(
                 "DELETE FROM object WHERE space = ? AND name = ? AND pack = ?",
                 [(self.space, bytes.fromhex(name), self.old_no) for name in self.inside & self.drop],
             )
             if self.new is not None:
                 no = insert_pack_row(session, self.space, self.folder, self.new, now_us=self.created_at_us)
-                session.many(
+                session.run_many(
                     _MOVE,
                     [
                         (no, offset, length, inner, self.space, bytes.fromhex(name), self.old_no)
@@ -547,7 +547,7 @@ def _delete(database: Database, blobs: Blobs, packs: list[tuple[int, str]]) -> N
     blobs.delete([name for _, name in packs])
     failpoints.hit(_DELETED)
     with database.writing() as session:
-        session.many("DELETE FROM pack WHERE no = ?", [(no,) for no, _ in packs])
+        session.run_many("DELETE FROM pack WHERE no = ?", [(no,) for no, _ in packs])
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -587,7 +587,9 @@ class Objects:
     def missing(self, session: Session, space: int, names: Sequence[str]) -> set[str]:
         """Which of these objects have no row."""
         wanted = _as_keys(names)
-        rows = in_chunks(session, "SELECT name FROM object WHERE space = ? AND name IN (@)", (space,), wanted)
+        rows = rows_in_chunks(
+            session, "SELECT name FROM object WHERE space = ? AND name IN (@)", (space,), wanted
+        )
         return set(names) - {bytes(name).hex() for (name,) in rows}
 
     def locate(self, session: Session, space: int, names: Sequence[str]) -> Located:
@@ -715,7 +717,7 @@ def _rows(
     keys = _as_keys(dict.fromkeys(names))
     for start in range(0, len(keys), IN_LIMIT):
         some = keys[start : start + IN_LIMIT]
-        for key, kind, frame, *place in ask_in_chunks(session, _SELECT, (space,), some):
+        for key, kind, frame, *place in query_in_chunks(session, _SELECT, (space,), some):
             name = bytes(key).hex()
             yield name, kind, None if frame is None else frame_of(frame, f"object {name}"), place
 

@@ -30,7 +30,7 @@ from treering.core.ids import thread_scope_of
 from treering.core.lists import locate
 from treering.core.query import check_limit, decode_cursor, encode_cursor
 from treering.core.records import ListInfo, Page, Record
-from treering.engines.sql.dictionary import filled_all
+from treering.engines.sql.dictionary import expand_all
 from treering.engines.sql.rows import (
     BODY_PART_BITS,
     ITEM_POSITION_BITS,
@@ -46,7 +46,7 @@ from treering.engines.sql.rows import (
     ref_of,
     run_number,
 )
-from treering.engines.sql.session import in_chunks
+from treering.engines.sql.session import rows_in_chunks
 from treering.errors import Corrupt, InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -85,11 +85,11 @@ _SELECT: Final = (
 
 _SHEAVES: Final = "SELECT key, kind FROM item WHERE key > ? AND key <= ? AND kind < 0"
 
-COUNT: Final = "CASE WHEN i.kind < 0 THEN -i.kind ELSE 1 END"
+ITEM_COUNT: Final = "CASE WHEN i.kind < 0 THEN -i.kind ELSE 1 END"
 """How many items are in a row ``i``."""
 
 
-def bind(items: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+def pack_item_blocks(items: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
     """Rows of new items (key, kind, frame, address) in which those that follow each other are bound."""
     bound: list[Sequence[Any]] = []
     run: list[Sequence[Any]] = []
@@ -113,12 +113,12 @@ def _bound(run: list[Sequence[Any]]) -> list[Sequence[Any]]:
     return [(run[0][0], -len(run), seal(pack_body(contents)), None)]
 
 
-def is_sheaf(kind: Any) -> TypeGuard[int]:
+def is_item_block(kind: Any) -> TypeGuard[int]:
     """Whether a row of that kind holds several items."""
     return isinstance(kind, int) and kind < 0
 
 
-def unbind(kind: int, frame: Any, where: str) -> list[Content]:
+def unpack_item_block(kind: int, frame: Any, where: str) -> list[Content]:
     """The items in a sheaf, verified."""
     contents = unpack_body(unseal(frame_of(frame, where), where), where)
     if len(contents) != -kind:
@@ -126,13 +126,13 @@ def unbind(kind: int, frame: Any, where: str) -> list[Content]:
     return contents
 
 
-def positions_bound(session: Session, keys: Iterable[int]) -> set[int]:
+def positions_in_item_blocks(session: Session, keys: Iterable[int]) -> set[int]:
     """The positions (as keys) that are in a sheaf already, of all lists that the given ones are in."""
     ranges: dict[int, tuple[int, int]] = {}
     for key in keys:
         first, last = ranges.get(key >> ITEM_POSITION_BITS, (key, key))
         ranges[key >> ITEM_POSITION_BITS] = min(first, key), max(last, key)
-    asked = [session.ask(_SHEAVES, (first - MOST, last)) for first, last in ranges.values()]
+    asked = [session.query(_SHEAVES, (first - MOST, last)) for first, last in ranges.values()]
     return {position for rows in asked for key, kind in rows for position in range(key, key - kind)}
 
 
@@ -150,12 +150,12 @@ def read(session: Session, list_no: int, run: ListRange) -> list[Content | Addre
     first = item_key(list_no, start)
     bounds = (item_key(list_no, 0), first, first, item_key(list_no, stop))
     # The rows have no name here: the traceback of an error would keep them, and with them the log, open.
-    for key, kind, frame, address in session.ask(_SELECT, bounds):
+    for key, kind, frame, address in session.query(_SELECT, bounds):
         position = key & ITEM_POSITION_MASK
-        if is_sheaf(kind):
+        if is_item_block(kind):
             if position > start + len(found):
                 break
-            contents = unbind(kind, frame, where)
+            contents = unpack_item_block(kind, frame, where)
             found += islice(contents, start + len(found) - position, stop - position)
             continue
         if position != start + len(found):
@@ -230,7 +230,7 @@ def _slots(
     session: Session, space: int, batches: dict[str, set[int]]
 ) -> dict[tuple[str, int], Sequence[Content]]:
     numbers = dict(
-        in_chunks(
+        rows_in_chunks(
             session, "SELECT batch, no FROM commits WHERE space = ? AND batch IN (@)", (space,), list(batches)
         )
     )
@@ -241,7 +241,7 @@ def _slots(
         for part in parts
     }
     slots: dict[tuple[str, int], Sequence[Content]] = {}
-    for key, frame in in_chunks(session, "SELECT key, frame FROM body WHERE key IN (@)", (), list(keys)):
+    for key, frame in rows_in_chunks(session, "SELECT key, frame FROM body WHERE key IN (@)", (), list(keys)):
         batch, part = keys[key]
         where = f"body {part} of commit {batch!r}"
         slots[batch, part] = unpack_body(unseal(frame_of(frame, where), where), where)
@@ -265,7 +265,7 @@ def lineage(session: Session, space: int, list_id: str) -> list[tuple[ListInfo, 
     return found
 
 
-def remembered_list(
+def read_cached_list(
     session: Session, space: int, cache: ItemCache, list_id: str, start: int, stop: int
 ) -> list[Content] | None:
     """The items of a range by one question, if all of them are in the cache; not through parents."""
@@ -314,7 +314,7 @@ def refs(session: Session, space: int, names: Sequence[str]) -> dict[str, Ref]:
     if len(names) == 1:  # a head, as a rule: every load begins with it
         rows: Iterable[Row] = session.rows(_ONE_REF, (space, names[0]))
     else:
-        rows = in_chunks(session, _SOME_REFS, (space,), names)
+        rows = rows_in_chunks(session, _SOME_REFS, (space,), names)
     return {row[0]: ref_of(row) for row in rows}
 
 
@@ -389,7 +389,7 @@ def scan(session: Session, space: int, query: EventQuery, after: str | None, lim
 def _brief_records(session: Session, scope: str, rest: str, given: Sequence[Any]) -> list[Record] | None:
     """Records of one scope by what their rows say alone; ``None`` if one of them has its data elsewhere."""
     rows = session.rows(_BRIEF_SELECT + rest, given)
-    found = filled_all([data for _, _, _, _, data in rows])
+    found = expand_all([data for _, _, _, _, data in rows])
     if found is None:
         return None
     return [

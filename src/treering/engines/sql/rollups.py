@@ -11,7 +11,7 @@ from treering.core.records import Problem
 from treering.core.rollups import MEASURES, RollupKey, as_sum, deltas, merge, order
 from treering.engines.sql.gc.mark import PAGE
 from treering.engines.sql.rows import RECORD_SELECT, number_of_key, record_of, run_key
-from treering.engines.sql.session import in_chunks
+from treering.engines.sql.session import rows_in_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ def _named(session: Session, space: int, rows: Sequence[Row], at: int) -> list[R
     """Rows with the names of runs where what stands for them was, at a column."""
     numbers = {row[at]: number_of_key(row[at]) for row in rows}
     sql = "SELECT no, name FROM run WHERE space = ? AND no IN (@)"
-    names = dict(in_chunks(session, sql, (space,), list(numbers.values())))  # pyright: ignore[reportArgumentType]
+    names = dict(rows_in_chunks(session, sql, (space,), list(numbers.values())))  # pyright: ignore[reportArgumentType]
     return [(*row[:at], names.get(numbers[row[at]], row[at]), *row[at + 1 :]) for row in rows]
 
 
@@ -112,7 +112,7 @@ def add_to_rollups(session: Session, space: int, cells: dict[RollupKey, Measures
         (space, cell[0], run_key(cell[1]) if cell[0] == RUN else cell[1], *cell[2:], *measures)
         for cell, measures in cells.items()
     ]
-    session.tell_many(_ADD, rows)
+    session.execute_many(_ADD, rows)
 
 
 # -----------------------------------------------------------------------------------------------------------

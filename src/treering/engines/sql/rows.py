@@ -22,7 +22,7 @@ from treering.core.clock import day_of
 from treering.core.content import KINDS, Address, Kind, slot_address
 from treering.core.ids import thread_of_scope, thread_scope_of
 from treering.core.records import Record, Ref
-from treering.engines.sql.dictionary import filled, thinned
+from treering.engines.sql.dictionary import compress, expand
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def event_row(
             parent = SAME_HEAD + parent[head:]
     run, data = event.run, event.data
     if data is not None:
-        data = thinned(data, is_of_run=run is not None)
+        data = compress(data, is_of_run=run is not None)
     thread = event.thread
     if thread is not None and thread_scope_of(thread) == event.scope:
         thread = SAME
@@ -176,7 +176,7 @@ def record_of(row: tuple[Any, ...]) -> Record:
             reasoning=reasoning,
         )
     if data is not None:
-        data = filled(data if type(data) is bytes else frame_of(data, f"event {event_id!r}"))
+        data = expand(data if type(data) is bytes else frame_of(data, f"event {event_id!r}"))
     if type(parent) is str and parent[:1] == SAME_HEAD:
         parent = f"{str(event_id).partition('.')[0]}.{parent[1:]}"
     return Record(

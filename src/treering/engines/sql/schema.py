@@ -1,12 +1,13 @@
-"""Bring a database to this version's tables when it is opened.
+"""Create, check and upgrade the tables of a store when it is opened.
 
-An empty database gets the generated SQL of `engines/sql` in one transaction; one of this version costs two
-small reads; an older one is upgraded by Alembic, which is imported for nothing else; a newer or foreign one
-is refused before anything is touched. The version is the row of Alembic's own table, whichever way the
-tables came, so ``alembic upgrade head`` and `prepare` never disagree. **Invariant:** a database is at one
-version or at the next, never between: tables and version row change in one transaction, under the lock
-that all openers take (SQLite's writer lock, an advisory lock on PostgreSQL), and what was decided before
-the lock is decided again under it.
+An empty database gets the generated SQL in one transaction. A database at this version costs two small
+reads. An older one is upgraded by Alembic, which is imported only then. A newer or foreign one is refused
+before anything is touched. The version is the row in Alembic's own table, however the tables were created,
+so ``alembic upgrade head`` and `ensure_schema` always agree.
+
+**Invariant:** a database is at one version or the next, never in between. Tables and version change in one
+transaction, under the lock that every opener takes (SQLite's write lock, an advisory lock on PostgreSQL),
+and whatever was decided before the lock was taken is decided again under it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _PLACEHOLDERS: Final[dict[Dialect, str]] = {"sqlite": "?", "postgresql": "%s"}
 
 
 class Connection(Protocol):
-    """What `prepare` needs of a connection: outside of a transaction, and opening none by itself.
+    """What `ensure_schema` needs of a connection: outside of a transaction, and opening none by itself.
 
     A `sqlite3.Connection` with ``isolation_level=None`` and a psycopg connection with ``autocommit=True``
     are such connections.
@@ -77,7 +78,7 @@ class Connection(Protocol):
         ...
 
 
-def prepare(connection: Connection, dialect: Dialect, *, location: str, store_id: str) -> str:
+def ensure_schema(connection: Connection, dialect: Dialect, *, location: str, store_id: str) -> str:
     """Make sure that the tables are there and of this version; gives back the id of the store.
 
     ``location`` is what Alembic opens when there is something to upgrade: the path of the database file on
@@ -94,7 +95,7 @@ def prepare(connection: Connection, dialect: Dialect, *, location: str, store_id
         return state.store_id or _adopt(connection, dialect, store_id)
 
 
-def fresh_sql(dialect: Dialect) -> str:
+def initial_sql(dialect: Dialect) -> str:
     """The generated SQL that makes a fresh store."""
     return (Path(__file__).parent / _SQL_FILES[dialect]).read_text(encoding="utf-8")
 
@@ -151,7 +152,7 @@ def _create(connection: Connection, dialect: Dialect, store_id: str) -> State:
     with _locked(connection, dialect):
         if state := read(connection, dialect):
             return state
-        for statement in statements(fresh_sql(dialect)):
+        for statement in statements(initial_sql(dialect)):
             connection.execute(statement)
         hit(AFTER_STEP)
         _set_meta(connection, dialect, "created_by", f"treering {_installed_version()}")

@@ -14,14 +14,14 @@ from treering.core.query import check_limit
 from treering.core.records import Hit, SearchResult
 from treering.core.text import query_terms, text_of
 from treering.engines.sql.read import get
-from treering.engines.sql.session import ask_in_chunks, in_chunks
+from treering.engines.sql.session import query_in_chunks, rows_in_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from treering.core.batch import Text, Tokens
     from treering.core.query import SearchQuery
-    from treering.engines.sql.commit.encode import Prepared
+    from treering.engines.sql.commit.encode import EncodedBatch
     from treering.engines.sql.objects import Objects
     from treering.engines.sql.session import Database, Session
 
@@ -35,12 +35,12 @@ class TextIndex:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
 
-    def put(self, session: Session, space: int, scopes: dict[str, int], prepared: Prepared) -> None:
+    def put(self, session: Session, space: int, scopes: dict[str, int], encoded: EncodedBatch) -> None:
         """Index (or take out) the texts of a batch, which names each of them once."""
-        texts = prepared.batch.texts
+        texts = encoded.batch.texts
         collections = self._collections(session, space, texts)
         self.remove(session, space, _standing(session, collections, texts))
-        kept = [pair for pair in zip(texts, prepared.words, strict=True) if pair[0].source is not None]
+        kept = [pair for pair in zip(texts, encoded.words, strict=True) if pair[0].source is not None]
         rows: list[tuple[int, int, str, str, int, str]] = []
         entries: dict[tuple[int, Tokens], list[tuple[int, str, str]]] = {}
         for no, (text, words) in zip(session.numbers("text", len(kept)), kept, strict=True):
@@ -51,7 +51,7 @@ class TextIndex:
             collection = collections[text.collection]
             rows.append((no, collection[0], text.name, text.namespace, scopes[text.scope], text.source))
             entries.setdefault(collection, []).append((no, text.namespace, words))
-        session.tell_many(_INSERT, rows)
+        session.execute_many(_INSERT, rows)
         for (collection, tokens), entry in entries.items():
             self.add(session, collection, tokens, entry)
 
@@ -69,7 +69,7 @@ class TextIndex:
             scored = self.find(session, collection, tokens, terms, query)
         places = {
             no: (name, namespace, source)
-            for no, name, namespace, source in in_chunks(
+            for no, name, namespace, source in rows_in_chunks(
                 session,
                 "SELECT no, name, namespace, source FROM text WHERE no IN (@)",
                 (),
@@ -92,7 +92,7 @@ class TextIndex:
     def remove(self, session: Session, space: int, numbers: Sequence[int]) -> int:
         """Take texts out of the index and forget their rows; their content is still there."""
         rows = list(
-            in_chunks(
+            rows_in_chunks(
                 session,
                 "SELECT no, collection, namespace, source FROM text WHERE no IN (@)",
                 (),
@@ -141,7 +141,7 @@ class TextIndex:
         wanted: dict[str, Tokens] = {text.collection: text.tokens for text in reversed(texts)}
         found: dict[str, tuple[int, Tokens]] = {
             name: (no, tokens)
-            for name, no, tokens in in_chunks(
+            for name, no, tokens in rows_in_chunks(
                 session,
                 "SELECT name, no, tokens FROM collection WHERE space = ? AND name IN (@)",
                 (space,),
@@ -151,7 +151,7 @@ class TextIndex:
         new = [name for name in wanted if name not in found]
         for name, no in zip(new, session.numbers("collection", len(new)), strict=True):
             found[name] = no, wanted[name]
-            session.tell(
+            session.execute(
                 "INSERT INTO collection (no, space, name, tokens) VALUES (?, ?, ?, ?)",
                 (no, space, name, wanted[name]),
             )
@@ -183,7 +183,7 @@ class TextIndex:
         """Numbers and scores of texts that hold any of the terms, best first."""
         raise NotImplementedError
 
-    def settle(self, session: Session, collections: Sequence[int]) -> None:
+    def optimize(self, session: Session, collections: Sequence[int]) -> None:
         """Leave no word of a removed text in the index; for an index that forgets at once, nothing to do."""
 
     def lacking(self, session: Session, collection: int, numbers: Sequence[int]) -> set[int]:
@@ -200,5 +200,5 @@ def _standing(
     for text in texts:
         names.setdefault(collections[text.collection][0], []).append(text.name)
     sql = "SELECT no FROM text WHERE collection = ? AND name IN (@)"
-    asked = [ask_in_chunks(session, sql, (collection,), wanted) for collection, wanted in names.items()]
+    asked = [query_in_chunks(session, sql, (collection,), wanted) for collection, wanted in names.items()]
     return [no for rows in asked for (no,) in rows]

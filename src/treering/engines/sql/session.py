@@ -34,19 +34,19 @@ _INSERT: Final = re.compile(
 )
 
 
-class Telling(Protocol):
+class Executor(Protocol):
     """Where statements go whose outcome nobody waits for."""
 
-    def tell(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
         """Run a statement: an error shows at the end of the transaction."""
         ...
 
-    def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run a statement once for each row, in the same way; no two rows may stand for the same key."""
         ...
 
 
-class Session(Telling, Protocol):
+class Session(Executor, Protocol):
     """An open transaction."""
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
@@ -57,11 +57,11 @@ class Session(Telling, Protocol):
         """Run a statement; how many rows it changed."""
         ...
 
-    def many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+    def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """Run a statement once for each row; how many rows were changed in all."""
         ...
 
-    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
         """The rows of a query, to be looked at before anything is written.
 
         Over a network, questions that are asked before any answer is looked at travel together.
@@ -81,7 +81,7 @@ class Session(Telling, Protocol):
         ...
 
 
-def in_chunks(session: Session, sql: str, before: Sequence[Any], values: Sequence[Any]) -> Iterator[Row]:
+def rows_in_chunks(session: Session, sql: str, before: Sequence[Any], values: Sequence[Any]) -> Iterator[Row]:
     """Rows of a query with ``IN (@)``, however many values there are.
 
     The value list is filled up to a power of two, so that few distinct statements have to be prepared.
@@ -90,11 +90,13 @@ def in_chunks(session: Session, sql: str, before: Sequence[Any], values: Sequenc
         yield from session.rows(statement, parameters)
 
 
-def ask_in_chunks(session: Session, sql: str, before: Sequence[Any], values: Sequence[Any]) -> Iterable[Row]:
-    """The same by `Session.ask`: the questions are under way when this returns."""
+def query_in_chunks(
+    session: Session, sql: str, before: Sequence[Any], values: Sequence[Any]
+) -> Iterable[Row]:
+    """The same by `Session.query`: the questions are under way when this returns."""
     if len(values) == 1:
-        return session.ask(sql.replace("@", "?"), (*before, *values))
-    return chain.from_iterable([session.ask(*each) for each in _chunks(sql, before, values)])
+        return session.query(sql.replace("@", "?"), (*before, *values))
+    return chain.from_iterable([session.query(*each) for each in _chunks(sql, before, values)])
 
 
 def _chunks(sql: str, before: Sequence[Any], values: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
@@ -118,7 +120,7 @@ def for_rows(sql: str, rows: int, *, distinct: bool) -> str | None:
 
 
 class Database(Protocol):
-    """Where sessions come from: what `RelationalEngine` and the caretakers ask of an engine's driver."""
+    """Where sessions come from: what `SqlEngine` and the caretakers ask of an engine's driver."""
 
     @property
     def dialect(self) -> Dialect:
@@ -129,7 +131,7 @@ class Database(Protocol):
         """A short read transaction, one consistent moment. Never held across user code."""
         ...
 
-    def asking(self) -> AbstractContextManager[Session]:
+    def single_query(self) -> AbstractContextManager[Session]:
         """The same for a single question, which costs less where each is of one moment anyway."""
         ...
 
@@ -140,7 +142,7 @@ class Database(Protocol):
         """
         ...
 
-    def tidy(self, *, secure: bool) -> None:
+    def reclaim_space(self, *, secure: bool) -> None:
         """After a removal: give free space back; when ``secure``, leave no deleted byte in any file."""
         ...
 

@@ -19,7 +19,7 @@ from treering.core.records import Checked, Problem
 from treering.engines.sql.commit.state import unpack_receipt
 from treering.engines.sql.gc.mark import COMMITS, PAGE, Mark, Missing, Origin, Walk, by_weight, slot_key
 from treering.engines.sql.objects import Located, PackGone
-from treering.engines.sql.read import COUNT, body_part, is_sheaf, unbind
+from treering.engines.sql.read import ITEM_COUNT, body_part, is_item_block, unpack_item_block
 from treering.engines.sql.rollups import Recount
 from treering.engines.sql.rows import (
     BODY_PART_BITS,
@@ -29,7 +29,7 @@ from treering.engines.sql.rows import (
     kind_of,
     split_links,
 )
-from treering.engines.sql.session import in_chunks
+from treering.engines.sql.session import rows_in_chunks
 from treering.engines.sql.spill import Scratch, Seen
 from treering.errors import Corrupt
 
@@ -98,7 +98,7 @@ class Contents:
                 "SELECT name, kind, size, frame FROM object "
                 "WHERE space = ? AND frame IS NOT NULL AND name IN (@)"
             )
-            rows = list(in_chunks(session, sql, (self._space,), names))
+            rows = list(rows_in_chunks(session, sql, (self._space,), names))
         for key, number, size, frame in rows:
             name = bytes(key).hex()
             where = f"object {name}"
@@ -185,7 +185,7 @@ class Contents:
         part_size = 1 << BODY_PART_BITS
         with self._database.reading() as session:
             sizes = list(
-                in_chunks(
+                rows_in_chunks(
                     session,
                     "SELECT b.key, length(b.frame) FROM commits c "
                     f"JOIN body b ON b.key >= c.no * {part_size} AND b.key < (c.no + 1) * {part_size} "
@@ -199,7 +199,9 @@ class Contents:
             return
         for group in by_weight(sizes):
             with self._database.reading() as session:
-                rows = list(in_chunks(session, "SELECT key, frame FROM body WHERE key IN (@)", (), group))
+                rows = list(
+                    rows_in_chunks(session, "SELECT key, frame FROM body WHERE key IN (@)", (), group)
+                )
             problems: list[Problem] = []
             for key, frame in rows:
                 commit_no, part = body_part(key)
@@ -236,7 +238,7 @@ class Contents:
                     return
                 marks = ",".join("?" * len(rows))
                 counts = session.rows(
-                    f"SELECT l.no, sum({COUNT}), min(i.key), max(i.key + {COUNT} - 1) FROM list l "
+                    f"SELECT l.no, sum({ITEM_COUNT}), min(i.key), max(i.key + {ITEM_COUNT} - 1) FROM list l "
                     f"JOIN item i ON {_ITEM_RANGE} WHERE l.no IN ({marks}) GROUP BY l.no",
                     [row[1] for row in rows],
                 )
@@ -285,7 +287,7 @@ class Contents:
         for group in by_weight(sizes):
             with self._database.reading() as session:
                 sql = "SELECT key, kind, frame, address FROM item WHERE key IN (@)"
-                rows = list(in_chunks(session, sql, (), group))
+                rows = list(rows_in_chunks(session, sql, (), group))
             for key, kind, frame, address in rows:
                 where = (
                     f"item {key & ((1 << ITEM_POSITION_BITS) - 1)} of l:{names[key >> ITEM_POSITION_BITS]}"
@@ -297,8 +299,8 @@ class Contents:
                 try:
                     sealed = frame_of(frame, where)
                     self.bytes += len(sealed)
-                    if is_sheaf(kind):
-                        unbind(kind, sealed, where)
+                    if is_item_block(kind):
+                        unpack_item_block(kind, sealed, where)
                     else:
                         unseal(sealed, where)
                         kind_of(kind, where)

@@ -26,7 +26,7 @@ import msgspec
 from treering.core.failpoints import declare, hit
 from treering.core.frame import seal_pieces, unseal
 from treering.engines.sql.commit.write import Rows, write_rows
-from treering.engines.sql.read import bind
+from treering.engines.sql.read import pack_item_blocks
 from treering.engines.sql.session import for_rows
 from treering.errors import Corrupt
 
@@ -106,7 +106,7 @@ def pack(rows: Rows) -> bytes | None:
     return b"".join(seal_pieces(packed, compress_from=len(packed) + 1))
 
 
-def settle(session: Session, known: Mapping[int, Rows]) -> None:
+def flush(session: Session, known: Mapping[int, Rows]) -> None:
     """Bring all fresh commits into their tables, within a write transaction.
 
     ``known`` are those of this process by their numbers, which need not be read.
@@ -116,7 +116,7 @@ def settle(session: Session, known: Mapping[int, Rows]) -> None:
         own = known.get(no)
         spaces.setdefault(space, Rows()).take(_read(session, slot) if own is None else own)
     for space, rows in spaces.items():
-        rows.items = bind(rows.items)
+        rows.items = pack_item_blocks(rows.items)
         write_rows(_Together(session), space, rows)
     hit(SETTLED)
 
@@ -129,18 +129,18 @@ class _Together:
     """
 
     def __init__(self, session: Session) -> None:
-        self.tell = session.tell
+        self.execute = session.execute
         self._session = session
 
-    def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run a statement once for each row."""
         start = 0
         while start < len(rows):
             size = min(1 << (len(rows) - start).bit_length() - 1, ROWS_AT_ONCE)
             together = for_rows(sql, size, distinct=True)  # SQLite takes them one after the other
             if together is None:
-                return self._session.tell_many(sql, rows)
-            self.tell(together, [*chain.from_iterable(rows[start : start + size])])
+                return self._session.execute_many(sql, rows)
+            self.execute(together, [*chain.from_iterable(rows[start : start + size])])
             start += size
         return None
 

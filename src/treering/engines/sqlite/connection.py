@@ -21,10 +21,10 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from treering.engines.sql.session import RECEIPTS, ask_in_chunks
-from treering.engines.sqlite.commit_log import IS_FRESH, WIPE, settle
+from treering.engines.sql.session import RECEIPTS, query_in_chunks
+from treering.engines.sqlite.commit_log import IS_FRESH, WIPE, flush
 from treering.engines.sqlite.errors import FAILURES, damaged, translated
-from treering.engines.sqlite.writer_queue import BUSY_SECONDS, RETRY_SECONDS, Turns, patiently
+from treering.engines.sqlite.writer_queue import BUSY_SECONDS, RETRY_SECONDS, WriterQueue, retry_while_busy
 from treering.errors import Busy, Closed, ReadOnly, StoreFull
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Reading:
             try:
                 has_settled = self._let_settle(session)
                 if has_settled and self._begins:
-                    session.tell("BEGIN")
+                    session.execute("BEGIN")
             except BaseException:
                 session.connection.close()
                 raise
@@ -88,7 +88,7 @@ class Reading:
         if session.is_fresh():
             database.patience = 0 if session.is_fresh(FEW - 1) else PATIENCE
             try:
-                database.settle()
+                database.flush()
             except (ReadOnly, StoreFull):
                 return False
         return True
@@ -98,7 +98,7 @@ class Reading:
         self._writing = Writing(self._database, settles=False)
         session = self._writing.__enter__()
         try:
-            settle(session, self._database.fresh)
+            flush(session, self._database.fresh)
         except BaseException as error:
             self._writing.__exit__(type(error), error, error.__traceback__)
             raise
@@ -118,7 +118,7 @@ class Reading:
         session = self._session
         try:
             if session.connection.in_transaction:  # some errors end it
-                session.tell("ROLLBACK" if failed else "COMMIT")
+                session.execute("ROLLBACK" if failed else "COMMIT")
         except FAILURES as failure:
             session.connection.close()
             raise translated(failure, str(self._database.path)) from failure
@@ -141,7 +141,7 @@ class Writing:
         try:
             self._session = session = database.write_session()
             database.turns.enter(BUSY_SECONDS)
-            patiently(session.begin)
+            retry_while_busy(session.begin)
             if self._settles and session.is_fresh():
                 self._settle(session)
         except BaseException as error:
@@ -154,10 +154,10 @@ class Writing:
     def _settle(self, session: SqliteSession) -> None:
         """First, and by itself: while a long transaction runs, readers shall find nothing to wait for."""
         session.roll_back()
-        self._database.settle_relaxed(session)
-        patiently(session.begin)
+        self._database.flush_relaxed(session)
+        retry_while_busy(session.begin)
         if session.is_fresh():  # of someone who does not wait for turns
-            settle(session, self._database.fresh)
+            flush(session, self._database.fresh)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -239,21 +239,21 @@ class SqliteSession:
         """Run a statement; how many rows it changed."""
         return self._execute(sql, parameters).rowcount
 
-    def many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+    def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """Run a statement once for each row; how many rows were changed in all."""
         if len(rows) == 1:
             return self._execute(sql, rows[0]).rowcount
         return self._execute_many(sql, rows).rowcount
 
-    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> Iterable[Row]:
         """The rows of a query, read as they are looked at."""
         return self.connection.execute(sql, parameters)
 
-    def tell(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
         """Run a statement."""
         self._execute(sql, parameters)
 
-    def tell_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run a statement once for each row."""
         if len(rows) == 1:
             self._execute(sql, rows[0])
@@ -268,7 +268,7 @@ class SqliteSession:
         ).fetchall()
         self._largest_commit = largest
         is_repeated = is_there or len(batches) > 1
-        receipts = ask_in_chunks(self, RECEIPTS, (space,), batches) if is_repeated else ()
+        receipts = query_in_chunks(self, RECEIPTS, (space,), batches) if is_repeated else ()
         return [(seq, committed_at_us, removals)], receipts
 
     def numbers(self, table: str, count: int) -> list[int]:
@@ -310,7 +310,7 @@ class SqliteDatabase:
 
     def _start(self) -> None:
         self._write_lock = threading.RLock()
-        self.turns = Turns(self.path.with_name(self.path.name + "-turns"))
+        self.turns = WriterQueue(self.path.with_name(self.path.name + "-turns"))
         self._writer: SqliteSession | None = None
         self._is_relaxed = False
         """Whether the writing connection may not sync its commits: while they settle."""
@@ -336,7 +336,7 @@ class SqliteDatabase:
         """A short read transaction."""
         return Reading(self, begins=True)
 
-    def asking(self) -> AbstractContextManager[SqliteSession]:
+    def single_query(self) -> AbstractContextManager[SqliteSession]:
         """The same for one question: SQLite answers each of one moment."""
         return Reading(self, begins=False)
 
@@ -354,18 +354,18 @@ class SqliteDatabase:
             try:
                 session = self.write_session()
                 self.turns.enter(BUSY_SECONDS)
-                return patiently(lambda: session.run(sql, parameters))
+                return retry_while_busy(lambda: session.run(sql, parameters))
             except FAILURES as error:
                 raise translated(error, str(self.path)) from error
             finally:
                 self.turns.leave()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Let what is fresh settle, for someone who reads."""
         with self.writing():
             pass
 
-    def settle_relaxed(self, session: SqliteSession) -> None:
+    def flush_relaxed(self, session: SqliteSession) -> None:
         """The same for whoever holds the write lock and has no transaction.
 
         Nothing has to be synced: until the next sync, what settles is durable where it was.
@@ -373,9 +373,9 @@ class SqliteDatabase:
         self._is_relaxed = True
         try:
             self._sync(session, "NORMAL")
-            patiently(session.begin)
+            retry_while_busy(session.begin)
             try:
-                settle(session, self.fresh)
+                flush(session, self.fresh)
                 session.commit()
             except BaseException:
                 session.roll_back()
@@ -393,13 +393,13 @@ class SqliteDatabase:
         # As a script: the statement takes effect when it is prepared, and a prepared one is kept.
         session.connection.executescript(f"PRAGMA synchronous = {mode}")
 
-    def tidy(self, *, secure: bool) -> None:
+    def reclaim_space(self, *, secure: bool) -> None:
         """Give free pages back to the disk; when ``secure``, leave no old page in the log either."""
         with self.exclusively() as connection:
             self.fresh.clear()
-            patiently(lambda: connection.execute(WIPE))
+            retry_while_busy(lambda: connection.execute(WIPE))
             # As a script, because a single execute frees a single page.
-            patiently(lambda: connection.executescript("PRAGMA incremental_vacuum"))
+            retry_while_busy(lambda: connection.executescript("PRAGMA incremental_vacuum"))
             if secure:
                 self._truncate_log(connection)
 
@@ -465,7 +465,7 @@ class SqliteDatabase:
         )
         try:
             for setting in _SETTINGS:  # another process may just be making the database
-                patiently(partial(connection.execute, setting))
+                retry_while_busy(partial(connection.execute, setting))
         except BaseException:
             connection.close()
             raise
@@ -473,8 +473,8 @@ class SqliteDatabase:
 
     def make_ready(self, connection: sqlite3.Connection) -> None:
         """Put a new database into the modes that cannot be changed once it has tables."""
-        patiently(lambda: connection.execute("PRAGMA auto_vacuum = INCREMENTAL"))
-        patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+        retry_while_busy(lambda: connection.execute("PRAGMA auto_vacuum = INCREMENTAL"))
+        retry_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL"))
 
     def change_count(self) -> int:
         """A number that changes when another connection commits."""

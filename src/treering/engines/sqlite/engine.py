@@ -21,7 +21,7 @@ from treering.core.records import Problem
 from treering.engines.sql import schema
 from treering.engines.sql.commit.decide import accept, remember
 from treering.engines.sql.commit.write import Rows
-from treering.engines.sql.engine import BEFORE_COMMIT, RelationalEngine
+from treering.engines.sql.engine import BEFORE_COMMIT, SqlEngine
 from treering.engines.sql.objects import Objects
 from treering.engines.sqlite.commit_log import MOST_BYTES, MOST_COMMITS, SLOTS, insert_of, pack
 from treering.engines.sqlite.connection import SqliteDatabase
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.records import Checked
     from treering.core.storage import Blobs
-    from treering.engines.sql.commit.encode import Prepared
+    from treering.engines.sql.commit.encode import EncodedBatch
     from treering.engines.sql.commit.group import Outcome
-    from treering.engines.sql.commit.state import Memory, Remembered
+    from treering.engines.sql.commit.state import SpaceCache, SpaceCaches
     from treering.engines.sqlite.connection import Durability
 
 
@@ -118,7 +118,7 @@ class Shortcut:
         self._names: set[tuple[Any, ...]] = set()
         """The batches and events of these, which no other table may know yet."""
 
-    def commit(self, space: int, group: Sequence[Prepared], memory: Memory) -> list[Receipt] | None:
+    def commit(self, space: int, group: Sequence[EncodedBatch], memory: SpaceCache) -> list[Receipt] | None:
         """Commit a group of ordinary batches; ``None``, with nothing done, if it has to go the long way."""
         database = self._database
         settled_no, count = self._settled_no, self._count
@@ -179,7 +179,7 @@ class Shortcut:
             return False
         return True
 
-    def learn(self, space: int, memory: Memory, remembered: Remembered) -> None:
+    def learn(self, space: int, memory: SpaceCache, remembered: SpaceCaches) -> None:
         """Go on from a commit that went the long way, which let everything settle."""
         if memory.behind_no != self._settled_no + self._count or not memory.commit_no:
             remembered.doubt_others(space)
@@ -199,7 +199,7 @@ _SHORTEST: Final = 512
 _REFUSALS: Final = {errno.EROFS: ReadOnly, errno.ENOSPC: StoreFull, errno.EDQUOT: StoreFull}
 
 
-class SqliteEngine(RelationalEngine):
+class SqliteEngine(SqlEngine):
     """A store in one folder."""
 
     def __init__(self, database: SqliteDatabase, blobs: Blobs) -> None:
@@ -223,18 +223,18 @@ class SqliteEngine(RelationalEngine):
     sql_dialect: Final = "sqlite"
 
     def sql_connection(self) -> sqlite3.Connection:
-        """A new connection for questions in SQL, which whoever asks closes; `settle` before each of them."""
+        """A new connection for questions in SQL, which whoever asks closes; `flush` before each of them."""
         try:
             return sqlite3.connect(self._sqlite.path, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
             raise translated(error, str(self._sqlite.path)) from error
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Bring every commit into its tables, for someone who reads these on a connection of their own."""
-        with self._sqlite.asking():
+        with self._sqlite.single_query():
             pass
 
-    def _write_space(self, space: int, group: list[Prepared], *, all_new: bool = False) -> list[Outcome]:
+    def _write_space(self, space: int, group: list[EncodedBatch], *, all_new: bool = False) -> list[Outcome]:
         """Commit a group, the short way if it is ordinary."""
         memory = self._remembered.of(space)
         receipts = self._shortcut.commit(space, group, memory)
@@ -309,8 +309,8 @@ class SqliteEngine(RelationalEngine):
         self._group.close()
         if self._shortcut.was_used:
             with suppress(TreeringError):  # what cannot settle now does when it is read
-                self.settle()
-                self._sqlite.tidy(secure=False)
+                self.flush()
+                self._sqlite.reclaim_space(secure=False)
         self._sqlite.close()
 
 
@@ -334,7 +334,7 @@ def open_sqlite(
     try:
         with database.exclusively() as connection:
             database.make_ready(connection)
-            schema.prepare(connection, "sqlite", location=str(database.path), store_id=new_id())
+            schema.ensure_schema(connection, "sqlite", location=str(database.path), store_id=new_id())
     except BaseException:
         database.close()
         raise

@@ -40,7 +40,7 @@ class SqliteTextIndex(TextIndex):
     ) -> None:
         """Index texts: number, namespace, words."""
         del tokens  # the table knows its own tokenizer
-        session.many(
+        session.run_many(
             f"INSERT INTO fts_{collection} (rowid, namespace, words) VALUES (?, ?, ?)",
             [(no, _token(namespace), words) for no, namespace, words in texts],
         )
@@ -59,7 +59,7 @@ class SqliteTextIndex(TextIndex):
         session.run(f"DROP TABLE IF EXISTS fts_{collection}")
         self.create(session, collection, tokens)
 
-    def settle(self, session: Session, collections: Sequence[int]) -> None:
+    def optimize(self, session: Session, collections: Sequence[int]) -> None:
         """Merge the index into one segment: only then are the words of deleted texts really gone."""
         for collection in collections:
             session.run(f"INSERT INTO fts_{collection} (fts_{collection}) VALUES ('optimize')")

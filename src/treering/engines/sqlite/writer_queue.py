@@ -37,7 +37,7 @@ IDLE_SECONDS: Final = 0.001
 """A turn that was not used for so long is over."""
 
 
-class Turns:
+class WriterQueue:
     """The queue of writers at one database; used by one thread of a process at a time."""
 
     def __init__(self, path: Path) -> None:
@@ -216,7 +216,7 @@ BUSY_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 0.002
 
 
-def patiently(action: Callable[[], Answer]) -> Answer:
+def retry_while_busy(action: Callable[[], Answer]) -> Answer:
     """Do something that needs a lock of the database, patiently but not for ever."""
     try:
         return action()

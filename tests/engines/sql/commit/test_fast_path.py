@@ -15,7 +15,7 @@ from treering.core.clock import DAY_US, ManualClock, SystemClock
 from treering.core.content import Content, object_address, slot_address
 from treering.core.query import Erasure, EventQuery, SumQuery
 from treering.engines.sql.commit.decide import accept
-from treering.engines.sql.commit.encode import prepare
+from treering.engines.sql.commit.encode import encode_batch
 from treering.engines.sql.gc import sweep
 from treering.engines.sqlite import engine as engine_module
 from treering.engines.sqlite import open_sqlite
@@ -239,7 +239,7 @@ def test_it_comes_out_as_it_would_the_long_way(pair, plans):
     for number, (plan, others) in enumerate(plans):
         batch = drafted(space, plan, number, lengths, versions, brought)
         with suppress(InvalidInput):  # refused by its form, whichever way it would go
-            prepare(batch)
+            encode_batch(batch)
             group.append(batch)
         if len(group) <= others and number < len(plans) - 1:
             continue
@@ -288,7 +288,7 @@ def drafted(space, plan, number, lengths, versions, brought):
 
 
 def outcomes(engine, group):
-    found = engine._write([prepare(batch) for batch in group])
+    found = engine._write([encode_batch(batch) for batch in group])
     return [(type(each), str(each)) if isinstance(each, TreeringError) else each for each in found]
 
 

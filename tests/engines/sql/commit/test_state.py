@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from treering.core.batch import Receipt
-    from treering.engines.sql.engine import RelationalEngine
+    from treering.engines.sql.engine import SqlEngine
     from treering.engines.sqlite import SqliteEngine
 
 SCOPE = "/thread/a"
 
 
 @pytest.fixture(params=STORES)
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], RelationalEngine]]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], SqlEngine]]:
     """Open the store once more, as another process would."""
     engines = [open_either(request, tmp_path)]
 
-    def again() -> RelationalEngine:
+    def again() -> SqlEngine:
         engines.append(open_either(request, tmp_path))
         return engines[-1]
 
@@ -39,12 +39,12 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
 
 
 @pytest.fixture
-def mine(opened: Callable[[], RelationalEngine]) -> RelationalEngine:
+def mine(opened: Callable[[], SqlEngine]) -> SqlEngine:
     return opened()
 
 
 @pytest.fixture
-def theirs(mine: RelationalEngine, opened: Callable[[], RelationalEngine]) -> RelationalEngine:
+def theirs(mine: SqlEngine, opened: Callable[[], SqlEngine]) -> SqlEngine:
     del mine  # made first
     return opened()
 
@@ -56,13 +56,13 @@ def local(tmp_path: Path) -> Iterator[SqliteEngine]:
     engine.close()
 
 
-def set_head(engine: RelationalEngine, value: bytes, expect: int | str) -> Receipt:
+def set_head(engine: SqlEngine, value: bytes, expect: int | str) -> Receipt:
     draft = Draft(SPACE)
     draft.set_ref("head", value, scope=SCOPE, expect=expect)  # type: ignore[arg-type]
     return engine.commit(draft.batch())
 
 
-def append(engine: RelationalEngine, at: int, scope: str = SCOPE) -> Receipt:
+def append(engine: SqlEngine, at: int, scope: str = SCOPE) -> Receipt:
     draft = Draft(SPACE)
     draft.append("list", Content("text", b"item"), scope=scope, at=at)
     return engine.commit(draft.batch())
@@ -157,7 +157,7 @@ def test_a_load_is_noticed(mine, tmp_path):
 
 
 def test_sums_go_on_from_what_is_remembered(mine, theirs):
-    def add(engine: RelationalEngine) -> int:
+    def add(engine: SqlEngine) -> int:
         draft = Draft(SPACE)
         draft.add_to_ref("sum", Add(delta=1), scope=SCOPE)
         return engine.commit(draft.batch()).sums["sum"]

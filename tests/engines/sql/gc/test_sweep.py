@@ -286,7 +286,7 @@ def test_no_read_transaction_is_long(engine, monkeypatch):
                     outer.rows += len(found)
                     return found
 
-                ask = rows
+                query = rows
 
             return Session()
 

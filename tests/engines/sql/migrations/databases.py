@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 
 @dataclass(frozen=True)
 class Database:
-    """A database that may hold a store: ``location`` is what `schema.prepare` takes."""
+    """A database that may hold a store: ``location`` is what `schema.ensure_schema` takes."""
 
     dialect: Literal["sqlite", "postgresql"]
     location: str
@@ -48,9 +48,9 @@ class Database:
         finally:
             connection.close()
 
-    def prepare(self, store_id: str = "the-id") -> str:
+    def ensure_schema(self, store_id: str = "the-id") -> str:
         with self.connection() as connection:
-            return schema.prepare(connection, self.dialect, location=self.location, store_id=store_id)
+            return schema.ensure_schema(connection, self.dialect, location=self.location, store_id=store_id)
 
     def rows(self, sql: str) -> list[tuple]:
         with self.connection() as connection:

@@ -30,7 +30,7 @@ def main() -> None:
     if given.wait:
         print("ready", flush=True)
         sys.stdin.readline()
-    print(Database(given.dialect, given.location).prepare(given.id))
+    print(Database(given.dialect, given.location).ensure_schema(given.id))
 
 
 def learn(folder: Path, version: str) -> None:

@@ -139,7 +139,7 @@ def holds_all(found: dict[str, list[dict]]) -> bool:
 
 def main() -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    schema.prepare(connection, "sqlite", location=":memory:", store_id="golden")
+    schema.ensure_schema(connection, "sqlite", location=":memory:", store_id="golden")
     connection.execute("UPDATE meta SET value = 'treering 0.1.0' WHERE key = 'created_by'")
     fill(connection, "sqlite")
     print("\n".join(connection.iterdump()))

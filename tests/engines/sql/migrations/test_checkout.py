@@ -66,7 +66,7 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def test_a_change_of_the_tables_becomes_a_migration(checkout: Checkout, database: Database):
-    database.prepare()
+    database.ensure_schema()
     checkout.add_a_column()
     checkout.alembic("revision", "--autogenerate", "-m", "add colour", url=database.place)
     added = checkout.versions / f"{NEXT}_add_colour.py"
@@ -91,7 +91,7 @@ def test_the_default_store_is_migrated_forward_only(checkout: Checkout):
     assert refused.returncode != 0
     assert "only goes forward" in refused.stderr
     database = Database("sqlite", str(checkout.folder / ".treering" / schema.SQLITE_FILE))
-    assert database.prepare("mine") == "mine"
+    assert database.ensure_schema("mine") == "mine"
 
 
 def test_generated_files_that_are_stale_are_named(checkout: Checkout):

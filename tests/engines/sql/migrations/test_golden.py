@@ -36,7 +36,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 
 
 def test_a_golden_store_comes_to_this_version_with_all_its_rows(golden: Database):
-    assert golden.prepare("other") == "golden"
+    assert golden.ensure_schema("other") == "golden"
     assert golden.version() == schema.SCHEMA_VERSION
     with golden.connection() as connection:
         assert rows.holds_all(rows.stored(connection))

@@ -16,7 +16,7 @@ from treering.errors import InvalidInput
 
 
 def test_a_fresh_schema_equals_a_migrated_one(database: Database, second_database: Database):
-    database.prepare()
+    database.ensure_schema()
     upgrade(second_database.place)
     fresh, migrated = shape_of(database), shape_of(second_database)
     assert fresh["reflected"] == migrated["reflected"]
@@ -30,14 +30,14 @@ def test_a_fresh_schema_equals_a_migrated_one(database: Database, second_databas
 @pytest.mark.parametrize("way", ["generated", "migrated"])
 def test_autogenerate_on_head_is_empty(database: Database, way):
     if way == "generated":
-        database.prepare()
+        database.ensure_schema()
     else:
         upgrade(database.place)
     assert differences(database) == []
 
 
 def test_autogenerate_sees_a_lost_column_index_and_condition(database: Database):
-    database.prepare()
+    database.ensure_schema()
     database.run("DROP INDEX event_run")
     database.run("DROP INDEX list_parent")
     database.run("CREATE INDEX list_parent ON list (parent)")
@@ -48,7 +48,7 @@ def test_autogenerate_sees_a_lost_column_index_and_condition(database: Database)
 
 def test_autogenerate_leaves_search_tables_alone(tmp_path):
     database = Database("sqlite", str(tmp_path / "treering.db"))
-    database.prepare()
+    database.ensure_schema()
     database.run("CREATE VIRTUAL TABLE fts_12 USING fts5(namespace, text)")
     assert database.rows("SELECT count(*) FROM sqlite_master WHERE name LIKE 'fts%'") == [(6,)]
     assert differences(database) == []
@@ -64,8 +64,8 @@ def test_the_version_of_the_package_is_the_newest_migration():
 
 def test_a_store_that_alembic_made_gets_its_id_when_it_is_opened(database: Database):
     upgrade(database.place)
-    assert database.prepare("adopted") == "adopted"
-    assert database.prepare("later") == "adopted"
+    assert database.ensure_schema("adopted") == "adopted"
+    assert database.ensure_schema("later") == "adopted"
 
 
 def test_a_program_may_hand_over_its_own_connection(database: Database):

@@ -32,7 +32,7 @@ def fill_as_before(database: Database) -> None:
 def test_the_runs_of_an_old_store_become_numbers(database: Database):
     upgrade(database.place, revision=BEFORE)
     fill_as_before(database)
-    database.prepare()
+    database.ensure_schema()
     assert database.version() == schema.SCHEMA_VERSION
     with database.connection() as connection:
         assert rows.holds_all(rows.stored(connection))

@@ -24,7 +24,7 @@ MOMENTS = [f"{schema.AFTER_STEP}=kill:1", f"{schema.AFTER_STEP}=kill:2", f"{sche
 @pytest.fixture
 def old(database: Database) -> Database:
     """A store of this version with rows in every table."""
-    database.prepare("old-store")
+    database.ensure_schema("old-store")
     with database.connection() as connection:
         rows.fill(connection, database.dialect)
     return database
@@ -32,14 +32,14 @@ def old(database: Database) -> Database:
 
 def test_a_store_of_the_first_version_still_opens(old: Database):
     before = all_rows(old)
-    assert old.prepare() == "old-store"
+    assert old.ensure_schema() == "old-store"
     assert all_rows(old) == before
     assert rows.holds_all(before)
 
 
 @pytest.mark.usefixtures("later")
 def test_opening_an_older_store_upgrades_it(old: Database):
-    assert old.prepare() == "old-store"
+    assert old.ensure_schema() == "old-store"
     assert old.version() == LAST
     assert old.rows("SELECT DISTINCT colour FROM ref") == [("green",)]
     assert "leaf" in old.tables()
@@ -48,17 +48,17 @@ def test_opening_an_older_store_upgrades_it(old: Database):
 
 @pytest.mark.usefixtures("later")
 def test_an_upgraded_store_opens_as_cheaply_as_any(old: Database, monkeypatch):
-    old.prepare()
+    old.ensure_schema()
     monkeypatch.setattr(schema, "_upgrade", None)
-    assert old.prepare() == "old-store"
+    assert old.ensure_schema() == "old-store"
 
 
 @pytest.mark.usefixtures("later")
 def test_an_upgraded_store_is_refused_by_the_older_treering(old: Database, monkeypatch):
-    old.prepare()
+    old.ensure_schema()
     monkeypatch.setattr(schema, "SCHEMA_VERSION", NOW)
     with pytest.raises(NewerStore, match=f"schema {LAST}"):
-        old.prepare()
+        old.ensure_schema()
 
 
 @pytest.mark.usefixtures("later")
@@ -68,11 +68,11 @@ def test_a_failed_upgrade_leaves_the_old_version_working(old: Database, failpoin
     failpoints.arm(failpoint, "raise")
     try:
         with pytest.raises(failpoints.Injected):
-            old.prepare()
+            old.ensure_schema()
     finally:
         failpoints.disarm()
     is_untouched(old, before)
-    old.prepare()
+    old.ensure_schema()
     assert old.version() == LAST
 
 
@@ -85,11 +85,11 @@ def test_a_killed_upgrade_leaves_the_old_version_working(old: Database, future, 
     killed.communicate(timeout=110)
     assert killed.returncode == -9
     is_untouched(old, before)
-    assert old.prepare() == "old-store"
+    assert old.ensure_schema() == "old-store"
     old.run("UPDATE space SET seq = seq + 1")
 
     request.getfixturevalue("later")
-    assert old.prepare() == "old-store"
+    assert old.ensure_schema() == "old-store"
     assert old.version() == LAST
 
 
@@ -99,7 +99,7 @@ def test_a_migration_that_fails_leaves_the_old_version_working(old: Database, fu
     third.write_text(third.read_text() + '    op.execute("INSERT INTO nowhere VALUES (1)")\n')
     before = all_rows(old)
     with pytest.raises(driver_error(old)):
-        old.prepare()
+        old.ensure_schema()
     is_untouched(old, before)
 
 
@@ -129,7 +129,7 @@ def test_without_alembic_an_upgrade_names_what_to_install(old: Database, missing
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtra, match=rf"{NOW}.*{LAST}.*treering\[migrate\]"):
-        old.prepare()
+        old.ensure_schema()
     assert old.version() == NOW
 
 

@@ -1,6 +1,6 @@
 """The decision: may this batch commit, and what will it have done?
 
-Pure. Batches of a group are decided one after the other against `Current`, each seeing what the ones
+Pure. Batches of a group are decided one after the other against `CommitState`, each seeing what the ones
 before it did. A batch is checked completely before it changes anything, so a rejected one leaves no
 trace and does not touch its neighbours.
 """
@@ -28,57 +28,59 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from treering.core.batch import Append, Batch, RefChange
-    from treering.engines.sql.commit.encode import Prepared
-    from treering.engines.sql.commit.state import Current, Memory
+    from treering.engines.sql.commit.encode import EncodedBatch
+    from treering.engines.sql.commit.state import CommitState, SpaceCache
 
 
-class Accepted:
+class AcceptedBatch:
     """A batch that will be written, with the places that were found for it."""
 
-    __slots__ = ("appends", "prepared", "receipt", "refs")
+    __slots__ = ("appends", "encoded", "receipt", "refs")
 
     def __init__(
         self,
-        prepared: Prepared,
+        encoded: EncodedBatch,
         receipt: Receipt,
         refs: list[tuple[RefChange, RefState]],
         appends: list[tuple[Append, ListState]],
     ) -> None:
-        self.prepared = prepared
+        self.encoded = encoded
         self.receipt = receipt
         self.refs = refs
         self.appends = appends
 
 
-def decide_all(current: Current, group: Iterable[Prepared]) -> list[Accepted | Receipt | TreeringError]:
+def decide_all(
+    current: CommitState, group: Iterable[EncodedBatch]
+) -> list[AcceptedBatch | Receipt | TreeringError]:
     """Decide one batch after the other: accepted, committed before, or rejected."""
-    decisions: list[Accepted | Receipt | TreeringError] = []
-    for prepared in group:
+    decisions: list[AcceptedBatch | Receipt | TreeringError] = []
+    for encoded in group:
         try:
-            decisions.append(decide(current, prepared))
+            decisions.append(decide(current, encoded))
         except TreeringError as rejection:
             decisions.append(rejection)
     return decisions
 
 
-def decide(current: Current, prepared: Prepared) -> Accepted | Receipt:
+def decide(current: CommitState, encoded: EncodedBatch) -> AcceptedBatch | Receipt:
     """Accept a batch and count it into ``current``, or give back the receipt of its first commit.
 
     Raises what the batch has to be rejected with.
     """
-    batch = prepared.batch
+    batch = encoded.batch
     replay = current.receipts.get(batch.id)
     if replay is not None:
         return replay
     if batch.fences:
         _check_fences(current, batch)
-    _check_addresses(current, prepared)
+    _check_addresses(current, encoded)
     refs = [(change, _moved(current, change)) for change in batch.refs]
     appends = _appended(current, batch) if batch.lists else []
-    return _count_in(current, prepared, refs, appends)
+    return _count_in(current, encoded, refs, appends)
 
 
-def _check_fences(current: Current, batch: Batch) -> None:
+def _check_fences(current: CommitState, batch: Batch) -> None:
     for fence in batch.fences:
         if current.tokens.get(fence.lease) != fence.token:
             raise Fenced(
@@ -87,23 +89,25 @@ def _check_fences(current: Current, batch: Batch) -> None:
             )
 
 
-def _check_addresses(current: Current, prepared: Prepared) -> None:
-    needs = prepared.needs
-    if needs.objects:
-        missing = tuple(name for name in needs.objects if name not in current.objects)
+def _check_addresses(current: CommitState, encoded: EncodedBatch) -> None:
+    dependencies = encoded.dependencies
+    if dependencies.objects:
+        missing = tuple(name for name in dependencies.objects if name not in current.objects)
         if missing:
             raise MissingObjects(missing)
-    if needs.slots or needs.linked:
-        others = [f"s:{batch}:{part}" for batch, part in needs.slots if (batch, part) not in current.bodies]
-        others += [list_address(name) for name in needs.linked if name not in current.lists]
+    if dependencies.slots or dependencies.linked:
+        others = [
+            f"s:{batch}:{part}" for batch, part in dependencies.slots if (batch, part) not in current.bodies
+        ]
+        others += [list_address(name) for name in dependencies.linked if name not in current.lists]
         if others:
             raise NotFound(
-                f"batch {prepared.batch.id!r} points at {others[0]!r}, which is not stored; "
+                f"batch {encoded.batch.id!r} points at {others[0]!r}, which is not stored; "
                 "nothing was written"
             )
 
 
-def _moved(current: Current, change: RefChange) -> RefState:
+def _moved(current: CommitState, change: RefChange) -> RefState:
     now = current.refs.get(change.name)
     version, value, scope = (0, None, None) if now is None else (now.version, now.value, now.scope)
     expect = change.expect
@@ -121,7 +125,7 @@ def _moved(current: Current, change: RefChange) -> RefState:
     return RefState(version + 1, b"%d" % move.total(change.name, value), scope)
 
 
-def _appended(current: Current, batch: Batch) -> list[tuple[Append, ListState]]:
+def _appended(current: CommitState, batch: Batch) -> list[tuple[Append, ListState]]:
     appends: list[tuple[Append, ListState]] = []
     fresh: dict[str, ListState] = {}
     for append in batch.lists:
@@ -146,7 +150,7 @@ def _appended(current: Current, batch: Batch) -> list[tuple[Append, ListState]]:
     return appends
 
 
-def _created(current: Current, append: Append, parent: ListState | None) -> ListState:
+def _created(current: CommitState, append: Append, parent: ListState | None) -> ListState:
     no = current.list_numbers[append.list]
     scope = _scope_number(current, append.scope)
     if append.parent is None:
@@ -162,18 +166,18 @@ def _created(current: Current, append: Append, parent: ListState | None) -> List
     return ListState(no, scope, parent.no, append.at, append.at, parent.depth + 1)
 
 
-def _scope_number(current: Current, scope: str) -> int:
+def _scope_number(current: CommitState, scope: str) -> int:
     number = current.scopes.get(scope)
     return current.scope_numbers[scope] if number is None else number
 
 
 def _count_in(
-    current: Current,
-    prepared: Prepared,
+    current: CommitState,
+    encoded: EncodedBatch,
     refs: list[tuple[RefChange, RefState]],
     appends: list[tuple[Append, ListState]],
-) -> Accepted:
-    batch = prepared.batch
+) -> AcceptedBatch:
+    batch = encoded.batch
     first_seq = current.seq + 1
     current.seq += len(batch.events) or 1
     current.committed_at_us = max(current.now_us, current.committed_at_us + 1)
@@ -199,7 +203,7 @@ def _count_in(
         current.bodies.add((batch.id, part))
     for append, state in appends:
         current.lists[append.list] = state
-    return Accepted(prepared, receipt, refs, appends)
+    return AcceptedBatch(encoded, receipt, refs, appends)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -216,14 +220,14 @@ SMALL: Final = 8
 """How many events an ordinary batch has at most: each is looked up."""
 
 
-def accept(group: Sequence[Prepared], memory: Memory, now_us: int) -> list[Accepted] | None:
+def accept(group: Sequence[EncodedBatch], memory: SpaceCache, now_us: int) -> list[AcceptedBatch] | None:
     """Accept batches by what is remembered, each behind the last; ``None`` if one is not ordinary."""
     if memory.seq < 0:
         return None
     ahead = _Ahead(memory, now_us)
-    accepted: list[Accepted] = []
-    for prepared in group:
-        each = ahead.accept(prepared)
+    accepted: list[AcceptedBatch] = []
+    for encoded in group:
+        each = ahead.accept(encoded)
         if each is None:
             return None
         accepted.append(each)
@@ -235,7 +239,7 @@ class _Ahead:
 
     __slots__ = ("_at_us", "_lists", "_memory", "_now_us", "_refs", "_seq")
 
-    def __init__(self, memory: Memory, now_us: int) -> None:
+    def __init__(self, memory: SpaceCache, now_us: int) -> None:
         self._memory = memory
         self._now_us = now_us
         self._seq = memory.seq
@@ -243,14 +247,14 @@ class _Ahead:
         self._refs: dict[str, RefState] = {}
         self._lists: dict[str, ListState] = {}
 
-    def accept(self, prepared: Prepared) -> Accepted | None:
-        batch, needs, memory = prepared.batch, prepared.needs, self._memory
-        if needs.leases or batch.texts or prepared.deltas or len(batch.events) > SMALL:
+    def accept(self, encoded: EncodedBatch) -> AcceptedBatch | None:
+        batch, dependencies, memory = encoded.batch, encoded.dependencies, self._memory
+        if dependencies.leases or batch.texts or encoded.deltas or len(batch.events) > SMALL:
             return None
-        if not (needs.slots.keys() <= memory.bodies and needs.objects.keys() <= memory.objects):
+        if not (dependencies.slots.keys() <= memory.bodies and dependencies.objects.keys() <= memory.objects):
             return None
         scopes = memory.scopes
-        if not needs.scopes <= scopes.keys() or not needs.lists <= memory.lists.keys():
+        if not dependencies.scopes <= scopes.keys() or not dependencies.lists <= memory.lists.keys():
             return None
         versions: dict[str, int] = {}
         refs: list[tuple[RefChange, RefState]] = []
@@ -277,15 +281,15 @@ class _Ahead:
         self._lists.update(grown)
         for change, state in refs:
             self._refs[change.name] = state
-        return Accepted(prepared, self._receipt(prepared, versions), refs, appends)
+        return AcceptedBatch(encoded, self._receipt(encoded, versions), refs, appends)
 
-    def _receipt(self, prepared: Prepared, versions: dict[str, int]) -> Receipt:
-        events = len(prepared.batch.events)
+    def _receipt(self, encoded: EncodedBatch, versions: dict[str, int]) -> Receipt:
+        events = len(encoded.batch.events)
         first_seq = self._seq + 1
         self._seq += events or 1
         self._at_us = max(self._now_us, self._at_us + 1)
         return Receipt(
-            batch=prepared.batch.id,
+            batch=encoded.batch.id,
             first_seq=first_seq,
             last_seq=self._seq,
             committed_at_us=self._at_us,
@@ -295,7 +299,7 @@ class _Ahead:
         )
 
 
-def remember(memory: Memory, accepted: Sequence[Accepted]) -> None:
+def remember(memory: SpaceCache, accepted: Sequence[AcceptedBatch]) -> None:
     """Keep what ordinary commits left behind, once they have come through."""
     memory.seq = -1  # until the rest is there: a fork or an interrupt may happen in between
     for each in accepted:
@@ -305,7 +309,7 @@ def remember(memory: Memory, accepted: Sequence[Accepted]) -> None:
             memory.refs[change.name] = moved
             if moved.value is not None and len(moved.value) > VALUE_BYTES:
                 del memory.refs[change.name]
-        batch = each.prepared.batch
+        batch = each.encoded.batch
         if batch.parts or batch.objects:
             memory.hold([(batch.id, part) for part in range(len(batch.parts))], batch.objects)
     last = accepted[-1].receipt

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Found outside the lock, from the batch alone.
 
 
-class Needs:
+class Dependencies:
     """What the batches of a group name; the dicts are sets that keep the order of naming."""
 
     __slots__ = ("batches", "leases", "linked", "lists", "objects", "refs", "scopes", "slots")
@@ -49,11 +49,11 @@ class Needs:
         """Lists that have to be there: the batch does not make them."""
 
 
-def needs_of(batch: Batch, named: Iterable[ParsedAddress]) -> Needs:
+def dependencies_of(batch: Batch, named: Iterable[ParsedAddress]) -> Dependencies:
     """Everything that a batch touches, and what it points at and does not bring itself."""
-    needs = Needs()
-    needs.batches.append(batch.id)
-    scopes = needs.scopes
+    dependencies = Dependencies()
+    dependencies.batches.append(batch.id)
+    scopes = dependencies.scopes
     for part in batch.parts:
         scopes.add(part.scope)
     for event in batch.events:
@@ -62,43 +62,43 @@ def needs_of(batch: Batch, named: Iterable[ParsedAddress]) -> Needs:
         scopes.add(text.scope)
     for change in batch.refs:
         scopes.add(change.scope)
-        needs.refs.add(change.name)
+        dependencies.refs.add(change.name)
     for fence in batch.fences:
-        needs.leases.add(fence.lease)
+        dependencies.leases.add(fence.lease)
     for name in batch.requires:
-        needs.objects[name] = None
+        dependencies.objects[name] = None
     for place in named:
         if isinstance(place, ListAddress):
-            needs.lists.add(place.list)
-            needs.linked[place.list] = None
+            dependencies.lists.add(place.list)
+            dependencies.linked[place.list] = None
         elif isinstance(place, ObjectAddress):
-            needs.objects[place.name] = None
+            dependencies.objects[place.name] = None
         else:
-            needs.slots[place.batch, place.part] = None
+            dependencies.slots[place.batch, place.part] = None
     for append in batch.lists:
         scopes.add(append.scope)
-        needs.linked.pop(append.list, None)
-        needs.lists.add(append.list)
+        dependencies.linked.pop(append.list, None)
+        dependencies.lists.add(append.list)
         if append.parent is not None:
-            needs.lists.add(append.parent)
+            dependencies.lists.add(append.parent)
     for name in batch.objects:
-        needs.objects.pop(name, None)
-    return needs
+        dependencies.objects.pop(name, None)
+    return dependencies
 
 
-def together(all_needs: Sequence[Needs]) -> Needs:
+def merge_dependencies(parts: Sequence[Dependencies]) -> Dependencies:
     """What a group of batches needs."""
-    if len(all_needs) == 1:
-        return all_needs[0]
-    merged = Needs()
-    for needs in all_needs:
-        merged.batches += needs.batches
-        merged.scopes |= needs.scopes
-        merged.refs |= needs.refs
-        merged.lists |= needs.lists
-        merged.leases |= needs.leases
-        merged.objects |= needs.objects
-        merged.slots |= needs.slots
+    if len(parts) == 1:
+        return parts[0]
+    merged = Dependencies()
+    for dependencies in parts:
+        merged.batches += dependencies.batches
+        merged.scopes |= dependencies.scopes
+        merged.refs |= dependencies.refs
+        merged.lists |= dependencies.lists
+        merged.leases |= dependencies.leases
+        merged.objects |= dependencies.objects
+        merged.slots |= dependencies.slots
     return merged
 
 
@@ -108,11 +108,11 @@ Sealed = tuple[int | None, bytes | None, str | None]
 """An item as it will lie in its row: kind and frame of content, or an address."""
 
 
-class Prepared(NamedTuple):
+class EncodedBatch(NamedTuple):
     """A checked batch and everything that could be computed from it alone."""
 
     batch: Batch
-    needs: Needs
+    dependencies: Dependencies
     bodies: list[bytes]
     items: list[list[Sealed]]
     objects: list[tuple[bytes, int, int, bytes]]
@@ -124,9 +124,9 @@ class Prepared(NamedTuple):
     """What its list items and texts point at: a mark that runs meanwhile finds it by the commit."""
 
 
-def prepare(batch: Batch) -> Prepared:
+def encode_batch(batch: Batch) -> EncodedBatch:
     """Check a batch and seal its content."""
-    needs = needs_of(batch, validate_batch(batch))
+    dependencies = dependencies_of(batch, validate_batch(batch))
     links: list[Address] = []
     items: list[list[Sealed]] = []
     for append in batch.lists:
@@ -145,9 +145,9 @@ def prepare(batch: Batch) -> Prepared:
         words.append(_words(batch, text.source))
         if text.source is not None:
             links.append(text.source)
-    return Prepared(
+    return EncodedBatch(
         batch,
-        needs,
+        dependencies,
         [seal(pack_body(part.slots)) for part in batch.parts] if batch.parts else [],
         items,
         [

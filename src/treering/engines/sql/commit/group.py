@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from treering.core.batch import Receipt
-    from treering.engines.sql.commit.encode import Prepared
+    from treering.engines.sql.commit.encode import EncodedBatch
 
     Outcome = Receipt | Exception
-    Write = Callable[[Sequence[Prepared]], list[Outcome]]
+    Write = Callable[[Sequence[EncodedBatch]], list[Outcome]]
 
 GROUP_LIMIT: Final = 256
 """How many batches one transaction takes at most."""
@@ -38,10 +38,10 @@ _OF_THE_STORE: Final = (Busy, Closed, Corrupt, ReadOnly, StoreFull, Unreachable)
 
 
 class _Ticket:
-    __slots__ = ("called", "future", "gate", "outcome", "prepared")
+    __slots__ = ("called", "encoded", "future", "gate", "outcome")
 
-    def __init__(self, prepared: Prepared, future: Future[Receipt] | None) -> None:
-        self.prepared = prepared
+    def __init__(self, encoded: EncodedBatch, future: Future[Receipt] | None) -> None:
+        self.encoded = encoded
         self.future = future
         self.outcome: Outcome | None = None
         self.called = False
@@ -75,22 +75,22 @@ class GroupCommit:
         self._bell = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def commit(self, prepared: Prepared) -> Receipt:
+    def commit(self, encoded: EncodedBatch) -> Receipt:
         """Commit in the calling thread, alone or with others; returns when it is durable."""
         self._check_open()
         if not self._waiting and self._door.acquire(blocking=False):
             # The ordinary case, a lone writer: nobody waits for it, so it needs no ticket.
             try:
-                (outcome,) = self._outcomes([prepared])
+                (outcome,) = self._outcomes([encoded])
             finally:
                 self._leave()
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
-        return self._wait_with_others(prepared)
+        return self._wait_with_others(encoded)
 
-    def _wait_with_others(self, prepared: Prepared) -> Receipt:
-        ticket = _Ticket(prepared, None)
+    def _wait_with_others(self, encoded: EncodedBatch) -> Receipt:
+        ticket = _Ticket(encoded, None)
         self._waiting.append(ticket)
         if self._door.acquire(blocking=False):
             ticket.called = True
@@ -136,12 +136,12 @@ class GroupCommit:
     def _first_sleeper(self) -> _Ticket | None:
         return next((ticket for ticket in list(self._waiting) if ticket.future is None), None)
 
-    def submit(self, prepared: Prepared) -> Future[Receipt]:
+    def submit(self, encoded: EncodedBatch) -> Future[Receipt]:
         """Commit in the background."""
         self._check_open()
         future: Future[Receipt] = Future()
         future.set_running_or_notify_cancel()
-        self._waiting.append(_Ticket(prepared, future))
+        self._waiting.append(_Ticket(encoded, future))
         with self._bell:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="treering-commit", daemon=True)
@@ -193,7 +193,7 @@ class GroupCommit:
         if not group:
             return
         try:
-            outcomes = self._outcomes([ticket.prepared for ticket in group])
+            outcomes = self._outcomes([ticket.encoded for ticket in group])
         except BaseException as error:
             # An interrupt in the middle: nobody may be left waiting for an answer that never comes.
             unknown = TreeringError(
@@ -205,7 +205,7 @@ class GroupCommit:
         for ticket, outcome in zip(group, outcomes, strict=True):
             ticket.settle(outcome)
 
-    def _outcomes(self, group: list[Prepared]) -> list[Outcome]:
+    def _outcomes(self, group: list[EncodedBatch]) -> list[Outcome]:
         try:
             return self._write(group)
         except _OF_THE_STORE as error:
@@ -214,7 +214,7 @@ class GroupCommit:
             if len(group) == 1:
                 return [error]
             # Something in one of them broke the transaction of all: each gets its own.
-            return [outcome for prepared in group for outcome in self._outcomes([prepared])]
+            return [outcome for encoded in group for outcome in self._outcomes([encoded])]
 
 
 _open_groups: Final[weakref.WeakSet[GroupCommit]] = weakref.WeakSet()

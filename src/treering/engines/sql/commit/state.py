@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from treering.core.batch import Receipt
-from treering.engines.sql.session import ask_in_chunks
+from treering.engines.sql.session import query_in_chunks
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-    from treering.engines.sql.commit.encode import Needs
+    from treering.engines.sql.commit.encode import Dependencies
     from treering.engines.sql.session import Session
 
 
@@ -54,7 +54,7 @@ RESERVE: Final = 256
 """How many numbers of commits are taken ahead."""
 
 
-def count_removal(session: Session, space: int) -> None:
+def invalidate_caches(session: Session, space: int) -> None:
     """Say, in the transaction that does it, that something changes otherwise than by a commit.
 
     From then on nobody uses what it remembers of the space, nor the numbers that it has in reserve.
@@ -62,7 +62,7 @@ def count_removal(session: Session, space: int) -> None:
     session.run("UPDATE space SET scopes_dropped = scopes_dropped + 1 WHERE no = ?", (space,))
 
 
-class Memory:
+class SpaceCache:
     """What is remembered of one space, and the counters at which it was so."""
 
     __slots__ = (
@@ -114,7 +114,7 @@ class Memory:
         self.commit_numbers = []
         self.seq, self.committed_at_us, self.removals = seq, committed_at_us, removals
 
-    def keep(self, current: Current, batches: int) -> None:
+    def keep(self, current: CommitState, batches: int) -> None:
         """Remember what a commit of so many batches that has come through left behind."""
         self.seq = -1  # until the rest is there: a fork or an interrupt may happen in between
         if len(self.scopes) > SCOPES:
@@ -146,18 +146,18 @@ class Memory:
         self.objects.update(objects)
 
 
-class Remembered:
+class SpaceCaches:
     """What is remembered of each space; ``counters_first`` where answers come at once."""
 
     def __init__(self, *, counters_first: bool) -> None:
         self._counters_first = counters_first
-        self._spaces: dict[int, Memory] = {}
+        self._spaces: dict[int, SpaceCache] = {}
 
-    def of(self, space: int) -> Memory:
+    def of(self, space: int) -> SpaceCache:
         """What is remembered of a space."""
         memory = self._spaces.get(space)
         if memory is None:
-            memory = self._spaces[space] = Memory(counters_first=self._counters_first)
+            memory = self._spaces[space] = SpaceCache(counters_first=self._counters_first)
         return memory
 
     def doubt_others(self, space: int) -> None:
@@ -205,7 +205,7 @@ class ListState:
         return ListState(self.no, self.scope, self.parent, self.start, length, self.depth)
 
 
-class Current:
+class CommitState:
     """The present state, changed by the decision as batch after batch of a group is accepted."""
 
     __slots__ = (
@@ -302,24 +302,26 @@ def unpack_receipt(
     )
 
 
-def read_current(session: Session, space: int, needs: Needs, now_us: int, memory: Memory) -> Current:
-    """Lock the space and read the state behind ``needs``.
+def read_state(
+    session: Session, space: int, dependencies: Dependencies, now_us: int, memory: SpaceCache
+) -> CommitState:
+    """Lock the space and read the state behind ``dependencies``.
 
     Everything is asked before the first answer is looked at, so it is one exchange with a server; only
     numbers for scopes and lists that turn out to be new need another. Where answers come at once, those of
     the lock are looked at first, and what is remembered is not asked for.
     """
-    current = Current(space, now_us)
-    counters, receipts = session.lock(space, needs.batches)
-    unknown_scopes, unknown_refs, unknown_lists = needs.scopes, needs.refs, needs.lists
-    unknown_objects, unknown_slots = needs.objects.keys(), needs.slots.keys()
+    current = CommitState(space, now_us)
+    counters, receipts = session.lock(space, dependencies.batches)
+    unknown_scopes, unknown_refs, unknown_lists = dependencies.scopes, dependencies.refs, dependencies.lists
+    unknown_objects, unknown_slots = dependencies.objects.keys(), dependencies.slots.keys()
     reserve = 0
     if memory.counters_first:
         ((seq, committed_at_us, removals),) = counters
         memory.check(seq, committed_at_us, removals)
-        unknown_scopes = _take(needs.scopes, memory.scopes, current.scopes)
-        unknown_refs = _take(needs.refs, memory.refs, current.refs)
-        unknown_lists = _take(needs.lists, memory.lists, current.lists)
+        unknown_scopes = _take(dependencies.scopes, memory.scopes, current.scopes)
+        unknown_refs = _take(dependencies.refs, memory.refs, current.refs)
+        unknown_lists = _take(dependencies.lists, memory.lists, current.lists)
         current.objects = unknown_objects & memory.objects
         current.bodies = unknown_slots & memory.bodies
         unknown_objects, unknown_slots = unknown_objects - current.objects, unknown_slots - current.bodies
@@ -328,10 +330,10 @@ def read_current(session: Session, space: int, needs: Needs, now_us: int, memory
     scopes = _asked(session, _SCOPES, space, unknown_scopes) if unknown_scopes else ()
     refs = _asked(session, _REFS, space, unknown_refs) if unknown_refs else ()
     lists = _asked(session, _LISTS, space, unknown_lists) if unknown_lists else ()
-    leases = _asked(session, _LEASES, space, needs.leases) if needs.leases else ()
+    leases = _asked(session, _LEASES, space, dependencies.leases) if dependencies.leases else ()
     objects = _asked(session, _OBJECTS, space, map(bytes.fromhex, unknown_objects)) if unknown_objects else ()
     bodies = _asked(session, _BODIES, space, {batch for batch, _ in unknown_slots}) if unknown_slots else ()
-    current.commit_numbers = session.numbers("commits", len(needs.batches) + reserve)
+    current.commit_numbers = session.numbers("commits", len(dependencies.batches) + reserve)
     ((current.seq, current.committed_at_us, current.removals),) = counters
     for row in receipts:
         current.receipts[row[0]] = unpack_receipt(*row)
@@ -349,29 +351,33 @@ def read_current(session: Session, space: int, needs: Needs, now_us: int, memory
         current.objects.add(bytes(name).hex())
     for batch, key in bodies:
         current.bodies.add((batch, key & 0xFFFF))
-    if len(current.scopes) < len(needs.scopes):
-        current.scope_numbers = _numbered(session, "scope", needs.scopes, current.scopes)
-    if len(current.lists) < len(needs.lists):
-        current.list_numbers = _numbered(session, "list", needs.lists, current.lists)
+    if len(current.scopes) < len(dependencies.scopes):
+        current.scope_numbers = _numbered(session, "scope", dependencies.scopes, current.scopes)
+    if len(current.lists) < len(dependencies.lists):
+        current.list_numbers = _numbered(session, "list", dependencies.lists, current.lists)
     return current
 
 
-def recall_current(space: int, needs: Needs, now_us: int, memory: Memory) -> Current | None:
-    """The state behind ``needs`` without a question, or ``None`` where not all of it is remembered.
+def recall_current(
+    space: int, dependencies: Dependencies, now_us: int, memory: SpaceCache
+) -> CommitState | None:
+    """The state behind ``dependencies`` without a question, or ``None`` where not all of it is remembered.
 
     It is true only if `Current.advanced` comes through, and so is everything that was decided by it.
     """
-    if memory.seq < 0 or memory.doubts or len(memory.commit_numbers) < len(needs.batches):
+    if memory.seq < 0 or memory.doubts or len(memory.commit_numbers) < len(dependencies.batches):
         return None
-    if needs.leases or not (needs.slots.keys() <= memory.bodies and needs.objects.keys() <= memory.objects):
+    if dependencies.leases or not (
+        dependencies.slots.keys() <= memory.bodies and dependencies.objects.keys() <= memory.objects
+    ):
         return None
-    current = Current(space, now_us)
-    current.bodies.update(needs.slots)
-    current.objects.update(needs.objects)
+    current = CommitState(space, now_us)
+    current.bodies.update(dependencies.slots)
+    current.objects.update(dependencies.objects)
     if (
-        _take(needs.scopes, memory.scopes, current.scopes)
-        or _take(needs.refs, memory.refs, current.refs)
-        or _take(needs.lists, memory.lists, current.lists)
+        _take(dependencies.scopes, memory.scopes, current.scopes)
+        or _take(dependencies.refs, memory.refs, current.refs)
+        or _take(dependencies.lists, memory.lists, current.lists)
     ):
         return None
     current.seq = memory.seq
@@ -399,7 +405,7 @@ def _numbered(session: Session, table: str, needed: Iterable[str], known: Contai
 
 
 def _asked(session: Session, sql: str, space: int, values: Iterable[Any]) -> Iterable[Any]:
-    return ask_in_chunks(session, sql, (space,), list(values))
+    return query_in_chunks(session, sql, (space,), list(values))
 
 
 _ADVANCE: Final = "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = ?"

@@ -17,17 +17,17 @@ from treering.core.rollups import deltas, merge
 from treering.engines.sql.commit.state import advance, pack_receipt
 from treering.engines.sql.rollups import add_to_rollups
 from treering.engines.sql.rows import EVENT_COLUMNS, RUN, body_key, event_row, item_key, run_rows
-from treering.engines.sql.session import in_chunks
+from treering.engines.sql.session import rows_in_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
 
     from treering.core.batch import Event, Receipt
     from treering.core.rollups import Measures, RollupKey
-    from treering.engines.sql.commit.decide import Accepted
-    from treering.engines.sql.commit.state import Current, ListState
+    from treering.engines.sql.commit.decide import AcceptedBatch
+    from treering.engines.sql.commit.state import CommitState, ListState
     from treering.engines.sql.search import TextIndex
-    from treering.engines.sql.session import Session, Telling
+    from treering.engines.sql.session import Executor, Session
 
 STAGE_SECONDS: Final = 3600
 """How long an object that nothing links to yet is safe from `sweep`."""
@@ -65,8 +65,8 @@ _NOTHING: Final = repeat(None)
 
 def write_group(
     session: Session,
-    current: Current,
-    accepted: Sequence[Accepted],
+    current: CommitState,
+    accepted: Sequence[AcceptedBatch],
     texts: TextIndex,
     *,
     all_new: bool = False,
@@ -77,12 +77,12 @@ def write_group(
     a server; where one is not, the transaction fails and the caller repeats it without.
     """
     current.written = len(accepted)
-    session.tell(*current.advanced())
+    session.execute(*current.advanced())
     scopes = _new_scopes(session, current, accepted)
     rows = Rows()
     for each, commit_no in zip(accepted, current.commit_numbers, strict=False):
         rows.add(each, current.space, commit_no, current.now_us, scopes, current.list_numbers)
-    rows.tell(session)
+    rows.execute(session)
     totals = _merged(accepted)
     receipts = [each.receipt for each in accepted]
     if rows.events and not _insert_events(session, rows.events, all_new=all_new):
@@ -90,23 +90,23 @@ def write_group(
     if totals:
         add_to_rollups(session, current.space, totals)
     for each in accepted:
-        if each.prepared.batch.texts:
-            texts.put(session, current.space, scopes, each.prepared)
+        if each.encoded.batch.texts:
+            texts.put(session, current.space, scopes, each.encoded)
     return receipts
 
 
 def write_rows(
-    session: Telling, space: int, rows: Rows, *, recalled: tuple[int, int, int] | None = None
+    session: Executor, space: int, rows: Rows, *, recalled: tuple[int, int, int] | None = None
 ) -> None:
     """Write the rows of commits of one space that were accepted before: each of their events is new.
 
     With ``recalled``, the transaction fails unless the counters of the space are these.
     """
     (_, _, _, _, last_seq, committed_at_us, _, _) = rows.commits[-1]
-    session.tell(*advance(space, last_seq, committed_at_us, recalled))
-    rows.tell(session)
+    session.execute(*advance(space, last_seq, committed_at_us, recalled))
+    rows.execute(session)
     for columns, picked in _by_shape(rows.events):
-        session.tell_many(_event_sql(columns, ""), picked)
+        session.execute_many(_event_sql(columns, ""), picked)
 
 
 class Rows:
@@ -139,7 +139,7 @@ class Rows:
 
     def add(
         self,
-        each: Accepted,
+        each: AcceptedBatch,
         space: int,
         commit_no: int,
         now_us: int,
@@ -147,19 +147,19 @@ class Rows:
         new_lists: Container[str],
     ) -> None:
         """Take in the rows of one batch."""
-        prepared, receipt = each.prepared, each.receipt
-        batch = prepared.batch
+        encoded, receipt = each.encoded, each.receipt
+        batch = encoded.batch
         first_seq, last_seq, at_us = receipt.first_seq, receipt.last_seq, receipt.committed_at_us
         stored = pack_receipt(receipt.versions, receipt.sums, receipt.new_events)
         self.commits.append(
-            (commit_no, space, batch.id, first_seq, last_seq, at_us, stored, prepared.item_links)
+            (commit_no, space, batch.id, first_seq, last_seq, at_us, stored, encoded.item_links)
         )
         if batch.parts:
-            for number, (part, frame) in enumerate(zip(batch.parts, prepared.bodies, strict=True)):
+            for number, (part, frame) in enumerate(zip(batch.parts, encoded.bodies, strict=True)):
                 self.bodies.append((body_key(commit_no, number), scopes[part.scope], frame))
-        if prepared.objects:
+        if encoded.objects:
             until_us = now_us + STAGE_SECONDS * 1_000_000
-            for name, kind, size, frame in prepared.objects:
+            for name, kind, size, frame in encoded.objects:
                 self.objects.append((space, name, kind, size, at_us, until_us, frame))
         if batch.events:
             own_slots = f"s:{batch.id}:"
@@ -181,7 +181,7 @@ class Rows:
                 self.rescoped[name] = (scope, space, name)
             state.scope = scope
             self.refs[name] = (space, name, scope, state.version, state.value, links, last_seq, at_us)
-        for (append, state), sealed in zip(each.appends, prepared.items, strict=True):
+        for (append, state), sealed in zip(each.appends, encoded.items, strict=True):
             if append.list in new_lists:
                 row = _list_row(space, append.list, scopes[append.scope], state, last_seq)
                 self.lists[append.list] = row
@@ -202,29 +202,29 @@ class Rows:
         self.refs.update(other.refs)
         self.events += other.events
 
-    def tell_objects(self, session: Telling) -> None:
+    def tell_objects(self, session: Executor) -> None:
         """Write the objects alone."""
         if self.objects:
-            session.tell_many(_OBJECT, self.objects)
+            session.execute_many(_OBJECT, self.objects)
 
-    def tell(self, session: Telling) -> None:
+    def execute(self, session: Executor) -> None:
         """Write all but the events."""
-        session.tell_many(_COMMIT, self.commits)
+        session.execute_many(_COMMIT, self.commits)
         if self.runs:
-            session.tell_many(RUN, self.runs)
+            session.execute_many(RUN, self.runs)
         self.tell_objects(session)
         if self.bodies:
-            session.tell_many(_BODY, self.bodies)
+            session.execute_many(_BODY, self.bodies)
         if self.lists:
-            session.tell_many(_LIST, list(self.lists.values()))
+            session.execute_many(_LIST, list(self.lists.values()))
         if self.grown:
-            session.tell_many(_GROWN, list(self.grown.values()))
+            session.execute_many(_GROWN, list(self.grown.values()))
         if self.items:
-            session.tell_many(_ITEM, self.items)
+            session.execute_many(_ITEM, self.items)
         if self.refs:
-            session.tell_many(_REF, list(self.refs.values()))
+            session.execute_many(_REF, list(self.refs.values()))
         if self.rescoped:
-            session.tell_many(_RESCOPED, list(self.rescoped.values()))
+            session.execute_many(_RESCOPED, list(self.rescoped.values()))
 
 
 def _insert_events(session: Session, rows: list[tuple[Any, ...]], *, all_new: bool) -> bool:
@@ -240,10 +240,12 @@ def _insert_events(session: Session, rows: list[tuple[Any, ...]], *, all_new: bo
     written = 0
     for columns, picked in _by_shape(rows):
         if all_new and len(rows) == count:
-            session.tell_many(_event_sql(columns, ""), picked)
+            session.execute_many(_event_sql(columns, ""), picked)
             written += len(picked)
         else:
-            written += session.many(_event_sql(columns, "ON CONFLICT (space, day, id) DO NOTHING"), picked)
+            written += session.run_many(
+                _event_sql(columns, "ON CONFLICT (space, day, id) DO NOTHING"), picked
+            )
     return written == count
 
 
@@ -273,36 +275,41 @@ def _list_row(space: int, list_id: str, scope: int, state: ListState, seq: int) 
     return (state.no, space, list_id, scope, state.parent, state.start, state.length, state.depth, seq)
 
 
-def _new_scopes(session: Session, current: Current, accepted: Sequence[Accepted]) -> dict[str, int]:
+def _new_scopes(session: Session, current: CommitState, accepted: Sequence[AcceptedBatch]) -> dict[str, int]:
     if not current.scope_numbers:
         return current.scopes
-    used = {name for each in accepted for name in each.prepared.needs.scopes if name in current.scope_numbers}
-    session.tell_many(_SCOPE, [(current.scope_numbers[name], current.space, name) for name in used])
+    used = {
+        name
+        for each in accepted
+        for name in each.encoded.dependencies.scopes
+        if name in current.scope_numbers
+    }
+    session.execute_many(_SCOPE, [(current.scope_numbers[name], current.space, name) for name in used])
     current.scopes.update({name: current.scope_numbers[name] for name in used})
     return current.scopes
 
 
-def _merged(accepted: Sequence[Accepted]) -> dict[RollupKey, Measures]:
+def _merged(accepted: Sequence[AcceptedBatch]) -> dict[RollupKey, Measures]:
     if len(accepted) == 1:
-        return accepted[0].prepared.deltas
+        return accepted[0].encoded.deltas
     totals: dict[RollupKey, Measures] = {}
     for each in accepted:
-        merge(totals, each.prepared.deltas)
+        merge(totals, each.encoded.deltas)
     return totals
 
 
 def _without_repeats(
-    session: Session, current: Current, accepted: Sequence[Accepted]
+    session: Session, current: CommitState, accepted: Sequence[AcceptedBatch]
 ) -> tuple[list[Receipt], dict[RollupKey, Measures]]:
     """The receipts and totals of a group in which some events were there already."""
     numbers = [
         seq
         for each in accepted
-        for seq in range(each.receipt.first_seq, each.receipt.first_seq + len(each.prepared.batch.events))
+        for seq in range(each.receipt.first_seq, each.receipt.first_seq + len(each.encoded.batch.events))
     ]
     written = {
         seq
-        for (seq,) in in_chunks(
+        for (seq,) in rows_in_chunks(
             session, "SELECT seq FROM event WHERE space = ? AND seq IN (@)", (current.space,), numbers
         )
     }
@@ -310,7 +317,7 @@ def _without_repeats(
     kept: list[Event] = []
     for each, commit_no in zip(accepted, current.commit_numbers, strict=False):
         first = each.receipt.first_seq
-        new = [event for seq, event in enumerate(each.prepared.batch.events, first) if seq in written]
+        new = [event for seq, event in enumerate(each.encoded.batch.events, first) if seq in written]
         kept += new
         receipt = each.receipt
         if len(new) != receipt.new_events:

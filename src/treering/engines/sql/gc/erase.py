@@ -22,14 +22,14 @@ from treering.core.failpoints import declare, hit
 from treering.core.query import forks_depend_on_it, ref_exists_again
 from treering.core.records import Erased
 from treering.core.rollups import MEASURES, deltas
-from treering.engines.sql.commit.state import count_removal, pack_receipt, unpack_receipt
+from treering.engines.sql.commit.state import invalidate_caches, pack_receipt, unpack_receipt
 from treering.engines.sql.gc.mark import PAGE, Mark, Walk, slot_key
 from treering.engines.sql.gc.sweep import SLICE, Removal, drop_unused_runs, drop_unused_scopes
 from treering.engines.sql.objects import ORPHAN_SECONDS
 from treering.engines.sql.read import body_part
 from treering.engines.sql.rollups import kept
 from treering.engines.sql.rows import RECORD_SELECT, record_of
-from treering.engines.sql.session import in_chunks
+from treering.engines.sql.session import rows_in_chunks
 from treering.engines.sql.spill import Scratch, Seen
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ class Planned:
         self.bodies = Seen(scratch, "planned_body", "number")
         with database.reading() as session:
             sql = "SELECT no FROM scope WHERE space = ? AND name IN (@)"
-            named = {no for (no,) in in_chunks(session, sql, (space,), list(plan.scopes))}
+            named = {no for (no,) in rows_in_chunks(session, sql, (space,), list(plan.scopes))}
             sql = "SELECT no, scope FROM list WHERE space = ? AND id IN (@)"
-            self._single_lists = dict(in_chunks(session, sql, (space,), list(plan.lists)))
+            self._single_lists = dict(rows_in_chunks(session, sql, (space,), list(plan.lists)))
         self.scopes = named | extra_scopes
         self._last_lists: dict[int, int] = {}
         self._last_bodies: dict[int, int] = {}
@@ -90,7 +90,7 @@ class Planned:
         )
         of_lists = "SELECT no, scope FROM list WHERE parent IN (@)"
         for sql, values in ((of_scopes, self.scopes), (of_lists, self._single_lists)):
-            children = in_chunks(session, sql, (), list(values))
+            children = rows_in_chunks(session, sql, (), list(values))
             found.update(scope for no, scope in children if not self.takes("list", scope, no))
         return found
 
@@ -147,9 +147,11 @@ class Planned:
             ("list", "coalesce(sum(length - start), 0) + count(*)"),
         ):
             sql = f"SELECT {size} FROM {table} WHERE scope IN (@)"
-            count += sum(int(number) for (number,) in in_chunks(session, sql, (), list(self.scopes)))
+            count += sum(int(number) for (number,) in rows_in_chunks(session, sql, (), list(self.scopes)))
         sql = "SELECT coalesce(sum(length - start), 0) FROM list WHERE no IN (@)"
-        return count + sum(int(number) for (number,) in in_chunks(session, sql, (), list(self._single_lists)))
+        return count + sum(
+            int(number) for (number,) in rows_in_chunks(session, sql, (), list(self._single_lists))
+        )
 
     def _opened(self, session: Session | None) -> AbstractContextManager[Session]:
         return self._database.reading() if session is None else nullcontext(session)
@@ -204,23 +206,23 @@ class Cutting:
 
     def _some_texts(self, session: Session, limit: int) -> int:
         sql = f"SELECT no FROM text WHERE scope IN (@) LIMIT {limit}"
-        numbers = [no for (no,) in in_chunks(session, sql, (), self._scopes)]
+        numbers = [no for (no,) in rows_in_chunks(session, sql, (), self._scopes)]
         if numbers:
             self.texts += self._texts.remove(session, self._space, numbers)
         return len(numbers)
 
     def _some_events(self, session: Session, limit: int) -> int:
         sql = f"{RECORD_SELECT} WHERE e.scope IN (@) LIMIT {limit}"
-        rows = list(in_chunks(session, sql, (), self._scopes))
+        rows = list(rows_in_chunks(session, sql, (), self._scopes))
         if not rows and self._seqs:
             named, self._seqs = self._seqs[:limit], self._seqs[limit:]
             sql = f"{RECORD_SELECT} WHERE e.space = ? AND e.seq IN (@)"
-            rows = list(in_chunks(session, sql, (self._space,), named))
+            rows = list(rows_in_chunks(session, sql, (self._space,), named))
             if not rows:
                 return self._some_events(session, limit)
         records = [record_of(row) for row in rows]
         if records:
-            session.many(
+            session.run_many(
                 "DELETE FROM event WHERE space = ? AND seq = ?",
                 [(self._space, record.seq) for record in records],
             )
@@ -231,22 +233,22 @@ class Cutting:
 
     def _subtract(self, session: Session, events: list[Event]) -> None:
         cells = {kept(cell): measures for cell, measures in deltas(events).items()}
-        session.many(_SUBTRACT, [(*measures, self._space, *cell) for cell, measures in cells.items()])
-        session.many(_DROP_EMPTY, [(self._space, *cell) for cell in cells])
+        session.run_many(_SUBTRACT, [(*measures, self._space, *cell) for cell, measures in cells.items()])
+        session.run_many(_DROP_EMPTY, [(self._space, *cell) for cell in cells])
 
     def _some_refs(self, session: Session, limit: int) -> int:
         columns = "SELECT name, coalesce(length(value), 0), version FROM ref"
         sql = f"{columns} WHERE scope IN (@) LIMIT {limit}"
-        rows = list(in_chunks(session, sql, (), self._scopes))
+        rows = list(rows_in_chunks(session, sql, (), self._scopes))
         if not rows and self._names:
             named, self._names = self._names[:limit], self._names[limit:]
             rows = list(
-                in_chunks(session, f"{columns} WHERE space = ? AND name IN (@)", (self._space,), named)
+                rows_in_chunks(session, f"{columns} WHERE space = ? AND name IN (@)", (self._space,), named)
             )
             if not rows:
                 return self._some_refs(session, limit)
-        count_removal(session, self._space)
-        session.many(
+        invalidate_caches(session, self._space)
+        session.run_many(
             "DELETE FROM ref WHERE space = ? AND name = ?", [(self._space, name) for name, _, _ in rows]
         )
         self._erased_names.add(dict.fromkeys((name for name, _, _ in rows), 0))
@@ -259,7 +261,7 @@ class Cutting:
         """Look for the commits whose receipts name refs that will go."""
         with self._database.reading() as session:
             sql = "SELECT name, scope FROM ref WHERE space = ? AND name IN (@)"
-            self._erased_names.add(dict(in_chunks(session, sql, (self._space,), self._names)))
+            self._erased_names.add(dict(rows_in_chunks(session, sql, (self._space,), self._names)))
         for scope in self._scopes:
             with self._database.reading() as session:
                 rows = session.rows("SELECT name, scope FROM ref WHERE scope = ?", (scope,))
@@ -285,7 +287,7 @@ class Cutting:
         if page:
             self._cleaned = page[-1][0]
             sql = "SELECT batch, no, receipt FROM commits WHERE no IN (@)"
-            self._clean(session, list(in_chunks(session, sql, (), [no for no, _ in page])))
+            self._clean(session, list(rows_in_chunks(session, sql, (), [no for no, _ in page])))
         return bool(page)
 
     def clean_since(self, session: Session, commit_no: int) -> None:
@@ -296,7 +298,7 @@ class Cutting:
     def _clean(self, session: Session, rows: list[Row]) -> None:
         cleaned = [(receipt, no) for no, receipt in self._naming(rows)]
         if cleaned:
-            session.many("UPDATE commits SET receipt = ? WHERE no = ?", cleaned)
+            session.run_many("UPDATE commits SET receipt = ? WHERE no = ?", cleaned)
 
     def _naming(self, rows: list[Row]) -> list[tuple[int, bytes]]:
         """Those of these commits whose receipts name an erased ref, and the receipts without it."""
@@ -598,7 +600,7 @@ class _Erasing:
         )
         self._removal.objects(
             (bytes(name), kind == _TREE, inline or min(size, packed or 0), pack)
-            for name, kind, size, inline, pack, packed in in_chunks(session, sql, (self._space,), names)
+            for name, kind, size, inline, pack, packed in rows_in_chunks(session, sql, (self._space,), names)
         )
 
     def _condemn_leftovers(self, stored_before_us: int) -> None:
@@ -621,7 +623,7 @@ class _Erasing:
         """Wipe the words of removed texts from the index, also of those that were removed long ago."""
         if self._secure:
             rows = session.rows("SELECT no FROM collection WHERE space = ? ORDER BY no", (self._space,))
-            self._texts.settle(session, [no for (no,) in rows])
+            self._texts.optimize(session, [no for (no,) in rows])
 
     def _note_packs(self, session: Session, packs: set[int]) -> None:
         write_note(session, self._space, packs=packs)
@@ -644,13 +646,13 @@ class _Erasing:
         if secure:
             litter = self._objects.orphans(self._database, older_than_seconds=ORPHAN_SECONDS)
             self._objects.delete_orphans(litter)
-        self._database.tidy(secure=secure)
+        self._database.reclaim_space(secure=secure)
         writing = partial(self._database.writing, self._space)
         drop_unused_runs(self._database, self._space, writing)
         drop_unused_scopes(self._database, self._space, writing)
         if secure:
             hit(BEFORE_WIPE)
-            self._database.tidy(secure=True)  # the names of the scopes
+            self._database.reclaim_space(secure=True)  # the names of the scopes
         if note is not None:
             with writing() as session:
                 drop_note(session, self._space)
@@ -664,7 +666,9 @@ class _Erasing:
             shared = self._alive.objects.among(name for name, _ in page)
             with self._database.reading() as session:
                 sql = "SELECT name FROM object WHERE space = ? AND name IN (@)"
-                stored = [bytes(name) for (name,) in in_chunks(session, sql, (self._space,), list(shared))]
+                stored = [
+                    bytes(name) for (name,) in rows_in_chunks(session, sql, (self._space,), list(shared))
+                ]
             names = _names_of(self._database, shared.values())
             kept |= {name.hex(): _shared_with(names, shared[name]) for name in stored}
         return kept
@@ -678,7 +682,7 @@ class _Erasing:
             with self._database.reading() as session:
                 commits = {body_part(key)[0] for key in shared}
                 sql = "SELECT no, batch FROM commits WHERE no IN (@)"
-                batches = dict(in_chunks(session, sql, (), list(commits)))
+                batches = dict(rows_in_chunks(session, sql, (), list(commits)))
             for key in sorted(shared):
                 commit_no, part = body_part(key)
                 slots = self._slots_of(key)
@@ -709,7 +713,7 @@ def _shared_with(names: dict[int, str], owner: int) -> str:
 def _names_of(database: Database, numbers: Any) -> dict[int, str]:
     with database.reading() as session:
         return dict(
-            in_chunks(session, "SELECT no, name FROM scope WHERE no IN (@)", (), sorted(set(numbers)))
+            rows_in_chunks(session, "SELECT no, name FROM scope WHERE no IN (@)", (), sorted(set(numbers)))
         )
 
 

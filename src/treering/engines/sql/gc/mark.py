@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from treering.core.content import KIND_NUMBERS, Content, slot_address
 from treering.core.frame import unpack_body, unseal
 from treering.core.tree import links_of
-from treering.engines.sql.commit.state import count_removal
+from treering.engines.sql.commit.state import invalidate_caches
 from treering.engines.sql.read import body_part
 from treering.engines.sql.rows import ITEM_POSITION_BITS, body_key, frame_of, is_short, item_key, split_links
-from treering.engines.sql.session import in_chunks
+from treering.engines.sql.session import rows_in_chunks
 from treering.engines.sql.spill import Seen, Todo
 from treering.errors import Corrupt
 
@@ -215,7 +215,7 @@ class Walk:
     def _resolve(self, session: Session, links: Links) -> None:
         batches = {batch for batch, *_ in links.spelt}
         sql = "SELECT batch, no FROM commits WHERE space = ? AND batch IN (@)"
-        numbers = dict(in_chunks(session, sql, (self._space,), list(batches)))
+        numbers = dict(rows_in_chunks(session, sql, (self._space,), list(batches)))
         for batch, part, index, owner, origin in links.spelt:
             no = numbers.get(batch)
             if no is not None:
@@ -242,9 +242,11 @@ class Walk:
     def _peek(self, session: Session, keys: list[int], owners: dict[int, int], links: Links) -> set[int]:
         """Look into new bodies for trees, whose entries become links; which bodies are not there."""
         lacking = set(keys)
-        sizes = in_chunks(session, "SELECT key, length(frame) FROM body WHERE key IN (@)", (), keys)
+        sizes = rows_in_chunks(session, "SELECT key, length(frame) FROM body WHERE key IN (@)", (), keys)
         for group in by_weight(sizes):
-            for key, frame in in_chunks(session, "SELECT key, frame FROM body WHERE key IN (@)", (), group):
+            for key, frame in rows_in_chunks(
+                session, "SELECT key, frame FROM body WHERE key IN (@)", (), group
+            ):
                 lacking.discard(key)
                 origin = Origin("body", key)
                 try:
@@ -262,7 +264,7 @@ class Walk:
             owners.setdefault(name, owner)
         new = self.objects.add(owners)
         sql = "SELECT name, kind FROM object WHERE space = ? AND name IN (@)"
-        kinds = {bytes(name): kind for name, kind in in_chunks(session, sql, (self._space,), new)}
+        kinds = {bytes(name): kind for name, kind in rows_in_chunks(session, sql, (self._space,), new)}
         self._todo.push("tree", (name for name, kind in kinds.items() if kind == _TREE), owners)
         if self._notice is not None and len(kinds) < len(new):
             lacking = set(new) - kinds.keys()
@@ -275,7 +277,7 @@ class Walk:
     def _visit_lists(self, session: Session, links: Links) -> None:
         sql = "SELECT id, no FROM list WHERE space = ? AND id IN (@)"
         names = list({list_id for list_id, _, _ in links.lists})
-        numbers = dict(in_chunks(session, sql, (self._space,), names))
+        numbers = dict(rows_in_chunks(session, sql, (self._space,), names))
         owners: dict[int, int] = {}
         for list_id, owner, origin in links.lists:
             if list_id in numbers:
@@ -294,7 +296,7 @@ class Walk:
         room = PAGE
         with self._opened(session) as reading:
             sql = "SELECT no, parent, scope, start, length FROM list WHERE no IN (@)"
-            rows = dict.fromkeys(in_chunks(reading, sql, (), list(lists)))
+            rows = dict.fromkeys(rows_in_chunks(reading, sql, (), list(lists)))
         self.enter_lists({parent: scope for _, parent, scope, _, _ in rows if parent is not None})
         for no, _, scope, start, length in rows:
             scopes[no] = scope
@@ -443,7 +445,7 @@ class Mark:
     def begin(self) -> None:
         """Note how far the space has come. Under its lock, so that no commit is half-way past."""
         with self._database.writing(self._space) as session:
-            count_removal(session, self._space)  # numbers in reserve are smaller than the largest in use
+            invalidate_caches(session, self._space)  # numbers in reserve are smaller than the largest in use
             self.now_us = self._database.now_us()
             ((self.seq, self.committed_at_us),) = session.rows(
                 "SELECT seq, committed_at_us FROM space WHERE no = ?", (self._space,)

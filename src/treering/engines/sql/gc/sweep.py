@@ -21,12 +21,12 @@ from treering.core.content import KIND_NUMBERS
 from treering.core.failpoints import declare, hit
 from treering.core.records import Swept
 from treering.core.tree import links_of
-from treering.engines.sql.commit.state import count_removal
+from treering.engines.sql.commit.state import invalidate_caches
 from treering.engines.sql.commit.write import STAGE_SECONDS
 from treering.engines.sql.gc.mark import COMMITS, PAGE, Mark, Walk
 from treering.engines.sql.objects import ORPHAN_SECONDS
 from treering.engines.sql.rows import BODY_PART_BITS, item_key
-from treering.engines.sql.session import Session, in_chunks
+from treering.engines.sql.session import Session, rows_in_chunks
 from treering.engines.sql.spill import Scratch
 from treering.errors import Corrupt
 
@@ -118,7 +118,7 @@ class Removal:
     # Condemning
     def lists(self, session: Session, numbers: Sequence[int]) -> None:
         """Condemn lists."""
-        for no, depth, start, length in in_chunks(
+        for no, depth, start, length in rows_in_chunks(
             session, "SELECT no, depth, start, length FROM list WHERE no IN (@)", (), numbers
         ):
             ((size,),) = session.rows(
@@ -128,7 +128,7 @@ class Removal:
 
     def bodies(self, session: Session, keys: Sequence[int]) -> None:
         """Condemn bodies."""
-        rows = in_chunks(session, "SELECT key, length(frame) FROM body WHERE key IN (@)", (), keys)
+        rows = rows_in_chunks(session, "SELECT key, length(frame) FROM body WHERE key IN (@)", (), keys)
         self._put("dead_body", rows)
 
     def objects(self, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -199,7 +199,7 @@ class Removal:
             )
             rows = _first(rows, SLICE)
             numbers = [row[0] for row in rows]
-            grown = in_chunks(
+            grown = rows_in_chunks(
                 session,
                 "SELECT no, scope FROM list WHERE seq > ? AND no IN (@)",
                 (self._before_seq,),
@@ -209,11 +209,13 @@ class Removal:
                 self._walk.enter_lists(younger)
                 self._walk.drain(session)
                 return True
-            count_removal(session, self._space)
-            session.many("DELETE FROM item WHERE key >= ? AND key < ?", [_items(no) for no in numbers])
+            invalidate_caches(session, self._space)
+            session.run_many("DELETE FROM item WHERE key >= ? AND key < ?", [_items(no) for no in numbers])
             gone = {
                 no
-                for (no,) in in_chunks(session, "DELETE FROM list WHERE no IN (@) RETURNING no", (), numbers)
+                for (no,) in rows_in_chunks(
+                    session, "DELETE FROM list WHERE no IN (@) RETURNING no", (), numbers
+                )
             }
         self._forget("dead_list", numbers)
         self._lists += len(gone)
@@ -228,9 +230,9 @@ class Removal:
                     (SLICE,),
                 )
             )
-            count_removal(session, self._space)
+            invalidate_caches(session, self._space)
             sql = "DELETE FROM body WHERE key IN (@) RETURNING key"
-            gone = {key for (key,) in in_chunks(session, sql, (), list(sizes))}
+            gone = {key for (key,) in rows_in_chunks(session, sql, (), list(sizes))}
         self._forget("dead_body", sizes)
         self._bodies += len(gone)
         self._bytes += sum(sizes[key] for key in gone)
@@ -242,13 +244,13 @@ class Removal:
                 f"SELECT key, bytes, pack FROM {table} d WHERE {_spared('object')} {condition} LIMIT ?",
                 (SLICE,),
             )
-            count_removal(session, self._space)
+            invalidate_caches(session, self._space)
             sql = (
                 "DELETE FROM object WHERE space = ? AND stored_at_us <= ? AND staged_until_us <= ? "
                 "AND name IN (@) RETURNING name"
             )
             age = (self._space, self._before_us, self._before_us + _STAGE_US)
-            gone = {bytes(name) for (name,) in in_chunks(session, sql, age, [row[0] for row in rows])}
+            gone = {bytes(name) for (name,) in rows_in_chunks(session, sql, age, [row[0] for row in rows])}
             packs = {pack for name, _, pack in rows if name in gone and pack is not None}
             if packs and self._note_packs is not None:
                 self._note_packs(session, packs)
@@ -330,7 +332,7 @@ def drop_unused_runs(database: Database, space: int, opened: Opener) -> None:
         unused = [(space, no) for no, is_unused in rows if is_unused]
         if unused:
             with opened() as session:
-                session.many(f"DELETE FROM run WHERE space = ? AND no = ? AND {_UNUSED_RUN}", unused)
+                session.run_many(f"DELETE FROM run WHERE space = ? AND no = ? AND {_UNUSED_RUN}", unused)
         if len(rows) < SLICE:
             return
         after = rows[-1][0]
@@ -350,8 +352,10 @@ def drop_unused_scopes(database: Database, space: int, opened: Opener) -> None:
             unused = [no for (no,) in session.rows(sql, (space, after, last))]
         if unused:
             with opened() as session:
-                session.many(f"DELETE FROM scope WHERE no = ? AND {_UNUSED_SCOPE}", [(no,) for no in unused])
-                count_removal(session, space)
+                session.run_many(
+                    f"DELETE FROM scope WHERE no = ? AND {_UNUSED_SCOPE}", [(no,) for no in unused]
+                )
+                invalidate_caches(session, space)
         if len(rows) < SLICE:
             return
         after = last
@@ -429,7 +433,7 @@ class _Sweep:
         tally = self._removal.outlook if dry_run else self._removal.tally
         packs = self._tend_packs(dry_run=dry_run)
         if not dry_run and tally.objects + tally.bodies + tally.lists:
-            self._database.tidy(secure=False)
+            self._database.reclaim_space(secure=False)
         return Swept(
             objects=tally.objects,
             bodies=tally.bodies,
@@ -505,7 +509,7 @@ class _Sweep:
                 sql = "SELECT no, scope, seq FROM list WHERE no IN (@)"
                 young: dict[int, int] = {}
                 old: list[int] = []
-                for no, scope, seq in in_chunks(session, sql, (), unmarked):
+                for no, scope, seq in rows_in_chunks(session, sql, (), unmarked):
                     if seq > self._before_seq:
                         young[no] = scope
                     else:
@@ -531,7 +535,7 @@ class _Sweep:
                 ]
                 marked = self._walk.objects.among(names)
                 rows = list(
-                    in_chunks(
+                    rows_in_chunks(
                         session,
                         "SELECT name, kind, size, stored_at_us, staged_until_us, length(frame), pack, length "
                         "FROM object WHERE space = ? AND name IN (@)",
