@@ -133,10 +133,10 @@ def test_every_call_is_patient(folder, waits):
 
 def test_a_lost_answer_is_not_taken_for_a_lost_race(folder, waits):
     waits.retrying(Shaky(folder, Lost())).put("new", b"mine", if_absent=True)
-    stamp = waits.retrying(Shaky(folder, Lost())).put_if("ref", b"1", expect=None)
-    stamp = waits.retrying(Shaky(folder, Lost())).put_if("ref", b"2", expect=stamp)
+    etag = waits.retrying(Shaky(folder, Lost())).put_if("ref", b"1", expect=None)
+    etag = waits.retrying(Shaky(folder, Lost())).put_if("ref", b"2", expect=etag)
     assert folder.read("ref").data == b"2"
-    assert folder.read("ref").stamp == stamp
+    assert folder.read("ref").etag == etag
 
 
 def test_the_question_whether_it_was_written_is_patient_too(folder, waits):

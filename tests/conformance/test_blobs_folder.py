@@ -113,10 +113,10 @@ def test_drafts_of_the_dead_are_swept_after_a_day(blobs, root):
 
 
 def test_stamps_survive_a_copy_of_the_folder(blobs, tmp_path):
-    stamp = blobs.put_if("refs/main", b"1", expect=None)
+    etag = blobs.put_if("refs/main", b"1", expect=None)
     (tmp_path / "copy" / "refs").mkdir(parents=True)
     (tmp_path / "copy" / "refs" / "main").write_bytes(blobs.get("refs/main"))
-    FolderBlobs(tmp_path / "copy").put_if("refs/main", b"2", expect=stamp)
+    FolderBlobs(tmp_path / "copy").put_if("refs/main", b"2", expect=etag)
 
 
 @pytest.mark.faults
@@ -130,7 +130,7 @@ for _ in range(50):
     while True:
         held = blobs.read("count")
         try:
-            blobs.put_if("count", str(int(held.data) + 1).encode(), expect=held.stamp)
+            blobs.put_if("count", str(int(held.data) + 1).encode(), expect=held.etag)
             break
         except Conflict:
             pass

@@ -36,7 +36,7 @@ def test_every_conditional_write_is_refused_and_writes_nothing(blobs):
     for attempt in (
         lambda: blobs.put("new", b"", if_absent=True),
         lambda: blobs.put_if("new", b"", expect=None),
-        lambda: blobs.put_if("one", b"second", expect=blobs.read("one").stamp),
+        lambda: blobs.put_if("one", b"second", expect=blobs.read("one").etag),
     ):
         with pytest.raises(Unsupported, match="ignores the condition"):
             attempt()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.core.batch import Event, content_links, event_links, reach
+from treering.core.batch import Event, content_links, event_links, mark_reachable
 from treering.core.content import Content, object_address, slot_address
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, encode_tree
 
@@ -24,7 +24,7 @@ def test_everything_reachable_is_visited_once(graph, roots):
         asked.append(address)
         return graph.get(address, [])
 
-    reach(roots, is_new=is_new, links=links)
+    mark_reachable(roots, is_new=is_new, links=links)
     expected, frontier = set(roots), list(roots)
     while frontier:
         for found in graph.get(frontier.pop(), []):
@@ -43,7 +43,7 @@ def test_a_long_chain_needs_no_recursion():
         seen.add(address)
         return is_first
 
-    reach([0], is_new=is_new, links=lambda number: [number + 1] if number < 100_000 else [])
+    mark_reachable([0], is_new=is_new, links=lambda number: [number + 1] if number < 100_000 else [])
     assert len(seen) == 100_001
 
 

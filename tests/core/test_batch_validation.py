@@ -134,10 +134,10 @@ def test_a_cost_may_be_below_zero(number):
         (batch(lists=(append(list="\n"),)), "list id"),
         (batch(lists=(append(scope="\n"),)), "scope"),
         (batch(lists=(append(parent="\n"),)), "parent"),
-        (batch(lists=(append(parent="l"),)), "itself"),
+        (batch(lists=(append(parent="l"),)), "its own parent"),
         (batch(lists=(append(at=-1),)), "'l' cannot grow at -1"),
         (batch(lists=(append(at=1 << 32),)), "cannot grow"),
-        (batch(lists=(append(items=(Content("text", b""),)), append(at=0))), "go on where"),
+        (batch(lists=(append(items=(Content("text", b""),)), append(at=0))), "start where"),
         (batch(lists=(append(items=(list_address("m"),)),)), "is the list"),
         (batch(lists=(append(items=("nonsense",)),)), "not an address"),
         (batch(events=(event(body=list_address("m")),)), "is the list"),
@@ -169,8 +169,8 @@ def test_a_cost_may_be_below_zero(number):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_refused_and_why(candidate, told):
-    with pytest.raises(InvalidInput, match=told):
+def test_what_is_refused_and_why(candidate, message):
+    with pytest.raises(InvalidInput, match=message):
         validate_batch(candidate)
 
 

@@ -255,10 +255,10 @@ class Label(str):
         ({"z": 1 + 2j}, "$.z: builtins.complex"),
         ([{1, (2, Colour.RED)}], "$[0]["),
         ((1, [lambda: 1]), "$[1][0]: builtins.function"),
-        ({"t": time(1, tzinfo=ZoneInfo("Europe/Berlin"))}, "$.t: the codec for time refused it"),
+        ({"t": time(1, tzinfo=ZoneInfo("Europe/Berlin"))}, "$.t: the codec of time raised"),
         (
             {"t": datetime(2026, 1, 1, tzinfo=timezone(timedelta(microseconds=1)))},
-            "$.t: the codec for datetime",
+            "$.t: the codec of datetime",
         ),
         ({1: {"a": object}}, "$[1].a: builtins.type"),
     ],
@@ -336,13 +336,13 @@ def test_a_registered_type_comes_back_as_itself():
 @pytest.mark.parametrize(
     "kind, tag, problem",
     [
-        (Point, "", "not acceptable"),
-        (Point, "$point", "not acceptable"),
-        (Point, "decimal", "is taken"),
-        (Point, "dict", "is taken"),
-        (Decimal, "money", "has an encoding already"),
-        (str, "string", "has an encoding already"),
-        (set, "bag", "has an encoding already"),
+        (Point, "", "invalid codec tag"),
+        (Point, "$point", "invalid codec tag"),
+        (Point, "decimal", "already exists"),
+        (Point, "dict", "already exists"),
+        (Decimal, "money", "already has an encoding"),
+        (str, "string", "already has an encoding"),
+        (set, "bag", "already has an encoding"),
     ],
 )
 def test_a_codec_cannot_take_what_another_one_has(kind, tag, problem):

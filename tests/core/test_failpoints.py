@@ -82,14 +82,14 @@ def test_a_misspelt_name_fails():
     "action", ["", "explode", "raise:ENOSUCH", "sleep", "sleep:x", "kill:x", "raise:1:2", "count:"]
 )
 def test_an_action_that_is_none_is_refused(action):
-    with pytest.raises(InvalidInput, match="cannot do"):
+    with pytest.raises(InvalidInput, match="invalid action"):
         arm(POINT, action)
 
 
 def test_names_have_one_meaning():
     assert declared()["test.point"] == "a place in the tests"
     assert failpoints.declare("test.point", "a place in the tests") == "test.point"
-    with pytest.raises(InvalidInput, match="another meaning"):
+    with pytest.raises(InvalidInput, match="already declared"):
         failpoints.declare("test.point", "something else")
 
 

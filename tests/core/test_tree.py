@@ -155,7 +155,7 @@ def test_an_entry_that_makes_no_sense_is_not_stored(entry, problem):
 
 
 def test_a_name_is_there_once():
-    with pytest.raises(InvalidInput, match="'a' is there twice"):
+    with pytest.raises(InvalidInput, match="'a' occurs twice"):
         encode_tree(Tree(entries=(file("a"), LinkEntry(name="a", target="b"))))
 
 
@@ -165,7 +165,7 @@ FILE_A, FILE_B = (0, b"a", 0o644, 1, RAW), (0, b"b", 0o644, 1, RAW)
 @pytest.mark.parametrize(
     "content, problem",
     [
-        (stored(FILE_A, FILE_A), "entry 'a' is there twice"),
+        (stored(FILE_A, FILE_A), "entry 'a' occurs twice"),
         (stored(FILE_B, FILE_A), "entry 'a' comes after 'b'"),
         (stored((0, b"a", 0o4755, 1, RAW)), "entry 'a' has mode 0o4755"),
         (stored((1, b"a", -1, RAW)), "entry 'a' has mode"),
@@ -180,12 +180,12 @@ FILE_A, FILE_B = (0, b"a", 0o644, 1, RAW), (0, b"b", 0o644, 1, RAW)
         (stored((0, b"a", "0644", 1, RAW)), "does not parse"),
         (stored((0, b"a", 0o644, 1)), "does not parse"),
         (stored((0, b"a", 0o644, 1, RAW, b"extra")), "tree [0-9a-f]{64} "),
-        (stored(version=0), "one form"),
-        (stored(version=-1), "one form"),
+        (stored(version=0), "canonical form"),
+        (stored(version=-1), "canonical form"),
         (Content("tree", b""), "does not parse"),
         (Content("tree", b"\x92\x01"), "does not parse"),
         (Content("tree", b"\x92\x01\x90\x90"), "does not parse"),
-        (Content("tree", b"\x92\xcc\x01\x90"), "one form"),  # 1 in two bytes
+        (Content("tree", b"\x92\xcc\x01\x90"), "canonical form"),  # 1 in two bytes
         (Content("tree", b"\x93\x01\x90\x90"), "does not parse"),
         (Content("tree", b"\x92\x01\xdd\xff\xff\xff\xff"), "does not parse"),  # four thousand million entries
         (Content("tree", b"\x92\x01" + b"\x91" * 100_000 + b"\x90"), "does not parse"),

@@ -95,7 +95,7 @@ def test_adding_needs_a_whole_number_and_keeps_the_ceiling(store):
     assert store.state.add("n") == 1
     assert store.state.add("n", 41) == 42
     assert store.state.add("n", -2) == 40
-    with pytest.raises(Conflict, match=r"'n' was not changed: .* past its ceiling 41"):
+    with pytest.raises(Conflict, match=r"'n' was not changed: .* above its ceiling 41"):
         store.state.add("n", 2, ceiling=41)
     store.state.set("text", "5")
     for wrong in ("5", 1.5, True, None, [1], "x" * 5000):

@@ -78,7 +78,7 @@ def test_a_name_that_is_there_twice(store: Store, target: Path) -> None:
     """A link and then a folder of the same name: the classic way out of an archive."""
     inner = bytes.fromhex(store_tree(store, store_file(store, "file")))
     root = store_raw(store, (2, b"x", b"../neighbour"), (1, b"x", 0o755, inner))
-    with pytest.raises(Corrupt, match="'x' is there twice"):
+    with pytest.raises(Corrupt, match="'x' occurs twice"):
         store.workspace.restore(root, target)
 
 

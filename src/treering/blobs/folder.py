@@ -2,7 +2,7 @@
 
 A blob is written as a draft, synced and renamed (see `treering.files`). Every rename and every delete
 happens under one lock of the folder, which is held for that moment only and never while bytes are written;
-a conditional write looks at the current blob under the same lock. The stamp of a blob is the hash of its
+a conditional write looks at the current blob under the same lock. The etag of a blob is the hash of its
 content, so it survives a copy of the folder, and a value that came back counts as the value expected.
 **Invariant:** among processes of one machine, of any number of conditional writes with the same
 expectation one succeeds. Over a network file system this holds as far as its `flock` does.
@@ -21,7 +21,7 @@ from typing import Final
 
 from treering.blobs.blob import check_folder, check_name, check_range, is_name, pieces_of
 from treering.core.clock import Clock, SystemClock
-from treering.core.storage import BlobData, BlobInfo, Stamp, Stamped
+from treering.core.storage import BlobData, BlobInfo, ETag, VersionedBlob
 from treering.errors import Conflict, NotFound
 from treering.files import Drafts, opened_folder, read_range, translated
 
@@ -51,10 +51,10 @@ class FolderBlobs:
         """See `treering.core.storage.Blobs`."""
         self._write(name, data, allowed=lambda: not if_absent or self.stat(name) is None)
 
-    def put_if(self, name: str, data: bytes, *, expect: Stamp | None) -> Stamp:
+    def put_if(self, name: str, data: bytes, *, expect: ETag | None) -> ETag:
         """See `treering.core.storage.Blobs`."""
-        self._write(name, data, allowed=lambda: self._stamp(name) == expect)
-        return _stamp_of(data)
+        self._write(name, data, allowed=lambda: self._etag(name) == expect)
+        return _etag_of(data)
 
     def get(self, name: str, *, start: int = 0, stop: int | None = None) -> bytes:
         """See `treering.core.storage.Blobs`."""
@@ -64,13 +64,13 @@ class FolderBlobs:
                 raise NotFound(f"{self._url} holds no blob {name!r}")
             return read_range(file, start, os.fstat(file).st_size if stop is None else stop)
 
-    def read(self, name: str) -> Stamped | None:
+    def read(self, name: str) -> VersionedBlob | None:
         """See `treering.core.storage.Blobs`."""
         with self._opened(name) as file:
             if file is None:
                 return None
             data = read_range(file, 0, os.fstat(file).st_size)
-        return Stamped(data=data, stamp=_stamp_of(data))
+        return VersionedBlob(data=data, etag=_etag_of(data))
 
     def stat(self, name: str) -> BlobInfo | None:
         """See `treering.core.storage.Blobs`."""
@@ -121,9 +121,9 @@ class FolderBlobs:
         if not allowed():
             raise Conflict(f"{self._url}: blob {name!r} is not as expected; read it again")
 
-    def _stamp(self, name: str) -> Stamp | None:
+    def _etag(self, name: str) -> ETag | None:
         held = self.read(name)
-        return None if held is None else held.stamp
+        return None if held is None else held.etag
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Generator[int | None]:
@@ -176,8 +176,8 @@ def _stat_in(folder: int, name: str) -> BlobInfo | None:
         return None
 
 
-def _stamp_of(data: bytes) -> Stamp:
-    return Stamp(sha256(data).hexdigest())
+def _etag_of(data: bytes) -> ETag:
+    return ETag(sha256(data).hexdigest())
 
 
 def _info(name: str, found: os.stat_result) -> BlobInfo:

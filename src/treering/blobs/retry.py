@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from treering.blobs.blob import whole_of
-from treering.core.storage import BlobData, BlobInfo, Blobs, Stamp, Stamped
+from treering.core.storage import BlobData, BlobInfo, Blobs, ETag, VersionedBlob
 from treering.errors import Conflict, StoreFull, TreeringError
 
 T = TypeVar("T")
@@ -63,20 +63,20 @@ class RetryingBlobs:
         else:
             self._patiently(lambda: self._blobs.put(name, data))
 
-    def put_if(self, name: str, data: bytes, *, expect: Stamp | None) -> Stamp:
+    def put_if(self, name: str, data: bytes, *, expect: ETag | None) -> ETag:
         """See `treering.core.storage.Blobs`."""
 
-        def own_stamp() -> Stamp | None:
+        def own_etag() -> ETag | None:
             held = self._blobs.read(name)
-            return held.stamp if held is not None and held.data == data else None
+            return held.etag if held is not None and held.data == data else None
 
-        return self._patiently(lambda: self._blobs.put_if(name, data, expect=expect), settle=own_stamp)
+        return self._patiently(lambda: self._blobs.put_if(name, data, expect=expect), settle=own_etag)
 
     def get(self, name: str, *, start: int = 0, stop: int | None = None) -> bytes:
         """See `treering.core.storage.Blobs`."""
         return self._patiently(lambda: self._blobs.get(name, start=start, stop=stop))
 
-    def read(self, name: str) -> Stamped | None:
+    def read(self, name: str) -> VersionedBlob | None:
         """See `treering.core.storage.Blobs`."""
         return self._patiently(lambda: self._blobs.read(name))
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treering.blobs.blob import RESERVED, check_folder, check_name, check_range, size_of, whole_of
 from treering.core.clock import from_datetime
-from treering.core.storage import BlobData, BlobInfo, Stamp, Stamped
+from treering.core.storage import BlobData, BlobInfo, ETag, VersionedBlob
 from treering.errors import (
     Conflict,
     InvalidInput,
@@ -149,7 +149,7 @@ class S3Blobs:
                     key, data, use_multipart=True, chunk_size=part, max_concurrency=_PARTS_AT_ONCE
                 )
 
-    def put_if(self, name: str, data: bytes, *, expect: Stamp | None) -> Stamp:
+    def put_if(self, name: str, data: bytes, *, expect: ETag | None) -> ETag:
         """See `treering.core.storage.Blobs`."""
         key = self._key(name)
         if not self.conditional:
@@ -159,7 +159,7 @@ class S3Blobs:
             )
         mode: PutMode = "create" if expect is None else {"e_tag": expect}
         with self._translated(name, writing=True, conditional=True):
-            return _stamp(self._store.put(key, data, mode=mode)["e_tag"])
+            return _etag(self._store.put(key, data, mode=mode)["e_tag"])
 
     def get(self, name: str, *, start: int = 0, stop: int | None = None) -> bytes:
         """See `treering.core.storage.Blobs`."""
@@ -180,12 +180,12 @@ class S3Blobs:
                     raise
         return self._nothing_of(name)
 
-    def read(self, name: str) -> Stamped | None:
+    def read(self, name: str) -> VersionedBlob | None:
         """See `treering.core.storage.Blobs`."""
         try:
             with self._translated(name):
                 found = self._store.get(self._key(name))
-                return Stamped(data=found.bytes().to_bytes(), stamp=_stamp(found.meta["e_tag"]))
+                return VersionedBlob(data=found.bytes().to_bytes(), etag=_etag(found.meta["e_tag"]))
         except NotFound:
             return None
 
@@ -225,11 +225,11 @@ class S3Blobs:
         key = self._prefix + name
         try:
             with self._translated(name, writing=True, conditional=True):
-                stamp = self._store.put(key, b"1", mode="create")["e_tag"]
+                etag = self._store.put(key, b"1", mode="create")["e_tag"]
             honoured = (
                 self._refuses(key, mode="create")
                 and self._refuses(key, mode={"e_tag": '"00000000000000000000000000000000"'})
-                and not self._refuses(key, mode={"e_tag": stamp})
+                and not self._refuses(key, mode={"e_tag": etag})
             )
         except Unsupported:
             honoured = False
@@ -328,10 +328,10 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:200]
 
 
-def _stamp(e_tag: str | None) -> Stamp:
+def _etag(e_tag: str | None) -> ETag:
     if not e_tag:
         raise Unsupported("this server gives no ETag for what it stores, so nothing can be compared")
-    return Stamp(e_tag)
+    return ETag(e_tag)
 
 
 def _refuse_after_fork(url: str) -> None:

@@ -1,9 +1,19 @@
-"""The batch: the one way to write.
+"""The batch: the only way to write.
 
-A batch says everything that one commit does: new content, list appends, journal events, moves of refs,
-the leases that must still be held, the texts to index. An engine takes all of it or nothing. The id of
-a batch is unique within its space: sending the same batch again changes nothing and returns the first
-`Receipt`, so an ambiguous failure can always be retried.
+A batch holds everything that one commit does: new content, list appends, journal events, ref updates, the
+leases that must still be held, and texts to index. An engine applies all of it or nothing. Batch ids are
+unique within a space: submitting a batch again changes nothing and returns the first `Receipt`, so it is
+always safe to retry after an ambiguous failure.
+
+The module has four parts: the structs that make up a batch; the links between stored things, which garbage
+collection and erasure follow; `validate_batch`, which every engine calls first; and `Draft`, which builds a
+batch and assigns the addresses of its content.
+
+`validate_batch` rejects whatever can be rejected without looking at the store: ids that no database could
+hold, addresses of slots that the batch does not contain, a ref updated twice. **Invariant:** a batch that
+passes never fails because of its form, and one that does not never reaches an engine. Since it runs before
+every commit, the common case builds no messages: the fields of an event are checked in one joined string,
+and one by one only if something in it is unusual.
 """
 
 from __future__ import annotations
@@ -38,25 +48,25 @@ ANY: Literal["any"] = "any"
 ABSENT: Literal["absent"] = "absent"
 
 Expect = Literal["any", "absent"] | int
-"""What a ref must be before it moves: anything, absent (never set, or deleted), or at this version."""
+"""The required state of a ref: anything, absent (never set, or deleted), or exactly this version."""
 
 Tokens = Literal["words", "trigrams"]
-"""How an indexed text is cut: stemmed words, or trigrams for languages without spaces."""
+"""How an indexed text is tokenized: stemmed words, or trigrams for languages without spaces."""
 
 
 class BatchPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Small contents of one erasure scope, stored as one body (see `core.body`)."""
+    """Small contents of one erasure scope, stored together as one body (see `core.frame`)."""
 
     scope: str
     slots: tuple[Content, ...]
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
-    """Items for the end of a list.
+    """Items to append to a list.
 
-    ``at`` is the length that the list must have now. A list that does not exist is created: empty when
-    ``at`` is 0, else as a child that shares the first ``at`` items of ``parent``. An item is content of
-    its own, or the address of content that is stored already (or in this same batch).
+    ``at`` is the required current length of the list. A list that does not exist is created: empty if
+    ``at`` is 0, otherwise as a child that shares the first ``at`` items of ``parent``. An item is either
+    content, or the address of content that is already stored (or is part of the same batch).
     """
 
     list: str
@@ -67,7 +77,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Tokens by disjoint class; ``reasoning`` is the share of ``output`` spent on it."""
+    """Token counts in disjoint classes; ``reasoning`` is the part of ``output`` spent on reasoning."""
 
     input: int = 0
     cache_read: int = 0
@@ -85,10 +95,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A row for the journal.
 
-    ``id`` is unique within its space and the UTC day of ``ts_us``; an event whose id is there already is
-    left out silently, which makes a repeated export harmless. ``data`` is small canonical JSON that
-    comes with every read; ``body`` is fetched only when asked for; ``links`` are further addresses that
-    this event keeps alive. Costs are integer nano-units of ``currency``.
+    ``id`` is unique within its space and the UTC day of ``ts_us``. An event whose id already exists is
+    skipped, so a repeated export is harmless. ``data`` is small canonical JSON that every read returns;
+    ``body`` is fetched only on request; ``links`` are further addresses that this event keeps alive. Costs
+    are integer nano-units of ``currency``.
     """
 
     id: str
@@ -114,7 +124,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Set(msgspec.Struct, frozen=True, kw_only=True, tag="set"):
-    """Give a ref a value; ``links`` are the addresses that it keeps alive."""
+    """Set the value of a ref; ``links`` are the addresses that it keeps alive."""
 
     value: bytes
     links: tuple[Address, ...] = ()
@@ -124,32 +134,30 @@ _TOTAL_BITS: Final = 63
 
 
 class Delete(msgspec.Struct, frozen=True, tag="delete"):
-    """Remove a ref; its version keeps counting."""
+    """Delete a ref; its version keeps counting."""
 
 
 class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
-    """Add to a ref that holds an integer (absent counts as 0); past ``ceiling`` is a `Conflict`."""
+    """Add to an integer ref (absent counts as 0); a result above ``ceiling`` is a `Conflict`."""
 
     delta: int
     ceiling: int | None = None
 
     def total(self, name: str, value: bytes | None) -> int:
-        """What the ref of that name holds afterwards; `Conflict` where that cannot be."""
+        """Return the new value of the ref, or raise `Conflict`."""
         try:
             total = (int(value) if value is not None else 0) + self.delta
         except ValueError:
-            raise Conflict(f"ref {name!r} does not hold an integer, so nothing can be added to it") from None
+            raise Conflict(f"cannot add to ref {name!r}: its value is not an integer") from None
         if self.ceiling is not None and total > self.ceiling:
-            raise Conflict(f"ref {name!r} would become {total}, past its ceiling {self.ceiling}")
+            raise Conflict(f"ref {name!r} would become {total}, above its ceiling {self.ceiling}")
         if total.bit_length() > _TOTAL_BITS:
-            raise Conflict(
-                f"ref {name!r} would become {total}, more than {_TOTAL_BITS} bits; begin a new one"
-            )
+            raise Conflict(f"ref {name!r} would become {total}, more than {_TOTAL_BITS} bits; use a new ref")
         return total
 
 
 class RefChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A move of one ref by compare-and-swap."""
+    """An update of one ref by compare-and-swap."""
 
     name: str
     scope: str
@@ -165,10 +173,10 @@ class Fence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
-    """A text for the search index, replacing the one of the same collection and name.
+    """An entry for the search index. It replaces the entry with the same collection and name.
 
-    The text itself is the content at ``source`` (derived, so the index can be rebuilt); ``None`` takes
-    the entry out of the index.
+    The indexed text is the content at ``source``, so the index can be rebuilt at any time. ``None`` removes
+    the entry.
     """
 
     collection: str
@@ -182,8 +190,8 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """One commit.
 
-    ``requires`` are object names that must be stored already (staged, or older); ``objects`` are new
-    ones by their names, which the writer has computed (`Draft` does) and engines take as they are.
+    ``requires`` names objects that must already be stored. ``objects`` maps the names of new objects to
+    their contents; engines trust these names, so the writer must have computed them (`Draft` does).
     """
 
     id: str
@@ -199,11 +207,11 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What a commit did.
+    """The result of a commit.
 
-    The commit took the sequence numbers ``first_seq`` to ``last_seq``: one per event in the batch, and
-    one when it has none. ``versions`` are the new versions of the refs it moved, ``sums`` the results
-    of its `Add`s, ``new_events`` how many events were not there before.
+    The commit took the sequence numbers ``first_seq`` to ``last_seq``: one per event, or a single one for
+    a batch without events. ``versions`` holds the new versions of the updated refs, ``sums`` the results
+    of each `Add`, and ``new_events`` the number of events that did not exist before.
     """
 
     batch: str
@@ -215,74 +223,59 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     new_events: int
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Reachability: what a set of roots keeps alive.
-#
-# Roots are the links of refs and of live events, and the sources of indexed texts. From there, a list
-# keeps its own items and its parent alive, and a tree keeps the files and folders that it names. Nothing
-# else points at anything, so a walk over these links is the whole of garbage collection's marking.
+# Links. The roots are the links of refs and journal events, and the sources of indexed texts. A list keeps
+# its own items and its parent alive, a tree the files and folders that it names. There are no other links,
+# so following these is all that marking has to do.
 
 
 def event_links(event: Event) -> Iterator[Address]:
-    """Everything that an event points at."""
+    """Return every address that an event links to."""
     if event.body is not None:
         yield event.body
     yield from event.links
 
 
 def content_links(content: Content) -> Iterator[Address]:
-    """Everything that stored content points at: the entries of a tree."""
+    """Return every address that stored content links to: the entries of a tree."""
     if content.kind == "tree":
         yield from map(object_address, links_of(content))
 
 
-def reach(
+def mark_reachable(
     roots: Iterable[Address],
     *,
     is_new: Callable[[Address], bool],
     links: Callable[[Address], Iterable[Address]],
 ) -> None:
-    """Visit everything that can be reached from ``roots``, each address once.
+    """Visit everything reachable from ``roots``, each address once.
 
-    ``is_new`` remembers an address and says whether it was seen for the first time; it may keep its
-    memory wherever it likes (a set, a temporary table). ``links`` says what an address points at.
+    ``is_new`` records an address and returns whether this was its first visit; the record may be a set or
+    a temporary table. ``links`` returns the addresses that an address links to.
     """
     pending = [address for address in roots if is_new(address)]
     while pending:
         pending.extend(address for address in links(pending.pop()) if is_new(address))
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Intake: what a batch must look like before any engine touches it.
-#
-# Everything that can be refused without knowing the store is refused here, once for all engines: ids that
-# no database could hold, addresses of slots that the batch does not bring, one ref moved twice. What comes
-# through can be stored as it is, so engines carry no checks of form. **Invariant:** a batch that passes
-# never fails for its form, and one that does not has not been seen by any engine.
-#
-# It stands in the way of every commit, so the ordinary case builds no messages: the words of an event are
-# looked at together, and one by one only when something about them is unusual.
-
-
 MAX_BATCH_ID_CHARS: Final = 200
 MAX_PARTS: Final = 65_536
 MAX_EVENTS: Final = 100_000
 MAX_INLINE_BYTES: Final = 64 * 1024
-"""The most that a ref's value or an event's data may hold: they come with every read."""
+"""Size limit of a ref's value and of an event's data, which every read returns."""
 MAX_CONTENT_BYTES: Final = 1 << 29
-"""No single content and no body is larger; a database could not hold it in one row."""
+"""Size limit of a single content and of a body: a database could not hold more in one row."""
 MAX_LIST_LENGTH: Final = (1 << 32) - 1
 NUMBER_BITS: Final = 53
-"""Numbers stay within what every JSON reader keeps exact, and their sums within 64 bits."""
+"""Numbers fit into a JSON reader's exact integers, and sums of them into 64 bits."""
 
 _NONE: Final[frozenset[str]] = frozenset()
 _EXPECT_WORDS: Final = (ANY, ABSENT)
 
 
 def validate_batch(batch: Batch) -> list[ParsedAddress]:
-    """Raise `InvalidInput` if the batch cannot be stored, whatever the store holds.
+    """Raise `InvalidInput` if no store could accept the batch.
 
-    Gives back the places that it points at and does not bring itself, in order: they have to be there.
+    Returns the addresses that the batch refers to but does not contain, in order. They must be stored.
     """
     named: list[ParsedAddress] = []
     check_space(batch.space)
@@ -290,7 +283,7 @@ def validate_batch(batch: Batch) -> list[ParsedAddress]:
     if len(batch.id) > MAX_BATCH_ID_CHARS:
         raise InvalidInput(
             f"batch id {batch.id[:60]!r}... has {len(batch.id)} characters; "
-            f"use at most {MAX_BATCH_ID_CHARS}, or a hash of it"
+            f"the limit is {MAX_BATCH_ID_CHARS}; use a hash of it"
         )
     for name in batch.requires:
         _check_object_name(name)
@@ -313,7 +306,7 @@ def validate_batch(batch: Batch) -> list[ParsedAddress]:
 
 
 def _check_parts(batch: Batch) -> set[str]:
-    """Check the parts, and spell the addresses of all slots that the batch brings."""
+    """Check the parts and return the addresses of all slots in the batch."""
     parts = batch.parts
     if len(parts) > MAX_PARTS:
         raise InvalidInput(
@@ -361,14 +354,14 @@ def _check_lists(batch: Batch, own_slots: AbstractSet[str], named: list[ParsedAd
 
 def _refuse_append(append: Append, length: int | None) -> None:
     if append.parent == append.list:
-        raise InvalidInput(f"list {append.list!r} names itself as its parent; leave the parent out to append")
+        raise InvalidInput(f"list {append.list!r} is its own parent; omit the parent to append")
     if append.at < 0 or append.at + len(append.items) > MAX_LIST_LENGTH:
         raise InvalidInput(
-            f"list {append.list!r} cannot grow at {append.at}; positions go up to {MAX_LIST_LENGTH}"
+            f"list {append.list!r} cannot grow at {append.at}; the highest position is {MAX_LIST_LENGTH}"
         )
     raise InvalidInput(
         f"a batch appends to list {append.list!r} up to {length} and then at {append.at}; "
-        "the second append must go on where the first one ends"
+        "the second append must start where the first one ends"
     )
 
 
@@ -377,7 +370,7 @@ def _check_events(batch: Batch, own_slots: AbstractSet[str], named: list[ParsedA
     if len(events) > MAX_EVENTS:
         raise InvalidInput(f"a batch has {len(events)} events; split it into batches of at most {MAX_EVENTS}")
     for event in events:
-        # Any unusual character, an empty or a blank word shows in the joined text, at the price of one.
+        # Any unusual character, empty field or leading blank shows up in the joined text: one check for all.
         words = (
             f"|{event.id}|{event.kind}|{event.scope}|{event.run}|{event.span}|{event.parent}|{event.thread}"
             f"|{event.agent}|{event.name}|{event.model}|{event.role}|{event.status}|{event.currency}|"
@@ -399,8 +392,8 @@ def _check_events(batch: Batch, own_slots: AbstractSet[str], named: list[ParsedA
             _refuse_numbers(event)
         if event.data is not None and len(event.data) > MAX_INLINE_BYTES:
             raise InvalidInput(
-                f"event {event.id!r} has {len(event.data)} bytes of data, more than {MAX_INLINE_BYTES}; "
-                "put the content into a part or an object and point at it with body"
+                f"event {event.id!r} has {len(event.data)} bytes of data, the limit is {MAX_INLINE_BYTES}; "
+                "store the content as a part or an object and refer to it with body"
             )
         if event.body is not None and event.body not in own_slots:
             named.append(_check_content_address(event.body, batch, "the body of event", event.id))
@@ -423,7 +416,7 @@ def _refuse_numbers(event: Event) -> None:
     raise InvalidInput(
         f"event {event.id!r} has a number that is negative or has more than {NUMBER_BITS} bits: "
         f"ts_us={event.ts_us}, duration_us={event.duration_us}, cost_nanos={event.cost_nanos}, {event.usage}"
-        "; times are microseconds since 1970, and only a cost may be below zero"
+        "; times are microseconds since 1970, and only a cost may be negative"
     )
 
 
@@ -432,7 +425,7 @@ def _check_refs(batch: Batch, own_slots: AbstractSet[str], named: list[ParsedAdd
         names = [change.name for change in batch.refs]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise InvalidInput(f"a batch moves ref {twice!r} more than once; move it once, to where it ends")
+            raise InvalidInput(f"a batch updates ref {twice!r} more than once; update it once")
     for change in batch.refs:
         check_id(change.name, "ref name")
         check_id(change.scope, "scope")
@@ -451,8 +444,8 @@ def _check_change(
     if isinstance(move, Set):
         if len(move.value) > MAX_INLINE_BYTES:
             raise InvalidInput(
-                f"ref {change.name!r} would hold {len(move.value)} bytes, more than {MAX_INLINE_BYTES}; "
-                "put the value into an object and let the ref link to it"
+                f"ref {change.name!r} would hold {len(move.value)} bytes, the limit is {MAX_INLINE_BYTES}; "
+                "store the value as an object and link to it from the ref"
             )
         if move.links:
             named += [_check_address(address, batch) for address in move.links if address not in own_slots]
@@ -469,7 +462,7 @@ def _check_texts(batch: Batch, own_slots: AbstractSet[str], named: list[ParsedAd
         _check_text(text)
         if (text.collection, text.name) in seen:
             raise InvalidInput(
-                f"a batch indexes {text.name!r} of {text.collection!r} more than once; keep the last"
+                f"a batch indexes {text.name!r} of {text.collection!r} more than once; keep only the last"
             )
         seen.add((text.collection, text.name))
         if text.source is not None and text.source not in own_slots:
@@ -483,17 +476,15 @@ def _check_text(text: Text) -> None:
     if text.namespace:
         check_id(text.namespace, "namespace")
     if text.tokens not in {"words", "trigrams"}:
-        raise InvalidInput(
-            f"text {text.name!r} cannot be cut into {text.tokens!r}; use 'words' or 'trigrams'"
-        )
+        raise InvalidInput(f"text {text.name!r} has tokens={text.tokens!r}; use 'words' or 'trigrams'")
 
 
 def _check_address(address: Address, batch: Batch) -> ParsedAddress:
-    """Check an address that is not one of the batch's own slots."""
+    """Check an address that is not a slot of this batch."""
     place = parse_address(address)
     if isinstance(place, SlotAddress) and place.batch == batch.id:
         raise InvalidInput(
-            f"batch {batch.id!r} points at its own slot {place.part}.{place.index}, which it does not bring"
+            f"batch {batch.id!r} refers to its own slot {place.part}.{place.index}, which it does not contain"
         )
     return place
 
@@ -501,9 +492,7 @@ def _check_address(address: Address, batch: Batch) -> ParsedAddress:
 def _check_content_address(address: Address, batch: Batch, what: str, which: str) -> ParsedAddress:
     place = _check_address(address, batch)
     if isinstance(place, ListAddress):
-        raise InvalidInput(
-            f"{what} {which!r} is the list {place.list!r}; only an object or a slot is content"
-        )
+        raise InvalidInput(f"{what} {which!r} is the list {place.list!r}; expected an object or a slot")
     return place
 
 
@@ -514,20 +503,18 @@ def _check_object_name(name: str) -> None:
 
 def _refuse_size(content: Content, what: str) -> None:
     raise InvalidInput(
-        f"{what} has {len(content.data)} bytes, more than {MAX_CONTENT_BYTES}; "
-        "cut it into chunks (core.chunking)"
+        f"{what} has {len(content.data)} bytes, the limit is {MAX_CONTENT_BYTES}; "
+        "split it into chunks (core.chunking)"
     )
 
 
-# -----------------------------------------------------------------------------------------------------------
-# A draft: a batch while it is being written.
-#
-# It decides where content goes (small content into the body of its scope, the rest into objects) and
-# hands out addresses at once, so that the records of the same batch can point at each other.
-
-
 class Draft:
-    """Collects what one commit will do; `batch` gives the finished, immutable `Batch`."""
+    """A batch under construction.
+
+    It decides where content is stored (small content in the body of its scope, the rest as objects) and
+    returns addresses immediately, so that records of the same batch can refer to each other. `batch`
+    returns the finished, immutable `Batch`.
+    """
 
     def __init__(self, space: str, *, id: str | None = None) -> None:
         self.id = id or new_id()
@@ -542,7 +529,7 @@ class Draft:
         self._texts: list[Text] = []
 
     def put(self, content: Content, *, scope: str) -> Address:
-        """Take content in and say where it will be."""
+        """Add content and return its address."""
         if len(content.data) >= INLINE_LIMIT:
             name = content.name
             self._objects[name] = content
@@ -555,13 +542,13 @@ class Draft:
         return slot_address(self.id, part, len(slots) - 1)
 
     def require(self, *names: str) -> None:
-        """Objects that must be stored when the batch commits."""
+        """Require objects to be stored when the batch commits."""
         self._requires.update(dict.fromkeys(names))
 
     def append(
         self, list_id: str, *items: Content | Address, scope: str, at: int, parent: str | None = None
     ) -> None:
-        """Items for the end of a list; large contents become objects."""
+        """Append items to a list; large contents become objects."""
         placed: list[Content | Address] = []
         for item in items:
             if isinstance(item, str) or len(item.data) < INLINE_LIMIT:
@@ -571,19 +558,19 @@ class Draft:
         self._lists.append(Append(list=list_id, scope=scope, at=at, items=tuple(placed), parent=parent))
 
     def event(self, event: Event) -> None:
-        """A row for the journal."""
+        """Add a row to the journal."""
         self._events.append(event)
 
     def set_ref(
         self, name: str, value: bytes, *, scope: str, expect: Expect = ANY, links: tuple[Address, ...] = ()
     ) -> None:
-        """Give a ref a value."""
+        """Set the value of a ref."""
         self._refs.append(
             RefChange(name=name, scope=scope, change=Set(value=value, links=links), expect=expect)
         )
 
     def delete_ref(self, name: str, *, scope: str, expect: Expect = ANY) -> None:
-        """Remove a ref."""
+        """Delete a ref."""
         self._refs.append(RefChange(name=name, scope=scope, change=Delete(), expect=expect))
 
     def add_to_ref(self, name: str, change: Add, *, scope: str, expect: Expect = ANY) -> None:
@@ -591,23 +578,23 @@ class Draft:
         self._refs.append(RefChange(name=name, scope=scope, change=change, expect=expect))
 
     def fence(self, lease: str, token: int) -> None:
-        """A lease that must still be held."""
+        """Require a lease to be held."""
         self._fences.append(Fence(lease=lease, token=token))
 
     def text(self, text: Text) -> None:
-        """A text for the search index."""
+        """Add a text to the search index."""
         self._texts.append(text)
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was put in yet."""
+        """Whether nothing was added yet."""
         return not (
             self._objects or self._parts or self._requires or self._lists or self._events
             or self._refs or self._fences or self._texts
         )  # fmt: skip
 
     def batch(self) -> Batch:
-        """The finished batch."""
+        """Return the finished batch."""
         return Batch(
             id=self.id,
             space=self.space,

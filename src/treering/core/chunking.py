@@ -1,14 +1,14 @@
-"""Content-defined chunking: large files are cut where their bytes say so, not at fixed offsets.
+"""Content-defined chunking: large files are cut depending on their bytes, not at fixed offsets.
 
-A rolling "gear" hash runs over the bytes, and a cut falls where its masked bits are all zero, so an
-insertion moves the cuts with the content: the chunks before it stay, one or two around it change, and the
-ones after it come out equal again and are stored already. The algorithm is FastCDC (2020, as in
-``fastcdc-rs``), normalised level 1, from 64 KiB to 1 MiB, centred on 256 KiB; files of up to 1 MiB are
-one chunk. **Invariant:** these numbers, the gear table and therefore every cut are part of the stored
-format. Another cut would lose no data, but every large file would be stored a second time.
+A rolling "gear" hash runs over the bytes, and a chunk ends where its masked bits are all zero. Inserting
+bytes therefore moves the cuts along with the content: chunks before the insertion stay the same, one or two
+change, and the following ones are equal again and already stored. The algorithm is FastCDC (2020, as in
+``fastcdc-rs``), normalisation level 1, minimum 64 KiB, average 256 KiB, maximum 1 MiB; files of up to 1 MiB
+are one chunk. **Invariant:** these numbers and the gear table, and therefore every cut, are part of the
+stored format. Different cuts would lose no data, but store every large file a second time.
 
-pyfastcdc's compiled code does the work at 2 GB/s; where it is not installed, the Python below finds the
-same cuts at about 5 MB/s.
+pyfastcdc (compiled) runs at 2 GB/s. Where it is not installed, the pure Python version below finds the same
+cuts at about 5 MB/s.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final, Protocol
 import msgspec
 
 WHOLE_BYTES: Final = 1024 * 1024
-"""Up to this size, data is one chunk."""
+"""Data of up to this size is a single chunk."""
 
 _MIN_BYTES: Final = 64 * 1024
 _AVERAGE_BYTES: Final = 256 * 1024
@@ -35,30 +35,30 @@ _READ_BYTES: Final = 4 * _MAX_BYTES
 
 
 class ByteRange(msgspec.Struct, frozen=True):
-    """The bytes from ``start`` up to, not including, ``stop``."""
+    """The bytes from ``start`` up to, but not including, ``stop``."""
 
     start: int
     stop: int
 
 
 class Holes(Protocol):
-    """What is known of a stream without reading it."""
+    """The holes of a sparse file, as far as known without reading it."""
 
     def ahead(self) -> int:
-        """How many of the next bytes are zeros for certain."""
+        """How many of the next bytes are certainly zero."""
         ...
 
     def skip(self, size: int) -> None:
-        """Pass over some of them."""
+        """Skip that many bytes of a hole."""
         ...
 
 
 Cutter = Callable[[memoryview], Iterator[int]]
-"""Yields where each chunk of a buffer ends; the last one ends where the buffer does."""
+"""Yields the end of each chunk in a buffer; the last one is the end of the buffer."""
 
 
 def chunks(data: bytes | memoryview | mmap) -> Iterator[ByteRange]:
-    """The spans that cover ``data`` in order, without a gap; none if it is empty."""
+    """Yield the ranges of the chunks of ``data``, in order and without gaps; nothing for empty data."""
     if len(data) <= WHOLE_BYTES:
         if len(data):
             yield ByteRange(0, len(data))
@@ -70,10 +70,10 @@ def chunks(data: bytes | memoryview | mmap) -> Iterator[ByteRange]:
 
 
 def stream_chunks(read: Callable[[memoryview], int], holes: Holes | None = None) -> Iterator[bytes]:
-    """The same chunks of what ``read`` puts into the buffers that it is given, until it says 0.
+    """Yield the same chunks of a stream; ``read`` fills the buffers passed to it and returns 0 at the end.
 
-    Takes a buffer of 4 MiB and the chunk that was given out last. Of long ``holes`` nothing is read, and
-    their chunks are one object, given out again and again.
+    Memory use is a buffer of 4 MiB plus the current chunk. Long ``holes`` are not read, and all their
+    chunks are the same bytes object.
     """
     window = memoryview(bytearray(_READ_BYTES))
     filled = _fill(read, window)
@@ -85,7 +85,7 @@ def stream_chunks(read: Callable[[memoryview], int], holes: Holes | None = None)
         is_last = filled < _READ_BYTES
         start = 0
         for stop in _cutter()(window[:filled]):
-            # A cut depends on the 1 MiB after its chunk begins, so without that much it is not final yet.
+            # A cut depends on the 1 MiB that follows the start of its chunk: with less it is not final yet.
             if filled - start < _MAX_BYTES and not is_last:
                 break
             yield bytes(window[start:stop])
@@ -96,7 +96,7 @@ def stream_chunks(read: Callable[[memoryview], int], holes: Holes | None = None)
         window[:carried] = window[start:filled]
         if holes is not None and (ahead := holes.ahead()) >= _MAX_BYTES and not any(window[:carried]):
             left = carried + ahead
-            while left >= _MAX_BYTES:  # a cut depends on no more than these
+            while left >= _MAX_BYTES:  # a cut depends on at most this much
                 yield _zeros()
                 left -= len(_zeros())
             holes.skip(ahead - left)
@@ -113,7 +113,7 @@ def _fill(read: Callable[[memoryview], int], buffer: memoryview) -> int:
 
 @cache
 def _zeros() -> bytes:
-    """The chunk that a run of zeros begins with."""
+    """Return the first chunk of a long run of zeros."""
     return bytes(next(_cutter()(memoryview(bytes(_MAX_BYTES)))))
 
 
@@ -133,7 +133,7 @@ def _cutter() -> Cutter:
 
 
 def cut_in_python(data: memoryview) -> Iterator[int]:
-    """The cutter where there is no compiled one."""
+    """Yield cuts without the compiled library."""
     start = 0
     while start < len(data):
         start += _first_cut(data[start : start + _MAX_BYTES])
@@ -141,7 +141,7 @@ def cut_in_python(data: memoryview) -> Iterator[int]:
 
 
 def _first_cut(window: memoryview) -> int:
-    # The reference reads two bytes a turn and never looks at the odd byte before a boundary.
+    # The reference reads two bytes at a time and never looks at the odd byte before a boundary.
     average = min(_AVERAGE_BYTES, len(window)) & ~1
     end = len(window) & ~1
     gear = _gear()
@@ -159,7 +159,7 @@ def _first_cut(window: memoryview) -> int:
 
 @cache
 def _gear() -> tuple[int, ...]:
-    # The published table, by its recipe: 64 times the byte, MD5, the first eight bytes.
+    # How the published table was made: MD5 of the byte repeated 64 times, first eight bytes.
     return tuple(
         int.from_bytes(md5(bytes([byte]) * 64, usedforsecurity=False).digest()[:8], "big")
         for byte in range(256)

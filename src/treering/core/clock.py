@@ -1,6 +1,7 @@
-"""Time, passed in. Stored times are integer microseconds UTC; nothing in treering asks the system directly.
+"""Clocks and time conversion. Stored times are integer microseconds UTC.
 
-A test that hands over a `ManualClock` is exact: it decides when a lease ends or a day begins.
+No other module asks the system for the time: clocks are passed in, so that tests can use a `ManualClock` and
+decide exactly when a lease expires or a day begins.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Clock(Protocol):
-    """Where the time comes from."""
+    """A source of the current time."""
 
     def now_us(self) -> int:
         """Microseconds since 1970-01-01 UTC."""
@@ -24,7 +25,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The system clock."""
 
     def now_us(self) -> int:
         """Microseconds since 1970-01-01 UTC."""
@@ -32,37 +33,37 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only when `advance` is called."""
 
     def __init__(self, now_us: int = 1_700_000_000 * SECOND_US) -> None:
         self._now_us = now_us
 
     def now_us(self) -> int:
-        """The time that was set."""
+        """Microseconds since 1970-01-01 UTC."""
         return self._now_us
 
     def advance(self, *, seconds: float) -> None:
-        """Move forward."""
+        """Move the clock forward."""
         self._now_us += round(seconds * SECOND_US)
 
 
 def day_of(ts_us: int) -> int:
-    """The UTC day of a time, counted from 1970-01-01."""
+    """Return the UTC day of a time, in days since 1970-01-01."""
     return ts_us // DAY_US
 
 
 def to_datetime(ts_us: int) -> datetime:
-    """An aware UTC datetime, exact to the microsecond."""
+    """Return an aware UTC datetime, exact to the microsecond."""
     return _EPOCH + timedelta(microseconds=ts_us)
 
 
 def from_datetime(moment: datetime) -> int:
-    """Microseconds of an aware datetime; a naive one is taken as UTC."""
+    """Return the microseconds of a datetime; a naive one is taken as UTC."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def to_iso(ts_us: int) -> str:
-    """ISO 8601 with offset."""
+    """Return ISO 8601 text with a UTC offset."""
     return to_datetime(ts_us).isoformat()

@@ -1,8 +1,14 @@
-"""Content: immutable bytes together with how to read them, and the name that follows from both.
+"""Content, its kind, and the names and addresses derived from it.
 
-The name of an object is a SHA-256. For plain bytes (files, chunks) it is the hash that `sha256sum`
-prints; JSON, text and tree content is hashed behind its kind, so that equal bytes of different kinds
-are different objects and a name alone says how its bytes decode.
+The name of an object is a SHA-256. For plain bytes (files, chunks) it is what `sha256sum` prints. JSON, text
+and trees are hashed with their kind as a prefix, so equal bytes of different kinds are different objects,
+and the name of an object determines how its bytes are decoded.
+
+An address is short text that says where content is stored. ``o:<sha256>`` is an object.
+``s:<batch>:<part>.<index>`` is a slot: small content in the body of the commit that stored it. Writers choose
+batch ids, so the address is known before the commit. ``l:<list>`` is an append-only list. An address never
+changes its meaning, and what it refers to is immutable (a list only grows). **Invariant:** an address has
+exactly one spelling, so addresses can be compared and used as keys.
 """
 
 from __future__ import annotations
@@ -16,10 +22,10 @@ import msgspec
 from treering.errors import InvalidInput
 
 Kind = Literal["bytes", "json", "text", "tree"]
-"""How content decodes. ``tree`` is the one kind that points at other objects (see `core.tree`)."""
+"""How content is decoded. ``tree`` is the only kind that links to other objects (see `core.tree`)."""
 
 KINDS: Final[tuple[Kind, ...]] = ("bytes", "json", "text", "tree")
-"""The position of a kind in this tuple is its number on disk; only ever append."""
+"""The index in this tuple is the number stored on disk: only ever append."""
 
 KIND_NUMBERS: Final[dict[str, int]] = {kind: number for number, kind in enumerate(KINDS)}
 
@@ -34,40 +40,30 @@ class Content(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def name(self) -> str:
-        """The SHA-256 object name of this content, 64 hex digits."""
+        """The object name of this content: SHA-256, 64 hex digits."""
         return object_name(self.kind, self.data)
 
 
 def object_name(kind: Kind, data: bytes | memoryview) -> str:
-    """Name ``data`` as content of ``kind``."""
-    if kind == "bytes":  # nearly all there is
+    """Return the name of ``data`` as content of ``kind``."""
+    if kind == "bytes":  # the common case
         return sha256(data).hexdigest()
     digest = sha256(_HASH_PREFIXES[kind])
     digest.update(data)
     return digest.hexdigest()
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Addresses: where content lives, as short text that can stand inside any record.
-#
-# Three forms. ``o:<sha256>`` names an object by its content. ``s:<batch>:<part>.<index>`` names small
-# content by the commit that brought it: batch ids are chosen by the writer, so the address is known
-# before the commit. ``l:<list>`` names an append-only list. An address never changes its meaning; what
-# it points at is immutable (a list only grows). **Invariant:** a place has one spelling, so equal texts
-# are equal places and an address can be a key.
-
-
 Address = NewType("Address", str)
 
 
 class ObjectAddress(msgspec.Struct, frozen=True):
-    """An object, by its SHA-256 name."""
+    """The address of an object: its SHA-256 name."""
 
     name: str
 
 
 class SlotAddress(msgspec.Struct, frozen=True):
-    """The ``index``-th content in the ``part``-th body of a commit."""
+    """The address of the ``index``-th content in the ``part``-th body of a commit."""
 
     batch: str
     part: int
@@ -75,7 +71,7 @@ class SlotAddress(msgspec.Struct, frozen=True):
 
 
 class ListAddress(msgspec.Struct, frozen=True):
-    """An append-only list."""
+    """The address of an append-only list."""
 
     list: str
 
@@ -87,27 +83,27 @@ _SLOT: Final = re.compile(r"(.+):(0|[1-9][0-9]{0,4})\.(0|[1-9][0-9]{0,8})", re.D
 
 
 def object_address(name: str) -> Address:
-    """The address of an object."""
+    """Return the address of an object."""
     return Address("o:" + name)
 
 
 def slot_address(batch: str, part: int, index: int) -> Address:
-    """The address of small content inside a commit."""
+    """Return the address of small content in a commit."""
     return Address(f"s:{batch}:{part}.{index}")
 
 
 def list_address(list_id: str) -> Address:
-    """The address of a list."""
+    """Return the address of a list."""
     return Address("l:" + list_id)
 
 
 def is_object_name(text: str) -> bool:
-    """Whether a text can name an object: 64 lower-case hex digits."""
+    """Whether a text is a valid object name: 64 lower-case hex digits."""
     return _OBJECT_NAME.fullmatch(text) is not None
 
 
 def parse_address(address: str) -> ParsedAddress:
-    """Read an address; anything malformed raises `InvalidInput`."""
+    """Parse an address; raise `InvalidInput` if it is malformed."""
     form, rest = address[:2], address[2:]
     if form == "l:" and rest:
         return ListAddress(rest)

@@ -1,17 +1,17 @@
-"""Values to content and back, without pickle and without loss.
+"""Lossless encoding of Python values as content, without pickle.
 
 A str becomes text, bytes stay bytes, and everything else becomes canonical JSON: sorted keys, compact,
-UTF-8, so equal values have equal bytes and therefore one object name. What JSON cannot say is written as
-an object with a single key that starts with ``$``: ``{"$decimal": "1.10"}``, ``{"$tuple": [1, 2]}``,
+UTF-8, so equal values have equal bytes and the same object name. A value that JSON cannot represent becomes
+an object with a single key that starts with ``$``: ``{"$decimal": "1.10"}``, ``{"$tuple": [1, 2]}``, or
 ``{"$dict": [[1, "a"]]}`` for keys that are not str. A user's own dict of that shape gets one more ``$``,
-which decoding takes off again. **Invariant:** ``decode(encode(v)) == v`` with the same types, or `encode`
-raises `Unencodable` and says where in the value; decoding builds plain data and registered types only,
-and a tag that it does not know stays visible as the dict it is.
+which decoding removes. **Invariant:** ``decode(encode(v)) == v`` with the same types, or `encode` raises
+`Unencodable` with the path of the offending value. Decoding only builds plain data and registered types;
+a dict with an unknown tag is returned as it is.
 
-The quick way is one walk over the types and then orjson, which asks back for each value that it does not
-know; values that orjson would write with loss (a tuple, a NaN), and those that are refused, take a second,
-slower walk. Decoding looks for ``{"$`` first: a quote inside a JSON string is always escaped, so those
-three bytes occur exactly where the first key of an object has a ``$``.
+The fast path is one walk over the types, then orjson with a ``default`` hook for types it does not know.
+Values that orjson would write with loss (a tuple, a NaN) or refuses take a second, slower walk. Decoding
+searches for ``{"$`` first: quotes inside JSON strings are always escaped, so these three bytes only occur
+where the first key of an object starts with ``$``.
 """
 
 from __future__ import annotations
@@ -32,66 +32,61 @@ import orjson
 from treering.core.content import Content
 from treering.errors import Corrupt, InvalidInput, Unencodable
 
-# -----------------------------------------------------------------------------------------------------------
-# How values that JSON has no form for are told in it: moments, spans of time, bytes, large numbers.
-
 
 def to_iso(moment: datetime | time) -> object:
-    """A moment in ISO 8601, with its fold where it has one."""
+    """Return ISO 8601 text, with the fold if it is set."""
     offset = moment.utcoffset()
     if moment.tzinfo is not None and (offset is None or offset.microseconds):
-        # Python's own parser reads an offset below one second as UTC.
-        raise ValueError(f"its time zone gives the offset {offset}, and only whole seconds can be kept")
+        # Python's own parser treats an offset below one second as UTC.
+        raise ValueError(f"its time zone has the offset {offset}; only whole seconds can be stored")
     return [moment.isoformat(), 1] if moment.fold else moment.isoformat()
 
 
 def datetime_from_iso(plain: str | list[Any]) -> datetime:
-    """The moment of `to_iso`."""
+    """The inverse of `to_iso`."""
     text, fold = (plain, 0) if isinstance(plain, str) else plain
     return datetime.fromisoformat(text).replace(fold=fold)
 
 
 def time_from_iso(plain: str | list[Any]) -> time:
-    """The time of day of `to_iso`."""
+    """The inverse of `to_iso`."""
     text, fold = (plain, 0) if isinstance(plain, str) else plain
     return time.fromisoformat(text).replace(fold=fold)
 
 
 def from_hex(digits: str) -> int:
-    """A number out of its hexadecimal digits."""
+    """Parse hexadecimal digits."""
     return int(digits, 16)
 
 
 def to_days(span: timedelta) -> list[int]:
-    """Days, seconds and microseconds of a span."""
+    """Return days, seconds and microseconds."""
     return [span.days, span.seconds, span.microseconds]
 
 
 def from_days(parts: list[int]) -> timedelta:
-    """The span of `to_days`."""
+    """The inverse of `to_days`."""
     days, seconds, microseconds = parts
     return timedelta(days, seconds, microseconds)
 
 
 def to_base64(data: bytes) -> str:
-    """Bytes as text."""
+    """Encode bytes as base64 text."""
     return b64encode(data).decode()
 
 
 def from_base64(text: str) -> bytes:
-    """The bytes of `to_base64`; what is no base64 is an error."""
+    """The inverse of `to_base64`; raise an error for invalid base64."""
     return b64decode(text, validate=True)
 
 
 def from_pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dict whose keys may be anything."""
+    """Build a dict with keys of any type."""
     return dict(pairs)
 
 
-# -----------------------------------------------------------------------------------------------------------
-
 MAX_DEPTH: Final = 200
-"""Levels of JSON that one value may nest; a tag is a level of its own."""
+"""Maximum nesting of the JSON of one value; a tag counts as a level."""
 
 T = TypeVar("T")
 
@@ -99,13 +94,13 @@ if TYPE_CHECKING:
 
     def _kind_of(_value: object, /) -> type[object]: ...
 else:
-    _kind_of = type  # under a name that keeps the checker from narrowing Any to something less known
+    _kind_of = type  # the alias keeps the type checker from narrowing Any
 
 _LEAVES: Final = frozenset({str, int, float, bool, type(None)})
 _OWN_TYPES: Final = _LEAVES | {dict, list, set, frozenset}
-# What orjson writes without loss or refuses by itself (a huge int, a lone surrogate).
+# orjson writes these without loss, or refuses them (a huge int, a lone surrogate).
 _SAFE_LEAVES: Final = _LEAVES - {float}
-# What orjson writes with loss and cannot be told to leave alone.
+# orjson writes these with loss and has no option to pass them through.
 _LOSSY: Final = (tuple, UUID, Enum)
 _STRICT: Final = (
     orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
@@ -113,7 +108,7 @@ _STRICT: Final = (
 _SORTED: Final = _STRICT | orjson.OPT_SORT_KEYS
 _loads: Final = msgspec.json.Decoder().decode
 _DOLLAR: Final = ord("$")
-"""Looked for before the three bytes that a tag begins with: one byte, as a number, is found much faster."""
+"""Searched for before the three bytes that start a tag: finding a single byte is much faster."""
 _MIN_INT: Final = -(1 << 63)
 _MAX_INT: Final = (1 << 64) - 1
 
@@ -127,12 +122,12 @@ _ESCAPED: Final = re.compile(r"\\(\\|u[0-9a-f]{4})")
 
 
 class Codecs:
-    """The types that have an encoding. `codecs` is the instance behind the functions of this module."""
+    """A registry of encodable types. The functions of this module are methods of the instance `codecs`."""
 
     def __init__(self) -> None:
         self._by_type: dict[type, _Codec] = {}
         self._quick: frozenset[type] = _SAFE_LEAVES | {set, frozenset}
-        # These have no type of their own to register: they say what JSON's own types fall short of.
+        # Tags for values of JSON's own types that JSON cannot represent; they have no type to register.
         self._by_tag: dict[str, Callable[[Any], Any]] = {
             "$str": _unescape,
             "$int": from_hex,
@@ -154,26 +149,26 @@ class Codecs:
     def register(
         self, kind: type[T], tag: str, to_plain: Callable[[T], object], from_plain: Callable[[Any], T]
     ) -> None:
-        """Store values of exactly this type (no subclass) as ``{"$<tag>": to_plain(value)}``.
+        """Store values of exactly this type (no subclasses) as ``{"$<tag>": to_plain(value)}``.
 
-        What ``to_plain`` returns may hold anything that has an encoding; ``from_plain`` gets it back
-        decoded. The tag is part of stored data: choose it once and keep it.
+        ``to_plain`` may return anything encodable; ``from_plain`` receives it decoded. The tag becomes part
+        of the stored data, so it must never change.
         """
         if _TAG.fullmatch(tag) is None:
-            raise InvalidInput(
-                f"codec tag {tag!r} is not acceptable; begin with a letter, then letters, digits, _ . -"
-            )
+            raise InvalidInput(f"invalid codec tag {tag!r}; use a letter followed by letters, digits, _ . -")
         if "$" + tag in self._by_tag:
-            raise InvalidInput(f"codec tag {tag!r} is taken; choose another one for {kind.__qualname__}")
+            raise InvalidInput(
+                f"codec tag {tag!r} already exists; choose another one for {kind.__qualname__}"
+            )
         if kind in self._by_type or kind in _OWN_TYPES:
-            raise InvalidInput(f"{kind.__qualname__} has an encoding already")
+            raise InvalidInput(f"{kind.__qualname__} already has an encoding")
         self._by_type[kind] = _Codec(tag="$" + tag, to_plain=to_plain)
         self._by_tag["$" + tag] = from_plain
         if not issubclass(kind, _LOSSY):
             self._quick |= {kind}
 
     def encode(self, value: Any, *, keep_order: bool = False) -> Content:
-        """Content of ``value``; ``keep_order`` keeps the order of dict keys instead of sorting them."""
+        """Encode a value as content; ``keep_order`` keeps the order of dict keys instead of sorting them."""
         kind = _kind_of(value)
         if kind is str:
             try:
@@ -185,7 +180,7 @@ class Codecs:
         return Content("json", self.encode_json(value, keep_order=keep_order))
 
     def decode(self, content: Content) -> Any:
-        """The value that was encoded; bytes-like values come back as bytes."""
+        """Return the encoded value; a bytes-like value is returned as bytes."""
         if content.kind == "json":
             return self.decode_json(content.data)
         if content.kind == "bytes":
@@ -200,16 +195,16 @@ class Codecs:
         raise InvalidInput(f"content of kind {content.kind!r} is not a value; read it with decode_tree")
 
     def decode_all(self, contents: Iterable[Content]) -> list[Any]:
-        """The values that were encoded, in order: what a long conversation is read with."""
+        """Return the encoded values in order."""
         return list(self.decode_each(contents))
 
     def decode_each(
         self, contents: Iterable[Content], *, others: Callable[[Content], Any] | None = None
     ) -> Iterator[Any]:
-        """The same one by one; ``others`` decodes, in place of `decode`, what is not JSON without tags.
+        """Yield the encoded values; ``others`` replaces `decode` for anything but JSON without tags.
 
-        msgspec needs no buffer of its own beside a long text. It calls itself for each level of a value:
-        where there is no room left for that, orjson does it, which also says what is wrong with bad JSON.
+        msgspec decodes long texts without an extra buffer, but recurses for each nesting level. Where the
+        stack is too small for that, orjson decodes the value; it also reports what is wrong with bad JSON.
         """
         decode, loads = others or self.decode, _loads
         for content in contents:
@@ -223,7 +218,7 @@ class Codecs:
             yield value
 
     def encode_json(self, value: Any, *, keep_order: bool = False) -> bytes:
-        """Canonical JSON of ``value``, with tags where JSON falls short."""
+        """Return the canonical JSON of a value, with tags where JSON is not enough."""
         option = _STRICT if keep_order else _SORTED
         if (
             _kind_of(value) is dict
@@ -233,21 +228,21 @@ class Codecs:
             try:
                 return orjson.dumps(value, option=option)
             except orjson.JSONEncodeError:
-                pass  # it holds something odd after all
+                pass  # an unusual value after all
         walk = _Tagging(self._by_type, keep_order=keep_order)
         try:
             if _is_quick((value,), self._quick, 0):
                 return orjson.dumps(value, walk.tagged, option)
         except (orjson.JSONEncodeError, RecursionError):
-            # A new walk, with an empty trail: it can do it, or says where it cannot be done.
+            # Start over with an empty trail: the slow walk succeeds or reports the path of the problem.
             walk = _Tagging(self._by_type, keep_order=keep_order)
         try:
             return orjson.dumps(walk.plain(value, 1), option=option)
         except RecursionError as error:
-            raise walk.refusal("the call stack has no room left for a value nested this deeply") from error
+            raise walk.refusal("the call stack is too small for a value nested this deeply") from error
 
     def decode_json(self, data: bytes) -> Any:
-        """The value of canonical JSON."""
+        """Return the value of canonical JSON."""
         try:
             value = orjson.loads(data)
         except orjson.JSONDecodeError as error:
@@ -258,7 +253,7 @@ class Codecs:
 
     def _restore(self, value: object) -> Any:
         # Without recursion: list every object that may be a tag, parents first, then replace them in place
-        # from the end, so that each one's own contents are finished before it.
+        # from the end, so that nested tags are replaced before their parents.
         root: list[Any] = [value]
         waiting: list[Any] = [root]
         tagged: list[tuple[Any, Any]] = []
@@ -290,7 +285,7 @@ class Codecs:
 
 
 def is_tagged(data: bytes) -> bool:
-    """Whether anything in some JSON may be a tag: if not, it says what any other decoder reads in it."""
+    """Whether some JSON may contain a tag. If not, any JSON decoder returns the same value."""
     return _DOLLAR in data and b'{"$' in data
 
 
@@ -300,7 +295,7 @@ class _Codec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Tagging:
-    """The slower walk: a copy of the value in which all is plain JSON, or a refusal that says where."""
+    """The slow walk: a copy of the value as plain JSON, or `Unencodable` with the path of the problem."""
 
     __slots__ = ("_by_type", "_keep_order", "_trail")
 
@@ -317,7 +312,7 @@ class _Tagging:
         if kind in _LEAVES:
             return _plain_leaf(value)
         if depth > MAX_DEPTH:
-            raise self.refusal(f"it nests deeper than {MAX_DEPTH} levels, or contains itself; flatten it")
+            raise self.refusal(f"it is nested deeper than {MAX_DEPTH} levels, or contains itself; flatten it")
         if kind is dict:
             return self._dict(value, depth)
         if kind is list:
@@ -364,17 +359,17 @@ class _Tagging:
         if codec is None:
             raise self.refusal(
                 f"{kind.__module__}.{kind.__qualname__} has no safe encoding; convert it to plain data, "
-                "or give its type one with treering.core.encoding.codecs.register(...)"
+                "or register a codec with treering.core.encoding.codecs.register(...)"
             )
         try:
             plain = codec.to_plain(value)
         except Exception as error:
-            raise self.refusal(f"the codec for {kind.__qualname__} refused it: {error}") from error
+            raise self.refusal(f"the codec of {kind.__qualname__} raised: {error}") from error
         return {codec.tag: self.plain(plain, depth + 1)}
 
 
 def _is_quick(members: Iterable[Any], quick: frozenset[type], depth: int) -> bool:
-    """Whether orjson writes these without loss, or asks back about them, or refuses them by itself."""
+    """Whether orjson writes all of these without loss, calls the hook for them, or refuses them."""
     for item in members:
         kind = _kind_of(item)
         if kind in quick:
@@ -400,7 +395,7 @@ def _looks_tagged(value: dict[Any, Any]) -> bool:
 
 
 def _is_all_finite(value: list[Any]) -> bool:
-    # Embeddings: three passes in C instead of a loop over a thousand floats.
+    # For embeddings: three passes in C instead of a loop over a thousand floats.
     return len(value) > _MANY and set(map(type, value)) == {float} and isfinite(sum(value))
 
 

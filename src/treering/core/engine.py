@@ -1,11 +1,11 @@
-"""The contract between the views and whatever stores the bytes.
+"""The engine contract: the interface between treering's features and whatever stores the bytes.
 
-An engine knows nothing of agents. It takes batches, gives back content, lists, refs and journal rows,
-and looks after itself. What not every engine can do is named in `Caps`; using what ``caps`` denies
-raises `Unsupported`. The behaviour behind each method is pinned by `treering.testing.engine_suite`.
+An engine takes batches, returns content, lists, refs and journal rows, and maintains itself. It knows nothing
+of agents. What not every engine supports is declared in `Caps`; calling an unsupported method raises
+`Unsupported`. `treering.testing.engine_suite` tests the behaviour of every method.
 
-Reads see every commit that was acknowledged before they began, from any process. No method keeps a
-read transaction open after it returned: iterators are repeated pages.
+**Invariant:** reads see every commit acknowledged before they began, by any process. No method keeps a read
+transaction open after it returns: iterators read page by page.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class Caps(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine offers beyond the contract's core."""
+    """What an engine supports beyond the core of the contract."""
 
     durable: bool
-    """An acknowledged commit survives SIGKILL (and, where the engine says ``full``, power loss)."""
+    """An acknowledged commit survives SIGKILL (and power loss, if the engine promises ``full``)."""
     shared_writers: bool
     """Several processes may write to one store."""
     claim: bool = True
@@ -50,25 +50,25 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True):
     sums: bool = True
     follow: bool = True
     backup: bool = False
-    """`snapshot_to` is there; without it a backup is a copy."""
+    """`snapshot_to` is supported; otherwise a backup is a copy."""
 
 
 class Engine(Protocol):
-    """One store of many spaces."""
+    """A store of any number of spaces."""
 
     @property
     def caps(self) -> Caps:
-        """What this engine offers."""
+        """What this engine supports."""
         ...
 
     @property
     def url(self) -> str:
-        """Where it is, without secrets."""
+        """Its location, without secrets."""
         ...
 
     # Writing
     def submit(self, batch: Batch) -> Future[Receipt]:
-        """Commit a batch in the background; the future resolves when it is durable."""
+        """Commit a batch in the background; the future resolves once it is durable."""
         ...
 
     def commit(self, batch: Batch) -> Receipt:
@@ -76,118 +76,118 @@ class Engine(Protocol):
         ...
 
     def stage(self, space: str, contents: Iterable[Content]) -> list[str]:
-        """Store objects ahead of the commit that will require them, with bounded memory.
+        """Store objects ahead of the commit that requires them, with bounded memory; return their names.
 
-        Gives back their names. Staged objects that no commit requires disappear with a later `sweep`.
+        Staged objects that no commit requires are removed by a later `sweep`.
         """
         ...
 
     def claim(self, space: str, name: str, *, holder: str, seconds: float) -> Lease | None:
-        """Take a lease, or ``None`` while someone else holds it. The holder itself gets it renewed."""
+        """Take or renew a lease; return ``None`` while another holder has it."""
         ...
 
     def heartbeat(self, lease: Lease, *, seconds: float) -> Lease | None:
-        """Prolong a lease; ``None`` when it was lost."""
+        """Extend a lease; return ``None`` if it was lost."""
         ...
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back, if it is still held."""
+        """Release a lease if it is still held."""
         ...
 
     # Reading
     def missing(self, space: str, names: Sequence[str]) -> set[str]:
-        """Which of these objects are not stored. Advice only: a commit checks again."""
+        """Return the objects that are not stored. Advisory: a commit checks again."""
         ...
 
     def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:
-        """Verified content, in the order asked for. Raises `NotFound` or `Corrupt` naming the address."""
+        """Return verified content in the given order; raise `NotFound` or `Corrupt` with the address."""
         ...
 
     def list_info(self, space: str, list_id: str) -> ListInfo | None:
-        """A list's length and parent."""
+        """Return the length and parent of a list."""
         ...
 
     def lineage(self, space: str, list_id: str) -> list[ListInfo]:
-        """A list and its ancestors, itself first; empty when there is no such list."""
+        """Return a list and its ancestors, starting with itself; empty if the list does not exist."""
         ...
 
     def read_list(self, space: str, list_id: str, start: int, stop: int) -> list[Content]:
-        """The items from ``start`` up to ``stop`` (or the end), through all parents."""
+        """Return the items from ``start`` up to ``stop`` (or the end), including those of its parents."""
         ...
 
     def refs(self, space: str, names: Sequence[str]) -> dict[str, Ref]:
-        """The refs among these names that exist."""
+        """Return the refs that exist among these names."""
         ...
 
     def scan_refs(self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000) -> list[Ref]:
-        """Refs whose name starts with ``prefix``, by name in code point order, behind ``after``.
+        """Return the next ``limit`` refs with a prefix, by name in code point order, behind ``after``.
 
-        ``limit`` of them, unless there are no more.
+        Fewer than ``limit`` means that there are no more.
         """
         ...
 
     def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
-        """Events in order, a page at a time."""
+        """Return a page of events in order."""
         ...
 
     def wait(self, space: str, after_seq: int, *, seconds: float) -> int:
-        """Block until the space's last sequence number is past ``after_seq``, or time is up; give it back."""
+        """Wait until the space's last sequence number exceeds ``after_seq``, or time is up; return it."""
         ...
 
     def sums(self, space: str, query: SumQuery) -> list[Sum]:
-        """Totals from the roll-ups."""
+        """Return totals from the roll-ups."""
         ...
 
     def search(self, space: str, query: SearchQuery) -> SearchResult:
-        """Texts that match, best first."""
+        """Return matching texts, best first."""
         ...
 
     def scan_scopes(
         self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000
     ) -> list[str]:
-        """Erasure scopes that anything is stored under, by name in code point order, behind ``after``.
+        """Return the next ``limit`` scopes with a prefix, by name in code point order, behind ``after``.
 
-        ``limit`` of them, unless there are no more.
+        Fewer than ``limit`` means that there are no more.
         """
         ...
 
     def spaces(self) -> list[str]:
-        """All spaces that were ever written to, by name."""
+        """List all spaces that were ever written to, by name."""
         ...
 
-    # Looking after itself
+    # Maintenance
     def erase(self, space: str, plan: Erasure) -> Erased:
         """Remove what the plan names, and the unshared content behind it."""
         ...
 
     def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
-        """Mark what refs and events can reach, and remove the rest, beside running writers."""
+        """Mark everything reachable from refs and events and remove the rest, alongside running writers."""
         ...
 
     def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
-        """Verify everything; yields problems as they are found and a `Checked` now and then and last."""
+        """Verify everything; yield problems as they are found, and a `Checked` regularly and at the end."""
         ...
 
     def reindex(self, space: str) -> None:
-        """Rebuild all that is derived: roll-ups and search index."""
+        """Rebuild all derived data: roll-ups and search index."""
         ...
 
     def stats(self, space: str) -> SpaceStats:
-        """What the space holds."""
+        """Measure the space."""
         ...
 
     def export(self, space: str, *, after: str | None = None) -> Iterator[Slice]:
-        """Everything in the space as slices in a loadable order (see `core.dump`), behind a position."""
+        """Yield everything in the space behind a position, as slices in a loadable order."""
         ...
 
     def load(self, space: str, part: Slice) -> None:
-        """Take a slice of another engine's `export`; loading it twice changes nothing."""
+        """Load a slice of another engine's `export`; loading it twice changes nothing."""
         ...
 
     def snapshot_to(self, folder: Path) -> None:
-        """A consistent copy of the whole store in a new folder, while writers go on."""
+        """Write a consistent copy of the whole store to a new folder, alongside running writers."""
         ...
 
     def close(self) -> None:
-        """Finish what was submitted, then let go of everything. Idempotent."""
+        """Finish submitted work and release all resources. Idempotent."""
         ...

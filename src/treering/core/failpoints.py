@@ -1,20 +1,20 @@
-"""Named places where a test may make a write fail.
+"""Failpoints: named places in the code where a test can inject a failure.
 
-Code calls ``hit("commit.before_fsync")`` at the moments that matter for durability. Nothing happens there
-until a test arms the name, by `arm` or by the environment of a child process::
+Code calls ``hit("commit.before_fsync")`` at the moments that matter for durability. Nothing happens until a
+test arms that name, with `arm` or through the environment of a child process::
 
     TREERING_FAILPOINTS="commit.after_insert=kill:3,pack.write=raise:ENOSPC"
 
-Every name is declared with what it means, so that the fault tests can enumerate all of them, and arming or
-hitting a misspelt one fails. **Invariant:** while nothing is armed, a hit is one test of an empty dict.
+Every name is declared with a description, so that fault tests can enumerate them, and so that arming or
+hitting a misspelt name fails. **Invariant:** while nothing is armed, a hit costs one test of an empty dict.
 
-An action is a word and its arguments, joined by colons. A last number means "only on the n-th hit from
-now"; without it, every hit counts.
+An action is a word and its arguments, separated by colons. A final number means "only on the n-th hit from
+now"; without it, the action applies to every hit.
 
-- ``kill``: the process ends itself by SIGKILL.
-- ``exit``: it ends without any cleanup, with code 86.
-- ``raise``: `Injected` is raised; ``raise:ENOSPC`` raises an `OSError` with that number instead.
-- ``sleep:20``: the thread waits 20 milliseconds (``sleep:20:3``: on the third hit).
+- ``kill``: the process kills itself with SIGKILL.
+- ``exit``: it exits without any cleanup, with code 86.
+- ``raise``: raise `Injected`; ``raise:ENOSPC`` raises an `OSError` with that errno instead.
+- ``sleep:20``: the thread sleeps for 20 milliseconds (``sleep:20:3``: on the third hit).
 - ``count``: nothing happens, but `hits` counts.
 """
 
@@ -34,11 +34,11 @@ EXIT_CODE: Final = 86
 
 
 class Injected(RuntimeError):
-    """A failpoint was told to raise here."""
+    """Raised by a failpoint that was armed with ``raise``."""
 
 
 class _Armed:
-    """What to do at one name, and how often it was hit since it was armed."""
+    """The action of one armed failpoint, and its number of hits."""
 
     def __init__(self, name: str, action: str) -> None:
         word, *rest = action.split(":")
@@ -57,7 +57,7 @@ class _Armed:
             _refuse(name, action)
 
     def strike(self) -> None:
-        """Count the hit and act when it is due."""
+        """Count the hit and act if it is due."""
         with self.lock:
             self.hits += 1
             due = self.only is None or self.hits == self.only
@@ -76,37 +76,37 @@ class _Armed:
 
 
 def declare(name: str, meaning: str) -> str:
-    """Make a name known and give it back. Several engines may share a name that means the same."""
+    """Declare a failpoint and return its name. Engines may share a name if its description is the same."""
     if _declared.setdefault(name, meaning) != meaning:
-        raise InvalidInput(f"failpoint {name} is declared already, with another meaning: {_declared[name]!r}")
+        raise InvalidInput(f"failpoint {name} is already declared, as {_declared[name]!r}")
     return name
 
 
 def declared() -> dict[str, str]:
-    """All names that the modules imported so far have declared, with their meanings."""
+    """All failpoints declared by the modules imported so far, with their descriptions."""
     return dict(_declared)
 
 
 def hit(name: str) -> None:
-    """Pass a failpoint."""
+    """Pass a failpoint, and run its action if it is armed."""
     if _armed:
         _pass(name)
 
 
 def is_armed(name: str) -> bool:
-    """Whether something happens at a name."""
+    """Whether a failpoint is armed."""
     return name in _armed
 
 
 def arm(name: str, action: str) -> None:
-    """Let something happen at a declared name from now on, instead of what was armed there before."""
+    """Arm a declared failpoint, replacing its current action."""
     if name not in _declared:
         _undeclared(name)
     _armed[name] = _Armed(name, action)
 
 
 def disarm(name: str | None = None) -> None:
-    """Let nothing happen any more, at one name or at all."""
+    """Disarm one failpoint, or all of them."""
     if name is None:
         _armed.clear()
     else:
@@ -114,15 +114,15 @@ def disarm(name: str | None = None) -> None:
 
 
 def hits(name: str) -> int:
-    """How often an armed name was hit since it was armed."""
+    """The number of hits of an armed failpoint."""
     armed = _armed.get(name)
     return armed.hits if armed is not None else 0
 
 
 def arm_from(specification: str) -> None:
-    """Arm what a text like that of the environment says.
+    """Arm the failpoints listed in a specification (the format of the environment variable).
 
-    The names are not looked up: a child process arms before it has imported the modules that declare them.
+    Names are not checked: a child process arms before it imports the modules that declare them.
     """
     for entry in filter(None, (part.strip() for part in specification.split(","))):
         name, equals, action = entry.partition("=")
@@ -147,14 +147,14 @@ def _pass(name: str) -> None:
 
 
 def _undeclared(name: str) -> None:
-    known = ", ".join(sorted(_declared)) or "none yet; import the engine first"
-    raise InvalidInput(f"no failpoint is called {name!r}; declared are: {known}")
+    known = ", ".join(sorted(_declared)) or "none (import the engine first)"
+    raise InvalidInput(f"failpoint {name!r} not found; declared failpoints: {known}")
 
 
 def _refuse(name: str, action: str) -> int:
     raise InvalidInput(
-        f"failpoint {name} cannot do {action!r}; expected kill, exit, raise, raise:<ERRNO>, sleep:<ms> "
-        "or count, each with an optional :<n> for the n-th hit"
+        f"invalid action {action!r} for failpoint {name}; use kill, exit, raise, raise:<ERRNO>, sleep:<ms> "
+        "or count, optionally followed by :<n> for the n-th hit"
     )
 
 

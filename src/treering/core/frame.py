@@ -1,9 +1,13 @@
-"""A frame: the envelope around every run of stored bytes.
+"""Frames, the envelope around all stored bytes, and bodies, which hold many small contents in one frame.
 
-Eight bytes of header say how to read what follows: format version, compression codec, key id (0: not
-encrypted; reserved so that encryption can come without a new format), and a CRC-32 over header and
-payload. A frame that was cut, or in which one bit flipped, raises `Corrupt` and names the place; it is
-never returned as data. Compression is used only where it pays, so tiny payloads stay cheap to read.
+A frame has a header of eight bytes: format version, compression codec, key id (0: not encrypted; reserved so
+that encryption needs no new format), and a CRC-32 of header and payload. **Invariant:** a truncated frame, or
+one with a flipped bit, raises `Corrupt` with its location; it is never returned as data. Payloads are
+compressed only where that pays, so tiny ones stay cheap to read.
+
+Content below `INLINE_LIMIT` is not worth a row and a hash of its own. It is stored in the body of its commit
+and addressed by its position there (see `core.content`). A body holds content of a single erasure scope, so
+that forgetting a thread deletes whole frames and never has to rewrite one.
 """
 
 from __future__ import annotations
@@ -33,14 +37,14 @@ RAW: Final = 0
 ZSTD: Final = 1
 
 COMPRESS_FROM: Final = 2048
-"""Payloads below this many bytes stay raw: compressing one costs as much as the rest of its commit."""
+"""Smaller payloads stay uncompressed: compressing one costs as much as the rest of its commit."""
 
 PROBE_FROM: Final = 64 * 1024
-"""Payloads from this many bytes on are tried in three places first: most of what does not shrink there
-(video, archives, ciphertext) does not shrink at all, and trying all of it would cost more than storing it."""
+"""Payloads of this size or more are sampled in three places first. Data that does not shrink there (video,
+archives, ciphertext) rarely shrinks at all, and compressing all of it would cost more than storing it."""
 
 MAX_PAYLOAD: Final = 1 << 30
-"""No frame unfolds to more than this; a hostile one is refused before memory is taken."""
+"""No frame decompresses to more than this; a hostile one is rejected before memory is allocated."""
 
 _SAMPLE: Final = 4096
 
@@ -56,7 +60,7 @@ _ZSTD_HEAD_CRC: Final = crc32(_ZSTD_HEAD)
 
 
 class _Compressors(threading.local):
-    """One compressor a thread: building a context costs more than compressing a kilobyte."""
+    """One compressor per thread: creating a context costs more than compressing a kilobyte."""
 
     def __init__(self) -> None:
         self.zstd = zstd.ZstdCompressor(level=3)
@@ -66,14 +70,14 @@ _compressors = _Compressors()
 
 
 def seal(data: bytes | memoryview, *, compress_from: int = COMPRESS_FROM) -> bytes:
-    """Put ``data`` into a frame, compressed when it is long enough and shrinks."""
+    """Put ``data`` into a frame, compressed if it is large enough and shrinks."""
     return b"".join(seal_pieces(data, compress_from=compress_from))
 
 
 def seal_pieces(
     data: bytes | memoryview, *, compress_from: int = COMPRESS_FROM
 ) -> tuple[bytes, bytes | memoryview]:
-    """The same frame as two pieces, header and payload, so that data which does not shrink is not copied."""
+    """Return the frame as two pieces, header and payload, which avoids copying incompressible data."""
     if len(data) >= compress_from and (len(data) < PROBE_FROM or _shrinks(data)):
         packed = _compressors.zstd.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
         if len(packed) < len(data):
@@ -82,7 +86,7 @@ def seal_pieces(
 
 
 def _shrinks(data: bytes | memoryview) -> bool:
-    """Whether three samples of some data become shorter together."""
+    """Whether three samples of the data shrink when compressed together."""
     middle = len(data) // 2
     samples = b"".join((data[:_SAMPLE], data[middle : middle + _SAMPLE], data[len(data) - _SAMPLE :]))
     return len(_compressors.zstd.compress(samples, zstd.ZstdCompressor.FLUSH_FRAME)) < len(samples)
@@ -96,15 +100,15 @@ def unseal(
     upto: int | None = None,
     has_name: bool = False,
 ) -> bytes:
-    """Take the data out of a frame; ``where`` names the place in the error of a damaged one.
+    """Return the data in a frame; ``where`` is its location for error messages.
 
-    ``upto`` is for those who want only so many of the first bytes: more may not be unfolded. With
-    ``has_name`` the checksum is not looked at: the caller compares the data with the hash that is its name.
+    ``upto`` asks for only that many of the first bytes (the result may be longer). ``has_name`` skips the
+    checksum: the caller compares the data with its hash.
     """
     if len(frame) < HEADER_SIZE:
-        raise Corrupt(f"{where}: frame is cut short ({len(frame)} bytes); restore it from a backup or a copy")
+        raise Corrupt(f"{where}: frame is truncated ({len(frame)} bytes); restore it from a backup or a copy")
     head = frame[:4]
-    payload = frame[HEADER_SIZE:]  # a copy of bytes, none of a memoryview
+    payload = frame[HEADER_SIZE:]  # copies bytes, but not a memoryview
     is_raw = head == _RAW_HEAD
     is_known = is_raw or head == _ZSTD_HEAD
     if not (has_name and is_known):
@@ -118,15 +122,15 @@ def unseal(
     version, codec, key_id = _HEAD.unpack(head)
     raise Corrupt(
         f"{where}: frame has version {version}, codec {codec}, key {key_id}, "
-        "which this treering cannot read; upgrade it"
+        "which this version of treering cannot read; upgrade it"
     )
 
 
 def unseal_all(headers: Sequence[bytes], payloads: list[bytes], where: str) -> list[bytes]:
-    """The data of many frames, each cut behind its header; what `unseal` gives, with the same errors.
+    """Return the data of many frames, each split behind its header. Raises the same errors as `unseal`.
 
-    Most small content is raw, so all frames are looked at as if they were: their checksums in one go, which
-    takes half of the time that a call for each would. Only those which are not that way are looked at alone.
+    Most small contents are uncompressed, so all frames are checked as if they were: computing the checksums
+    together takes half the time of one call each. Only the others are passed to `unseal`.
     """
     count = len(payloads)
     joined = b"".join(headers)
@@ -148,31 +152,24 @@ def unseal_all(headers: Sequence[bytes], payloads: list[bytes], where: str) -> l
 
 
 def _inflate(payload: bytes | memoryview, where: str, limit: int, upto: int | None) -> bytes:
-    # Not zstd.decompress: it goes on into frames behind the first, whose sizes nobody has looked at.
+    # Not zstd.decompress: it would continue with further frames, whose sizes were not checked.
     decompressor = zstd.ZstdDecompressor()
     try:
         size: int | None = cast("Any", zstd.get_frame_info(payload)).decompressed_size
         if size is not None and size > limit:
-            raise Corrupt(f"{where}: frame would unfold to {size} bytes, more than the {limit} allowed")
+            raise Corrupt(f"{where}: frame would decompress to {size} bytes, the limit is {limit}")
         if size is not None and upto is not None and upto < size:
             return decompressor.decompress(payload, upto)
         data = decompressor.decompress(payload, (limit if size is None else size) + 1)
     except zstd.ZstdError as error:
         raise Corrupt(f"{where}: compressed data is damaged ({error}); restore it from a backup") from error
     if len(data) > limit:
-        raise Corrupt(f"{where}: frame would unfold to more than the {limit} bytes allowed")
+        raise Corrupt(f"{where}: frame would decompress to more than the limit of {limit} bytes")
     if not decompressor.eof or decompressor.unused_data:
-        raise Corrupt(f"{where}: compressed data is cut or has something behind it; restore it from a backup")
+        raise Corrupt(
+            f"{where}: compressed data is truncated or has trailing bytes; restore it from a backup"
+        )
     return data
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The body of a commit: many small contents in one frame.
-#
-# Content below `INLINE_LIMIT` is not worth a row and a hash of its own; it lives in the body of the
-# commit that brought it and is addressed by its place there (see `core.address`). One body holds the
-# content of one erasure scope only, so that forgetting a thread deletes whole frames and never has to
-# cut one open.
 
 
 INLINE_LIMIT: Final = 4096

@@ -1,14 +1,18 @@
-"""Ids: the ones treering makes, and what it accepts of the ones it is given.
+"""Ids and scopes: how treering makes ids, which ones it accepts, and how scopes are written.
 
-A made id is 26 characters of lowercase Crockford base32: 48 bits of milliseconds, then 80 bits that start
-at random and count up by one while the millisecond lasts. Its text order is therefore its time order, and
-two sources (threads share one, processes do not) meet only if they draw the same 79 random bits in the
-same millisecond. **Invariant:** one source never gives an id that is not greater than the one before, not
-under threads, not when the clock steps back; and a forked child draws afresh, so it repeats nothing.
+A generated id is 26 characters of lowercase Crockford base32: 48 bits of milliseconds, then 80 bits that
+start at random and count up by one within a millisecond. Text order is therefore time order, and two sources
+(threads share one, processes do not) collide only if they draw the same 79 random bits in the same
+millisecond. **Invariant:** each id of a source is greater than the one before, across threads and even if the
+clock goes backwards; a forked child draws new random bits, so it repeats nothing.
 
-A given id (a thread, a ref, a list, a batch) is any readable text up to 512 characters. Where one has to
-become a file name, `file_name` is injective: ordinary ids stand for themselves, and every other id gets a
-``~``, which no ordinary id contains, and 128 bits of its SHA-256.
+A given id (of a thread, ref, list or batch) is any printable text of up to 512 characters. `file_name` maps
+ids to file names, injectively: ordinary ids map to themselves, and any other id gets a ``~``, which no
+ordinary id contains, and 128 bits of its SHA-256.
+
+A scope is the unit of erasure: one thread, one run, one memory. It is written ``<namespace>/<kind>/<id>``,
+with ``/`` and ``%`` percent-escaped inside each part, so that it parses back to exactly one triple, and so
+that everything in a namespace (a user, a project) shares one prefix.
 """
 
 from __future__ import annotations
@@ -35,11 +39,11 @@ _PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
 _DIGITS: Final = {digit: value for value, digit in enumerate(_ALPHABET)}
 _MADE_ID: Final = re.compile(f"[0-7][{_ALPHABET}]{{25}}")
 
-# The top bit starts clear: counting up from any draw can never overflow 80 bits.
+# The top bit starts clear, so counting up never overflows 80 bits.
 _RANDOM_BITS: Final = (1 << 79) - 1
 _LOW_BITS: Final = (1 << 20) - 1
 _DRAWN: Final = 640
-"""Random bytes that are asked for at once: asking lets other threads go first, each time."""
+"""Random bytes drawn per system call: each call releases the GIL."""
 
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _ordinary: Final = re.compile(f"[!-~][ -~]{{0,{MAX_ID_CHARS - 1}}}").fullmatch
@@ -49,7 +53,7 @@ _NOT_SLUG: Final = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 class IdSource:
-    """Strictly increasing ids, from any number of threads, across forks."""
+    """A source of strictly increasing ids, safe across threads and forks."""
 
     def __init__(self, clock: Clock, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
         self._now_us = clock.now_us
@@ -60,11 +64,11 @@ class IdSource:
         _sources.add(self)
 
     def next(self) -> str:
-        """A new id, greater than every id that this source gave before."""
+        """Return a new id, greater than all earlier ones of this source."""
         return self.next_with_time()[0]
 
     def next_with_time(self) -> tuple[str, int]:
-        """The same, and its time as `time_of` tells it."""
+        """Return a new id and its time (see `time_of`)."""
         with self._lock:
             now_ms = self._now_us() // 1000
             if now_ms > self._ms:
@@ -86,7 +90,7 @@ class IdSource:
 
     def _count_from(self, high: int, low: int) -> None:
         self._high, self._low = high, low
-        # All but the last four characters stay the same for a millisecond, so they are spelled once.
+        # All but the last four characters stay the same for a millisecond, so they are formatted once.
         ms = self._ms
         self._head = (
             f"{_PAIRS[ms >> 40]}{_PAIRS[ms >> 30 & 1023]}{_PAIRS[ms >> 20 & 1023]}{_PAIRS[ms >> 10 & 1023]}"
@@ -95,27 +99,29 @@ class IdSource:
         )
 
     def _after_fork(self) -> None:
-        # Another thread may have held the lock at the moment of the fork, so the child needs its own.
-        # The next millisecond, drawn afresh: greater than all that was inherited, unlike the parent's.
+        # Another thread may have held the lock during the fork, so the child needs a new one. It continues in
+        # the next millisecond with new random bits: greater than every inherited id, unlike the parent's.
         self._lock = Lock()
         self._drawn = b""
         self._draw(ms=self._ms + 1)
 
 
 def new_id() -> str:
-    """A new id from the source that the whole process shares."""
+    """Return a new id from the source that the whole process shares."""
     return _shared.next_with_time()[0]
 
 
 def new_id_with_time() -> tuple[str, int]:
-    """The same, and its time as `time_of` tells it."""
+    """Return a new id and its time (see `time_of`)."""
     return _shared.next_with_time()
 
 
 def time_of(made_id: str) -> int:
-    """When a made id was made, in microseconds (exact to the millisecond)."""
+    """Return when an id was generated, in microseconds (exact to the millisecond)."""
     if _MADE_ID.fullmatch(made_id) is None:
-        raise InvalidInput(f"{_shown(made_id)} is not an id that treering made: 26 characters of {_ALPHABET}")
+        raise InvalidInput(
+            f"{_shown(made_id)} was not generated by treering: not 26 characters of {_ALPHABET}"
+        )
     ms = 0
     for digit in made_id[:10]:
         ms = ms << 5 | _DIGITS[digit]
@@ -123,25 +129,25 @@ def time_of(made_id: str) -> int:
 
 
 def check_id(text: str, what: str) -> str:
-    """Return ``text`` if it can be an id; ``what`` names it in the error ('thread id')."""
-    # One pass of C code settles the ordinary case; everything but ASCII gets the closer look.
+    """Return ``text`` if it is a valid id; ``what`` names it in the error ('thread id')."""
+    # A single regular expression accepts common ids; anything but ASCII takes the slow path.
     if type(text) is str and _ordinary(text):
         return text
     return _check_closely(text, what)
 
 
 def check_space(text: str) -> str:
-    """Return ``text`` if it can name a space (a tenant)."""
+    """Return ``text`` if it is a valid name of a space (a tenant)."""
     if type(text) is str and _SPACE.fullmatch(text) is not None:
         return text
     raise InvalidInput(
-        f"space {_shown(text)} is not acceptable; use 1 to {MAX_SPACE_CHARS} of A-Z a-z 0-9 _ . - "
-        "and do not begin with a dot"
+        f"invalid space {_shown(text)}; use 1 to {MAX_SPACE_CHARS} of A-Z a-z 0-9 _ . - "
+        "and do not start with a dot"
     )
 
 
 def file_name(any_id: str) -> str:
-    """A file name of at most 200 bytes for this id alone, on any file system that tells case apart."""
+    """Return a file name of at most 200 bytes for this id alone, on any case-sensitive file system."""
     if (
         _SPACE.fullmatch(any_id) is not None
         and any_id[-1] != "."
@@ -155,18 +161,18 @@ def file_name(any_id: str) -> str:
 
 def _check_closely(text: object, what: str) -> str:
     if not isinstance(text, str):
-        problem = f"is of type {type(text).__name__}; pass a str"
+        problem = f"has type {type(text).__name__}; pass a str"
     elif not text:
-        problem = "is empty; give it at least one character"
+        problem = "is empty; use at least one character"
     elif len(text) > MAX_ID_CHARS:
         problem = f"has {len(text)} characters, the limit is {MAX_ID_CHARS}; shorten it or use a hash of it"
     elif text.isspace():
-        problem = "is only white space; give it a visible character"
+        problem = "is only white space; use a visible character"
     elif found := _FORBIDDEN.search(text):
         kind = "a lone surrogate" if "\ud800" <= found[0] <= "\udfff" else "a control character"
         problem = f"contains {kind} (U+{ord(found[0]):04X} at position {found.start()}); remove it"
     else:
-        return str.__str__(text)  # a plain str also where a subclass came in
+        return str.__str__(text)  # a plain str, even for a subclass
     raise InvalidInput(f"{what} {_shown(text)} {problem}")
 
 
@@ -185,22 +191,14 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Erasure scopes: what can be forgotten together.
-#
-# A scope is the unit of `forget`: one thread, one run, one memory. Its text is
-# ``<namespace>/<kind>/<id>`` with ``/`` and ``%`` percent-escaped inside each part, so that it parses back to
-# exactly one triple, and everything of one namespace (a user, a project) is one prefix.
-
-
 RUN_MOVED: Final = "run.moved"
-"""The kind of an event in a thread's scope which says that a run of the thread began in a scope of its own,
-because its thread was not known yet. Forgetting the thread takes that scope along."""
+"""The kind of an event that links a run's scope to its thread: the run began before its thread was known, so
+it has a scope of its own. Forgetting the thread erases that scope as well."""
 _THREAD: Final = "thread"
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """A namespace (``""`` for none), a kind of thing (``thread``, ``run``, ...) and its id."""
+    """A namespace (``""`` for none), a kind (``thread``, ``run``, ...) and an id."""
 
     namespace: str
     kind: str
@@ -211,7 +209,7 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 def parse_scope(text: str) -> Scope:
-    """Read a scope's text."""
+    """Parse the text of a scope."""
     parts = text.split("/")
     if len(parts) != 3:  # noqa: PLR2004 - namespace, kind, id
         raise InvalidInput(f"not a scope: {text[:80]!r}; expected <namespace>/<kind>/<id>")
@@ -220,13 +218,13 @@ def parse_scope(text: str) -> Scope:
 
 @lru_cache(maxsize=4096)
 def thread_scope_of(thread: str) -> str | None:
-    """The scope of a thread that events name so (``<namespace>/<id>``, the namespace escaped)."""
+    """Return the scope of a thread, given its name in events (``<namespace>/<id>``, namespace escaped)."""
     namespace, separator, name = thread.partition("/")
     return f"{namespace}/{_THREAD}/{_quote(name)}" if separator else None
 
 
 def thread_of_scope(scope: str) -> str | None:
-    """What the events of a thread's scope name the thread; ``None`` for a scope of another kind.
+    """Return the name of a thread in events, given its scope; ``None`` for any other kind of scope.
 
     The inverse of `thread_scope_of`.
     """
@@ -236,7 +234,7 @@ def thread_of_scope(scope: str) -> str | None:
 
 
 def namespace_prefix(namespace: str) -> str:
-    """What the text of every scope in a namespace starts with."""
+    """Return the common prefix of all scopes in a namespace."""
     return _quote(namespace) + "/"
 
 

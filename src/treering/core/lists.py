@@ -1,8 +1,8 @@
 """Append-only lists with parents: how a fork shares its past.
 
-A list owns the items from its ``start`` on; everything before belongs to its parent, up to the position
-where it branched off. Reading a range walks the lineage and takes from each list what it owns of it,
-so a fork costs one row however long its past is. What is below a length never changes.
+A list owns its items from ``start`` on; earlier ones belong to its parent, up to the position where it
+branched off. Reading a range walks the lineage and takes from each list the items it owns, so a fork costs
+one row no matter how long its past is. **Invariant:** items below the length of a list never change.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from treering.core.records import ListInfo
 
 MAX_DEPTH: Final = 32
-"""A list this deep is flattened (its items are written again) before it is branched further."""
+"""A list with this many ancestors is flattened (its items are copied) before it can be branched."""
 
 
 class ListRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Positions ``start`` to ``stop`` of one list, all of which it owns."""
+    """Positions ``start`` to ``stop`` of one list that owns all of them."""
 
     list: str
     start: int
@@ -29,9 +29,9 @@ class ListRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def locate(lineage: Sequence[ListInfo], start: int, stop: int) -> list[ListRange]:
-    """Which list of a lineage (the list itself first, its root last) owns which part of a range.
+    """Return which list of a lineage (the list first, its root last) owns which part of a range.
 
-    The result is in reading order. A range past the end is cut at the end.
+    The result is in reading order. A range past the end is cut off at the end.
     """
     runs: list[ListRange] = []
     stop = min(stop, lineage[0].length) if lineage else 0
@@ -47,9 +47,9 @@ def locate(lineage: Sequence[ListInfo], start: int, stop: int) -> list[ListRange
 
 
 def branch_point(lineage: Sequence[ListInfo], at: int) -> ListInfo:
-    """The list of a lineage to branch from at position ``at``.
+    """Return the list of a lineage to branch from at position ``at``.
 
-    It is the one that owns the item before ``at``, not always the newest: branching from a list that
+    This is the list that owns the item before ``at``, not always the newest one: branching from a list that
     contributes nothing would only make the lineage deeper.
     """
     for info in lineage:

@@ -1,16 +1,16 @@
-"""A pack: many objects in one file that explains itself.
+"""Packs: many objects in one self-describing file.
 
-A file per object wastes a directory entry and an fsync on each; a row per object makes the database carry
-bytes that it never looks at. So objects are written in packs: a magic, frames (`core.frame`), an index
-frame that names every object in them, and a trailer that says where the index begins. Small objects that
-come one behind the other share a frame of about 128 KiB, because compressing them together saves a fifth
-over compressing each alone; a large object has a frame to itself.
+A file per object wastes a directory entry and an fsync on each; a row per object fills the database with
+bytes that it never searches. So objects are stored in packs: a magic number, frames (`core.frame`), an index
+frame that lists every object, and a trailer with the position of the index. Consecutive small objects share
+a frame of about 128 KiB, because compressing them together saves a fifth over compressing each alone. A
+large object has its own frame.
 
-Frames lie back to back and objects lie back to back within their frame, so the index holds lengths only
-and places follow from them: there is no second spelling that could disagree. It also holds a salt, so
-that no two packs ever have the same name (the SHA-256 of the whole file): deleting a pack by its name
-can never hit another one that was written since. **Invariant:** content leaves a pack only when its
-bytes hash to the name it was asked for by; anything else raises `Corrupt` and names pack and object.
+Frames are contiguous in the file, and objects within their frame, so the index holds only lengths and
+offsets follow from them: nothing can disagree. The index also contains a salt, so that no two packs have the
+same name (the SHA-256 of the whole file), and deleting a pack by name can never delete one written later.
+**Invariant:** content read from a pack hashes to the requested name; otherwise reading it raises `Corrupt`
+with the names of the pack and the object.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
 GROUP_SIZE: Final = 128 * 1024
-"""Small objects share a frame up to this many raw bytes; an object this large has its own."""
+"""Small objects share a frame of up to this many uncompressed bytes; an object of this size has its own."""
 
 PACK_SIZE: Final = 20 * 1024 * 1024
-"""A writer is full at this size; only an object that is large by itself makes a larger pack. Writing one
-takes up to twice as much memory (filling, sending)."""
+"""Target size of a pack. Only a single large object makes a larger pack. Writing one takes up to twice as
+much memory (filling, sending)."""
 
 PACK_OBJECTS: Final = 32_768
-"""A writer is full with this many objects, too, so that one transaction takes all their rows."""
+"""Maximum number of objects in a pack, so that one transaction can insert all their rows."""
 
 SALT_SIZE: Final = 16
 HEAD: Final = b"treering pack 1\n"
@@ -48,10 +48,10 @@ _TRAILER: Final = struct.Struct(f">I{len(_TAIL)}s")
 TRAILER_SIZE: Final = _TRAILER.size
 
 _GAP: Final = 128 * 1024
-"""Frames closer together than this are read in one request: a request costs more than the bytes between."""
+"""Frames closer together than this are read in one request, which is cheaper than two."""
 
 _SPAN: Final = 16 * 1024 * 1024
-"""One request reads at most about this much."""
+"""Approximate maximum size of one read request."""
 
 _COUNTS: Final = struct.Struct(f">{SALT_SIZE}sII")
 _FRAME: Final = struct.Struct(">II")
@@ -59,7 +59,7 @@ _OBJECT: Final = struct.Struct(">32sBI")
 
 
 class PackEntry(NamedTuple):
-    """Where an object lies: ``size`` bytes at ``inner_offset`` of what the frame at ``offset`` unfolds to."""
+    """An object's position: ``size`` bytes at ``inner_offset`` in the decompressed frame at ``offset``."""
 
     name: str
     kind: Kind
@@ -70,7 +70,7 @@ class PackEntry(NamedTuple):
 
 
 class FrameRead(NamedTuple):
-    """A frame of a pack, and the objects in it that someone wants."""
+    """A frame of a pack to read, and the objects wanted from it."""
 
     offset: int
     length: int
@@ -78,9 +78,9 @@ class FrameRead(NamedTuple):
 
 
 class Pack(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished pack: the bytes of its file, the SHA-256 of them as its name, and what lies where.
+    """A finished pack: its bytes, its name (their SHA-256) and the position of each object.
 
-    The bytes are in ``pieces``, as they came: joining them would take their memory twice.
+    The bytes are kept in ``pieces``: joining them would take their memory twice.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def data(self) -> bytes:
-        """The bytes of the file in one piece, for those who read in it."""
+        """The bytes of the file, joined."""
         return b"".join(self.pieces)
 
     @property
@@ -103,7 +103,7 @@ _Pieces = tuple[bytes, ...]
 
 
 class _Group:
-    """A frame in the making: what it holds, and its bytes as soon as they are compressed."""
+    """A frame being built: its objects, and its bytes once they are compressed."""
 
     __slots__ = ("frame", "objects", "raw_size")
 
@@ -120,15 +120,15 @@ class _Object(NamedTuple):
 
 
 class PackWriter:
-    """Takes objects until it is `full`, then gives the pack away and may start the next one.
+    """Collects objects until it is `full`; `finish` returns the pack.
 
-    With an executor, frames are compressed there while the caller hashes or reads the next object.
-    Memory stays within one pack and the frames that are still being compressed.
+    With an executor, frames are compressed in the background while the caller reads and hashes the next
+    object. Memory use is bounded by one pack plus the frames still being compressed.
     """
 
     def __init__(self, *, salt: bytes, executor: Executor | None = None, limit: int = PACK_SIZE) -> None:
         if len(salt) != SALT_SIZE:
-            raise ValueError(f"a salt has {SALT_SIZE} bytes, not {len(salt)}")
+            raise ValueError(f"a salt has {SALT_SIZE} bytes, got {len(salt)}")
         self._salt = salt
         self._executor = executor
         self._limit = limit
@@ -142,8 +142,8 @@ class PackWriter:
 
     @property
     def full(self) -> bool:
-        """Whether the pack has its size; what is not compressed yet counts with its raw size."""
-        if self._size + self._open_size < self._limit:  # with raw sizes, which are the larger ones
+        """Whether the pack has reached its limits; uncompressed data counts with its full size."""
+        if self._size + self._open_size < self._limit:  # an upper bound: uncompressed sizes
             return self._count >= PACK_OBJECTS
         while self._running and _done(self._running[0]):
             group = self._running.popleft()
@@ -156,7 +156,7 @@ class PackWriter:
         return not self._count
 
     def add(self, content: Content, *, name: str | None = None) -> str:
-        """Put an object in; ``name`` saves hashing it again. An object is added once: nothing checks that."""
+        """Add an object and return its name; passing ``name`` avoids hashing. Duplicates are not detected."""
         name = content.name if name is None else name
         data = content.data
         entry = _Object(name, content.kind, len(data))
@@ -172,14 +172,14 @@ class PackWriter:
         return name
 
     def add_frame(self, frame: bytes, entries: Sequence[PackEntry]) -> None:
-        """Take over a frame of another pack as it is, with everything that lies in it."""
+        """Add a frame of another pack unchanged, with all its objects."""
         objects = [_Object(entry.name, entry.kind, entry.size) for entry in entries]
         self._groups.append(_Group(objects, len(frame), (frame,)))
         self._size += len(frame)
         self._count += len(objects)
 
     def finish(self) -> Pack:
-        """The pack of all that was added. The writer is spent."""
+        """Return the pack. The writer cannot be used afterwards."""
         self._close_group()
         entries: list[PackEntry] = []
         offset = len(HEAD)
@@ -215,7 +215,7 @@ class PackWriter:
     def _seal(self, objects: list[_Object], raw: bytes) -> None:
         if len(raw) > MAX_PAYLOAD:
             raise InvalidInput(
-                f"an object of {len(raw)} bytes is more than the {MAX_PAYLOAD} allowed; cut it into chunks"
+                f"an object of {len(raw)} bytes is above the limit of {MAX_PAYLOAD}; split it into chunks"
             )
         if self._executor is None:
             group = _Group(objects, len(raw), _sealed(raw))
@@ -238,24 +238,24 @@ class PackWriter:
 
 
 def check_head(data: bytes, *, pack: str) -> None:
-    """Whether these bytes begin like a pack."""
+    """Raise `Corrupt` unless the bytes start with the header of a pack."""
     if data[: len(HEAD)] != HEAD:
-        raise Corrupt(f"pack {pack}: does not begin like a pack; restore it from a backup or a copy")
+        raise Corrupt(f"pack {pack}: not a pack (wrong header); restore it from a backup or a copy")
 
 
 def index_span(tail: bytes, *, size: int, pack: str) -> tuple[int, int]:
-    """Where the index frame of a pack of ``size`` bytes begins and ends, by the last bytes of the pack."""
+    """Return the start and end of the index frame, given the last bytes of a pack of ``size`` bytes."""
     if len(tail) < TRAILER_SIZE or size < len(HEAD) + TRAILER_SIZE:
-        raise Corrupt(f"pack {pack}: cut short ({size} bytes); restore it from a backup or a copy")
+        raise Corrupt(f"pack {pack}: truncated ({size} bytes); restore it from a backup or a copy")
     length, mark = _TRAILER.unpack(tail[-TRAILER_SIZE:])
     stop = size - TRAILER_SIZE
     if mark != _TAIL or length > stop - len(HEAD):
-        raise Corrupt(f"pack {pack}: its end is damaged or missing; restore it from a backup or a copy")
+        raise Corrupt(f"pack {pack}: its trailer is damaged or missing; restore it from a backup or a copy")
     return stop - length, stop
 
 
 def read_index(frame: bytes, *, start: int, pack: str) -> tuple[PackEntry, ...]:
-    """All objects of a pack, out of the index frame that begins at ``start``."""
+    """Return all objects of a pack from the index frame that starts at ``start``."""
     raw = unseal(frame, f"index of pack {pack}")
     try:
         _, frames, objects = _COUNTS.unpack_from(raw)
@@ -275,33 +275,33 @@ def read_index(frame: bytes, *, start: int, pack: str) -> tuple[PackEntry, ...]:
     except (struct.error, IndexError, StopIteration) as error:
         raise Corrupt(f"pack {pack}: its index is damaged ({error}); restore it from a backup") from error
     if offset != start or len(entries) != objects:
-        raise Corrupt(f"pack {pack}: its frames end at {offset} where its index begins at {start}")
+        raise Corrupt(f"pack {pack}: its frames end at {offset}, but its index starts at {start}")
     return tuple(entries)
 
 
 def read_pack(data: bytes, *, pack: str) -> tuple[PackEntry, ...]:
-    """All objects of a pack that is in memory as a whole."""
+    """Return all objects of a pack held in memory."""
     check_head(data, pack=pack)
     start, stop = index_span(data, size=len(data), pack=pack)
     return read_index(data[start:stop], start=start, pack=pack)
 
 
 def read_entry(frame: bytes, entry: PackEntry, *, pack: str) -> Content:
-    """One object out of the frame that holds it, verified."""
+    """Return one object from its frame, verified."""
     (content,) = read_frame(frame, [entry], pack=pack)
     return content
 
 
 def read_frame(frame: bytes | memoryview, entries: Sequence[PackEntry], *, pack: str) -> list[Content]:
-    """Objects of one frame, which is unfolded once and as far as needed; each is verified by its name."""
+    """Return objects of one frame, each verified by its name. Decompresses only as far as needed."""
     where = f"object {entries[0].name} in pack {pack}" if entries else f"pack {pack}"
     raw = unseal(frame, where, upto=max((each.inner_offset + each.size for each in entries), default=0))
     found: list[Content] = []
     for name, kind, size, _, _, start in entries:
-        data = raw[start : start + size]  # all of it is not copied
+        data = raw[start : start + size]  # slicing all of it makes no copy
         if object_name(kind, data) != name:
             raise Corrupt(
-                f"object {name} in pack {pack}: the bytes do not hash to this name; "
+                f"object {name} in pack {pack}: its bytes have another hash; "
                 "restore it from a backup or a copy"
             )
         found.append(Content(kind, data))
@@ -309,9 +309,9 @@ def read_frame(frame: bytes | memoryview, entries: Sequence[PackEntry], *, pack:
 
 
 def filter_pack(data: bytes, keep: Container[str], *, pack: str, salt: bytes) -> Pack | None:
-    """A pack of the objects to keep out of another one; ``None`` when none of them is to be kept.
+    """Return a pack with only the objects to keep, or ``None`` if there are none.
 
-    Frames that stay whole are taken over as they are; only those that lose an object are compressed anew.
+    Frames that stay complete are copied unchanged; only frames that lose an object are compressed again.
     """
     writer = PackWriter(salt=salt)
     for (offset, length), entries in group_by_frame(read_pack(data, pack=pack)).items():
@@ -326,7 +326,7 @@ def filter_pack(data: bytes, keep: Container[str], *, pack: str, salt: bytes) ->
 
 
 def group_by_frame(entries: Iterable[PackEntry]) -> dict[tuple[int, int], list[PackEntry]]:
-    """Entries by the frame (offset, length) that they lie in, in the order of the file."""
+    """Group entries by their frame (offset, length), in file order."""
     frames: dict[tuple[int, int], list[PackEntry]] = {}
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.inner_offset)):
         frames.setdefault((entry.offset, entry.length), []).append(entry)
@@ -334,7 +334,7 @@ def group_by_frame(entries: Iterable[PackEntry]) -> dict[tuple[int, int], list[P
 
 
 def coalesce_frames(frames: dict[tuple[int, int], list[PackEntry]]) -> Iterator[list[FrameRead]]:
-    """Frames of one pack in runs that are worth one request each."""
+    """Yield groups of frames that are close enough to read in one request."""
     run: list[FrameRead] = []
     for (offset, length), entries in frames.items():
         if run and (

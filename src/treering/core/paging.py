@@ -1,8 +1,7 @@
-"""Everything that a query, a prefix or a space names, read a page at a time.
+"""Iterate over all events, refs or scopes that match, one page at a time.
 
-Each page is a read of its own, so whoever takes long between two of them holds nobody up, and sees behind
-what was read what is committed meanwhile. Nothing is read ahead: a page is asked for when the one before
-is used up.
+Each page is a separate read: a slow consumer blocks nobody, and sees commits made meanwhile beyond its
+current position. Nothing is read ahead.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 def record_pages(
     engine: Engine, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000
 ) -> Iterator[tuple[Record, ...]]:
-    """The events that a query names, behind a cursor, in pages; none of them when there are no events."""
+    """Yield the matching events behind a cursor in non-empty pages."""
     while True:
         page = engine.scan(space, query, after=after, limit=limit)
         if page.records:
@@ -35,13 +34,13 @@ def record_pages(
 def each_record(
     engine: Engine, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000
 ) -> Iterator[Record]:
-    """The events that a query names, behind a cursor."""
+    """Yield the matching events behind a cursor."""
     for records in record_pages(engine, space, query, after=after, limit=limit):
         yield from records
 
 
 def ref_pages(engine: Engine, space: str, prefix: str, *, limit: int = 1000) -> Iterator[list[Ref]]:
-    """The refs whose names start so, by name, in pages."""
+    """Yield the refs with this prefix, by name, in pages."""
     after = None
     while page := engine.scan_refs(space, prefix, after=after, limit=limit):
         yield page
@@ -51,13 +50,13 @@ def ref_pages(engine: Engine, space: str, prefix: str, *, limit: int = 1000) -> 
 
 
 def each_ref(engine: Engine, space: str, prefix: str, *, limit: int = 1000) -> Iterator[Ref]:
-    """The refs whose names start so, by name."""
+    """Yield the refs with this prefix, by name."""
     for refs in ref_pages(engine, space, prefix, limit=limit):
         yield from refs
 
 
 def each_scope(engine: Engine, space: str, prefix: str, *, limit: int = 1000) -> Iterator[str]:
-    """The scopes that start so, by name."""
+    """Yield the scopes with this prefix, by name."""
     after = None
     while page := engine.scan_scopes(space, prefix, after=after, limit=limit):
         yield from page
@@ -66,16 +65,13 @@ def each_scope(engine: Engine, space: str, prefix: str, *, limit: int = 1000) ->
         after = page[-1]
 
 
-# -----------------------------------------------------------------------------------------------------------
-# May this be erased? Asked before anything is changed that only makes sense with the erasure behind it.
-#
-# Over HTTP a key may be good for writing and not for erasing. Whoever first unlists a thing and then erases
-# it would leave it unlisted.
-
-
 _NOTHING: Final = Erasure()
 
 
 def check_may_erase(engine: Engine, space: str) -> None:
-    """Raise what an erasure in this space would be refused with (`Forbidden`); nothing is erased."""
+    """Raise `Forbidden` if this caller may not erase in this space; erases nothing.
+
+    Over HTTP, a key may allow writing but not erasing. Callers check this before they unlist something that
+    they are about to erase.
+    """
     engine.erase(space, _NOTHING)

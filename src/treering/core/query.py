@@ -1,7 +1,7 @@
-"""Questions to the journal, the roll-ups and the search index, as plain frozen values.
+"""Queries of the journal, the roll-ups and the search index, and plans of erasures, as frozen values.
 
-Cursors are opaque to callers: a cursor holds the sort key of the last record seen, so the next page is
-one index range and paging under inserts neither repeats nor skips what was there before.
+Cursors are opaque to callers. A cursor holds the sort key of the last record returned, so the next page is
+one index range, and paging during inserts neither repeats nor skips earlier records.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Grain = Literal["run", "thread", "day"]
-"""What roll-ups are kept for: every run, every thread, and every day as a whole."""
+"""What roll-ups are kept for: every run, every thread, and every day."""
 
 Dimension = Literal["key", "day", "agent", "model", "kind", "currency"]
-"""What sums can be grouped by; ``key`` is the run or the thread itself."""
+"""What sums can be grouped by; ``key`` is the run or the thread."""
 
 MAX_PAGE: Final = 10_000
 _LARGEST: Final = 2**63 - 1
-"""What a database's number holds."""
+"""The largest integer that a database can store."""
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events, and in which order.
+    """Which events to return, and in which order.
 
-    ``order="seq"`` is commit order (transcripts, followers); ``order="time"`` is (ts, seq), what a
-    timeline shows. Filters that are left empty do not filter; those given must all hold.
+    ``order="seq"`` is commit order (for transcripts and followers), ``order="time"`` is (ts, seq), the order
+    of a timeline. Unset filters do not filter; set filters must all match.
 
-    ``brief`` is for who reads many rows and wants of each only ``seq`` and the event's ``id``, ``kind``,
-    ``ts_us``, ``scope`` and ``data`` (or ``body``, where there is no ``data``): an engine may leave all the
-    rest of a record empty.
+    ``brief`` is for callers that read many rows and need only ``seq`` and the event's ``id``, ``kind``,
+    ``ts_us``, ``scope`` and ``data`` (or ``body``, if there is no ``data``): an engine may leave all other
+    fields empty.
     """
 
     kinds: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SumQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals from the roll-ups of one grain, grouped by any of its dimensions (none: one total)."""
+    """Totals from the roll-ups of one grain, grouped by any of its dimensions (by none: one total)."""
 
     grain: Grain
     by: tuple[Dimension, ...] = ()
@@ -66,11 +66,11 @@ class SumQuery(msgspec.Struct, frozen=True, kw_only=True):
     since_day: int | None = None
     until_day: int | None = None
     top: int | None = None
-    """Only this many groups, the most expensive first."""
+    """Return only this many groups, the most expensive first."""
 
 
 class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts of a collection that hold the words, in one namespace or (``None``) in all."""
+    """Texts of a collection that match, in one namespace or (``None``) in all."""
 
     collection: str
     text: str
@@ -79,13 +79,13 @@ class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """What to remove: whole scopes, or single events, refs and lists.
+    """What to erase: whole scopes, or single events, refs and lists.
 
-    A scope takes its events, refs, lists, bodies and texts with it. ``cascade`` also removes the scopes
-    whose lists grow out of an erased one; without it such a fork makes the erasure a `Conflict`.
-    ``secure`` also wipes what the storage would otherwise keep of deleted bytes. ``absent`` are refs that
-    must not be there when rows go, else it is a `Conflict`: whoever deleted a thing erases it only as long
-    as nobody has made a new one of that name.
+    Erasing a scope removes its events, refs, lists, bodies and texts. ``cascade`` also erases the scopes
+    whose lists branch off an erased one; without it, such a fork makes the erasure a `Conflict`. ``secure``
+    also wipes deleted bytes that the storage would otherwise keep. ``absent`` are refs that must not exist
+    at that moment, otherwise the erasure is a `Conflict`: data of a deleted thing must not be erased once a
+    new one of that name exists.
     """
 
     scopes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What an engine gives back: frozen records of what is stored."""
+"""What an engine returns: frozen records of stored data, results of maintenance, and slices of an export."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Some records, and the cursor that continues behind the last one (``None``: nothing more now)."""
+    """Some records, and the cursor of the next page (``None``: there are no more)."""
 
     records: tuple[Record, ...]
     cursor: str | None
 
 
 class Ref(msgspec.Struct, frozen=True, kw_only=True):
-    """A ref as it is now. ``seq`` is the commit that moved it last."""
+    """The current state of a ref. ``seq`` is the commit that updated it last."""
 
     name: str
     scope: str
@@ -39,7 +39,7 @@ class Ref(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A list: its whole length, and the first ``start`` items that it shares with ``parent``."""
+    """A list: its total length, and the first ``start`` items that it shares with ``parent``."""
 
     list: str
     scope: str
@@ -50,9 +50,10 @@ class ListInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim that is held until ``expires_at_us`` on the store's clock.
+    """A lease, held until ``expires_at_us`` on the store's clock.
 
-    ``token`` grows with every change of holder; a batch that fences on it commits only while it holds.
+    ``token`` grows whenever the holder changes; a batch that is fenced by it commits only while the lease
+    is held.
     """
 
     space: str
@@ -63,10 +64,10 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sum(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of the events in one group; ``group`` follows the order of `SumQuery.by`.
+    """Totals of the events in one group; ``group`` has the order of `SumQuery.by`.
 
-    ``unpriced_events`` and ``unpriced_tokens`` count usage that has no cost, which is left out of
-    ``cost_nanos`` instead of being taken for free.
+    ``unpriced_events`` and ``unpriced_tokens`` count usage without a cost. It is not included in
+    ``cost_nanos``, rather than counted as free.
     """
 
     group: tuple[str | int, ...]
@@ -80,7 +81,7 @@ class Sum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that matches; a higher score is a better match."""
+    """A text that matches. Higher scores are better matches."""
 
     collection: str
     name: str
@@ -97,7 +98,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that `check` found wrong."""
+    """A problem found by `check`."""
 
     kind: Literal["corrupt", "dangling", "derived", "list", "counter"]
     where: str
@@ -105,7 +106,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """How much `check` has read so far (it reports as it goes)."""
+    """How much `check` has read so far."""
 
     objects: int = 0
     bodies: int = 0
@@ -116,7 +117,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Erased(msgspec.Struct, frozen=True, kw_only=True):
-    """What `erase` removed, and what had to stay: shared objects by name, and why."""
+    """What `erase` removed, and what it kept: shared objects by name, with the reason."""
 
     events: int = 0
     refs: int = 0
@@ -130,7 +131,7 @@ class Erased(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
-    """What a garbage collection removed (or would remove, in a dry run)."""
+    """What a garbage collection removed, or would remove in a dry run."""
 
     objects: int = 0
     bodies: int = 0
@@ -142,7 +143,7 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpaceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What one space holds, in rows and in stored bytes by kind."""
+    """The size of one space, in rows and in stored bytes by kind."""
 
     space: str
     commits: int
@@ -154,20 +155,18 @@ class SpaceStats(msgspec.Struct, frozen=True, kw_only=True):
     texts: int
     bytes: dict[str, int]
     growth_bytes: dict[int, int]
-    """Stored bytes by the UTC day (since 1970) on which they were committed."""
+    """Stored bytes by the UTC day (since 1970) of their commit."""
 
 
-# -----------------------------------------------------------------------------------------------------------
-# A space as a stream of slices: what `export` gives and `load` takes.
-#
-# A slice holds rows as they are (sequence numbers, versions and times included), so that a copy is equal
-# to its source, not a replay of it. Slices come in a loadable order: content before what points at it,
-# parents before children, refs last. ``position`` continues the stream behind the slice, also in another
-# process; loading a slice twice changes nothing. Derived rows are not in it: they are rebuilt.
+# An export is a stream of slices. A slice holds rows as they are stored (including sequence numbers, versions
+# and times), so that a copy equals its source and is not a replay of it. Slices come in a loadable order:
+# content before whatever links to it, parents before children, refs last. ``position`` resumes the stream
+# after the slice, in any process; loading a slice twice changes nothing. Derived rows are not exported but
+# rebuilt.
 
 
 class CommitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A commit, by its receipt."""
+    """A commit: its receipt."""
 
     receipt: Receipt
 
@@ -182,7 +181,7 @@ class BodyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A list without its items; parents come before their children."""
+    """A list without its items. Parents come before their children."""
 
     info: ListInfo
     seq: int
@@ -197,14 +196,14 @@ class ItemRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A ref; a deleted one is kept for its version."""
+    """A ref. Deleted ones are kept for their versions."""
 
     ref: Ref
     deleted: bool
 
 
 class TextRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the search index, without what is derived from it."""
+    """An entry of the search index, without derived data."""
 
     collection: str
     tokens: Tokens
@@ -215,7 +214,7 @@ class TextRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """Some rows, bounded in number and bytes. The space's counters come with every slice."""
+    """Some rows, limited in number and bytes. Every slice carries the counters of its space."""
 
     position: str
     last_seq: int

@@ -1,12 +1,16 @@
 """Retention: one policy for checkpoints, runs, memory versions and snapshots.
 
-Each rule of a `Keep` names the entries that it wants (the newest 50, the newest of each of the last 30
-days that have one, everything younger than a week, everything tagged ``release``), and an entry that any
-rule wants is kept, with the reasons written down. Calendar rules count buckets that hold something, in
-UTC, so a pause never eats into them. ``max_bytes`` comes last and takes the oldest away again until the
-sum fits. **Invariant:** the newest entry, a pinned one and (whatever the size) one with a tag that the
-policy names are never dropped; a `Keep` without rules keeps everything; and the decision depends on the
-entries, the policy and ``now_us`` alone, never on the order in which the entries came.
+Each rule of a `Keep` selects entries (the newest 50, the newest of each of the last 30 days that have one,
+everything younger than a week, everything tagged ``release``). An entry selected by any rule is kept, and the
+reasons are recorded. Calendar rules count non-empty UTC buckets, so a pause uses none of them up.
+``max_bytes`` applies last and drops the oldest entries until the sum fits. **Invariant:** the newest entry,
+pinned entries and (whatever the size) entries with a tag named by the policy are never dropped; a `Keep`
+without rules keeps everything; and the decision depends only on the entries, the policy and ``now_us``, not
+on the order of the entries.
+
+An entry may be stored as a delta: reading it needs the last entry that holds each value completely, and every
+entry in between. `delta_dependencies` finds those, so that a policy never drops what a kept entry is read
+from.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from treering.errors import InvalidInput
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
-    """What to keep; everything else may go. `Keep()` keeps everything."""
+    """What to keep; everything else may be dropped. `Keep()` keeps everything."""
 
     last: int | None = None
     hourly: int | None = None
@@ -39,17 +43,17 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
         for name in _NUMBERS:
             number: object = getattr(self, name)
             if number is not None and (type(number) is not int or number < 1):
-                raise InvalidInput(f"keep {name}={number!r} is not acceptable; give a whole number from 1 on")
+                raise InvalidInput(f"keep {name}={number!r} is invalid; use a whole number of at least 1")
         if type(self.tagged) is not tuple or not all(type(tag) is str and tag for tag in self.tagged):
             raise InvalidInput(
-                f"keep tagged={self.tagged!r} is not acceptable; give a tuple of tags, ('release',)"
+                f"keep tagged={self.tagged!r} is invalid; use a tuple of tags, such as ('release',)"
             )
         if self.within is not None:
             _age_us(self.within)
 
     @classmethod
     def parse(cls, text: str) -> Keep:
-        """Read ``last=50,daily=30,within=30d,tagged=release,max_bytes=10GB``; ``tagged`` may come again."""
+        """Parse ``last=50,daily=30,within=30d,tagged=release,max_bytes=10GB``; ``tagged`` may be repeated."""
         numbers: dict[str, int] = {}
         within: str | None = None
         tags: list[str] = []
@@ -63,12 +67,12 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
                 numbers[name] = _number(name, value)
             else:
                 known = ", ".join((*_NUMBERS, "within", "tagged"))
-                raise InvalidInput(f"keep rule {part!r} is unknown or there twice; the rules are {known}")
+                raise InvalidInput(f"keep rule {part!r} is unknown or repeated; the rules are: {known}")
         return cls(**numbers, within=within, tagged=tuple(tags))
 
 
 class RetentionEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a policy may keep or drop."""
+    """A candidate for retention."""
 
     id: str
     ts_us: int
@@ -78,25 +82,25 @@ class RetentionEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry that stays, and every rule that wants it."""
+    """An entry that is kept, and every rule that selected it."""
 
     entry: RetentionEntry
     reasons: tuple[str, ...]
 
 
 class RetentionDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What stays and what goes, each newest first."""
+    """What to keep and what to drop, each newest first."""
 
     kept: tuple[KeptEntry, ...]
     dropped: tuple[RetentionEntry, ...]
 
 
 def select(entries: Iterable[RetentionEntry], keep: Keep, *, now_us: int) -> RetentionDecision:
-    """Decide about every entry; nothing is changed by it."""
+    """Decide which entries to keep. Changes nothing."""
     newest_first = [_Case(entry) for entry in sorted(entries, key=_age_order, reverse=True)]
     _collect_reasons(newest_first, keep, now_us)
     if keep.max_bytes is not None:
-        _fit(newest_first, keep.max_bytes)
+        _limit_bytes(newest_first, keep.max_bytes)
     return RetentionDecision(
         kept=tuple(
             KeptEntry(entry=case.entry, reasons=tuple(case.reasons)) for case in newest_first if case.reasons
@@ -106,7 +110,7 @@ def select(entries: Iterable[RetentionEntry], keep: Keep, *, now_us: int) -> Ret
 
 
 class _Case:
-    """An entry while it is being decided; without a reason in the end, it goes."""
+    """An entry and the reasons to keep it; one without reasons is dropped."""
 
     __slots__ = ("entry", "reasons")
 
@@ -154,7 +158,7 @@ def _keep_newest_of_each(
             case.reasons.append(name)
 
 
-def _fit(newest_first: list[_Case], max_bytes: int) -> None:
+def _limit_bytes(newest_first: list[_Case], max_bytes: int) -> None:
     total = sum(case.entry.size_bytes for case in newest_first if case.reasons)
     for case in reversed(newest_first):
         if total <= max_bytes:
@@ -177,16 +181,14 @@ def _age_us(age: object) -> int:
     else:
         span_us = 0
     if span_us <= 0:
-        raise InvalidInput(
-            f"keep within={age!r} is not acceptable; give an age like '30d', '12h' or a timedelta"
-        )
+        raise InvalidInput(f"keep within={age!r} is invalid; use an age like '30d' or '12h', or a timedelta")
     return span_us
 
 
 def _number(name: str, text: str) -> int:
     found = _SIZE.fullmatch(text) if name == "max_bytes" else _COUNT.fullmatch(text)
     if found is None:
-        raise InvalidInput(f"keep {name}={text!r} is not acceptable; give a whole number from 1 on")
+        raise InvalidInput(f"keep {name}={text!r} is invalid; use a whole number of at least 1")
     return int(found["count"]) * _SIZE_UNITS[found.groupdict().get("unit") or ""]
 
 
@@ -212,28 +214,19 @@ _SIZE_UNITS: Final = {"": 1} | {
 }
 
 
-# -----------------------------------------------------------------------------------------------------------
-# What a graph's step is made of beside its own content: the steps before it that it is read with.
-#
-# A delta channel is not stored at every step: it is made of the last step that holds it whole and of what was
-# written on each one since. A fork begins as a copy of another thread's step, and what tasks wrote there is
-# its own. So a policy that keeps such a step has to keep those others as well. **Invariant:** whatever stays
-# can be read.
-
-
 class DeltaStep(msgspec.Struct, frozen=True, gc=False):
-    """What a step's row says of it: its parent, what it is a copy of, and its channels."""
+    """An entry that may be stored as a delta: its parent, the entry it was copied from, and its values."""
 
     parent: str | None
     copy_of: str | None
     open: frozenset[str]
-    """Delta channels that it does not hold."""
+    """Names of values that it does not hold completely."""
     held: frozenset[str]
-    """Channels that it holds whole, where others may need that."""
+    """Names of values that it holds completely, if later entries may need them."""
 
 
 def delta_dependencies(kept: Iterable[str], steps: Mapping[str, DeltaStep]) -> set[str]:
-    """Those of the steps that kept ones are read with, and that are not kept themselves."""
+    """Return the entries that kept ones are read from, without those already kept."""
     stays = set(kept)
     needed: set[str] = set()
     waiting = [each for each in stays if each in steps]
@@ -256,5 +249,5 @@ def _ancestors_of(step: DeltaStep, steps: Mapping[str, DeltaStep], stays: set[st
         yield parent
         missing -= found.held
         if is_kept and missing <= found.open:
-            return  # it is kept with all that it needs itself
+            return  # its own dependencies are kept as well
         parent = found.parent

@@ -1,9 +1,9 @@
-"""Roll-ups: running totals of the journal, kept in the commit that changes them.
+"""Roll-ups: running totals of the journal, updated in the same commit.
 
-An event that says what an agent did (it has a run, an agent, usage or a cost) counts once for its run,
-once for its thread and once for its day; bookkeeping, such as a checkpoint outside of any run, counts
-nowhere and costs nothing. What an event adds is decided here, for all engines and for the recount that
-`check` and `reindex` make, so that a total and a recount can only differ when something is broken.
+An event that describes work (it has a run, an agent, usage or a cost) counts once for its run, once for its
+thread and once for its day. Bookkeeping, such as a checkpoint outside of any run, is not counted. What an
+event adds is computed here, for all engines and for the recount of `check` and `reindex`, so that a total and
+its recount only differ if something is broken.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ERROR: Final = "error"
 
 
 class RollupKey(NamedTuple):
-    """Which total: all dimensions of a roll-up, ``""`` where an event has none."""
+    """All dimensions of one total, ``""`` for those that an event does not have."""
 
     grain: Grain
     key: str
@@ -51,15 +51,15 @@ MEASURES: Final = (
     "unpriced_events",
     "unpriced_tokens",
 )
-"""What a cell sums up, in the order of its columns."""
+"""The measures of a total, in the order of their columns."""
 
 Measures = list[int]
 _NOTHING: Final[Measures] = [0] * len(MEASURES)
 
 
 def deltas(events: Iterable[Event]) -> dict[RollupKey, Measures]:
-    """What these events add to the totals."""
-    # Events that differ in nothing but what they measure are summed up first: of those, batches have many.
+    """Return what these events add to the totals."""
+    # Events that differ only in their measures are summed first: batches contain many of them.
     alike: dict[tuple[Any, ...], Measures] = {}
     for event in events:
         if event.run is None and event.agent is None and event.usage is None and event.cost_nanos is None:
@@ -88,7 +88,7 @@ def merge(cells: dict[RollupKey, Measures], more: Mapping[RollupKey, Measures]) 
 
 
 def summarise(cells: Mapping[RollupKey, Measures], query: SumQuery) -> list[Sum]:
-    """Answer a query from cells: the reference that SQL engines must agree with."""
+    """Answer a query from totals in memory. SQL engines must return the same."""
     groups: dict[tuple[str | int, ...], Measures] = {}
     for cell, measures in cells.items():
         if _matches(cell, query):
@@ -101,7 +101,7 @@ def summarise(cells: Mapping[RollupKey, Measures], query: SumQuery) -> list[Sum]
 
 
 def order(sums: list[Sum], query: SumQuery) -> list[Sum]:
-    """Groups in their own order, or the ``top`` most expensive ones."""
+    """Sort groups by their key, or return the ``top`` most expensive ones."""
     sums.sort(key=lambda each: each.group)
     if query.top is not None:
         sums.sort(key=lambda each: each.cost_nanos, reverse=True)
@@ -110,7 +110,7 @@ def order(sums: list[Sum], query: SumQuery) -> list[Sum]:
 
 
 def as_sum(group: tuple[str | int, ...], measures: Measures) -> Sum:
-    """A `Sum` out of the values of `MEASURES`."""
+    """Build a `Sum` from the values of `MEASURES`."""
     return Sum(
         group=group,
         events=measures[0],

@@ -1,11 +1,12 @@
-"""The two small contracts for storage below the engines: blobs and key-value pairs.
+"""The two small storage contracts below the engines: blobs and key-value stores.
 
-**Blobs** are named bytes in a folder or a bucket. Most are immutable (packs, manifests): written once,
-read by range, listed, deleted. A few are small and move (refs): read together with a stamp, written back
-only while that stamp still holds. What every store must do is pinned by `treering.testing.blobs_suite`.
+**Blobs** are named bytes in a folder or a bucket. Most are immutable (packs, manifests): they are written
+once, read by range, listed and deleted. A few are small and change (refs): they are read together with an
+ETag, and written only while that ETag is current. `treering.testing.blobs_suite` tests what every store must
+do.
 
-**Key-value pairs** serve the savers of seed 002, where a user brings a store of their own. Four methods,
-with or without ``async``; `treering.sync_async` calls either kind from either side.
+**Key-value stores** are brought by users, for savers that keep their checkpoints there. A store has four
+methods, plain or ``async``; `treering.sync_async` calls either kind from either side.
 """
 
 from __future__ import annotations
@@ -16,121 +17,122 @@ from typing import Any, NewType, Protocol
 
 import msgspec
 
-Stamp = NewType("Stamp", str)
-"""Stands for what a blob held when it was read. Opaque; equal content may have equal stamps."""
+ETag = NewType("ETag", str)
+"""Identifies the content of a blob when it was read. Opaque; equal contents may have equal ETags."""
 
 BlobData = bytes | bytearray | memoryview | tuple[bytes, ...] | Path
-"""What a blob is made of: bytes at hand, in one piece or in several, or the file that holds them."""
+"""The data of a blob: bytes, in one or several pieces, or a file with them."""
 
 
 class BlobInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A blob without its bytes. ``modified_us`` is on the clock of the store, to the second at worst."""
+    """A blob without its bytes. ``modified_us`` is the store's time, possibly only to the second."""
 
     name: str
     size: int
     modified_us: int
 
 
-class Stamped(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole of a small blob and the stamp that belongs to exactly these bytes."""
+class VersionedBlob(msgspec.Struct, frozen=True, kw_only=True):
+    """All bytes of a small blob, with their ETag."""
 
     data: bytes
-    stamp: Stamp
+    etag: ETag
 
 
 class Blobs(Protocol):
     """Named bytes.
 
-    A name is a relative path of ordinary components (see `treering.blobs.blob`), and is never also the
-    folder of another name: ``a`` and ``a/b`` do not both exist. A write is all or nothing: no reader ever
-    sees a part of it, and it is durable when the call returns. A read sees every write that returned
-    before it began. Any number of threads and processes may use one store.
+    A name is a relative path of ordinary components (see `treering.blobs.blob`), and is never also the folder
+    of another name: ``a`` and ``a/b`` cannot both exist. A write is atomic, and durable when the call
+    returns. A read sees every write that returned before it began. Any number of threads and processes may
+    use a store.
     """
 
     @property
     def url(self) -> str:
-        """Where it is, without secrets."""
+        """Its location, without secrets."""
         ...
 
     @property
     def conditional(self) -> bool:
-        """Whether ``if_absent`` and `put_if` are honoured; without, both raise `Unsupported`.
+        """Whether ``if_absent`` and `put_if` are supported; if not, both raise `Unsupported`.
 
-        A bucket is asked by trying, once, at the first use that needs to know.
+        A bucket is tested once, at the first use that needs to know.
         """
         ...
 
     def put(self, name: str, data: BlobData, *, if_absent: bool = False) -> None:
-        """Write a blob, over whatever is there; with ``if_absent`` a taken name raises `Conflict`.
+        """Write a blob, replacing an existing one; with ``if_absent`` an existing one raises `Conflict`.
 
-        A file is read in pieces of bounded size, except by a bucket under ``if_absent``, which has to
-        send it as a whole.
+        A file is read in pieces of bounded size, except by a bucket with ``if_absent``, which must send it
+        in one request.
         """
         ...
 
     def get(self, name: str, *, start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes from ``start`` up to ``stop``, as a slice would cut them; `NotFound` without a blob."""
+        """Return the bytes from ``start`` up to ``stop``; raise `NotFound` if there is no blob."""
         ...
 
-    def read(self, name: str) -> Stamped | None:
-        """The whole blob with its stamp, in one step; None without a blob."""
+    def read(self, name: str) -> VersionedBlob | None:
+        """Return the whole blob with its ETag, read atomically; None if there is no blob."""
         ...
 
-    def put_if(self, name: str, data: bytes, *, expect: Stamp | None) -> Stamp:
-        """Write the blob only while it is as ``expect`` says (None: absent), else raise `Conflict`.
+    def put_if(self, name: str, data: bytes, *, expect: ETag | None) -> ETag:
+        """Write the blob only while its ETag is ``expect`` (None: no blob), otherwise raise `Conflict`.
 
-        Of any number of racing calls with one expectation, one wins. Whoever has to know *which* one
-        writes something of their own into the bytes: after a lost answer, equal bytes count as written.
+        Of several racing calls with the same ``expect``, one wins. A caller that must know whether it was
+        the winner includes something unique in the bytes: after a lost response, finding equal bytes counts
+        as having written them.
         """
         ...
 
     def stat(self, name: str) -> BlobInfo | None:
-        """Size and time of a blob; None without a blob."""
+        """Return the size and time of a blob; None if there is none."""
         ...
 
     def list(self, folder: str = "", *, after: str | None = None, limit: int = 1000) -> list[BlobInfo]:
-        """The next blobs at any depth below ``folder``; fewer than ``limit`` means that these were the last.
+        """Return the next blobs at any depth below ``folder``; fewer than ``limit`` are the last ones.
 
-        ``after`` is the last name of the page before. Within one folder names come in the order of their
-        UTF-8 bytes; how folders are interleaved is up to the store, but fixed. A blob that exists from
-        the first page to the last is listed exactly once, whatever is written or deleted meanwhile.
+        ``after`` is the last name of the previous page. Within one folder, names are sorted by their UTF-8
+        bytes; how folders are interleaved depends on the store, but does not change. A blob that exists
+        throughout the listing is returned exactly once, whatever is written or deleted meanwhile.
         """
         ...
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove blobs; a name that is not there is no error."""
+        """Delete blobs. Missing ones are ignored."""
         ...
 
 
 class KeyValueStore(Protocol):
-    """Anything that keeps values under keys. Each method may be plain or ``async``.
+    """A store of values under keys. Each method may be plain or ``async``.
 
-    Values are what `treering.core.encoding` encodes: whatever JSON holds, bytes, and a few types more.
+    Values are anything that `treering.core.encoding` can encode: JSON, bytes, and a few more types.
     """
 
     def get(self, key: str, /) -> Any:
-        """The value under a key, None without one (or an awaitable of that)."""
+        """Return the value of a key, or None (or an awaitable of that)."""
         ...
 
     def set(self, key: str, value: Any, /) -> Awaitable[None] | None:
-        """Keep a value under a key, instead of the one before. Durable when the call is done."""
+        """Set the value of a key. Durable when the call is done."""
         ...
 
     def delete(self, key: str, /) -> Awaitable[None] | None:
-        """Forget a key; one that is not there is no error."""
+        """Delete a key. A missing one is ignored."""
         ...
 
     def list(self, prefix: str = "", /) -> Iterable[str] | Awaitable[Iterable[str]]:
-        """All keys that begin with ``prefix``, in any order."""
+        """List all keys with a prefix, in any order."""
         ...
 
 
 class SwappingStore(KeyValueStore, Protocol):
-    """A key-value store that can also compare and swap, so that several processes may write to it."""
+    """A key-value store with compare-and-swap, which several processes can write to safely."""
 
     def compare_and_swap(self, key: str, old: Any, new: Any, /) -> bool | Awaitable[bool]:
-        """Let ``new`` take the place of ``old`` in one step; False, and nothing done, if it is not there.
+        """Replace ``old`` by ``new`` atomically; return False and change nothing if the value is not ``old``.
 
-        ``None`` stands for no value: as ``old`` the key must be absent, as ``new`` it is deleted.
+        ``None`` stands for no value: as ``old``, the key must not exist; as ``new``, the key is deleted.
         """
         ...

@@ -1,4 +1,18 @@
-"""Text that any record and any reader can hold: a file's name may be bytes that are no UTF-8."""
+"""Text: readable file names and JSON, and the words that search indexes and queries are made of.
+
+A file name may contain bytes that are not UTF-8. Python represents them as surrogates, which JSON cannot
+hold, so `readable` escapes them.
+
+Words are tokenized as SQLite's FTS5 does with ``porter unicode61 remove_diacritics 2``: letters and digits,
+lower case, without accents, with English endings removed by Porter's algorithm (1980, with its author's later
+rules). PostgreSQL needs this because its own dictionaries depend on the configuration of the server, drop
+words that a query may consist of, and treat a host name as a single word. A test compares every stem with
+FTS5.
+
+What text content has, and which terms a query has, is also decided here once for all engines. Common words
+are dropped from queries (they match everything) and the remaining terms are joined by OR: requiring all of
+them finds almost nothing in conversations.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +33,12 @@ if TYPE_CHECKING:
 
 
 def readable(text: str) -> str:
-    r"""The same text, with each byte that is no UTF-8 (a surrogate, as the system gives it) as ``\xff``."""
+    r"""Escape each byte that is not UTF-8 (a surrogate in ``text``) as ``\xff``."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def readable_json(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
-    """A value as JSON, whatever the names in it are."""
+    """Encode a value as JSON, escaping names that are not UTF-8."""
     try:
         return msgspec.json.encode(value, enc_hook=enc_hook)
     except UnicodeEncodeError:
@@ -41,18 +55,9 @@ def _readable(plain: Any) -> Any:
     return plain
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Words and their stems, cut the same way as SQLite's index cuts them.
-#
-# PostgreSQL's own dictionaries depend on how the server was set up, drop words that a question may consist
-# of, and see a host name as one word; so the words are cut here: letters and digits, lower case, without
-# accents, English endings removed by Porter's algorithm (1980, with the revised rules of its author, as in
-# FTS5's ``porter unicode61 remove_diacritics 2``). A test compares every stem with FTS5's.
-
-
 _WORD: Final = re.compile(r"[^\W_]+")
 _LONGEST: Final = 64
-"""Longer words have no endings to speak of."""
+"""Longer words are not stemmed."""
 
 _STEP_2: Final = (
     ("ational", "ate"), ("tional", "tion"), ("enci", "ence"), ("anci", "ance"), ("izer", "ize"),
@@ -71,12 +76,12 @@ _STEP_4: Final = (
 
 
 def words(text: str) -> Iterator[str]:
-    """The words of a text, folded but whole, in order."""
+    """Yield the words of a text in order, folded but not stemmed."""
     return (found.group() for found in _WORD.finditer(folded(text)))
 
 
 def folded(text: str) -> str:
-    """Lower case, without accents."""
+    """Lower the case and remove accents."""
     text = text.lower().replace("\u03c2", "\u03c3")  # one sigma for both
     if text.isascii():
         return text
@@ -86,9 +91,9 @@ def folded(text: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
-    """What an English word has in common with its other forms; most other words as they are."""
+    """Return the stem of an English word; most other words are returned unchanged."""
     if not word.isascii():
-        # FTS5 looks at bytes, and takes all that are not English letters for consonants.
+        # FTS5 works on bytes, and treats everything but English letters as consonants.
         return _stem(word.encode().decode("latin-1")).encode("latin-1").decode(errors="ignore")
     return _stem(word)
 
@@ -100,7 +105,7 @@ def _stem(word: str) -> str:
 
 
 def _step_1(word: str) -> str:
-    """Plurals, -ed, -ing, and y."""
+    """Remove plurals, -ed and -ing; turn y into i."""
     if word.endswith(("sses", "ies")) and len(word) > 3:  # noqa: PLR2004 - "ies" alone is a word
         word = word[:-2]
     elif word.endswith("s") and not word.endswith("ss"):
@@ -118,7 +123,7 @@ def _step_1(word: str) -> str:
 
 
 def _mended(word: str) -> str:
-    """The word that -ed or -ing was put to: hop(p), fil(e)."""
+    """Restore the word that -ed or -ing was added to: hop(p), fil(e)."""
     if word.endswith(("at", "bl", "iz")) and len(word) > 2:  # noqa: PLR2004
         return word + "e"
     if word[-2:-1] == word[-1] and word[-1] not in "aeioulsz":
@@ -155,7 +160,7 @@ def _step_4(word: str) -> str:
 
 
 def _step_5(word: str) -> str:
-    """A silent e, and ll."""
+    """Remove a silent e, and reduce ll."""
     if word.endswith("e"):
         rest = word[:-1]
         measure = _measure(rest)
@@ -167,7 +172,7 @@ def _step_5(word: str) -> str:
 
 
 def _shape(word: str) -> str:
-    """``c`` for each consonant and ``v`` for each vowel; y is a vowel behind a consonant."""
+    """Return ``c`` for each consonant and ``v`` for each vowel; y is a vowel after a consonant."""
     shape = ""
     for char in word:
         vowel = char in "aeiou" or (char == "y" and shape[-1:] == "c")
@@ -176,7 +181,7 @@ def _shape(word: str) -> str:
 
 
 def _measure(word: str) -> int:
-    """How often a consonant follows a vowel: what makes a beginning long enough to lose its ending."""
+    """Count vowel-consonant sequences: whether the stem is long enough to lose its ending."""
     return _shape(word).count("vc")
 
 
@@ -185,16 +190,8 @@ def _has_vowel(word: str) -> bool:
 
 
 def _ends_short(word: str) -> bool:
-    """Consonant, vowel, consonant, the last not w, x or y: as in *hop*."""
+    """Whether it ends in consonant, vowel, consonant, the last not w, x or y: as in *hop*."""
     return _shape(word)[-3:] == "cvc" and word[-1] not in "wxy"
-
-
-# -----------------------------------------------------------------------------------------------------------
-# From content to searchable text, and from a person's words to search terms.
-#
-# Both directions are decided here once, so that every engine indexes the same words and answers the same
-# question. Common words are left out of questions (they match everything), and the rest is joined by OR:
-# asking for all words at once finds almost nothing in conversation.
 
 
 STOP_WORDS: Final = frozenset(
@@ -212,10 +209,9 @@ _MAX_TERMS: Final = 64
 
 
 def text_of(content: Content) -> str:
-    """The words in content: text itself, or every string inside JSON; bytes and trees have none.
+    """Return the words in content: a text, or every string in JSON; nothing for bytes and trees.
 
-    Nor has JSON that does not parse: it is the reader's to complain, and one such content must not keep
-    an index from being built.
+    JSON that does not parse has none either: readers report it, and it must not prevent indexing.
     """
     if content.kind == "text":
         return content.data.decode("utf-8", errors="replace")
@@ -228,7 +224,7 @@ def text_of(content: Content) -> str:
 
 
 def query_terms(text: str) -> list[str]:
-    """The words of a question that are worth looking for, lower case, each once, in order."""
+    """Return the significant words of a query: lower case, without duplicates, in order."""
     words = list(dict.fromkeys(match.group().lower() for match in _TERMS_WORD.finditer(text)))
     telling = [word for word in words if word not in STOP_WORDS]
     return (telling or words)[:_MAX_TERMS]

@@ -1,17 +1,17 @@
-"""A folder of files as content: names, modes and the objects that hold the bytes.
+"""Folders of files as content: names, modes and the objects that hold the bytes.
 
-Each folder is one object of kind ``tree``. A file lists the objects of its bytes in order (none if it is
-empty, one if it is small, its chunks if it is large; see `core.chunking`), a folder names the tree below
-it, a link says its target. The name of the root therefore stands for the whole: equal folders have equal
-names on any machine, and two trees that share a folder share the object.
+Each folder is one object of kind ``tree``. A file entry lists the objects of its bytes in order (none if it
+is empty, one if it is small, its chunks if it is large; see `core.chunking`), a folder entry names another
+tree, and a link entry has a target. The name of the root therefore identifies the whole folder: equal folders
+have equal names on any machine, and trees that share a subfolder share its object.
 
-The stored form is MessagePack, ``[1, [entry, ...]]`` where 1 is the version of the format and an entry is
-``[0, name, mode, size, objects]`` for a file, ``[1, name, mode, tree]`` for a folder and
-``[2, name, target]`` for a link. Names and targets are the bytes that the file system has (names need not
-be UTF-8; Python's surrogateescape carries the rest), ``objects`` is the 32-byte SHA-256 names joined.
-Entries are in the order of their name's bytes, modes have nothing outside 0o777, integers are as short as
-they can be. **Invariant:** there is one stored form for a tree, and `decode_tree` accepts that one only;
-what it returns is safe to walk, because no name in it can leave its folder.
+The stored form is MessagePack, ``[1, [entry, ...]]``, where 1 is the format version and an entry is ``[0,
+name, mode, size, objects]`` for a file, ``[1, name, mode, tree]`` for a folder and ``[2, name, target]`` for
+a link. Names and targets are the bytes of the file system (names need not be UTF-8; Python represents the
+other bytes by surrogateescape); ``objects`` is the concatenation of 32-byte SHA-256 names. Entries are sorted
+by the bytes of their names, modes have no bits outside 0o777, and integers have their shortest encoding.
+**Invariant:** a tree has exactly one stored form, and `decode_tree` accepts no other. Its result is safe to
+walk, because no name in it can leave its folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FORBIDDEN_NAMES: Final = frozenset({b"", b".", b".."})
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A file: ``content`` names the objects whose bytes, joined, are its ``size`` bytes."""
+    """A file: ``content`` names the objects that make up its ``size`` bytes."""
 
     name: str
     mode: int
@@ -51,7 +51,7 @@ class FolderEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class LinkEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A symbolic link, as it is written; nobody has looked whether the target exists or is inside."""
+    """A symbolic link as written: its target may not exist, or may be outside of the tree."""
 
     name: str
     target: str
@@ -67,7 +67,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One name that differs between two folders; ``None`` on the side that does not have it."""
+    """A name that differs between two folders; ``None`` on the side where it does not exist."""
 
     name: str
     before: TreeEntry | None
@@ -75,7 +75,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_tree(tree: Tree) -> Content:
-    """The content of a folder, the same for any order of its entries; mode bits outside 0o777 go."""
+    """Encode a folder. The order of entries does not matter; mode bits outside 0o777 are dropped."""
     stored = sorted((_to_stored(entry) for entry in tree.entries), key=_name_of)
     if problem := _first_problem(stored):
         raise InvalidInput(f"this folder cannot be stored: {problem}")
@@ -83,12 +83,12 @@ def encode_tree(tree: Tree) -> Content:
 
 
 def decode_tree(content: Content) -> Tree:
-    """The folder that was encoded; `Corrupt`, naming the entry, for all that `encode_tree` never writes."""
+    """Return the encoded folder; raise `Corrupt` for anything that `encode_tree` would not write."""
     return Tree(entries=tuple([_from_stored(entry) for entry in _read(content)]))
 
 
 def links_of(content: Content) -> tuple[str, ...]:
-    """The objects that this content points at, each once; none unless it is a tree."""
+    """Return the objects that content links to, without duplicates; none unless it is a tree."""
     if content.kind != "tree":
         return ()
     names: list[str] = []
@@ -101,7 +101,7 @@ def links_of(content: Content) -> tuple[str, ...]:
 
 
 def diff(before: Tree, after: Tree) -> tuple[Change, ...]:
-    """What differs between two folders at this one level, in the order of names."""
+    """Return the differences between two folders at this level, sorted by name."""
     old = {entry.name: entry for entry in before.entries}
     new = {entry.name: entry for entry in after.entries}
     return tuple(
@@ -148,9 +148,9 @@ def _read(content: Content) -> list[_Stored]:
         raise Corrupt(f"tree {content.name} does not parse ({error}); run verify") from error
     problem = _first_problem(entries)
     if problem is None and _encoder.encode((FORMAT_VERSION, entries)) != content.data:
-        problem = "it is not in the one form that treering writes"
+        problem = "it is not in canonical form"
     if problem is not None:
-        raise Corrupt(f"tree {content.name} is not acceptable: {problem}; run verify")
+        raise Corrupt(f"tree {content.name} is invalid: {problem}; run verify")
     return entries
 
 
@@ -158,7 +158,7 @@ def _first_problem(entries: Iterable[_Stored]) -> str | None:
     previous = b""
     for entry in entries:
         name = entry.name
-        is_plain = (  # a small file without a problem, as nearly all are: one look instead of six
+        is_plain = (  # a small, valid file, the common case: one test instead of six
             name > previous
             and isinstance(entry, _StoredFile)
             and len(entry.objects) == _HASH_BYTES
@@ -172,7 +172,7 @@ def _first_problem(entries: Iterable[_Stored]) -> str | None:
         if not is_plain:
             problem = _problem(entry)
             if problem is None and name <= previous:
-                problem = "is there twice" if name == previous else f"comes after {_shown(previous)}"
+                problem = "occurs twice" if name == previous else f"comes after {_shown(previous)}"
             if problem is not None:
                 return f"entry {_shown(name)} {problem}"
         previous = name
@@ -185,7 +185,7 @@ def _problem(entry: _Stored) -> str | None:
         return "has a name that no file can have"
     if len(name) > MAX_NAME_BYTES:
         return f"has a name of {len(name)} bytes, the limit is {MAX_NAME_BYTES}"
-    if isinstance(entry, _StoredFile):  # first, here and below: most entries are files
+    if isinstance(entry, _StoredFile):  # most entries are files, so test them first
         return _mode_problem(entry.mode) or _content_problem(entry)
     if isinstance(entry, _StoredFolder):
         return _mode_problem(entry.mode) or (
@@ -201,7 +201,7 @@ def _mode_problem(mode: int) -> str | None:
 def _content_problem(entry: _StoredFile) -> str | None:
     count, rest = divmod(len(entry.objects), _HASH_BYTES)
     if rest:
-        return "has content that is not a sequence of SHA-256"
+        return "has content that is not a sequence of SHA-256 names"
     if not 0 <= entry.size <= _MAX_SIZE or (entry.size == 0) != (count == 0):
         return f"has a size of {entry.size} bytes in {count} objects"
     return None
@@ -221,7 +221,7 @@ def _from_stored(entry: _Stored) -> TreeEntry:
     name = entry.name.decode("utf-8", "surrogateescape")
     if isinstance(entry, _StoredFile):
         objects = entry.objects
-        content = (objects.hex(),) if len(objects) == _HASH_BYTES else _split(objects)  # nearly all have one
+        content = (objects.hex(),) if len(objects) == _HASH_BYTES else _split(objects)  # usually just one
         return FileEntry(name=name, mode=entry.mode, size=entry.size, content=content)
     if isinstance(entry, _StoredFolder):
         return FolderEntry(name=name, mode=entry.mode, tree=entry.tree.hex())
@@ -237,7 +237,7 @@ def _to_bytes(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise InvalidInput(
-            f"name {text!a} has a surrogate that stands for no byte; rename the file"
+            f"name {text!a} contains a surrogate that stands for no byte; rename the file"
         ) from error
 
 

@@ -31,7 +31,7 @@ from treering.core import failpoints
 from treering.core.clock import SECOND_US, SystemClock
 from treering.core.content import object_address
 from treering.core.ids import file_name, new_id
-from treering.core.storage import BlobInfo, Blobs, Stamp
+from treering.core.storage import BlobInfo, Blobs, ETag
 from treering.core.tree import links_of
 from treering.errors import Conflict, Corrupt, InvalidInput, MissingObjects, NewerStore, NotFound
 from treering.sandbox.archive import Archive, Archived
@@ -103,11 +103,11 @@ class BucketLog:
             return
         if not self._blobs.conditional:
             self._blobs.put_if(FORMAT, b"", expect=None)  # raises, and says what is wrong with the server
-        version, stamp = self._format()
+        version, etag = self._format()
         if version < VERSION:
             written = msgspec.json.encode(_Format(treering="bucket", version=VERSION))
             try:
-                self._blobs.put_if(FORMAT, written, expect=stamp)
+                self._blobs.put_if(FORMAT, written, expect=etag)
             except Conflict:  # another writer came first
                 self._format()
         self._ready = True
@@ -152,7 +152,7 @@ class BucketLog:
         if held is None or (found := self._decoded(number, held.data)) is None or found.id != info.id:
             return
         try:
-            self._blobs.put_if(_entry(number), b"", expect=held.stamp)
+            self._blobs.put_if(_entry(number), b"", expect=held.etag)
         except Conflict:  # someone else forgot it
             return
         self._blobs.delete([_mark(info.tag, number)])
@@ -210,8 +210,8 @@ class BucketLog:
                 f"{self._blobs.url}/{_entry(number)} is no checkpoint ({error}); restore it from a copy"
             ) from error
 
-    def _format(self) -> tuple[int, Stamp | None]:
-        """The version of the layout and the stamp of its file; 0 when there is none."""
+    def _format(self) -> tuple[int, ETag | None]:
+        """The version of the layout and the ETag of its file; 0 when there is none."""
         held = self._blobs.read(FORMAT)
         if held is None:
             return 0, None
@@ -223,7 +223,7 @@ class BucketLog:
             ) from error
         if found.version > VERSION:
             raise NewerStore(f"{self._blobs.url} has format {found.version}; upgrade treering to use it")
-        return found.version, held.stamp
+        return found.version, held.etag
 
 
 def _mark(tag: str, number: int) -> str:
@@ -405,7 +405,7 @@ def _following(blobs: Blobs, verdict: Verdict) -> Generator[None]:
     try:
         yield
     except (Corrupt, NotFound) as error:
-        if read_verdict(blobs).stamp != verdict.stamp:
+        if read_verdict(blobs).etag != verdict.etag:
             raise busy(blobs) from error
         raise Corrupt(
             f"{blobs.url}: a checkpoint cannot be followed ({error}), so nothing was deleted; check() tells "

@@ -34,7 +34,7 @@ from treering.core.packs import (
     read_frame,
     read_index,
 )
-from treering.core.storage import BlobInfo, Blobs, Stamp
+from treering.core.storage import BlobInfo, Blobs, ETag
 from treering.errors import Conflict, Corrupt, InvalidInput, NewerStore, NotFound
 from treering.workspaces.scan import Known, KnownFolder
 
@@ -403,7 +403,7 @@ def _key(pack: str, run: list[FrameRead]) -> _Key:
 # nothing that lies in a condemned pack, and reads it again after its checkpoint can be seen: if the file is
 # another one by then, the checkpoint is withdrawn and made anew. **Invariant:** a pack that is written down
 # here is never taken back: it leaves the file when it is deleted and no index names it. Every version of
-# the file has bytes of its own, so an equal stamp means that nothing happened in between.
+# the file has bytes of its own, so an equal ETags means that nothing happened in between.
 
 
 FILE: Final = "condemned.json"
@@ -420,7 +420,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The file as it was read: packs, and since when (``None``: since the file was written)."""
 
     packs: Mapping[str, int | None] = {}
-    stamp: Stamp | None = None
+    etag: ETag | None = None
 
 
 def read_verdict(blobs: Blobs) -> Verdict:
@@ -434,7 +434,7 @@ def read_verdict(blobs: Blobs) -> Verdict:
         raise Corrupt(f"{blobs.url}/{FILE} is damaged ({error}); restore it from a copy") from error
     if stored.version > _CONDEMNED_VERSION:
         raise NewerStore(f"{blobs.url}/{FILE} has version {stored.version}; upgrade treering to use it")
-    return Verdict(packs=stored.packs, stamp=held.stamp)
+    return Verdict(packs=stored.packs, etag=held.etag)
 
 
 def dated(blobs: Blobs, verdict: Verdict) -> dict[str, int]:
@@ -448,7 +448,7 @@ def write_verdict(blobs: Blobs, before: Verdict, packs: Mapping[str, int | None]
     """Let the file say this from now on, if it is still as it was read; `Conflict` otherwise."""
     data = msgspec.json.encode(_Stored(version=_CONDEMNED_VERSION, run=new_id(), packs=dict(packs)))
     try:
-        blobs.put_if(FILE, data, expect=before.stamp)
+        blobs.put_if(FILE, data, expect=before.etag)
     except Conflict:
         raise busy(blobs) from None
 
@@ -494,14 +494,14 @@ class BucketObjects:
     def is_settled(self) -> bool:
         """Whether nothing was condemned since `begin`. If not, what was staged has to be staged again."""
         now = read_verdict(self._blobs)
-        if now.stamp == self._verdict.stamp:
+        if now.etag == self._verdict.etag:
             return True
         self.give_up()
         self._heed(now)
         return False
 
     def _heed(self, verdict: Verdict) -> None:
-        if verdict.stamp != self._verdict.stamp:
+        if verdict.etag != self._verdict.etag:
             self._index.refresh(condemned=verdict.packs)
             self._verdict = verdict
 
@@ -549,7 +549,7 @@ class BucketObjects:
 
     def has_all_of(self, known: Known) -> bool:
         """Whether all that is known of a folder is stored; before the first prune, its roots say so."""
-        return self._verdict.stamp is None or all(map(self._index.holds, _names_in(known.folder)))
+        return self._verdict.etag is None or all(map(self._index.holds, _names_in(known.folder)))
 
     def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:  # noqa: ARG002 - the contract
         """Verified content, in the order asked for."""

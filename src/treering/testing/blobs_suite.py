@@ -25,7 +25,7 @@ from typing import ClassVar, TypeVar
 
 import pytest
 
-from treering.core.storage import BlobInfo, Blobs, Stamp
+from treering.core.storage import BlobInfo, Blobs, ETag
 from treering.errors import Conflict, InvalidInput, NotFound, Unsupported
 
 MIB = 1 << 20
@@ -289,7 +289,7 @@ class BlobsSuite:
         for attempt in (
             lambda: blobs.put("one", b"second", if_absent=True),
             lambda: blobs.put_if("one", b"second", expect=None),
-            lambda: blobs.put_if("one", b"second", expect=Stamp('"0123456789abcdef0123456789abcdef"')),
+            lambda: blobs.put_if("one", b"second", expect=ETag('"0123456789abcdef0123456789abcdef"')),
         ):
             with pytest.raises(refusal):
                 attempt()
@@ -321,25 +321,23 @@ class BlobsSuite:
             conditional.put_if("refs/main", b"3", expect=first)
         held = conditional.read("refs/main")
         assert held is not None
-        assert (held.data, held.stamp) == (b"2", second)
+        assert (held.data, held.etag) == (b"2", second)
         conditional.put("refs/main", b"from outside")
         with pytest.raises(Conflict):
             conditional.put_if("refs/main", b"3", expect=second)
 
     def test_a_stamp_of_what_was_deleted_is_stale(self, conditional: Blobs) -> None:
-        stamp = conditional.put_if("refs/main", b"1", expect=None)
+        etag = conditional.put_if("refs/main", b"1", expect=None)
         conditional.delete(["refs/main"])
         with pytest.raises(Conflict):
-            conditional.put_if("refs/main", b"2", expect=stamp)
+            conditional.put_if("refs/main", b"2", expect=etag)
         assert conditional.read("refs/main") is None
 
     def test_of_many_who_swap_one_wins(self, conditional: Blobs) -> None:
-        stamp = conditional.put_if("refs/main", b"start", expect=None)
+        etag = conditional.put_if("refs/main", b"start", expect=None)
 
         def swap(racer: int) -> bool:
-            return _succeeds(
-                lambda: conditional.put_if("refs/main", f"{turn} {racer}".encode(), expect=stamp)
-            )
+            return _succeeds(lambda: conditional.put_if("refs/main", f"{turn} {racer}".encode(), expect=etag))
 
         for turn in range(self.rounds):
             won = _race(swap)
@@ -347,7 +345,7 @@ class BlobsSuite:
             held = conditional.read("refs/main")
             assert held is not None
             assert held.data == f"{turn} {won.index(True)}".encode()
-            stamp = held.stamp
+            etag = held.etag
 
     def test_no_update_is_lost(self, conditional: Blobs) -> None:
         conditional.put("refs/count", b"0")
@@ -355,7 +353,7 @@ class BlobsSuite:
         def add_one() -> None:
             held = conditional.read("refs/count")
             assert held is not None
-            conditional.put_if("refs/count", str(int(held.data) + 1).encode(), expect=held.stamp)
+            conditional.put_if("refs/count", str(int(held.data) + 1).encode(), expect=held.etag)
 
         def add_ten(_racer: int) -> None:
             for _ in range(10):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from treering.core.batch import content_links, event_links, reach
+from treering.core.batch import content_links, event_links, mark_reachable
 from treering.core.clock import SECOND_US, day_of
 from treering.core.content import list_address, object_address, slot_address
 from treering.core.query import forks_depend_on_it, ref_exists_again
@@ -50,7 +50,7 @@ def holders(space: Space, roots: Iterable[Root]) -> dict[Address, str]:
     """Every address that the roots lead to, and the first root that leads there."""
     held: dict[Address, str] = {}
     for label, addresses in roots:
-        reach(addresses, is_new=_remember(held, label), links=space.links)
+        mark_reachable(addresses, is_new=_remember(held, label), links=space.links)
     return held
 
 
