@@ -24,7 +24,7 @@ from treering.errors import InvalidInput, MissingExtra, NewerStore
 
 Dialect = Literal["sqlite", "postgresql"]
 
-SCHEMA_VERSION: Final = "0004"
+SCHEMA_VERSION: Final = "0001"
 """The newest migration; what the tables in `engines.tables` are."""
 
 FORMAT: Final = "1"

@@ -1,4 +1,4 @@
--- A fresh treering store on SQLite, schema 0004. Generated from src/treering/engines/sql/tables.py;
+-- A fresh treering store on SQLite, schema 0001. Generated from src/treering/engines/sql/tables.py;
 -- do not edit: change the tables, write a migration, and run: python scripts/generate.py
 
 CREATE TABLE meta (
@@ -219,7 +219,7 @@ CREATE TABLE alembic_version (
   version_num VARCHAR(32) NOT NULL,
   CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO alembic_version (version_num) VALUES ('0004');
+INSERT INTO alembic_version (version_num) VALUES ('0001');
 
 INSERT INTO meta (key, value) VALUES ('format', '1');
 

@@ -1,4 +1,4 @@
-"""Stores that earlier versions wrote, kept as dumps: each of them must open, with all that is in it."""
+"""A dump of a store of every schema version: each must open, upgrade and return all of its data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import treering
 from tests.engines.sql.migrations import rows
 from tests.engines.sql.migrations.databases import Database
 from treering.core.content import object_address
-from treering.core.query import EventQuery
+from treering.core.query import EventQuery, SumQuery
+from treering.core.records import Problem
 from treering.engines.sql import schema
 from treering.engines.sql.migrations.upgrade import VERSION_FOLDERS
 
@@ -54,3 +55,21 @@ def test_a_golden_store_can_be_read(golden: Database):
         ]
         assert engine.get("default", [object_address(rows.LARGE.name)]) == [rows.LARGE]
         assert engine.refs("default", ["thread/support/alice", "gone"]).keys() == {"thread/support/alice"}
+
+
+def test_the_runs_of_a_golden_store_are_found_by_name(golden: Database):
+    with treering.open(golden.place) as store:
+        engine = store.engine
+        found = engine.scan("default", EventQuery(run="r1")).records
+        assert [record.event.id for record in found] == ["e1", "e2"]
+        assert {record.event.run for record in found} == {"r1"}
+        (total,) = engine.sums("default", SumQuery(grain="run", by=("key",)))
+        assert (total.group, total.cost_nanos) == (("r1",), 1_500_000)
+        assert engine.sums("default", SumQuery(grain="run", key="r1"))[0].events == 1
+
+
+def test_a_golden_store_can_be_reindexed(golden: Database):
+    with treering.open(golden.place) as store:
+        store.engine.reindex("default")
+        problems = [each for each in store.engine.check("default") if isinstance(each, Problem)]
+    assert not [problem for problem in problems if problem.kind == "derived"]

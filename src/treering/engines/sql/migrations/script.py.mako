@@ -19,4 +19,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    raise NotImplementedError("a store only goes forward; to go back, restore a backup")
+    raise NotImplementedError("downgrades are not supported; to go back, restore a backup")

@@ -42,7 +42,7 @@ CREATE TABLE event (
   kind TEXT NOT NULL,
   ts_us INTEGER NOT NULL,
   scope INTEGER NOT NULL,
-  run TEXT,
+  run INTEGER,
   span TEXT,
   parent TEXT,
   thread TEXT,
@@ -66,9 +66,16 @@ CREATE TABLE event (
   PRIMARY KEY (space, seq, day),
   CONSTRAINT event_space_day_id_key UNIQUE (space, day, id)
 ) WITHOUT ROWID;
-INSERT INTO "event" VALUES(1,1,20000,'e1',1,'message',1728000000000001,1,'r1',NULL,NULL,'support/alice',NULL,NULL,NULL,'user',NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,X'7B7D','0.0',NULL);
-INSERT INTO "event" VALUES(1,2,20000,'e2',1,'message',1728000000000002,7,'r1','s1',NULL,'support/alice','planner',NULL,'m-1','assistant','ok',412,0,0,0,96,12,1500000,'EUR',8230000,NULL,NULL,'s:batch-1:0.0');
+INSERT INTO "event" VALUES(1,1,20000,'e1',1,'message',1728000000000001,1,-8944841499210040016,NULL,NULL,'support/alice',NULL,NULL,NULL,'user',NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,X'7B7D','0.0',NULL);
+INSERT INTO "event" VALUES(1,2,20000,'e2',1,'message',1728000000000002,7,-8944841499210040016,'s1',NULL,'support/alice','planner',NULL,'m-1','assistant','ok',412,0,0,0,96,12,1500000,'EUR',8230000,NULL,NULL,'s:batch-1:0.0');
 INSERT INTO "event" VALUES(1,3,20000,'e3',2,'note',1728000000000003,7,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,'o:a312b27988e18b62e2d69a8b45f98dae47bc2a654ae3bc733c16fed8c41e3a21');
+CREATE TABLE fresh (
+  slot INTEGER NOT NULL,
+  no INTEGER NOT NULL,
+  space INTEGER NOT NULL,
+  rows BLOB NOT NULL,
+  PRIMARY KEY (slot)
+);
 CREATE TABLE item (
   "key" INTEGER NOT NULL,
   kind SMALLINT,
@@ -172,7 +179,14 @@ CREATE TABLE rollup (
   unpriced_tokens INTEGER NOT NULL,
   PRIMARY KEY (space, grain, "key", day, agent, model, kind, currency)
 ) WITHOUT ROWID;
-INSERT INTO "rollup" VALUES(1,'run','r1',20000,'planner','m-1','message','EUR',1,0,412,0,0,0,96,12,1500000,8230000,0,0);
+INSERT INTO "rollup" VALUES(1,'run','g92KDFtpvTA',20000,'planner','m-1','message','EUR',1,0,412,0,0,0,96,12,1500000,8230000,0,0);
+CREATE TABLE run (
+  space INTEGER NOT NULL,
+  no INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  PRIMARY KEY (space, no)
+) WITHOUT ROWID;
+INSERT INTO "run" VALUES(1,-8944841499210040016,'r1');
 CREATE TABLE scope (
   no INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
   space INTEGER NOT NULL,
@@ -191,6 +205,13 @@ CREATE TABLE space (
   CONSTRAINT space_name_key UNIQUE (name)
 );
 INSERT INTO "space" VALUES(1,'default',3,1728000000000009,1728000000000000,0);
+ANALYZE "sqlite_master";
+INSERT INTO "sqlite_stat1" VALUES('meta','sqlite_autoindex_meta_1','1 1');
+INSERT INTO "sqlite_stat1" VALUES('event','event','1000000 200000 1');
+INSERT INTO "sqlite_stat1" VALUES('event','sqlite_autoindex_event_2','1000000 200000 5000 1');
+INSERT INTO "sqlite_stat1" VALUES('event','event_run','1000000 200000 100 2 1');
+INSERT INTO "sqlite_stat1" VALUES('event','event_scope','1000000 200 100 1');
+INSERT INTO "sqlite_stat1" VALUES('event','event_thread','1000000 200000 200 100 1');
 CREATE TABLE text (
   no INTEGER NOT NULL,
   collection INTEGER NOT NULL,
@@ -202,10 +223,11 @@ CREATE TABLE text (
   CONSTRAINT text_collection_name_key UNIQUE (collection, name)
 );
 INSERT INTO "text" VALUES(1,1,'e1','alice',1,'s:batch-1:0.0');
+CREATE INDEX run_name ON run (space, name);
 CREATE INDEX body_scope ON body (scope);
 CREATE INDEX event_run ON event (space, run, ts_us, seq) WHERE run IS NOT NULL;
 CREATE INDEX event_scope ON event (scope, kind, seq);
-CREATE INDEX event_thread ON event (space, thread, kind, seq) WHERE thread IS NOT NULL;
+CREATE INDEX event_thread ON event (space, thread, kind, seq) WHERE thread > '';
 CREATE INDEX object_pack ON object (pack) WHERE pack IS NOT NULL;
 CREATE INDEX list_parent ON list (parent) WHERE parent IS NOT NULL;
 CREATE INDEX list_scope ON list (scope);

@@ -1,4 +1,4 @@
-"""The first tables of a store.
+"""The initial tables of a store.
 
 Revision 0001.
 """
@@ -47,6 +47,15 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
     )
     op.create_table(
+        "run",
+        sa.Column("space", NUMBER, autoincrement=False, nullable=False),
+        sa.Column("no", NUMBER, autoincrement=False, nullable=False),
+        sa.Column("name", NAME, nullable=False),
+        sa.PrimaryKeyConstraint("space", "no"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("run_name", "run", ["space", "name"])
+    op.create_table(
         "commits",
         sa.Column("no", NUMBER, sa.Identity(), nullable=False),
         sa.Column("space", NUMBER, nullable=False),
@@ -77,7 +86,7 @@ def upgrade() -> None:
         sa.Column("kind", NAME, nullable=False),
         sa.Column("ts_us", NUMBER, nullable=False),
         sa.Column("scope", NUMBER, nullable=False),
-        sa.Column("run", NAME, nullable=True),
+        sa.Column("run", NUMBER, nullable=True),
         sa.Column("span", NAME, nullable=True),
         sa.Column("parent", NAME, nullable=True),
         sa.Column("thread", NAME, nullable=True),
@@ -114,8 +123,8 @@ def upgrade() -> None:
         "event_thread",
         "event",
         ["space", "thread", "kind", "seq"],
-        sqlite_where=sa.text("thread IS NOT NULL"),
-        postgresql_where=sa.text("thread IS NOT NULL"),
+        sqlite_where=sa.text("thread > ''"),
+        postgresql_where=sa.text("thread > ''"),
     )
     op.create_table(
         "object",
@@ -273,6 +282,14 @@ def upgrade() -> None:
         op.create_index("fts_terms", "fts", ["terms"], postgresql_using="gin")
     op.execute("INSERT INTO meta (key, value) VALUES ('format', '1')")
     if op.get_context().dialect.name == "sqlite":
+        op.create_table(
+            "fresh",
+            sa.Column("slot", sa.Integer(), autoincrement=False, nullable=False),
+            sa.Column("no", sa.Integer(), nullable=False),
+            sa.Column("space", sa.Integer(), nullable=False),
+            sa.Column("rows", sa.LargeBinary(), nullable=False),
+            sa.PrimaryKeyConstraint("slot"),
+        )
         op.execute("ANALYZE meta")
         for table, index, statistics in (
             ("event", "event", "1000000 200000 1"),
@@ -287,4 +304,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    raise NotImplementedError("a store only goes forward; to go back, restore a backup")
+    raise NotImplementedError("downgrades are not supported; to go back, restore a backup")
