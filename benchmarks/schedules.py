@@ -1,4 +1,4 @@
-"""Eight worker processes, a thousand fires due every second, seven of the workers killed in the middle."""
+"""Eight worker processes and a thousand tasks due every second; seven workers are killed half-way."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ POLICY = Policy(catch_up="all", catch_up_max=200, overlap="allow")
 
 
 def run(scratch: Path) -> Section:
-    """One night of a fleet."""
+    """Run the workers, kill most of them, and account for every occurrence."""
     folder = scratch / "store"
     with treering.open(folder) as store:
-        killed_us = _night(store, folder)
+        killed_us = _run_and_kill(store, folder)
         claims, again = _claims(store, killed_us)
-        ran, missing, late = _accounts(store)
+        ran, missing, late = _account(store)
     doubles = sum(count - 1 for count in claims.values())
     waited = max(again, default=0.0)
     return Section(
-        title="Schedules under fire",
+        title="Schedules when workers are killed",
         about=(
             f"{WORKERS} workers on one SQLite store at `full`, {TASKS} tasks of one second for {ROUNDS} s; "
-            f"{WORKERS - 1} workers are killed with SIGKILL half-way. The right column is the contract."
+            f"{WORKERS - 1} workers are killed with SIGKILL half-way. The right column is the guarantee."
         ),
         measurements=[
             _exact("occurrences claimed twice at once", doubles, 0),
             _exact("occurrences lost", missing, 0),
             Measurement(
-                claim=f"fires of dead workers taken over ({len(again)} of them), worst wait",
+                claim=f"occurrences of dead workers taken over ({len(again)} of them), worst wait",
                 ours=f"{waited:.2f} s",
                 peer=f"{LEASE_SECONDS + 1:.0f} s",
                 ratio=waited / (LEASE_SECONDS + 1),
@@ -53,22 +53,22 @@ def run(scratch: Path) -> Section:
                 met=at_most(waited / (LEASE_SECONDS + 1), 1)[1],
             ),
             Measurement(
-                claim="fires run before the tasks were paused, of those due",
+                claim="occurrences run before the tasks were paused, of those due",
                 ours=str(ran),
                 peer=str(TASKS * ROUNDS),
                 ratio=ran / (TASKS * ROUNDS),
                 target=at_least(ran / (TASKS * ROUNDS), 0.9)[0],
                 met=at_least(ran / (TASKS * ROUNDS), 0.9)[1],
                 note=(
-                    f"the median fire was {late[len(late) // 2]:.1f} s late; from half-way on one worker is "
-                    "alone, and what it did not reach before the pause is recorded as skipped"
+                    f"the median delay was {late[len(late) // 2]:.1f} s; in the second half a single "
+                    "worker is left, and what it did not reach before the pause is recorded as skipped"
                 ),
             ),
         ],
     )
 
 
-def _night(store: treering.Store, folder: Path) -> int:
+def _run_and_kill(store: treering.Store, folder: Path) -> int:
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(WORKERS + 1)
     workers = [context.Process(target=_work, args=(folder, ready)) for _ in range(WORKERS)]
@@ -83,7 +83,9 @@ def _night(store: treering.Store, folder: Path) -> int:
     time.sleep(max(0.0, tasks[-1].created_at_us / 1e6 + ROUNDS + 0.5 - time.time()))
     deadline = time.monotonic() + 120
     paused = [store.schedules.pause(task.id) for task in tasks]
-    while any(store.schedules.get(task.id).fires for task in paused) and time.monotonic() < deadline:
+    while (
+        any(store.schedules.get(task.id).open_occurrences for task in paused) and time.monotonic() < deadline
+    ):
         time.sleep(0.5)
     os.kill(workers[0].pid or 0, signal.SIGTERM)
     for worker in workers:
@@ -102,12 +104,14 @@ def _work(folder: Path, ready: object) -> None:
 
 
 def _claims(store: treering.Store, killed_us: int) -> tuple[Counter[tuple[str, int, int]], list[float]]:
-    """How often each try of an occurrence was claimed, and how long after the kill the second tries came."""
+    """Count the claims of each attempt, and how long after the kill second attempts were claimed."""
     claims: Counter[tuple[str, int, int]] = Counter()
     again: list[float] = []
     after = None
     while True:
-        page = store.engine.scan(store.space, EventQuery(kinds=("fire.claimed",)), after=after, limit=5000)
+        page = store.engine.scan(
+            store.space, EventQuery(kinds=("occurrence.claimed",)), after=after, limit=5000
+        )
         for record in page.records:
             facts = decode_json(record.event.data or b"{}")
             claims[record.event.name or "", facts["at_us"], facts["attempt"]] += 1
@@ -118,12 +122,12 @@ def _claims(store: treering.Store, killed_us: int) -> tuple[Counter[tuple[str, i
         after = page.cursor
 
 
-def _accounts(store: treering.Store) -> tuple[int, int, list[float]]:
-    """Fires that ran, occurrences that nobody can account for, and how late fires were, sorted."""
+def _account(store: treering.Store) -> tuple[int, int, list[float]]:
+    """Return how many occurrences ran, how many are unaccounted for, and their sorted delays."""
     known: dict[str, list[int]] = {}
     ran, late = 0, []
     tasks = {task.id: task for task in store.schedules.list_tasks(all=True)}
-    for report in store.schedules.fires():
+    for report in store.schedules.occurrences():
         rest = tasks[report.task_id].timing.after(report.scheduled_at_us - 1)
         known.setdefault(report.task_id, []).extend(takewhile(report.last_scheduled_at_us.__ge__, rest))
         if report.outcome == "ok":
@@ -132,7 +136,7 @@ def _accounts(store: treering.Store) -> tuple[int, int, list[float]]:
     missing = 0
     for task in tasks.values():
         occurred = list(takewhile((task.next_run_us or 0).__gt__, task.timing.after(task.created_at_us)))
-        missing += len(set(occurred) ^ set(known.get(task.id, []))) + len(task.fires)
+        missing += len(set(occurred) ^ set(known.get(task.id, []))) + len(task.open_occurrences)
     return ran, missing, sorted(late)
 
 

@@ -266,7 +266,7 @@ def _fire(store: Store, task_id: str) -> None:
     from threading import Event
 
     done = Event()
-    with store.schedules.worker(lambda fire: f"{fire.prompt}: 3 new", deliver=lambda *_: done.set()):
+    with store.schedules.worker(lambda due: f"{due.prompt}: 3 new", deliver=lambda *_: done.set()):
         store.schedules.run_now(task_id)
         if not done.wait(30):
             raise TreeringError("the worker did not come to it within 30 seconds")

@@ -1,7 +1,7 @@
-"""An agent that comes back on its own. Run it with a folder, in as many terminals as you like.
+"""A scheduled agent. Run it with a folder, in as many terminals as you like.
 
-The first one schedules a task every second; all of them share the work. Stop any of them any way you like,
-also with kill -9: no occurrence is lost, and none is done by two at the same time.
+The first process schedules a task every second, and all of them share the work. Stop any of them in any way,
+even with kill -9: no occurrence is lost, and no two processes run the same one at the same time.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import sys
 import time
 
 import treering
-from treering.schedules.fires import Fire
+from treering.schedules.tasks import Occurrence
 
 
-def answer(fire: Fire) -> str:
-    """Stands in for an agent."""
-    return f"{fire.prompt} ({fire.scheduled_at:%H:%M:%S}, attempt {fire.attempt})"
+def answer(occurrence: Occurrence) -> str:
+    """Stand in for an agent."""
+    return f"{occurrence.prompt} ({occurrence.scheduled_at:%H:%M:%S}, attempt {occurrence.attempt})"
 
 
 def main(folder: str = "./schedule-data", seconds: str = "5") -> None:
@@ -24,13 +24,13 @@ def main(folder: str = "./schedule-data", seconds: str = "5") -> None:
         if not store.schedules.list_tasks():
             store.schedules.interval(1, prompt="Anything new?", channel="terminal", chat_id="me")
 
-        def send(_: Fire, result: str) -> None:
+        def send(_: Occurrence, result: str) -> None:
             print(f"process {os.getpid()}: {result}", flush=True)
 
         with store.schedules.worker(answer, deliver=send, lease_seconds=3):
             time.sleep(float(seconds))
-        told = [report.outcome for report in store.schedules.fires()]
-        print(f"ran {told.count('ok')}, skipped {told.count('skipped')}")
+        outcomes = [report.outcome for report in store.schedules.occurrences()]
+        print(f"ran {outcomes.count('ok')}, skipped {outcomes.count('skipped')}")
 
 
 if __name__ == "__main__":

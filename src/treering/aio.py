@@ -55,9 +55,8 @@ from treering.runs.replay import ReplayStep
 from treering.runs.run import Run, RunInfo
 from treering.runs.search import Found
 from treering.runs.timeline import Timeline, TimelineEvent, TimelinePage
-from treering.schedules.fires import FireReport
 from treering.schedules.schedules import Schedules
-from treering.schedules.tasks import CatchUp, Overlap, Policy, Task
+from treering.schedules.tasks import CatchUp, OccurrenceReport, Overlap, Policy, Task
 from treering.schedules.worker import Handler, Worker
 from treering.state.json_store import JsonStore
 from treering.state.state import Change, State, StateEntry
@@ -1784,9 +1783,9 @@ class AsyncSchedules:
         """Async twin of `Schedules.preview_cron`."""
         return await self._bridge.call(self._schedules.preview_cron, expression, count, tz=tz)
 
-    async def fires(self, task_id: str | None = None) -> AsyncIterator[FireReport]:
-        """Async twin of `Schedules.fires`."""
-        async for each in self._bridge.iterate(self._schedules.fires, task_id):
+    async def occurrences(self, task_id: str | None = None) -> AsyncIterator[OccurrenceReport]:
+        """Async twin of `Schedules.occurrences`."""
+        async for each in self._bridge.iterate(self._schedules.occurrences, task_id):
             yield each
 
     async def cancel_task(self, task_id: str) -> Task:

@@ -96,11 +96,11 @@ class Agent:
         state = self._graph.invoke({"messages": [HumanMessage(text)]}, config, durability="sync")
         return state["messages"][-1].content
 
-    def _due(self, fire):
-        return self._said(fire.thread_id, fire.prompt)
+    def _due(self, occurrence):
+        return self._said(occurrence.thread_id, occurrence.prompt)
 
-    def _send(self, fire, result: str) -> None:
-        self._files.write(f"sent/{fire.channel}_{fire.chat_id}.txt", result)
+    def _send(self, occurrence, result: str) -> None:
+        self._files.write(f"sent/{occurrence.channel}_{occurrence.chat_id}.txt", result)
 
     def _tell(self, answer: dict[str, object]) -> None:
         print(json.dumps(answer), flush=True)

@@ -225,7 +225,7 @@ def test_an_agent_that_uses_everything_is_killed_and_goes_on(tmp_path, agents):
     }
     with treering.open(tmp_path / "store") as store:
         until = time.monotonic() + 60
-        while not (fires := list(store.schedules.fires(task))):
+        while not (reports := list(store.schedules.occurrences(task))):
             assert time.monotonic() < until
             time.sleep(0.05)
     assert second.told(chat, "/new") == {"thread": "telegram_123456_s2"}
@@ -234,7 +234,7 @@ def test_an_agent_that_uses_everything_is_killed_and_goes_on(tmp_path, agents):
     third = agents()
     assert third.told(chat, "and now?")["thread"] == "telegram_123456_s2"
     third.kill()
-    assert [(each.outcome, each.result) for each in fires] == [("ok", "You said: Check the weather")]  # E5
+    assert [(each.outcome, each.result) for each in reports] == [("ok", "You said: Check the weather")]  # E5
     assert (workspace / "sent" / "telegram_123456.txt").read_text() == "You said: Check the weather"  # E8
     assert not (tmp_path / "Documents" / "x.txt").exists()
     assert not (tmp_path / "store" / "x").exists()
@@ -247,8 +247,8 @@ def test_an_agent_that_uses_everything_is_killed_and_goes_on(tmp_path, agents):
         ("assistant", "I am Ciana. / I ask first. / Alice likes parrots."),
     ]
     with treering.open(tmp_path / "store") as store:
-        assert list(store.schedules.fires(task)) == fires
-        assert store.thread(f"scheduler_{task}").load().messages[-1]["content"] == fires[0].result
+        assert list(store.schedules.occurrences(task)) == reports
+        assert store.thread(f"scheduler_{task}").load().messages[-1]["content"] == reports[0].result
         assert store.verify().ok
 
 

@@ -55,11 +55,11 @@ def agent(store):
     """The scheduler of the document: an agent that answers, and a channel that the answers go to."""
     sent = []
 
-    async def answer(fire):
-        return f"{fire.prompt}: done"
+    async def answer(occurrence):
+        return f"{occurrence.prompt}: done"
 
-    async def send(fire, result):
-        sent.append((fire.channel, fire.chat_id, result))
+    async def send(occurrence, result):
+        sent.append((occurrence.channel, occurrence.chat_id, result))
 
     worker = store.schedules.worker(answer, deliver=send)
 
@@ -130,7 +130,7 @@ def test_a_scheduler_that_was_away_runs_what_it_missed_once_and_says_so(store, c
     task = store.schedules.cron("0 8 * * *", prompt="p", tz="Europe/Berlin")
     clock.advance(seconds=5 * 86_400)
     assert len(agent()) == 1
-    ran, skipped = store.schedules.fires(task.id)
+    ran, skipped = store.schedules.occurrences(task.id)
     assert (ran.outcome, ran.scheduled_at) == ("ok", "2026-03-01T07:00:00+00:00")
     assert (skipped.count, skipped.scheduled_at) == (4, "2026-02-25T07:00:00+00:00")
     assert skipped.reason.startswith("missed")
@@ -142,8 +142,8 @@ def test_tools_and_scheduler_share_the_tasks_without_a_lock(tmp_path):
     async def race(store):
         ran = []
 
-        async def handler(fire):
-            ran.append(fire.prompt)
+        async def handler(occurrence):
+            ran.append(occurrence.prompt)
 
         async def tools(number):
             task = await store.schedules.schedule_task(str(number), "interval", 86_400)
@@ -157,7 +157,7 @@ def test_tools_and_scheduler_share_the_tasks_without_a_lock(tmp_path):
             store.schedules.worker(handler, poll_seconds=0.005),
         ):
             made = await asyncio.gather(*map(tools, range(30)))
-            while any([(await store.schedules.get(each)).fires for each in made]):  # noqa: ASYNC110 - no event
+            while any([(await store.schedules.get(each)).open_occurrences for each in made]):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
         return made, ran
 
@@ -166,7 +166,7 @@ def test_tools_and_scheduler_share_the_tasks_without_a_lock(tmp_path):
             made, ran = await race(store)
             assert len({task.id for task in await store.schedules.list_tasks()}) == 30
             assert len(ran) == len(set(ran)), "no task was run by both"
-            told = [report async for report in store.schedules.fires()]
+            told = [report async for report in store.schedules.occurrences()]
             assert sorted(report.task_id for report in told) == sorted(made), "each ran or was skipped"
 
     asyncio.run(main())
@@ -176,8 +176,8 @@ _SCHEDULER = """
 import sys, treering
 with treering.open(sys.argv[1]) as store:
     task = store.schedules.interval(0.05, prompt="tick")
-    def handler(fire):
-        print(fire.task_id, fire.scheduled_at_us, flush=True)
+    def handler(occurrence):
+        print(occurrence.task_id, occurrence.scheduled_at_us, flush=True)
     store.schedules.worker(handler).run()
 """
 
@@ -193,7 +193,7 @@ def test_tasks_survive_a_kill(tmp_path):
         (task,) = store.schedules.list_tasks()
         assert {task_id for task_id, _ in said} == {task.id}
         finished = {
-            str(report.scheduled_at_us) for report in store.schedules.fires() if report.outcome == "ok"
+            str(report.scheduled_at_us) for report in store.schedules.occurrences() if report.outcome == "ok"
         }
         assert {at for _, at in said[:3]} <= finished
         assert task.last_run_us >= int(said[-1][1])

@@ -185,18 +185,18 @@ def test_crashed_runs_and_overdue_tasks_are_told_of(run, store):
         ref = opened.engine.scan_refs("default", "schedule/")[0]
         from msgspec.structs import replace
 
-        from treering.schedules.tasks import OpenFire, encoded
+        from treering.schedules.tasks import OpenOccurrence, encode_task
 
         long_ago = time.time_ns() // 1000 - 3_600_000_000
         draft = opened.draft()
-        fire = OpenFire(at_us=long_ago, worker="w", claimed_at_us=long_ago)
-        late = replace(task, next_run_us=long_ago, fires=(fire,))
-        draft.set_ref(ref.name, encoded(late), scope=ref.scope)
+        occurrence = OpenOccurrence(at_us=long_ago, worker="w", claimed_at_us=long_ago)
+        late = replace(task, next_run_us=long_ago, open_occurrences=(occurrence,))
+        draft.set_ref(ref.name, encode_task(late), scope=ref.scope)
         opened.commit(draft)
     ran = run("doctor", "--store", store, "--json")
     assert of(ran, "runs")["status"] == "ok"
     assert task.id in of(ran, "schedules")["detail"]
-    assert task.id in of(ran, "fires")["detail"]
+    assert task.id in of(ran, "workers")["detail"]
 
 
 def test_a_commit_from_the_future_and_an_unset_clock_are_told_of(store, monkeypatch):

@@ -73,7 +73,7 @@ def test_changes_are_watched(store, tmp_path):
     assert watching.returncode == 130
 
 
-def test_tasks_are_made_and_changed(run, store):
+def test_tasks_are_created_and_changed(run, store):
     made = run(
         "schedules", "add", "Check the weather", "--cron", "0 8 * * *", "--tz", "Europe/Berlin",
         "--channel", "telegram", "--chat-id", "123456", "--json",
@@ -90,16 +90,16 @@ def test_tasks_are_made_and_changed(run, store):
     assert "Check the weather" in listed
     assert run("schedules", "pause", task_id).out == f"{task_id} paused\n"
     assert run("schedules", "resume", task_id, "--json").json["status"] == "active"
-    assert run("schedules", "run-now", task_id, "--json").json["open_fires"] == 1
+    assert run("schedules", "run-now", task_id, "--json").json["open_occurrences"][0]["manual"] is True
     assert "thread      scheduler_" + task_id in run("schedules", "show", task_id).out
     assert len(run("schedules", "preview", task_id, "--count", "3").out.splitlines()) == 3
     assert len(run("schedules", "preview", "0 8 * * *", "--tz", "Asia/Tokyo", "--json").json) == 5
     assert run("schedules", "cancel", task_id).code == 0
     assert run("schedules", "list", "--json").json == []
     assert run("schedules", "list", "--all", "--json").json[0]["active"] is False
-    (skipped,) = run("schedules", "fires", task_id, "--json").json
+    (skipped,) = run("schedules", "occurrences", task_id, "--json").json
     assert (skipped["outcome"], skipped["reason"]) == ("skipped", "the task was cancelled")
-    assert "the task was cancelled" in run("schedules", "fires").out
+    assert "the task was cancelled" in run("schedules", "occurrences").out
     assert store.schedules.list_tasks() == []
 
 
@@ -107,19 +107,19 @@ def test_tasks_are_made_and_changed(run, store):
 @pytest.mark.parametrize(
     "arguments, code, words",
     [
-        (("schedules", "add", "p"), 2, "one of --cron, --every and --at"),
+        (("schedules", "add", "p"), 2, "exactly one of --cron, --every and --at"),
         (("schedules", "add", "p", "--cron", "0 8 * * *", "--every", "5"), 2, "one of --cron"),
-        (("schedules", "add", "p", "--cron", "nonsense"), 2, "not five fields"),
-        (("schedules", "add", "p", "--every", "0"), 2, "interval 0.0 is not possible"),
+        (("schedules", "add", "p", "--cron", "nonsense"), 2, "does not have five fields"),
+        (("schedules", "add", "p", "--every", "0"), 2, "interval 0.0 is out of range"),
         (("schedules", "add", "p", "--at", "2001-01-01"), 2, "is in the past"),
-        (("schedules", "add", "p", "--every", "5", "--overlap", "maybe"), 2, "policy is not acceptable"),
-        (("schedules", "cancel", "deadbeef"), 3, "no task 'deadbeef'"),
-        (("worker",), 2, "say what to do"),
+        (("schedules", "add", "p", "--every", "5", "--overlap", "maybe"), 2, "invalid policy"),
+        (("schedules", "cancel", "deadbeef"), 3, "task 'deadbeef' not found"),
+        (("worker",), 2, "give either --handler"),
         (("worker", "--handler", "no.such:thing"), 2, "cannot be loaded"),
-        (("worker", "--handler", "os:sep"), 2, "is no function"),
+        (("worker", "--handler", "os:sep"), 2, "is not callable"),
     ],
 )
-def test_what_is_wrong_is_said(run, arguments, code, words):
+def test_invalid_arguments_are_reported(run, arguments, code, words):
     ran = run(*arguments)
     assert (ran.code, words in ran.err) == (code, True), ran.err
 
@@ -137,15 +137,15 @@ def test_a_program_can_be_the_worker(store, tmp_path):
         for task in (good, bad):
             store.schedules.run_now(task.id)
         last = store.engine.wait(store.space, 0, seconds=0)
-        while len(list(store.schedules.fires())) < 2:
+        while len(list(store.schedules.occurrences())) < 2:
             assert worker.poll() is None
             last = store.engine.wait(store.space, last, seconds=60)
     finally:
         worker.send_signal(signal.SIGTERM)
         worker.communicate(timeout=60)
     assert worker.returncode == 0
-    (done,) = store.schedules.fires(good.id)
+    (done,) = store.schedules.occurrences(good.id)
     assert (done.outcome, done.result) == ("ok", "SPEAK telegram 7\n")
-    (failed,) = store.schedules.fires(bad.id)
+    (failed,) = store.schedules.occurrences(bad.id)
     assert failed.outcome == "error"
-    assert "ended with 1: no way" in failed.reason
+    assert "exited with 1: no way" in failed.reason

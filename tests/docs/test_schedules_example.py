@@ -24,6 +24,6 @@ def test_another_process_goes_on_after_a_kill(tmp_path):
     assert last.startswith("ran ")
     with treering.open(tmp_path / "data") as store:
         (task,) = store.schedules.list_tasks()
-        ran = [report.scheduled_at_us for report in store.schedules.fires() if report.outcome == "ok"]
+        ran = [report.scheduled_at_us for report in store.schedules.occurrences() if report.outcome == "ok"]
         assert len(ran) == len(set(ran)) >= 2
         assert task.runs == len(ran)

@@ -1,4 +1,4 @@
-"""What becomes of a task, decided without a store."""
+"""The state machine of a task, without a store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def minutes(*, of):
 
 
 def opened(step):
-    return minutes(of=[fire.at_us for fire in step.task.fires])
+    return minutes(of=[occurrence.at_us for occurrence in step.task.open_occurrences])
 
 
 def skipped(step):
@@ -50,14 +50,14 @@ def test_nothing_is_due_before_its_time():
     assert opened(planning.advance(new, at(1))) == [1]
 
 
-def test_after_a_time_without_workers_the_newest_runs():
+def test_catch_up_once_runs_the_newest_missed_occurrence():
     step = planning.advance(task(), at(10.5))
     assert opened(step) == [10]
     assert skipped(step) == [(1, 9, 9, planning.CAUGHT_UP)]
     assert step.task.next_run_us == at(11)
 
 
-def test_skip_runs_only_what_is_still_fresh():
+def test_catch_up_skip_runs_only_within_the_grace_period():
     policy = {"catch_up": "skip", "grace_seconds": 60}
     fresh = planning.advance(task(minutes=10, **policy), at(11))
     assert opened(fresh) == [10]
@@ -66,18 +66,18 @@ def test_skip_runs_only_what_is_still_fresh():
     assert skipped(stale) == [(10, 10, 1, planning.MISSED)]
 
 
-def test_all_runs_all_up_to_the_most_and_within_the_window():
+def test_catch_up_all_is_bounded_by_count_and_window():
     step = planning.advance(task(catch_up="all", catch_up_max=3), at(5))
     assert opened(step) == [3, 4, 5]
-    assert skipped(step) == [(1, 2, 2, planning.TOO_MANY)]
+    assert skipped(step) == [(1, 2, 2, planning.OVER_LIMIT)]
     step = planning.advance(task(catch_up="all", window_seconds=120), at(5))
     assert opened(step) == [3, 4, 5]
     assert skipped(step) == [(1, 2, 2, planning.EXPIRED)]
 
 
-def test_years_of_seconds_are_counted_at_once():
+def test_a_long_backlog_of_an_interval_is_counted_without_iterating():
     step = planning.advance(task(type="interval", value="0.001"), START + 3 * 365 * 86_400_000_000)
-    assert step.task.fires[-1].at_us == START + 3 * 365 * 86_400_000_000
+    assert step.task.open_occurrences[-1].at_us == START + 3 * 365 * 86_400_000_000
     (expired, passed) = step.skips
     assert expired.count + passed.count + 1 == 3 * 365 * 86_400_000
 
@@ -96,32 +96,32 @@ def test_overlap_skips_buffers_or_allows():
     third = planning.advance(step.task, at(3))
     assert (opened(third), skipped(third)) == ([1, 2], [(3, 3, 1, planning.BUFFERED)])
     after = planning.finish(third.task, at(1), token=1)
-    assert minutes(of=[fire.at_us for fire in planning.claimable(after)]) == [2]
+    assert minutes(of=[occurrence.at_us for occurrence in planning.claimable(after)]) == [2]
     step = second("allow")
     assert opened(step) == [1, 2]
-    assert minutes(of=[fire.at_us for fire in planning.claimable(step.task)]) == [2]
+    assert minutes(of=[occurrence.at_us for occurrence in planning.claimable(step.task)]) == [2]
 
 
-def test_a_fire_is_finished_only_under_its_token():
+def test_an_occurrence_is_finished_only_under_its_token():
     first = planning.claim(planning.advance(task(), at(1)).task, at(1), worker="w", now_us=at(1))
-    lost = planning.take_back(first, "w").task
+    lost = planning.release(first, "w").task
     second = planning.claim(lost, at(1), worker="v", now_us=at(1.5))
-    assert [(fire.attempt, fire.token) for fire in second.fires] == [(2, 2)]
+    assert [(occurrence.attempt, occurrence.token) for occurrence in second.open_occurrences] == [(2, 2)]
     assert planning.finish(second, at(1), token=1) is None
-    assert planning.finish(second, at(1), token=2).fires == ()
-    assert planning.take_back(second, "w").task == second
-    assert planning.take_back(second, "v", spared=frozenset({2})).task == second
+    assert planning.finish(second, at(1), token=2).open_occurrences == ()
+    assert planning.release(second, "w").task == second
+    assert planning.release(second, "v", running=frozenset({2})).task == second
 
 
-def test_a_fire_that_kills_its_workers_is_given_up():
+def test_an_occurrence_that_kills_its_workers_is_given_up():
     step = planning.advance(task(max_attempts=2), at(1))
     for worker in ("a", "b"):
-        step = planning.take_back(planning.claim(step.task, at(1), worker=worker, now_us=at(1)), worker)
-    assert step.task.fires == ()
-    assert skipped(step) == [(1, 1, 1, "given up: 2 workers were lost on it")]
+        step = planning.release(planning.claim(step.task, at(1), worker=worker, now_us=at(1)), worker)
+    assert step.task.open_occurrences == ()
+    assert skipped(step) == [(1, 1, 1, "given up: 2 workers died on it")]
 
 
-def test_a_pause_leaves_out_what_falls_into_it():
+def test_occurrences_due_during_a_pause_are_skipped():
     paused = planning.pause(task(), at(1.5))
     assert (opened(paused), skipped(paused)) == ([], [(1, 1, 1, planning.PAUSED)])
     assert planning.advance(paused.task, at(5)).task == paused.task
@@ -130,7 +130,7 @@ def test_a_pause_leaves_out_what_falls_into_it():
     assert resumed.task.next_run_us == at(6)
 
 
-def test_a_cancelled_task_lets_go_of_what_waits_and_keeps_what_runs():
+def test_cancelling_skips_what_waits_and_keeps_what_runs():
     busy = planning.claim(
         planning.advance(task(overlap="buffer"), at(1)).task, at(1), worker="w", now_us=at(1)
     )
@@ -143,26 +143,26 @@ def test_a_cancelled_task_lets_go_of_what_waits_and_keeps_what_runs():
         planning.run_now(cancelled.task, at(3))
 
 
-def test_once_is_done_after_its_fire():
+def test_a_once_task_is_done_after_it_ran():
     once = task(type="once", value="2026-02-24T10:05:00+00:00")
     due = planning.advance(once, at(5)).task
-    assert (due.status, due.next_run_us, len(due.fires)) == ("active", None, 1)
+    assert (due.status, due.next_run_us, len(due.open_occurrences)) == ("active", None, 1)
     claimed = planning.claim(due, at(5), worker="w", now_us=at(5))
     assert planning.finish(claimed, at(5), token=1).status == "done"
 
 
-def test_once_that_was_missed_beyond_its_window_is_done_and_told():
+def test_a_once_task_missed_beyond_its_window_is_done_and_reported():
     step = planning.advance(task(type="once", value="2026-02-24T10:05:00+00:00", window_seconds=60), at(99))
     assert step.task.status == "done"
     assert skipped(step) == [(5, 5, 1, planning.EXPIRED)]
 
 
-def test_fires_that_are_asked_for_have_times_of_their_own():
+def test_manual_occurrences_get_distinct_times():
     asked = task()
     for _ in range(3):
         asked = planning.run_now(asked, at(0.5))
-    assert [fire.at_us - at(0.5) for fire in asked.fires] == [0, 1, 2]
-    assert all(fire.manual for fire in asked.fires)
+    assert [occurrence.at_us - at(0.5) for occurrence in asked.open_occurrences] == [0, 1, 2]
+    assert all(occurrence.manual for occurrence in asked.open_occurrences)
 
 
 policies = st.builds(
@@ -192,23 +192,23 @@ def test_every_occurrence_is_accounted_for_exactly_once(policy, timing, moves):
     finished, skips, tokens = [], [], []
     for move, passed in moves:
         now += passed
-        step = planning.Step(task=it)
+        step = planning.Transition(task=it)
         if move == "claim" and planning.claimable(it):
             it = planning.claim(it, planning.claimable(it)[0].at_us, worker="w", now_us=now)
             tokens.append(it.claims)
             continue
-        running = [fire for fire in it.fires if fire.worker]
+        running = [occurrence for occurrence in it.open_occurrences if occurrence.worker]
         if move == "finish" and running:
             finished += [running[0].at_us] if not running[0].manual else []
             it = planning.finish(it, running[0].at_us, token=running[0].token)
             continue
-        if move == "run_now" and len(it.fires) < 10:
+        if move == "run_now" and len(it.open_occurrences) < 10:
             it = planning.run_now(it, now)
             continue
         if move == "advance":
             step = planning.advance(it, now)
         elif move == "lose":
-            step = planning.take_back(it, "w")
+            step = planning.release(it, "w")
         elif move == "pause" and it.status == "active":
             step = planning.pause(it, now)
         elif move == "resume" and it.status == "paused":
@@ -216,8 +216,8 @@ def test_every_occurrence_is_accounted_for_exactly_once(policy, timing, moves):
         it = step.task
         skips += [skip for skip in step.skips if not skip.manual]
         if policy.overlap != "allow":
-            assert len([fire for fire in it.fires if fire.worker]) <= 1
-    known = finished + [fire.at_us for fire in it.fires if not fire.manual]
+            assert len([occurrence for occurrence in it.open_occurrences if occurrence.worker]) <= 1
+    known = finished + [occurrence.at_us for occurrence in it.open_occurrences if not occurrence.manual]
     for skip in skips:
         row = list(takewhile(lambda at: at <= skip.last_us, it.timing.after(skip.first_us - 1)))  # noqa: B023
         assert len(row) == skip.count

@@ -1,4 +1,4 @@
-"""Making tasks, looking at them and changing them."""
+"""Creating, listing and changing tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treering.schedules.schedules import Schedules
 from treering.schedules.tasks import Policy
 
 
-def test_a_task_is_kept_as_it_was_made(store):
+def test_a_task_is_stored_as_created(store):
     made = store.schedules.cron(
         "0  8 * * *", prompt="Forecast?", tz="Europe/Berlin", channel="telegram", chat_id=123
     )
@@ -27,7 +27,7 @@ def test_a_task_is_kept_as_it_was_made(store):
     assert store.schedules.preview_cron("0 8 * * *", 1)[0] == datetime(2026, 2, 25, 8, tzinfo=UTC)
 
 
-def test_ids_are_eight_hex_digits_and_a_taken_one_is_drawn_again(store, clock):
+def test_ids_are_eight_hex_digits_and_a_collision_draws_another(store, clock):
     drawn = iter(["a1b2c3d4", "a1b2c3d4", "a1b2c3d4", "00ff00ff"])
     schedules = Schedules(store.engine, store.space, clock=clock, new_task_id=lambda: next(drawn))
     first = schedules.interval(60, prompt="one")
@@ -42,21 +42,21 @@ def test_ids_are_eight_hex_digits_and_a_taken_one_is_drawn_again(store, clock):
     [
         ({"prompt": " "}, "prompt ' ' is empty"),
         ({"prompt": "p", "channel": "a\nb"}, "channel"),
-        ({"prompt": "p" * 40_000}, "too large"),
-        ({"prompt": "p", "policy": Policy(catch_up="sometimes")}, "policy is not acceptable.*'sometimes'"),
-        ({"prompt": "p", "policy": Policy(catch_up_max=0)}, "catch_up_max=0 is not possible"),
+        ({"prompt": "p" * 40_000}, "the limit is"),
+        ({"prompt": "p", "policy": Policy(catch_up="sometimes")}, "invalid policy: .*'sometimes'"),
+        ({"prompt": "p", "policy": Policy(catch_up_max=0)}, "catch_up_max=0; use 1 or more"),
         ({"prompt": "p", "policy": Policy(window_seconds=-1)}, "window_seconds=-1"),
         ({"prompt": "p", "policy": Policy(grace_seconds=float("nan"))}, "grace_seconds=nan"),
         ({"prompt": "p", "metadata": {"x": object()}}, "cannot store"),
     ],
 )
-def test_a_bad_task_is_refused_and_nothing_is_kept(store, given, words):
+def test_an_invalid_task_is_rejected_and_nothing_is_stored(store, given, words):
     with pytest.raises(InvalidInput, match=words):
         store.schedules.interval(60, **given)
     assert store.schedules.list_tasks(all=True) == []
 
 
-def test_a_task_that_is_not_there(store):
+def test_an_unknown_task_is_not_found(store):
     for use in (
         store.schedules.get,
         store.schedules.cancel_task,
@@ -65,7 +65,7 @@ def test_a_task_that_is_not_there(store):
         store.schedules.run_now,
         store.schedules.preview,
     ):
-        with pytest.raises(NotFound, match="no task 'deadbeef'"):
+        with pytest.raises(NotFound, match="task 'deadbeef' not found"):
             use("deadbeef")
 
 
@@ -83,19 +83,19 @@ def test_cancelling_keeps_the_record_and_is_final(store):
         store.schedules.run_now(task.id)
 
 
-def test_what_falls_into_a_pause_is_told(store, clock):
+def test_occurrences_due_during_a_pause_are_reported_as_skipped(store, clock):
     task = store.schedules.interval(60, prompt="p")
     assert store.schedules.pause(task.id).next_run is None
     assert store.schedules.pause(task.id).status == "paused"
     assert store.schedules.list_tasks()[0].status == "paused"
     clock.advance(seconds=150)
     assert store.schedules.resume(task.id).next_run == "2026-02-24T10:03:00+00:00"
-    (report,) = store.schedules.fires(task.id)
+    (report,) = store.schedules.occurrences(task.id)
     assert (report.outcome, report.count, report.reason) == ("skipped", 2, "the task was paused")
     assert report.scheduled_at == "2026-02-24T10:01:00+00:00"
 
 
-def test_namespaces_are_apart_and_forgotten_apart(store):
+def test_namespaces_are_separate_and_forgotten_separately(store):
     of_alice = store.schedules.in_namespace("alice")
     hers = of_alice.interval(60, prompt="hers")
     ours = store.schedules.interval(60, prompt="ours")
@@ -111,13 +111,13 @@ def test_namespaces_are_apart_and_forgotten_apart(store):
     assert store.verify().ok
 
 
-def test_a_task_that_was_brought_in_twice_stays(store):
+def test_putting_an_existing_task_changes_nothing(store):
     task = store.schedules.interval(60, prompt="p")
     assert not store.schedules.put(task)
     assert store.schedules.get(task.id) == task
 
 
-def test_the_same_words_awaited(tmp_path):
+def test_the_async_api(tmp_path):
     async def use():
         async with treering.open_async(tmp_path / "store") as store:
             task = await store.schedules.schedule_task("p", "cron", "0 8 * * *", channel="c", chat_id="1")
@@ -132,7 +132,7 @@ def test_the_same_words_awaited(tmp_path):
                 await store.schedules.run_now(task.id)
                 await seen.wait()
             assert worker.running == 0
-            assert [each.outcome async for each in store.schedules.fires(task.id)] == ["ok"]
+            assert [each.outcome async for each in store.schedules.occurrences(task.id)] == ["ok"]
             await store.schedules.cancel_task(task.id)
 
     asyncio.run(use())

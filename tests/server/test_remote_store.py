@@ -89,10 +89,10 @@ def test_files_memory_state_and_plans(store, tmp_path):
 
     task = store.schedules.interval(3600, prompt="Look at the inbox")
     done = threading.Event()
-    with store.schedules.worker(lambda fire: fire.prompt, deliver=lambda *_: done.set()):
+    with store.schedules.worker(lambda occurrence: occurrence.prompt, deliver=lambda *_: done.set()):
         store.schedules.run_now(task.id)
         assert done.wait(60)
-    assert [fire.outcome for fire in store.schedules.fires(task.id)] == ["ok"]
+    assert [occurrence.outcome for occurrence in store.schedules.occurrences(task.id)] == ["ok"]
 
 
 def test_looking_after_it(store):

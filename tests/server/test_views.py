@@ -53,7 +53,7 @@ def test_schedules_are_made_paused_and_cancelled(client):
     assert client.post(f"{path}/pause").json()["next"] == []
     assert len(client.post(f"{path}/resume").json()["next"]) == 3
     assert client.post(f"{path}/run").status_code == 200
-    assert client.get(f"{path}/fires").json()["next_cursor"] is None
+    assert client.get(f"{path}/occurrences").json()["next_cursor"] is None
     assert client.delete(path).status_code == 200
     assert client.get("/schedules").json() == {"schedules": []}
     assert len(client.get("/schedules?all=true").json()["schedules"]) == 1

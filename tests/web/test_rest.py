@@ -107,7 +107,7 @@ def test_a_task_is_paused_resumed_run_and_cancelled(page, own_garden):
     store, url = own_garden
     (task,) = [each for each in store.schedules.list_tasks() if each.prompt == "Look at the inbox"]
     page.goto(f"{url}/ui/#/schedules/{task.id}")
-    expect(page.locator(".fires")).to_contain_text("ok")
+    expect(page.locator(".occurrences")).to_contain_text("ok")
     page.get_by_role("button", name="Pause").click()
     page.get_by_role("button", name="Resume").wait_for()
     assert store.schedules.get(task.id).status == "paused"
@@ -115,8 +115,8 @@ def test_a_task_is_paused_resumed_run_and_cancelled(page, own_garden):
     page.get_by_role("button", name="Pause").wait_for()
     assert store.schedules.get(task.id).status == "active"
     page.get_by_role("button", name="Run now").click()
-    page.get_by_text("waits for a worker").wait_for()
-    assert len(store.schedules.get(task.id).fires) == 1
+    page.get_by_text("waiting for a worker").wait_for()
+    assert len(store.schedules.get(task.id).open_occurrences) == 1
     page.get_by_role("button", name="Cancel", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel the task").click()
     page.get_by_text("This task is not in the list").wait_for()

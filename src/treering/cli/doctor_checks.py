@@ -264,19 +264,21 @@ def runs(store: Store) -> Iterator[Finding]:
 
 
 def schedules(store: Store) -> Iterator[Finding]:
-    """Tasks that are due and nobody does, and fires that a worker took long ago."""
+    """Check for overdue tasks, and for occurrences that a worker has held for long."""
     from treering.core.paging import each_ref
-    from treering.schedules.tasks import SCHEDULES, decoded
+    from treering.schedules.tasks import TASK_REFS, decode_task
 
     now_us = time.time_ns() // 1000
     overdue: list[str] = []
     held: list[str] = []
     count = 0
-    for task in map(decoded, each_ref(store.engine, store.space, SCHEDULES)):
+    for task in map(decode_task, each_ref(store.engine, store.space, TASK_REFS)):
         count += task.active
         if task.active and task.next_run_us is not None and task.next_run_us < now_us - _OVERDUE_US:
             overdue.append(task.id)
-        if any(fire.worker and fire.claimed_at_us < now_us - _LONG_CLAIMED_US for fire in task.fires):
+        if any(
+            each.worker and each.claimed_at_us < now_us - _LONG_CLAIMED_US for each in task.open_occurrences
+        ):
             held.append(task.id)
     if overdue:
         yield Finding(
@@ -287,7 +289,7 @@ def schedules(store: Store) -> Iterator[Finding]:
         )
     if held:
         yield Finding(
-            what="fires",
+            what="workers",
             status="warning",
             detail=f"{len(held)} tasks are with a worker for over 10 minutes: {_some(held)}",
             advice="if that worker died, the next one takes them over when its lease is over",

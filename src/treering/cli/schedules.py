@@ -1,4 +1,8 @@
-"""Commands for scheduled tasks: list, add, show, cancel, pause, resume, run-now, preview, fires."""
+"""``treering schedules`` and ``treering worker``: manage scheduled tasks, and run them.
+
+The worker calls a function (``--handler package.module:function``, plain or ``async``), or any program: it
+gets the prompt on standard input and the rest in its environment, and its standard output is the result.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,7 @@ from treering.cli.render import one_line, raw, when
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from treering.schedules.fires import Fire, FireReport
-    from treering.schedules.tasks import Task
+    from treering.schedules.tasks import Occurrence, OccurrenceReport, Task
 
 
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="The id of a task.")]
@@ -24,19 +27,19 @@ Verb = Literal["cancel_task", "pause", "resume", "run_now"]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put the commands under the main one."""
+    """Register the commands."""
     group = typer.Typer(
         help="Scheduled tasks: cron, interval, once.", no_args_is_help=True, rich_markup_mode=None
     )
     for name, command in (("list", list_tasks), ("add", add), ("show", show_task), ("preview", preview)):
         group.command(name)(command)
-    group.command("cancel", help="Never run a task again.")(_verb("cancel_task", "cancelled"))
-    group.command("pause", help="Do not run a task until it is resumed.")(_verb("pause", "paused"))
-    group.command("resume", help="Go on with a paused task.")(_verb("resume", "goes on"))
-    group.command("run-now", help="Let a worker run a task once, at once.")(
-        _verb("run_now", "waits for a worker")
+    group.command("cancel", help="Cancel a task for good.")(_verb("cancel_task", "cancelled"))
+    group.command("pause", help="Pause a task until it is resumed.")(_verb("pause", "paused"))
+    group.command("resume", help="Resume a paused task.")(_verb("resume", "resumed"))
+    group.command("run-now", help="Have a worker run a task once, as soon as possible.")(
+        _verb("run_now", "is waiting for a worker")
     )
-    group.command("fires")(fires)
+    group.command("occurrences")(list_occurrences)
     app.add_typer(group, name="schedules")
     app.command("worker")(worker)
 
@@ -44,19 +47,19 @@ def add_to(app: typer.Typer) -> None:
 @takes_store
 def list_tasks(
     *,
-    all: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Include done and cancelled tasks.")] = False,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List tasks, oldest first."""
+    """List scheduled tasks, oldest first."""
     with place.existing() as opened:
         tasks = opened.schedules.in_namespace(user_namespace).list_tasks(all=all)
     table = [("id", "when", "next run", "last run", "status", "prompt")]
     table += [
         (
             task.id,
-            clean(task.timing.in_words()),
+            clean(task.timing.describe()),
             when(task.next_run or "-"),
             when(task.last_run or "-"),
             task.status,
@@ -69,19 +72,27 @@ def list_tasks(
 
 @takes_store
 def add(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to do.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text passed to the handler.")],
     *,
-    cron: Annotated[str | None, typer.Option(metavar="LINE", help="'0 8 * * *'")] = None,
-    every: Annotated[float | None, typer.Option(metavar="SECONDS", help="At intervals.")] = None,
-    at: Annotated[str | None, typer.Option(metavar="TIME", help="Once, at an ISO time.")] = None,
+    cron: Annotated[
+        str | None,
+        typer.Option(metavar="EXPR", help="At the times of a cron expression, such as '0 8 * * *'."),
+    ] = None,
+    every: Annotated[float | None, typer.Option(metavar="SECONDS", help="At an interval.")] = None,
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="Once, at an ISO 8601 time.")] = None,
     tz: TimeZoneOption = "UTC",
-    channel: Annotated[str, typer.Option(metavar="NAME", help="Where the result goes.")] = "",
-    chat_id: Annotated[str, typer.Option(metavar="ID", help="Which chat there.")] = "",
+    channel: Annotated[
+        str, typer.Option(metavar="NAME", help="Channel for the result, such as telegram.")
+    ] = "",
+    chat_id: Annotated[str, typer.Option(metavar="ID", help="Chat in that channel.")] = "",
     catch_up: Annotated[
-        str, typer.Option(metavar="WHAT", help="Of what was missed run skip (none), once or all.")
+        str,
+        typer.Option(
+            metavar="WHAT", help="Missed occurrences to run: skip (none), once (the newest) or all."
+        ),
     ] = "once",
     overlap: Annotated[
-        str, typer.Option(metavar="WHAT", help="While one is open: skip, buffer or allow.")
+        str, typer.Option(metavar="WHAT", help="While an occurrence is open: skip, buffer or allow the next.")
     ] = "skip",
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
@@ -96,7 +107,7 @@ def add(
         if value is not None
     ]
     if len(given) != 1:
-        raise InvalidInput("say when with one of --cron, --every and --at")
+        raise InvalidInput("give exactly one of --cron, --every and --at")
     ((kind, value),) = given
     with place.existing() as opened:
         task = opened.schedules.in_namespace(user_namespace).schedule_task(
@@ -106,10 +117,10 @@ def add(
             channel=channel,
             chat_id=chat_id,
             tz=tz,
-            catch_up=catch_up,  # pyright: ignore[reportArgumentType] - it checks
-            overlap=overlap,  # pyright: ignore[reportArgumentType] - it checks
+            catch_up=catch_up,  # pyright: ignore[reportArgumentType] - validated there
+            overlap=overlap,  # pyright: ignore[reportArgumentType] - validated there
         )
-    line = f"{task.id}  {task.timing.in_words()}, next {when(task.next_run or '-')}"
+    line = f"{task.id}  {task.timing.describe()}, next {when(task.next_run or '-')}"
     show(_task(task), [clean(line)], as_json=as_json)
 
 
@@ -121,16 +132,16 @@ def show_task(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show one task."""
+    """Show a task."""
     with place.existing() as opened:
         task = opened.schedules.in_namespace(user_namespace).get(task_id)
     facts = {
-        "when": task.timing.in_words(),
+        "when": task.timing.describe(),
         "status": task.status,
         "next run": task.next_run or "-",
         "last run": task.last_run or "-",
         "runs": str(task.runs),
-        "open fires": str(len(task.fires)),
+        "open": str(len(task.open_occurrences)),
         "channel": f"{task.channel} {task.chat_id}".strip() or "-",
         "policy": f"catch up {task.policy.catch_up}, overlap {task.policy.overlap}",
         "thread": task.thread_id,
@@ -142,20 +153,20 @@ def show_task(
 
 @takes_store
 def preview(
-    what: Annotated[str, typer.Argument(metavar="TASK|LINE", help="A task's id, or a cron line.")],
+    what: Annotated[str, typer.Argument(metavar="TASK|EXPR", help="The id of a task, or a cron expression.")],
     *,
-    count: Annotated[int, typer.Option(metavar="N", min=1, help="How many.")] = 5,
+    count: Annotated[int, typer.Option(metavar="N", min=1, help="Number of due times.")] = 5,
     tz: TimeZoneOption = "UTC",
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show when a task, or a cron line, is due next."""
+    """Show the next due times of a task or a cron expression."""
     if " " in what.strip():
         from treering.api import open as open_store
 
-        with open_store("memory:") as nowhere:
-            times = nowhere.schedules.preview_cron(what, count, tz=tz)
+        with open_store("memory:") as scratch:
+            times = scratch.schedules.preview_cron(what, count, tz=tz)
     else:
         with place.existing() as opened:
             times = opened.schedules.in_namespace(user_namespace).preview(what, count)
@@ -164,21 +175,23 @@ def preview(
 
 
 @takes_store
-def fires(
-    task_id: Annotated[str | None, typer.Argument(metavar="TASK", help="Only of this task.")] = None,
+def list_occurrences(
+    task_id: Annotated[str | None, typer.Argument(metavar="TASK", help="Only this task.")] = None,
     *,
-    last: Annotated[int, typer.Option(metavar="N", min=0, help="How many, newest first; 0: all.")] = 20,
+    last: Annotated[
+        int, typer.Option(metavar="N", min=0, help="How many to show, newest first; 0 for all.")
+    ] = 20,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show what became of each time that a task was due."""
+    """List finished and skipped occurrences, newest first."""
     from itertools import islice
 
     with place.existing() as opened:
-        found = opened.schedules.in_namespace(user_namespace).fires(task_id)
+        found = opened.schedules.in_namespace(user_namespace).occurrences(task_id)
         reports = list(islice(found, last or None))
-    table = [("task", "due", "outcome", "seconds", "what")]
+    table = [("task", "due", "outcome", "seconds", "result")]
     table += [
         (
             clean(each.task_id),
@@ -192,7 +205,7 @@ def fires(
     show([_report(each) for each in reports], rows(table), as_json=as_json)
 
 
-def _verb(verb: Verb, said: str) -> Any:
+def _verb(verb: Verb, outcome: str) -> Any:
     @takes_store
     def command(
         task_id: TaskArgument,
@@ -203,19 +216,21 @@ def _verb(verb: Verb, said: str) -> Any:
     ) -> None:
         with place.existing() as opened:
             task = getattr(opened.schedules.in_namespace(user_namespace), verb)(task_id)
-        show(_task(task), [f"{clean(task.id)} {said}"], as_json=as_json)
+        show(_task(task), [f"{clean(task.id)} {outcome}"], as_json=as_json)
 
     return command
 
 
 def _task(task: Task) -> dict[str, Any]:
+    import msgspec
+
     return {
         **task.to_dict(),
         "tz": task.tz,
         "status": task.status,
         "next_run": task.next_run,
         "runs": task.runs,
-        "open_fires": len(task.fires),
+        "open_occurrences": msgspec.to_builtins(task.open_occurrences),
         "catch_up": task.policy.catch_up,
         "overlap": task.policy.overlap,
         "thread_id": task.thread_id,
@@ -223,7 +238,7 @@ def _task(task: Task) -> dict[str, Any]:
     }
 
 
-def _report(report: FireReport) -> dict[str, Any]:
+def _report(report: OccurrenceReport) -> dict[str, Any]:
     import msgspec
 
     return {
@@ -233,32 +248,25 @@ def _report(report: FireReport) -> dict[str, Any]:
     }
 
 
-# -----------------------------------------------------------------------------------------------------------
-# ``treering worker``: does scheduled tasks until it is told to stop, then lets the running ones end.
-#
-# What a task does is a function of yours (``--handler package.module:function``, plain or ``async``), or any
-# program: it gets the prompt on its standard input and the rest in its environment, and what it prints is the
-# result.
-
-
 @takes_store
 def worker(
     program: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- PROGRAM ARGS...]", help="Run this for each fire.")
+        list[str] | None,
+        typer.Argument(metavar="[-- PROGRAM ARGS...]", help="Run this program for each occurrence."),
     ] = None,
     *,
     handler: Annotated[
-        str | None, typer.Option(metavar="MODULE:NAME", help="Call this function for each fire.")
+        str | None, typer.Option(metavar="MODULE:NAME", help="Call this function for each occurrence.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(metavar="N", min=1, help="How many fires at once.")] = 8,
+    concurrency: Annotated[int, typer.Option(metavar="N", min=1, help="Occurrences to run at once.")] = 8,
     lease: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long after its death others take over.")
+        float, typer.Option(metavar="SECONDS", help="How long after this worker dies others take over.")
     ] = 30.0,
     place: StorePlace,
 ) -> None:
-    """Do scheduled tasks, until SIGTERM or Ctrl-C.
+    """Run scheduled tasks until SIGTERM or Ctrl-C.
 
-    Those that run then are let to their end.
+    Waits for running occurrences before it exits.
     """
     import logging
     import signal
@@ -267,7 +275,7 @@ def worker(
 
     if (handler is None) == (not program):
         raise InvalidInput(
-            "say what to do: either --handler package.module:function, or -- program arguments"
+            "give either --handler package.module:function, or -- and a program with its arguments"
         )
     called = _function(handler) if handler is not None else _program(program or [])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -279,12 +287,12 @@ def worker(
 
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, stop)
-        say(f"working on {opened.url}; stop with Ctrl-C")
+        say(f"worker started on {opened.url}; stop with Ctrl-C")
         working.run()
-    say("stopped; nothing is left running")
+    say("worker stopped")
 
 
-def _function(name: str) -> Callable[[Fire], Any]:
+def _function(name: str) -> Callable[[Occurrence], Any]:
     import sys
     from importlib import import_module
 
@@ -301,36 +309,36 @@ def _function(name: str) -> Callable[[Fire], Any]:
             f"--handler {name!r} cannot be loaded: {error}; give package.module:function"
         ) from None
     if not callable(found):
-        raise InvalidInput(f"--handler {name!r} is no function")
+        raise InvalidInput(f"--handler {name!r} is not callable")
     return found
 
 
-def _program(command: list[str]) -> Callable[[Fire], str]:
+def _program(command: list[str]) -> Callable[[Occurrence], str]:
     import os
     import subprocess
 
-    def run(fire: Fire) -> str:
-        told = {
-            "TREERING_TASK_ID": fire.task_id,
-            "TREERING_CHANNEL": fire.channel,
-            "TREERING_CHAT_ID": fire.chat_id,
-            "TREERING_THREAD_ID": fire.thread_id,
-            "TREERING_SCHEDULED_AT": fire.scheduled_at.isoformat(),
-            "TREERING_ATTEMPT": str(fire.attempt),
-            "TREERING_TOKEN": str(fire.token),
+    def run(occurrence: Occurrence) -> str:
+        variables = {
+            "TREERING_TASK_ID": occurrence.task_id,
+            "TREERING_CHANNEL": occurrence.channel,
+            "TREERING_CHAT_ID": occurrence.chat_id,
+            "TREERING_THREAD_ID": occurrence.thread_id,
+            "TREERING_SCHEDULED_AT": occurrence.scheduled_at.isoformat(),
+            "TREERING_ATTEMPT": str(occurrence.attempt),
+            "TREERING_TOKEN": str(occurrence.token),
         }
-        done = subprocess.run(  # noqa: S603 - what the user asked for
+        done = subprocess.run(  # noqa: S603 - the user's own program
             command,
-            input=fire.prompt,
+            input=occurrence.prompt,
             capture_output=True,
             text=True,
-            env=os.environ | told,
+            env=os.environ | variables,
             check=False,
-            start_new_session=True,  # Ctrl-C is for the worker, which lets its programs end
+            start_new_session=True,  # Ctrl-C is for the worker, which waits for its programs
         )
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise RuntimeError(f"{command[0]} ended with {done.returncode}: {last}")
+            last = (done.stderr.strip().splitlines() or ["no output on stderr"])[-1]
+            raise RuntimeError(f"{command[0]} exited with {done.returncode}: {last}")
         return done.stdout
 
     return run

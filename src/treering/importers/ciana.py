@@ -19,7 +19,8 @@ from treering.importers.registry import import_folder, read_json
 from treering.importers.report import FileReport, ImportReport, Progress
 from treering.memory.documents import MemoryDocument, Provenance
 from treering.memory.markdown import read_file
-from treering.schedules.tasks import Task, TaskType, Timing, checked_timing, task_ref
+from treering.schedules.tasks import Task, task_ref
+from treering.schedules.timing import TaskType, Timing, parse_timing
 from treering.state.user_sessions import UserSession
 from treering.threads.ids import ChatId, parse_thread_id
 
@@ -287,7 +288,7 @@ def _task(plain: Any, now_us: int) -> Task:
         timing = Timing(type="once", value=_iso(told.value), anchor_us=created_us)
         following = timing.next_after(created_us)
     else:
-        checked = checked_timing(told.type, told.value, "UTC", now_us=created_us)
+        checked = parse_timing(told.type, told.value, "UTC", now_us=created_us)
         timing = msgspec.structs.replace(checked, anchor_us=created_us)
         following = timing.next_after(now_us)
     return Task(

@@ -1,8 +1,8 @@
-"""What becomes of a task: pure decisions from one record to the next.
+"""The state machine of a task: pure functions from one record to the next.
 
-**Invariant:** every occurrence between the making of a task and now is accounted for exactly once: it is
-open, or a worker finished it, or it was skipped for a reason that the journal keeps. The record carries the
-next occurrence, and nothing is ever due before it, so no occurrence can come up twice.
+**Invariant:** every occurrence between the creation of a task and now is accounted for exactly once: it is
+open, or a worker finished it, or it was skipped for a reason that the journal records. The record holds the
+time of the next occurrence, and nothing becomes due before it, so no occurrence can come up twice.
 """
 
 from __future__ import annotations
@@ -15,143 +15,134 @@ from msgspec import structs
 
 from treering.core.clock import SECOND_US
 from treering.errors import Conflict
-from treering.schedules.tasks import OpenFire, Task
+from treering.schedules.tasks import OpenOccurrence, Skip, Task
 
 MAX_OPEN: Final = 200
-"""More open fires than this are not kept: a task's record must stay small."""
+"""Limit of open occurrences, which keeps the record of a task small."""
 
 PAUSED: Final = "the task was paused"
 CANCELLED: Final = "the task was cancelled"
-MISSED: Final = "missed: no worker was there in time"
-CAUGHT_UP: Final = "missed: a later one is run in its place"
-EXPIRED: Final = "missed: longer ago than the catch-up window"
-TOO_MANY: Final = "missed: more than are caught up"
-OVERLAP: Final = "an earlier fire was still open"
-BUFFERED: Final = "one fire was waiting already"
-FULL: Final = f"{MAX_OPEN} fires were open"
+MISSED: Final = "missed: no worker was running in time"
+CAUGHT_UP: Final = "missed: a later occurrence runs instead"
+EXPIRED: Final = "missed: older than the catch-up window"
+OVER_LIMIT: Final = "missed: over the catch-up limit"
+OVERLAP: Final = "an earlier occurrence was still open"
+BUFFERED: Final = "another occurrence was already waiting"
+FULL: Final = f"{MAX_OPEN} occurrences were already open"
 
 
-class Skip(msgspec.Struct, frozen=True, kw_only=True):
-    """Occurrences in a row that were left out, and why."""
-
-    first_us: int
-    last_us: int
-    count: int
-    reason: str
-    manual: bool = False
-    """Not an occurrence of its own: someone asked for it."""
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A task after a decision, and what was left out by it."""
+class Transition(msgspec.Struct, frozen=True, kw_only=True):
+    """A task after a change, and the occurrences that the change skipped."""
 
     task: Task
     skips: tuple[Skip, ...] = ()
 
 
 def is_due(task: Task, now_us: int) -> bool:
-    """Whether `advance` would do anything."""
+    """Whether `advance` would change anything."""
     return task.status == "active" and task.next_run_us is not None and task.next_run_us <= now_us
 
 
-def advance(task: Task, now_us: int) -> Step:
-    """Open the fires that are due by now, as the task's policy has it."""
+def advance(task: Task, now_us: int) -> Transition:
+    """Open the occurrences that are due, subject to the policy of the task."""
     if not is_due(task, now_us):
-        return Step(task=task)
+        return Transition(task=task)
     skips: list[Skip] = []
-    wanted, following = _due(task, now_us, skips)
-    kept = _without_overlap(task, wanted, skips)
-    fires = (*task.fires, *(OpenFire(at_us=at) for at in kept))
-    return Step(task=_settled(structs.replace(task, fires=fires, next_run_us=following)), skips=tuple(skips))
+    due, next_us = _due(task, now_us, skips)
+    opened = _limit_overlap(task, due, skips)
+    occurrences = (*task.open_occurrences, *(OpenOccurrence(at_us=at_us) for at_us in opened))
+    advanced = structs.replace(task, open_occurrences=occurrences, next_run_us=next_us)
+    return Transition(task=_close_if_done(advanced), skips=tuple(skips))
 
 
-def claimable(task: Task) -> tuple[OpenFire, ...]:
-    """The fires that a worker may begin with now."""
+def claimable(task: Task) -> tuple[OpenOccurrence, ...]:
+    """Return the occurrences that a worker may start now."""
     if task.status == "cancelled":
         return ()
-    waiting = tuple(fire for fire in task.fires if fire.worker is None)
+    waiting = tuple(each for each in task.open_occurrences if each.worker is None)
     if task.policy.overlap == "allow":
         return waiting
-    return waiting[:1] if len(waiting) == len(task.fires) else ()
+    return waiting[:1] if len(waiting) == len(task.open_occurrences) else ()
 
 
 def claim(task: Task, at_us: int, *, worker: str, now_us: int) -> Task:
-    """Give a fire to a worker, under a token that is higher than all before."""
+    """Assign an occurrence to a worker, with a higher token than all claims before."""
     token = task.claims + 1
-    fires = tuple(
-        structs.replace(fire, worker=worker, claimed_at_us=now_us, attempt=fire.attempt + 1, token=token)
-        if fire.at_us == at_us
-        else fire
-        for fire in task.fires
+    occurrences = tuple(
+        structs.replace(each, worker=worker, claimed_at_us=now_us, attempt=each.attempt + 1, token=token)
+        if each.at_us == at_us
+        else each
+        for each in task.open_occurrences
     )
-    return structs.replace(task, fires=fires, claims=token, last_run_us=now_us)
+    return structs.replace(task, open_occurrences=occurrences, claims=token, last_run_us=now_us)
 
 
 def finish(task: Task, at_us: int, *, token: int) -> Task | None:
-    """Close a fire; ``None`` when it is not held under this token any more."""
-    if not any(fire.at_us == at_us and fire.token == token for fire in task.fires):
+    """Close an occurrence; return ``None`` if it is no longer held under this token."""
+    if not any(each.at_us == at_us and each.token == token for each in task.open_occurrences):
         return None
-    fires = tuple(fire for fire in task.fires if fire.at_us != at_us)
-    return _settled(structs.replace(task, fires=fires, runs=task.runs + 1))
+    occurrences = tuple(each for each in task.open_occurrences if each.at_us != at_us)
+    return _close_if_done(structs.replace(task, open_occurrences=occurrences, runs=task.runs + 1))
 
 
-def take_back(task: Task, worker: str, *, spared: frozenset[int] = frozenset()) -> Step:
-    """Let the fires of a worker that is gone wait again; those that too many died on are given up.
+def release(task: Task, worker: str, *, running: frozenset[int] = frozenset()) -> Transition:
+    """Make the occurrences of a dead worker claimable again, or give them up after too many attempts.
 
-    ``spared`` are the tokens of fires that it still has.
+    ``running`` are the tokens of occurrences to leave alone: they do run.
     """
     skips: list[Skip] = []
-    fires: list[OpenFire] = []
-    for fire in task.fires:
-        if fire.worker != worker or fire.token in spared:
-            fires.append(fire)
-        elif fire.attempt >= task.policy.max_attempts or task.status == "cancelled":
-            reason = f"given up: {fire.attempt} workers were lost on it"
+    occurrences: list[OpenOccurrence] = []
+    for each in task.open_occurrences:
+        if each.worker != worker or each.token in running:
+            occurrences.append(each)
+        elif each.attempt >= task.policy.max_attempts or task.status == "cancelled":
+            reason = f"given up: {each.attempt} workers died on it"
             reason = CANCELLED if task.status == "cancelled" else reason
-            skips.append(_single(fire.at_us, reason, manual=fire.manual))
+            skips.append(_single_skip(each.at_us, reason, manual=each.manual))
         else:
-            fires.append(structs.replace(fire, worker=None))
-    return Step(task=_settled(structs.replace(task, fires=tuple(fires))), skips=tuple(skips))
+            occurrences.append(structs.replace(each, worker=None))
+    released = structs.replace(task, open_occurrences=tuple(occurrences))
+    return Transition(task=_close_if_done(released), skips=tuple(skips))
 
 
-def pause(task: Task, now_us: int) -> Step:
-    """Do nothing more until `resume`; what waits is left out, what runs goes on."""
+def pause(task: Task, now_us: int) -> Transition:
+    """Pause a task: waiting occurrences are skipped, running ones continue."""
     step = advance(task, now_us)
-    return _dropped(structs.replace(step.task, status="paused"), PAUSED, step.skips)
+    return _skip_waiting(structs.replace(step.task, status="paused"), PAUSED, step.skips)
 
 
-def resume(task: Task, now_us: int) -> Step:
-    """Go on with the next occurrence; those in between are left out."""
+def resume(task: Task, now_us: int) -> Transition:
+    """Resume a task at its next occurrence; those due during the pause are skipped."""
     if task.next_run_us is None or task.next_run_us > now_us:
-        return Step(task=_settled(structs.replace(task, status="active")))
-    tally = _Tally(PAUSED)
-    following = _walk(task, now_us, tally)
-    resumed = structs.replace(task, status="active", next_run_us=following)
-    return Step(task=_settled(resumed), skips=tally.skips())
+        return Transition(task=_close_if_done(structs.replace(task, status="active")))
+    counter = _SkipCounter(PAUSED)
+    next_us = _count_due(task, now_us, counter)
+    resumed = structs.replace(task, status="active", next_run_us=next_us)
+    return Transition(task=_close_if_done(resumed), skips=counter.skips())
 
 
-def cancel(task: Task, now_us: int) -> Step:
-    """Never run again; what waits is left out, what runs goes on."""
+def cancel(task: Task, now_us: int) -> Transition:
+    """Cancel a task for good: waiting occurrences are skipped, running ones continue."""
     step = advance(task, now_us)
-    return _dropped(structs.replace(step.task, status="cancelled", next_run_us=None), CANCELLED, step.skips)
+    cancelled = structs.replace(step.task, status="cancelled", next_run_us=None)
+    return _skip_waiting(cancelled, CANCELLED, step.skips)
 
 
 def run_now(task: Task, now_us: int) -> Task:
-    """One more fire, at once, whatever the policy says."""
+    """Open one more occurrence at once, whatever the policy."""
     if task.status == "cancelled":
-        raise Conflict(f"task {task.id!r} was cancelled; schedule it again")
-    if len(task.fires) >= MAX_OPEN:
-        raise Conflict(f"task {task.id!r} has {MAX_OPEN} open fires; wait for some of them to end")
-    taken = max((fire.at_us for fire in task.fires), default=0)
-    at_us = max(now_us, task.last_manual_us + 1)
-    at_us = taken + 1 if at_us <= taken else at_us
-    fires = (*task.fires, OpenFire(at_us=at_us, manual=True))
+        raise Conflict(f"task {task.id!r} was cancelled; schedule a new one")
+    if len(task.open_occurrences) >= MAX_OPEN:
+        raise Conflict(f"task {task.id!r} has {MAX_OPEN} open occurrences; wait for some to finish")
+    latest_us = max((each.at_us for each in task.open_occurrences), default=0)
+    at_us = max(now_us, task.last_manual_us + 1, latest_us + 1)
+    occurrences = (*task.open_occurrences, OpenOccurrence(at_us=at_us, manual=True))
     status = "active" if task.status == "done" else task.status
-    return structs.replace(task, fires=fires, last_manual_us=at_us, status=status)
+    return structs.replace(task, open_occurrences=occurrences, last_manual_us=at_us, status=status)
 
 
-class _Tally:
-    """Counts occurrences in a row without keeping them."""
+class _SkipCounter:
+    """Counts consecutive skipped occurrences without storing them."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -165,86 +156,89 @@ class _Tally:
     def skips(self) -> tuple[Skip, ...]:
         if not self._count:
             return ()
-        told = Skip(first_us=self._first_us, last_us=self._last_us, count=self._count, reason=self._reason)
-        return (told,)
+        return (Skip(first_us=self._first_us, last_us=self._last_us, count=self._count, reason=self._reason),)
 
 
 def _due(task: Task, now_us: int, skips: list[Skip]) -> tuple[list[int], int | None]:
-    """The occurrences that should run, and the next one to come."""
+    """Return the due times that should run, and the next one in the future."""
     policy = task.policy
-    first = task.next_run_us or 0
+    first_us = task.next_run_us or 0
     window_us = now_us - round(policy.window_seconds * SECOND_US)
-    expired, passed = _Tally(EXPIRED), _Tally(TOO_MANY if policy.catch_up == "all" else CAUGHT_UP)
-    kept: deque[int] = deque()
-    most = min(policy.catch_up_max, MAX_OPEN) if policy.catch_up == "all" else 1
+    expired = _SkipCounter(EXPIRED)
+    superseded = _SkipCounter(OVER_LIMIT if policy.catch_up == "all" else CAUGHT_UP)
+    limit = min(policy.catch_up_max, MAX_OPEN) if policy.catch_up == "all" else 1
     if task.type == "interval":
-        # A grid is counted, not walked: there may be years of seconds.
-        step = task.timing.interval_us
-        if first < window_us:
-            count = -(-(window_us - first) // step)
-            expired.add(first, first + (count - 1) * step, count)
-            first += count * step
-        count = (now_us - first) // step + 1 - most
+        # The grid is counted, not iterated: years of one-second intervals may have passed.
+        step_us = task.timing.interval_us
+        if first_us < window_us:
+            count = -(-(window_us - first_us) // step_us)
+            expired.add(first_us, first_us + (count - 1) * step_us, count)
+            first_us += count * step_us
+        count = (now_us - first_us) // step_us + 1 - limit
         if count > 0:
-            passed.add(first, first + (count - 1) * step, count)
-            first += count * step
-    at: int | None = first
-    rest = task.timing.after(first)
-    while at is not None and at <= now_us:
-        if at < window_us:
-            expired.add(at)
+            superseded.add(first_us, first_us + (count - 1) * step_us, count)
+            first_us += count * step_us
+    due: deque[int] = deque()
+    at_us: int | None = first_us
+    times = task.timing.after(first_us)
+    while at_us is not None and at_us <= now_us:
+        if at_us < window_us:
+            expired.add(at_us)
         else:
-            kept.append(at)
-            if len(kept) > most:
-                passed.add(kept.popleft())
-        at = next(rest, None)
-    skips += (*expired.skips(), *passed.skips())
-    if policy.catch_up == "skip" and kept and kept[0] < now_us - round(policy.grace_seconds * SECOND_US):
-        skips.append(_single(kept.popleft(), MISSED))
-    return list(kept), at
+            due.append(at_us)
+            if len(due) > limit:
+                superseded.add(due.popleft())
+        at_us = next(times, None)
+    skips += (*expired.skips(), *superseded.skips())
+    if policy.catch_up == "skip" and due and due[0] < now_us - round(policy.grace_seconds * SECOND_US):
+        skips.append(_single_skip(due.popleft(), MISSED))
+    return list(due), at_us
 
 
-def _without_overlap(task: Task, wanted: list[int], skips: list[Skip]) -> list[int]:
+def _limit_overlap(task: Task, due: list[int], skips: list[Skip]) -> list[int]:
+    """Return the due times that may be opened beside the open occurrences; skip the others."""
     overlap = task.policy.overlap
-    room = MAX_OPEN - len(task.fires)
+    room = MAX_OPEN - len(task.open_occurrences)
     reason = FULL
-    if task.fires and overlap != "allow":
-        waits = any(fire.worker is None for fire in task.fires)
-        room = 1 if overlap == "buffer" and not waits else 0
+    if task.open_occurrences and overlap != "allow":
+        is_waiting = any(each.worker is None for each in task.open_occurrences)
+        room = 1 if overlap == "buffer" and not is_waiting else 0
         reason = BUFFERED if overlap == "buffer" else OVERLAP
-    skips += [_single(at, reason) for at in wanted[room:]]
-    return wanted[:room]
+    skips += [_single_skip(at_us, reason) for at_us in due[room:]]
+    return due[:room]
 
 
-def _walk(task: Task, now_us: int, tally: _Tally) -> int | None:
-    """Count what was due by now; gives the next one to come."""
-    at = task.next_run_us
-    if at is not None and task.type == "interval":
-        step = task.timing.interval_us
-        count = (now_us - at) // step + 1
-        tally.add(at, at + (count - 1) * step, count)
-        return at + count * step
-    rest = task.timing.after(at or 0)
-    while at is not None and at <= now_us:
-        tally.add(at)
-        at = next(rest, None)
-    return at
+def _count_due(task: Task, now_us: int, counter: _SkipCounter) -> int | None:
+    """Count the occurrences that are due; return the time of the next one."""
+    at_us = task.next_run_us
+    if at_us is not None and task.type == "interval":
+        step_us = task.timing.interval_us
+        count = (now_us - at_us) // step_us + 1
+        counter.add(at_us, at_us + (count - 1) * step_us, count)
+        return at_us + count * step_us
+    times = task.timing.after(at_us or 0)
+    while at_us is not None and at_us <= now_us:
+        counter.add(at_us)
+        at_us = next(times, None)
+    return at_us
 
 
-def _dropped(task: Task, reason: str, skips: tuple[Skip, ...]) -> Step:
-    dropped = tuple(
-        _single(fire.at_us, reason, manual=fire.manual) for fire in task.fires if fire.worker is None
+def _skip_waiting(task: Task, reason: str, skips: tuple[Skip, ...]) -> Transition:
+    waiting = tuple(
+        _single_skip(each.at_us, reason, manual=each.manual)
+        for each in task.open_occurrences
+        if each.worker is None
     )
-    fires = tuple(fire for fire in task.fires if fire.worker is not None)
-    return Step(task=structs.replace(task, fires=fires), skips=(*skips, *dropped))
+    running = tuple(each for each in task.open_occurrences if each.worker is not None)
+    return Transition(task=structs.replace(task, open_occurrences=running), skips=(*skips, *waiting))
 
 
-def _settled(task: Task) -> Task:
-    """A task that has nothing to come and nothing open is done."""
-    if task.status == "active" and task.next_run_us is None and not task.fires:
+def _close_if_done(task: Task) -> Task:
+    """Mark a task as done when nothing is open and nothing will become due."""
+    if task.status == "active" and task.next_run_us is None and not task.open_occurrences:
         return structs.replace(task, status="done")
     return task
 
 
-def _single(at_us: int, reason: str, *, manual: bool = False) -> Skip:
+def _single_skip(at_us: int, reason: str, *, manual: bool = False) -> Skip:
     return Skip(first_us=at_us, last_us=at_us, count=1, reason=reason, manual=manual)

@@ -1,7 +1,7 @@
-"""Schedules: tasks that an agent comes back to later, on its own.
+"""Schedules: tasks that run later, by cron, at an interval or once.
 
-Making, changing and looking at tasks. Each change puts a new record of the task in the place of the one that
-was read and says so in the journal, in one commit; `Worker` does the rest.
+`Schedules` creates, changes and lists tasks; a `Worker` runs them. Each change replaces the version of the
+task's record that was read and adds an event to the journal, in one commit.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,20 +21,25 @@ from treering.core.paging import each_record, each_ref
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.schedules import planning
-from treering.schedules.fires import CHANGED, FIRE_KINDS, FireReport, report_of, tell, tell_skips
-from treering.schedules.planning import Step
+from treering.schedules.planning import Transition
 from treering.schedules.tasks import (
-    SCHEDULES,
+    CHANGED,
+    REPORT_KINDS,
+    TASK_REFS,
     CatchUp,
+    OccurrenceReport,
     Overlap,
     Policy,
+    Status,
     Task,
-    checked_timing,
-    decoded,
-    encoded,
+    add_event,
+    add_skip_events,
+    decode_task,
+    encode_task,
+    read_report,
     task_ref,
-    zone,
 )
+from treering.schedules.timing import parse_timing, time_zone
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
@@ -69,7 +75,7 @@ class Schedules:
         return f"<Schedules namespace={self._namespace!r}>"
 
     def in_namespace(self, namespace: str) -> Schedules:
-        """The tasks of a user or project, which are forgotten with that namespace."""
+        """Return the tasks of a user or project; forgetting that namespace erases them."""
         return Schedules(
             self._engine,
             self._space,
@@ -79,7 +85,6 @@ class Schedules:
             new_task_id=self._new_task_id,
         )
 
-    # Making tasks
     def cron(
         self,
         expression: str,
@@ -91,8 +96,8 @@ class Schedules:
         policy: Policy | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Task:
-        """A task at the times of a cron expression, on the wall clock of a time zone."""
-        return self._make(prompt, "cron", expression, tz, channel, chat_id, policy, metadata)
+        """Schedule a task by a cron expression, read against the wall clock of a time zone."""
+        return self._schedule(prompt, "cron", expression, tz, channel, chat_id, policy, metadata)
 
     def interval(
         self,
@@ -104,8 +109,8 @@ class Schedules:
         policy: Policy | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Task:
-        """A task every so many seconds from now on."""
-        return self._make(prompt, "interval", seconds, "UTC", channel, chat_id, policy, metadata)
+        """Schedule a task every ``seconds``, counted from now."""
+        return self._schedule(prompt, "interval", seconds, "UTC", channel, chat_id, policy, metadata)
 
     def once(
         self,
@@ -118,8 +123,8 @@ class Schedules:
         policy: Policy | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Task:
-        """A task at one moment to come; a time without an offset is of the time zone."""
-        return self._make(prompt, "once", when, tz, channel, chat_id, policy, metadata)
+        """Schedule a task for one future time; a time without an offset is in the time zone ``tz``."""
+        return self._schedule(prompt, "once", when, tz, channel, chat_id, policy, metadata)
 
     def schedule_task(
         self,
@@ -135,78 +140,74 @@ class Schedules:
         policy: Policy | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Task:
-        """A task of type ``cron``, ``interval`` or ``once``; gets an id of eight hex digits.
+        """Schedule a task of type ``cron``, ``interval`` or ``once``. Its id is eight hex digits.
 
-        ``policy`` says all that ``catch_up`` and ``overlap`` leave open, and goes before them.
+        ``policy`` takes precedence over ``catch_up`` and ``overlap``.
         """
         policy = policy or Policy(catch_up=catch_up, overlap=overlap)
-        return self._make(prompt, type, value, tz, channel, chat_id, policy, metadata)
+        return self._schedule(prompt, type, value, tz, channel, chat_id, policy, metadata)
 
-    # Looking at tasks
     def get(self, task_id: str) -> Task:
-        """A task; `NotFound` when there is none of this id."""
-        return decoded(self._ref(task_id))
+        """Return a task; raise `NotFound` if there is none with this id."""
+        return decode_task(self._ref(task_id))
 
     def list_tasks(self, *, all: bool = False) -> Sequence[Task]:
-        """The tasks that are going to run or paused, oldest first; ``all`` also those that are over."""
-        found = sorted(map(decoded, self._refs()), key=lambda task: (task.created_at_us, task.id))
-        return [task for task in found if all or task.status in ("active", "paused")]
+        """List active and paused tasks, oldest first; with ``all`` also done and cancelled ones."""
+        refs = each_ref(self._engine, self._space, TASK_REFS + namespace_prefix(self._namespace))
+        tasks = sorted(map(decode_task, refs), key=lambda task: (task.created_at_us, task.id))
+        return [task for task in tasks if all or task.status in ("active", "paused")]
 
     def preview(self, task_id: str, count: int = 5) -> Sequence[datetime]:
-        """When a task will be due next, in its time zone."""
+        """Return the next due times of a task, in its time zone."""
         task = self.get(task_id)
         if not task.active:
             return []
-        return [
-            to_datetime(at).astimezone(zone(task.tz))
-            for _, at in zip(range(count), task.timing.after(self._clock.now_us()), strict=False)
-        ]
+        times = islice(task.timing.after(self._clock.now_us()), count)
+        return [to_datetime(at_us).astimezone(time_zone(task.tz)) for at_us in times]
 
     def preview_cron(self, expression: str, count: int = 5, *, tz: str = "UTC") -> Sequence[datetime]:
-        """When a cron expression would be due next; nothing is scheduled."""
+        """Return the next due times of a cron expression, without scheduling anything."""
         now_us = self._clock.now_us()
-        times = checked_timing("cron", expression, tz, now_us=now_us).after(now_us)
-        return [to_datetime(at).astimezone(zone(tz)) for _, at in zip(range(count), times, strict=False)]
+        times = islice(parse_timing("cron", expression, tz, now_us=now_us).after(now_us), count)
+        return [to_datetime(at_us).astimezone(time_zone(tz)) for at_us in times]
 
-    def fires(self, task_id: str | None = None) -> Iterator[FireReport]:
-        """What became of each occurrence (of one task, or of all), newest first."""
+    def occurrences(self, task_id: str | None = None) -> Iterator[OccurrenceReport]:
+        """List finished and skipped occurrences of one task, or of all, newest first."""
         scope = None if task_id is None else str(Scope(self._namespace, "schedule", task_id))
-        query = EventQuery(kinds=FIRE_KINDS, scope=scope, newest_first=True)
-        mine = namespace_prefix(self._namespace)
+        query = EventQuery(kinds=REPORT_KINDS, scope=scope, newest_first=True)
+        prefix = namespace_prefix(self._namespace)
         for record in each_record(self._engine, self._space, query):
-            if record.event.scope.startswith(mine):
-                yield report_of(self._engine, self._space, record)
+            if record.event.scope.startswith(prefix):
+                yield read_report(self._engine, self._space, record)
 
-    # Changing tasks
     def cancel_task(self, task_id: str) -> Task:
-        """Never run it again; a fire that is running goes on to its end."""
-        return self._change(task_id, "cancelled", planning.cancel, done=("cancelled",))
+        """Cancel a task for good; a running occurrence is allowed to finish."""
+        return self._change(task_id, "cancelled", planning.cancel, already="cancelled")
 
     def pause(self, task_id: str) -> Task:
-        """Do not run it until it is resumed."""
+        """Pause a task until `resume`; waiting occurrences are skipped."""
         return self._change(
-            task_id, "paused", planning.pause, done=("paused",), refused=("cancelled", "done")
+            task_id, "paused", planning.pause, already="paused", forbidden=("cancelled", "done")
         )
 
     def resume(self, task_id: str) -> Task:
-        """Go on with the next occurrence; those that fell into the pause are recorded as skipped."""
+        """Resume a task at its next occurrence; those due during the pause are recorded as skipped."""
         return self._change(
-            task_id, "resumed", planning.resume, done=("active",), refused=("cancelled", "done")
+            task_id, "resumed", planning.resume, already="active", forbidden=("cancelled", "done")
         )
 
     def run_now(self, task_id: str) -> Task:
-        """Let a worker run it once at once, beside its schedule."""
+        """Have a worker run the task once as soon as possible, in addition to its schedule."""
 
-        def asked(task: Task, now_us: int) -> Step:
-            return Step(task=planning.run_now(task, now_us))
+        def open_manual(task: Task, now_us: int) -> Transition:
+            return Transition(task=planning.run_now(task, now_us))
 
-        return self._change(task_id, "asked for", asked)
+        return self._change(task_id, "run now", open_manual)
 
     def put(self, task: Task) -> bool:
-        """Bring in a task as it is (an import does); says whether it is new. One that is there stays."""
-        return self._created(task, "imported")
+        """Add a task as it is, as an import does. Return false, and change nothing, if its id exists."""
+        return self._create(task, "imported")
 
-    # Doing them
     def worker(
         self,
         handler: Handler,
@@ -218,12 +219,13 @@ class Schedules:
         record_runs: bool = True,
         name: str = "worker",
     ) -> Worker:
-        """Something that calls ``handler(fire)`` for what is due, in all namespaces; any number may run.
+        """Return a worker that calls ``handler(occurrence)`` for each due occurrence, in all namespaces.
 
-        Use it in ``with`` or ``async with``: leaving lets the running fires end. ``deliver(fire, result)`` is
-        called with what the handler returned, before the fire counts as done. Both may be ``async``.
+        Use it in ``with`` or ``async with``; leaving waits for running occurrences. Any number of workers
+        may run at once. ``deliver(occurrence, result)`` receives what the handler returned, before the
+        occurrence counts as done. Both may be ``async``.
         """
-        from treering.schedules.worker import Worker  # brings asyncio, which most stores never need
+        from treering.schedules.worker import Worker  # imports asyncio, which most stores never need
 
         return Worker(
             self._engine,
@@ -238,7 +240,7 @@ class Schedules:
             name=name,
         )
 
-    def _make(
+    def _schedule(
         self,
         prompt: str,
         type: str,
@@ -250,10 +252,10 @@ class Schedules:
         metadata: dict[str, Any] | None,
     ) -> Task:
         now_us = self._clock.now_us()
-        timing = checked_timing(type, value, tz, now_us=now_us)
-        draw = Task(
+        timing = parse_timing(type, value, tz, now_us=now_us)
+        task = Task(
             id="00000000",
-            prompt=_checked_prompt(prompt),
+            prompt=_validate_prompt(prompt),
             type=timing.type,
             value=timing.value,
             tz=tz,
@@ -262,25 +264,25 @@ class Schedules:
             namespace=self._namespace,
             created_at_us=now_us,
             next_run_us=timing.next_after(now_us),
-            policy=_checked_policy(policy or Policy()),
+            policy=_validate_policy(policy or Policy()),
             metadata=dict(metadata or {}),
         )
-        size = len(encoded(draw))
+        size = len(encode_task(task))
         if size > MAX_TASK_BYTES:
             raise InvalidInput(
-                f"a task of {size} bytes is too large, {MAX_TASK_BYTES} is the limit; "
-                "keep the text elsewhere (memory, a file) and let the prompt point at it"
+                f"the task takes {size} bytes, the limit is {MAX_TASK_BYTES}; "
+                "store the text elsewhere (memory, a file) and refer to it in the prompt"
             )
         while True:
-            task = msgspec.structs.replace(draw, id=self._new_task_id())
-            if self._created(task, "created"):
+            task = msgspec.structs.replace(task, id=self._new_task_id())
+            if self._create(task, "created"):
                 return task
 
-    def _created(self, task: Task, word: str) -> bool:
+    def _create(self, task: Task, change: str) -> bool:
         draft = Draft(self._space)
         name = task_ref(check_id(task.id, "task id"), task.namespace)
-        draft.set_ref(name, encoded(task), scope=task.scope, expect=ABSENT)
-        tell(draft, task, CHANGED, self._clock.now_us(), {"change": word})
+        draft.set_ref(name, encode_task(task), scope=task.scope, expect=ABSENT)
+        add_event(draft, task, CHANGED, self._clock.now_us(), {"change": change})
         try:
             self._engine.commit(draft.batch())
         except RefMoved:
@@ -290,27 +292,28 @@ class Schedules:
     def _change(
         self,
         task_id: str,
-        word: str,
-        decide: Callable[[Task, int], Step],
+        change: str,
+        decide: Callable[[Task, int], Transition],
         *,
-        done: tuple[str, ...] = (),
-        refused: tuple[str, ...] = (),
+        already: Status | None = None,
+        forbidden: tuple[Status, ...] = (),
     ) -> Task:
+        """Apply a transition, unless the task is in the status ``already``; raise if it is ``forbidden``."""
         while True:
             ref = self._ref(task_id)
-            task = decoded(ref)
-            if task.status in done:
+            task = decode_task(ref)
+            if task.status == already:
                 return task
-            if task.status in refused:
+            if task.status in forbidden:
                 raise InvalidInput(
-                    f"task {task_id!r} is {task.status} and cannot be {word}; schedule a new one"
+                    f"task {task_id!r} is {task.status} and cannot be {change}; schedule a new one"
                 )
             now_us = self._clock.now_us()
             step = decide(task, now_us)
             draft = Draft(self._space)
-            draft.set_ref(ref.name, encoded(step.task), scope=task.scope, expect=ref.version)
-            tell_skips(draft, task, step.skips, now_us)
-            tell(draft, task, CHANGED, now_us, {"change": word})
+            draft.set_ref(ref.name, encode_task(step.task), scope=task.scope, expect=ref.version)
+            add_skip_events(draft, task, step.skips, now_us)
+            add_event(draft, task, CHANGED, now_us, {"change": change})
             try:
                 self._engine.commit(draft.batch())
             except RefMoved:
@@ -321,24 +324,21 @@ class Schedules:
         name = task_ref(check_id(task_id, "task id"), self._namespace)
         ref = self._engine.refs(self._space, [name]).get(name)
         if ref is None:
-            raise NotFound(f"there is no task {task_id!r}; list_tasks() shows those that are there")
+            raise NotFound(f"task {task_id!r} not found. List tasks with: treering schedules list --all")
         return ref
 
-    def _refs(self) -> Iterator[Ref]:
-        return each_ref(self._engine, self._space, SCHEDULES + namespace_prefix(self._namespace))
 
-
-def _checked_prompt(prompt: str) -> str:
+def _validate_prompt(prompt: str) -> str:
     if not isinstance(prompt, str) or not prompt.strip():  # pyright: ignore[reportUnnecessaryIsInstance] - users
-        raise InvalidInput(f"prompt {prompt!r} is empty; say what is to be done when the task fires")
+        raise InvalidInput(f"prompt {prompt!r} is empty; give the text that the handler should act on")
     return prompt
 
 
-def _checked_policy(policy: Policy) -> Policy:
+def _validate_policy(policy: Policy) -> Policy:
     try:
         msgspec.convert(msgspec.to_builtins(policy), Policy)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"the policy is not acceptable: {error}") from None
+        raise InvalidInput(f"invalid policy: {error}") from None
     for name, least in (
         ("catch_up_max", 1),
         ("max_attempts", 1),
@@ -346,5 +346,5 @@ def _checked_policy(policy: Policy) -> Policy:
         ("grace_seconds", 0),
     ):
         if not getattr(policy, name) >= least:
-            raise InvalidInput(f"{name}={getattr(policy, name)!r} is not possible; give {least} or more")
+            raise InvalidInput(f"invalid policy: {name}={getattr(policy, name)!r}; use {least} or more")
     return policy

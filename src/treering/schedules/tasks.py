@@ -1,212 +1,78 @@
-"""Tasks: what is to be done, when, and which of its fires are open.
+"""Tasks and their occurrences: the stored record, and the events of the journal.
 
-A task is one ref, its whole state one record: the next time it is due, and every fire that is waiting or
-running. Whatever happens to a task is a new record put in the place of the one that was read, so two workers
-can never both believe that a fire is theirs.
+A task is one ref whose value is its whole state: when it is due next, and every occurrence that is waiting
+or running. Each change replaces the version of the record that was read, so two workers can never both
+believe that an occurrence is theirs. An occurrence is claimed (again, if the worker that had it dies) and
+finished, or it is skipped. Each of these is an event in the scope and the thread of the task; occurrences
+skipped in a row share one event with a count.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
-from zoneinfo import ZoneInfo
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from msgspec import structs
 
-from treering.core.clock import SECOND_US, from_datetime, to_datetime, to_iso
-from treering.core.encoding import decode_json, encode_json
+from treering.core.batch import Event
+from treering.core.clock import to_datetime, to_iso
+from treering.core.encoding import decode, decode_json, encode, encode_json
 from treering.core.ids import Scope, namespace_prefix, parse_scope
-from treering.errors import Corrupt, InvalidInput, MissingExtra
-from treering.threads.ids import TaskId
+from treering.errors import Corrupt, Unencodable
+from treering.schedules.timing import TaskType, Timing, time_zone
+from treering.threads.ids import TaskId, thread_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from treering.core.records import Ref
-
-
-# -----------------------------------------------------------------------------------------------------------
-# When a task is due: a cron expression in a time zone, every so many seconds, or once.
-#
-# Pure. A cron expression means the zone's own wall clock, as Debian's cron reads it: a time that the clock
-# jumps over in spring happens right after the jump, and one that comes twice in autumn happens the first
-# time. An interval is a fixed grid from the moment when the task was made. **Invariant:** `after` gives
-# strictly growing times behind the one given; asking again from any of them gives the same rest.
-
-
-TaskType = Literal["cron", "interval", "once"]
-
-MAX_INTERVAL_SECONDS: Final = 100 * 366 * 86_400
-_SHORTEST_US: Final = 1000
-_LAST_YEAR: Final = 9000
-_FIELDS: Final = "minute hour day-of-month month day-of-week, as in '0 8 * * *'"
-
-
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """When; ``value`` is the cron expression, the seconds, or the ISO time."""
-
-    type: TaskType
-    value: str
-    tz: str = "UTC"
-    anchor_us: int
-    """Where an interval's grid begins."""
-
-    def after(self, ts_us: int) -> Iterator[int]:
-        """The times behind this one, in order."""
-        if self.type == "cron":
-            yield from _cron_after(self.value, self.tz, ts_us)
-        elif self.type == "interval":
-            step = self.interval_us
-            at = self.anchor_us + max((ts_us - self.anchor_us) // step + 1, 1) * step
-            while True:
-                yield at
-                at += step
-        elif ts_us < (at := from_datetime(_moment(self.value, self.tz))):
-            yield at
-
-    def next_after(self, ts_us: int) -> int | None:
-        """The first time behind this one; ``None`` when there is none."""
-        return next(self.after(ts_us), None)
-
-    @property
-    def interval_us(self) -> int:
-        """The length of an interval."""
-        return round(float(self.value) * SECOND_US)
-
-    def in_words(self) -> str:
-        """For people: ``At 08:00 every day (Europe/Berlin)``."""
-        if self.type == "cron":
-            said = _cron_sim()(self.value, datetime(2000, 1, 1, tzinfo=UTC)).explain()
-            return f"{said} ({self.tz})"
-        return f"every {self.value} seconds" if self.type == "interval" else f"once, at {self.value}"
-
-
-def checked_timing(type: str, value: Any, tz: str, *, now_us: int) -> Timing:
-    """A timing that is due at least once from now on, or `InvalidInput` that says what is wrong."""
-    zone(tz)
-    if type == "cron":
-        return _checked_cron(value, tz, now_us)
-    if type == "interval":
-        return Timing(type="interval", value=_checked_seconds(value), tz=tz, anchor_us=now_us)
-    if type == "once":
-        moment = value if isinstance(value, datetime) else _moment(value, tz)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=zone(tz))
-        at_us = from_datetime(moment)
-        if at_us <= now_us:
-            raise InvalidInput(
-                f"once at {moment.isoformat()} is in the past (now is {to_datetime(now_us).isoformat()}); "
-                "give a time to come, or run it now"
-            )
-        return Timing(type="once", value=moment.isoformat(), tz=tz, anchor_us=now_us)
-    raise InvalidInput(f"there is no task of type {type!r}; use one of {', '.join(get_args(TaskType))}")
-
-
-@lru_cache(maxsize=256)
-def zone(name: str) -> ZoneInfo:
-    """A time zone by its IANA name."""
-    try:
-        return ZoneInfo(name)
-    except (KeyError, ValueError, TypeError, OSError):
-        raise InvalidInput(
-            f"there is no time zone {name!r}; give an IANA name such as 'Europe/Berlin' or 'UTC' "
-            "(where the system has none: pip install tzdata)"
-        ) from None
-
-
-def _checked_cron(value: Any, tz: str, now_us: int) -> Timing:
-    if not isinstance(value, str) or len(value.split()) != 5:  # noqa: PLR2004 - as cron has it
-        raise InvalidInput(f"cron expression {value!r} is not five fields: {_FIELDS}")
-    timing = Timing(type="cron", value=" ".join(value.split()), tz=tz, anchor_us=now_us)
-    try:
-        found = timing.next_after(now_us)
-    except _cron_error() as error:
-        raise InvalidInput(f"cron expression {value!r} is not valid ({error}): {_FIELDS}") from None
-    if found is None:
-        raise InvalidInput(f"cron expression {value!r} never comes true; check its day and month")
-    return timing
-
-
-def _checked_seconds(value: Any) -> str:
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        raise InvalidInput(f"interval {value!r} is no number of seconds, as in 3600") from None
-    if isinstance(value, bool) or not _SHORTEST_US / SECOND_US <= seconds <= MAX_INTERVAL_SECONDS:
-        raise InvalidInput(
-            f"interval {value!r} is not possible; give 0.001 to {MAX_INTERVAL_SECONDS} seconds, as in 3600"
-        )
-    return str(int(seconds)) if seconds.is_integer() else str(seconds)
-
-
-def _moment(value: Any, tz: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        raise InvalidInput(f"{value!r} is no ISO time, as in 2026-02-24T10:00:00+00:00") from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=zone(tz))
-
-
-def _cron_after(expression: str, tz: str, ts_us: int) -> Iterator[int]:
-    last = ts_us
-    moments = _cron_sim()(expression, to_datetime(ts_us).astimezone(zone(tz)))
-    for moment in moments:
-        if moment.year > _LAST_YEAR:
-            return
-        at_us = from_datetime(moment)
-        # In the hour that comes twice the expression's own clock is still at its first time.
-        if at_us > last:
-            last = at_us
-            yield at_us
-
-
-def _cron_sim() -> Any:
-    try:
-        from cronsim import CronSim
-    except ModuleNotFoundError as error:
-        raise MissingExtra("a cron schedule", "schedules") from error
-    return CronSim
-
-
-def _cron_error() -> type[Exception]:
-    from cronsim import CronSimError
-
-    return CronSimError
-
-
-# -----------------------------------------------------------------------------------------------------------
+    from treering.core.batch import Draft
+    from treering.core.content import Content
+    from treering.core.engine import Engine
+    from treering.core.records import Record, Ref
 
 CatchUp = Literal["skip", "once", "all"]
-"""After a time without workers: nothing of what was missed, the newest of it, or all of it."""
+"""Which of the occurrences missed while no worker ran are run later: none, the newest, or all."""
 
 Overlap = Literal["skip", "buffer", "allow"]
-"""While a fire is open: leave the next one out, let one wait, or run them side by side."""
+"""While an occurrence is open: skip the next one, let one wait, or run them side by side."""
 
 Status = Literal["active", "paused", "cancelled", "done"]
 
-SCHEDULES: Final = "schedule/"
-_METADATA: Final = b'"metadata":'
+Outcome = Literal["ok", "error", "skipped"]
+
+TASK_REFS: Final = "schedule/"
+"""Prefix of the names of task refs."""
+
+CHANGED: Final = "schedule.changed"
+OPENED: Final = "occurrence.opened"
+CLAIMED: Final = "occurrence.claimed"
+FINISHED: Final = "occurrence.finished"
+SKIPPED: Final = "occurrence.skipped"
+LOST: Final = "occurrence.lost"
+REPORT_KINDS: Final = (FINISHED, SKIPPED)
+TASK_KINDS: Final = (CHANGED, OPENED, CLAIMED, FINISHED, SKIPPED, LOST)
+"""Every kind of event that accompanies a change of a task's record."""
+
+_METADATA_KEY: Final = b'"metadata":'
+_MAX_REPR: Final = 2000
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What to do with fires that come late, or while another one is open."""
+    """What to do with occurrences that are late, or due while another one is open."""
 
     catch_up: CatchUp = "once"
     catch_up_max: int = 100
-    """With ``all``: the newest this many."""
+    """With ``catch_up="all"``, run at most this many missed occurrences, the newest ones."""
     window_seconds: float = 86_400.0
-    """What was due longer ago is never caught up."""
+    """Occurrences that were due longer ago than this are never caught up."""
     grace_seconds: float = 60.0
-    """With ``skip``: how late a fire may be and still run."""
+    """With ``catch_up="skip"``, an occurrence may still run when it is this late."""
     overlap: Overlap = "skip"
     max_attempts: int = 5
-    """How many workers may die on one fire before it is given up."""
+    """Give up an occurrence after this many workers died on it."""
 
 
-class OpenFire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An occurrence that was not finished yet: it waits, or a worker has it."""
+class OpenOccurrence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An unfinished occurrence: waiting, or (if ``worker`` is set) claimed by a worker."""
 
     at_us: int
     worker: str | None = None
@@ -217,13 +83,13 @@ class OpenFire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A scheduled task as it is now."""
+    """A scheduled task and its current state."""
 
     id: str
     prompt: str
     type: TaskType
     value: str
-    """The cron expression, the seconds, or the ISO time."""
+    """The cron expression, the seconds, or the ISO 8601 time."""
     tz: str = "UTC"
     channel: str = ""
     chat_id: str = ""
@@ -233,16 +99,16 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     next_run_us: int | None = None
     status: Status = "active"
     policy: Policy = Policy()
-    fires: tuple[OpenFire, ...] = ()
+    open_occurrences: tuple[OpenOccurrence, ...] = ()
     runs: int = 0
     claims: int = 0
-    """How often any of its fires was claimed: the last fencing token."""
+    """How many claims there have been; also the last fencing token."""
     last_manual_us: int = 0
     metadata: dict[str, Any] = {}
 
     @property
     def active(self) -> bool:
-        """Whether it is still going to run."""
+        """Whether the task can become due."""
         return self.status == "active"
 
     @property
@@ -252,31 +118,31 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def last_run(self) -> str | None:
-        """When a worker last began with it, ISO 8601 with offset."""
+        """When a worker last started the task, ISO 8601 with offset."""
         return None if self.last_run_us is None else to_iso(self.last_run_us)
 
     @property
     def next_run(self) -> str | None:
-        """When it is due next, ISO 8601 with offset; ``None`` when it is not going to run."""
+        """When the task is due next, ISO 8601 with offset; ``None`` if it will not run again."""
         return to_iso(self.next_run_us) if self.active and self.next_run_us is not None else None
 
     @property
     def thread_id(self) -> str:
-        """The thread that its fires write to."""
+        """The thread that belongs to the task: ``scheduler_{id}``."""
         return TaskId(self.id).thread_id
 
     @property
     def timing(self) -> Timing:
-        """When it is due."""
+        """The schedule, which computes due times."""
         return Timing(type=self.type, value=self.value, tz=self.tz, anchor_us=self.created_at_us)
 
     @property
     def scope(self) -> str:
-        """What it is forgotten with."""
+        """The scope that `forget` erases."""
         return str(Scope(self.namespace, "schedule", self.id))
 
     def to_dict(self) -> dict[str, Any]:
-        """As CianaParrot's ``scheduled_tasks.json`` has it."""
+        """Return the fields of CianaParrot's ``scheduled_tasks.json``."""
         return {
             "id": self.id,
             "prompt": self.prompt,
@@ -290,32 +156,215 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         }
 
 
+class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
+    """One occurrence of a task, as passed to the handler."""
+
+    task_id: str
+    prompt: str
+    channel: str
+    chat_id: str
+    namespace: str
+    scheduled_at: datetime
+    """When it was due, in the time zone of the task."""
+    scheduled_at_us: int
+    attempt: int
+    """1, or higher if earlier workers died on it; part of the work may then have been done."""
+    token: int
+    """Fencing token, higher with every claim of the task. A system that is handed the token can refuse a
+    lower one than it has seen."""
+    thread_id: str
+    """``scheduler_{task_id}``, the thread to write to."""
+    run_id: str | None = None
+    """The run that records the handler."""
+    manual: bool = False
+    metadata: dict[str, Any] = {}
+
+
+class OccurrenceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one occurrence, or of ``count`` occurrences skipped in a row."""
+
+    task_id: str
+    outcome: Outcome
+    scheduled_at_us: int
+    last_scheduled_at_us: int
+    count: int = 1
+    reason: str = ""
+    """Why it was skipped, or the error."""
+    result: Any = None
+    attempt: int = 0
+    token: int = 0
+    run_id: str | None = None
+    ended_at_us: int
+    duration_us: int = 0
+    manual: bool = False
+
+    @property
+    def scheduled_at(self) -> str:
+        """When it was due, ISO 8601 with offset."""
+        return to_iso(self.scheduled_at_us)
+
+
+class Skip(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive occurrences that were skipped, and why."""
+
+    first_us: int
+    last_us: int
+    count: int
+    reason: str
+    manual: bool = False
+    """Requested with `run_now`, not due by the schedule."""
+
+
 def task_ref(task_id: str, namespace: str) -> str:
-    """The name of the ref that holds a task."""
-    return f"{SCHEDULES}{namespace_prefix(namespace)}{task_id}"
+    """Return the name of a task's ref."""
+    return f"{TASK_REFS}{namespace_prefix(namespace)}{task_id}"
 
 
-def ref_of_scope(scope: str) -> str:
-    """The same, from the scope that its events have."""
-    found = parse_scope(scope)
-    return task_ref(found.id, found.namespace)
+def task_ref_of_scope(scope: str) -> str:
+    """Return the name of a task's ref, given the scope of its events."""
+    parsed = parse_scope(scope)
+    return task_ref(parsed.id, parsed.namespace)
 
 
-def encoded(task: Task) -> bytes:
-    """A task for its ref. Metadata may hold what plain JSON cannot, the rest is written the quick way."""
+def encode_task(task: Task) -> bytes:
+    """Encode a task for its ref."""
+    # Only metadata may hold what plain JSON cannot; everything else takes the faster encoder.
     data = msgspec.json.encode(structs.replace(task, metadata={}) if task.metadata else task)
     if not task.metadata:
         return data
     return encode_json({**msgspec.json.decode(data), "metadata": task.metadata})
 
 
-def decoded(ref: Ref) -> Task:
-    """A task out of its ref."""
+def decode_task(ref: Ref) -> Task:
+    """Decode the task that a ref holds."""
     try:
-        if _METADATA in ref.value:
+        if _METADATA_KEY in ref.value:
             return msgspec.convert(decode_json(ref.value), Task)
         return msgspec.json.decode(ref.value, type=Task)
     except (msgspec.DecodeError, ValueError) as error:
-        raise Corrupt(
-            f"the task at {ref.name!r} cannot be read ({error}); restore it from a backup"
-        ) from None
+        raise Corrupt(f"the task at {ref.name!r} is corrupt ({error}); restore it from a backup") from None
+
+
+def occurrence_of(task: Task, claimed: OpenOccurrence, run_id: str | None) -> Occurrence:
+    """Build the occurrence that the handler receives."""
+    return Occurrence(
+        task_id=task.id,
+        prompt=task.prompt,
+        channel=task.channel,
+        chat_id=task.chat_id,
+        namespace=task.namespace,
+        scheduled_at=to_datetime(claimed.at_us).astimezone(time_zone(task.tz)),
+        scheduled_at_us=claimed.at_us,
+        attempt=claimed.attempt,
+        token=claimed.token,
+        thread_id=task.thread_id,
+        run_id=run_id,
+        manual=claimed.manual,
+        metadata=task.metadata,
+    )
+
+
+def add_event(
+    draft: Draft,
+    task: Task,
+    kind: str,
+    now_us: int,
+    data: dict[str, Any],
+    *,
+    number: int = 0,
+    **columns: Any,
+) -> None:
+    """Add an event about a task; ``number`` must differ between events of one kind in one batch."""
+    draft.event(
+        Event(
+            id=f"{draft.id}:{kind}:{number}",
+            kind=kind,
+            ts_us=now_us,
+            scope=task.scope,
+            name=task.id,
+            thread=thread_key(task.thread_id, task.namespace),
+            data=encode_json(data),
+            **columns,
+        )
+    )
+
+
+def add_skip_events(
+    draft: Draft, task: Task, skips: tuple[Skip, ...], now_us: int, *, start: int = 0
+) -> None:
+    """Add an event for each skip, numbered from ``start``."""
+    for number, skip in enumerate(skips, start):
+        add_event(draft, task, SKIPPED, now_us, structs.asdict(skip), number=number, status="skipped")
+
+
+def add_finish_event(
+    draft: Draft,
+    task: Task,
+    occurrence: Occurrence,
+    *,
+    started_us: int,
+    ended_us: int,
+    result: Any,
+    error: str | None,
+    number: int = 0,
+) -> None:
+    """Add the event that records the result or the error of an occurrence."""
+    data: dict[str, Any] = {
+        "at_us": occurrence.scheduled_at_us,
+        "attempt": occurrence.attempt,
+        "token": occurrence.token,
+    }
+    if occurrence.manual:
+        data["manual"] = True
+    if error is not None:
+        data["error"] = error
+    add_event(
+        draft,
+        task,
+        FINISHED,
+        ended_us,
+        data,
+        number=number,
+        run=occurrence.run_id,
+        status="ok" if error is None else "error",
+        duration_us=max(ended_us - started_us, 0),
+        body=None if result is None else draft.put(_encode_result(result), scope=task.scope),
+    )
+
+
+def read_report(engine: Engine, space: str, record: Record) -> OccurrenceReport:
+    """Build the report of a `FINISHED` or `SKIPPED` event."""
+    event = record.event
+    data: dict[str, Any] = decode_json(event.data or b"{}")
+    if event.kind == SKIPPED:
+        return OccurrenceReport(
+            task_id=event.name or "",
+            outcome="skipped",
+            scheduled_at_us=data["first_us"],
+            last_scheduled_at_us=data["last_us"],
+            count=data["count"],
+            reason=data["reason"],
+            ended_at_us=event.ts_us,
+            manual=data["manual"],
+        )
+    return OccurrenceReport(
+        task_id=event.name or "",
+        outcome="ok" if event.status == "ok" else "error",
+        scheduled_at_us=data["at_us"],
+        last_scheduled_at_us=data["at_us"],
+        reason=data.get("error", ""),
+        result=None if event.body is None else decode(engine.get(space, [event.body])[0]),
+        attempt=data["attempt"],
+        token=data["token"],
+        run_id=event.run,
+        ended_at_us=event.ts_us,
+        duration_us=event.duration_us or 0,
+        manual=data.get("manual", False),
+    )
+
+
+def _encode_result(result: Any) -> Content:
+    try:
+        return encode(result, keep_order=True)
+    except Unencodable:
+        return encode(repr(result)[:_MAX_REPR])

@@ -1,10 +1,13 @@
-"""The worker: does what is due, in any number of processes.
+"""The worker: runs the tasks that are due, in any number of processes.
 
-One thread watches the tasks (`Board`), opens the fires that are due, claims as many as there are hands free,
-and takes back those of workers that are gone; each fire runs in a thread of a pool (an ``async`` handler in
-the event loop that entered the worker). **Invariant:** a fire is claimed by exactly one commit at a time,
-against the version of the task and under the worker's lease; it is executed at least once, and it counts as
-done only in the commit that records its result. A worker that slept through its lease can record nothing.
+One thread polls: it refreshes the `TaskCache` from the journal, opens the occurrences that are due, claims
+as many as there are free slots, and releases those of workers that died. Each claimed occurrence runs in a
+thread of a pool (an ``async`` handler in the event loop that entered the worker) and is recorded by the
+`ResultWriter`. Every commit is fenced with the `WorkerLease`.
+
+**Invariant:** an occurrence is claimed by one commit, against the version of the task and under the lease of
+the worker. It is executed at least once, and counts as done only in the commit that records its result. A
+worker that lost its lease can record nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from heapq import heappop, heappush
 from threading import Condition, Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, Final, Self
 from zlib import crc32
@@ -24,11 +28,37 @@ import msgspec
 
 from treering.core.batch import Draft
 from treering.core.clock import SECOND_US
-from treering.errors import Conflict, Fenced, InvalidInput, RefMoved, TreeringError
-from treering.schedules.fires import CLAIMED, LOST, OPENED, Fire, fire_of, tell, tell_finish, tell_skips
-from treering.schedules.planning import Skip, advance, claim, claimable, finish, take_back
-from treering.schedules.tasks import OpenFire, Task, decoded, encoded
-from treering.schedules.worker_state import Board, Pinned, Presence
+from treering.core.ids import new_id
+from treering.core.paging import each_record, each_ref
+from treering.core.query import EventQuery
+from treering.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    InvalidInput,
+    RefMoved,
+    TreeringError,
+    Unsupported,
+)
+from treering.schedules.planning import advance, claim, claimable, finish, release
+from treering.schedules.tasks import (
+    CLAIMED,
+    LOST,
+    OPENED,
+    TASK_KINDS,
+    TASK_REFS,
+    Occurrence,
+    OpenOccurrence,
+    Skip,
+    Task,
+    add_event,
+    add_finish_event,
+    add_skip_events,
+    decode_task,
+    encode_task,
+    occurrence_of,
+    task_ref_of_scope,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,206 +66,34 @@ if TYPE_CHECKING:
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
+    from treering.core.records import Lease, Ref
     from treering.runs.run import Run
 
-
-# -----------------------------------------------------------------------------------------------------------
-# Claims: what a worker takes of what is due, and how many of them become one commit.
-#
-# Pure but for the presence that fences them. **Invariant:** a claim is written against the version of the
-# task that it was planned from; a batch of claims is there whole or not at all.
-
-
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as it will be, what was left out on the way there, and the fires that are taken."""
-
-    pinned: Pinned
-    task: Task
-    skips: tuple[Skip, ...]
-    taken: tuple[OpenFire, ...]
-
-
-def planned(pinned: Pinned, now_us: int, *, hands: int, worker: str) -> Claim | None:
-    """What to do with a task that is due, with so many hands free; nothing when nothing changes."""
-    if hands <= 0 and pinned.task.policy.catch_up != "skip":
-        return None  # it loses nothing by waiting for a free hand
-    step = advance(pinned.task, now_us)
-    task = step.task
-    times = [fire.at_us for fire in claimable(task)[: max(hands, 0)]]
-    for at_us in times:
-        task = claim(task, at_us, worker=worker, now_us=now_us)
-    if task is pinned.task:
-        return None
-    taken = tuple(fire for fire in task.fires if fire.at_us in times)
-    return Claim(pinned=pinned, task=task, skips=step.skips, taken=taken)
-
-
-def written(space: str, claims: Sequence[Claim], *, worker: str, presence: Presence, now_us: int) -> Draft:
-    """Claims as one batch."""
-    draft = Draft(space)
-    presence.fence(draft, worker)
-    told = 0
-    for each in claims:
-        task = each.task
-        draft.set_ref(each.pinned.ref, encoded(task), scope=task.scope, expect=each.pinned.version)
-        tell_skips(draft, task, each.skips, now_us, number=told)
-        told += len(each.skips)
-        for fire in each.taken:
-            facts = {"at_us": fire.at_us, "worker": worker, "attempt": fire.attempt, "token": fire.token}
-            tell(draft, task, CLAIMED, now_us, facts, number=told)
-            told += 1
-        if not (each.skips or each.taken):
-            tell(draft, task, OPENED, now_us, {"open": len(task.fires)}, number=told)
-            told += 1
-    return draft
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The scribe: writes down what came of fires, those that end together in one commit.
-#
-# Whoever ends a fire hands it in and waits until it is recorded; the first one to come writes for all who
-# came meanwhile. **Invariant:** a fire is recorded only while its worker's lease is held, against the
-# version of the task that is there, and by whoever holds it under the newest token.
-
+Handler = Callable[[Occurrence], Any]
 
 _log: Final = logging.getLogger("treering.schedules")
 
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """A fire whose handler is done, and what came of it."""
-
-    claimed: Pinned
-    fire: Fire
-    taken: OpenFire
-    began_us: int
-    ended_us: int
-    result: Any
-    problem: str | None
-
-
-class Scribe:
-    """Records the ends of one worker's fires."""
-
-    def __init__(self, engine: Engine, space: str, presence: Presence, *, clock: Clock) -> None:
-        self._engine = engine
-        self._space = space
-        self._presence = presence
-        self._clock = clock
-        self._writing = Lock()
-        self._handed: deque[Ended] = deque()
-        self._newest: dict[str, Pinned] = {}
-        self._known = Lock()
-        self._written: deque[Pinned] = deque()
-
-    def note(self, pinned: Pinned) -> None:
-        """A task of which this worker has fires, as it was just written."""
-        with self._known:
-            self._newest[pinned.ref] = pinned
-
-    def written(self) -> Iterable[Pinned]:
-        """The tasks that were written since the last time this was asked."""
-        while self._written:
-            yield self._written.popleft()
-
-    def record(self, ended: Ended) -> None:
-        """Return when the fire is recorded, or can never be."""
-        self._handed.append(ended)
-        with self._writing:
-            together = list[Ended]()
-            while self._handed:
-                together.append(self._handed.popleft())
-            if not together:
-                return  # whoever was before us took ours along
-            try:
-                self._write(together)
-            except Conflict:
-                for each in together:
-                    self._alone(each)
-
-    def _write(self, together: list[Ended]) -> None:
-        """All in one commit, against what this worker wrote last."""
-        workers = {each.taken.worker for each in together}
-        if len(workers) != 1:
-            raise RefMoved("fires of several leases cannot be recorded together")
-        draft = Draft(self._space)
-        self._presence.fence(draft, together[0].taken.worker or "")
-        held: dict[str, Pinned] = {}
-        with self._known:
-            for each in together:
-                ref = each.claimed.ref
-                held.setdefault(ref, self._newest.get(ref, each.claimed))
-        tasks = {ref: pinned.task for ref, pinned in held.items()}
-        for number, each in enumerate(together):
-            ref = each.claimed.ref
-            task = finish(tasks[ref], each.taken.at_us, token=each.taken.token)
-            if task is None:
-                raise RefMoved(f"a fire of task {each.fire.task_id!r} is not ours any more")
-            tasks[ref] = task
-            self._tell(draft, task, each, number)
-        for ref, pinned in held.items():
-            draft.set_ref(ref, encoded(tasks[ref]), scope=tasks[ref].scope, expect=pinned.version)
-        versions = self._engine.commit(draft.batch()).versions
-        for ref, task in tasks.items():
-            self._keep(Pinned(ref, versions[ref], task))
-
-    def _alone(self, ended: Ended) -> None:
-        """One fire, against what the store holds, however often that moves."""
-        ref = ended.claimed.ref
-        while True:
-            stored = self._engine.refs(self._space, [ref]).get(ref)
-            held = None if stored is None else Pinned(ref, stored.version, decoded(stored))
-            task = None if held is None else finish(held.task, ended.taken.at_us, token=ended.taken.token)
-            if held is None or task is None:
-                _log.warning("a fire of task %r was given to another worker meanwhile", ended.fire.task_id)
-                return
-            draft = Draft(self._space)
-            self._presence.fence(draft, ended.taken.worker or "")
-            draft.set_ref(ref, encoded(task), scope=task.scope, expect=held.version)
-            self._tell(draft, task, ended, 0)
-            try:
-                receipt = self._engine.commit(draft.batch())
-            except RefMoved:
-                continue
-            except Fenced:
-                self._presence.give_up()
-                _log.warning("the lease was lost; a fire of task %r will be run again", ended.fire.task_id)
-                return
-            self._keep(Pinned(ref, receipt.versions[ref], task))
-            return
-
-    def _tell(self, draft: Draft, task: Any, ended: Ended, number: int) -> None:
-        tell_finish(
-            draft,
-            task,
-            ended.fire,
-            began_us=ended.began_us,
-            now_us=ended.ended_us,
-            result=ended.result,
-            problem=ended.problem,
-            number=number,
-        )
-
-    def _keep(self, pinned: Pinned) -> None:
-        with self._known:
-            if any(fire.worker is not None for fire in pinned.task.fires):
-                self._newest[pinned.ref] = pinned
-            else:
-                self._newest.pop(pinned.ref, None)
-        self._written.append(pinned)
-
-
-# -----------------------------------------------------------------------------------------------------------
-
-Handler = Callable[[Fire], Any]
-
-_PROBLEM_CHARS: Final = 2000
-_BREATH_SECONDS: Final = 0.005
+_PAGE: Final = 1000
+_MAX_ERROR: Final = 2000
+_MIN_POLL_SECONDS: Final = 0.005
 _LEASE_SHARE: Final = 2 / 3
-"""A worker that was seen alive is not asked after before so much of a lease has passed."""
+"""Share of a lease that must pass before a worker that was seen alive is checked again."""
+_BEATS: Final = 3
+"""How often a lease is renewed within its length."""
+_INVALID_TOKEN: Final = 1 << 52
+"""A fencing token that no lease has."""
+
+
+class VersionedTask(msgspec.Struct, frozen=True):
+    """A task with the ref that holds it and the version it was read at."""
+
+    ref: str
+    version: int
+    task: Task
 
 
 class Worker:
-    """Calls a handler for what is due; see `Schedules.worker`."""
+    """Calls a handler for each occurrence that is due; see `Schedules.worker`."""
 
     def __init__(
         self,
@@ -253,8 +111,8 @@ class Worker:
     ) -> None:
         if concurrency < 1 or not lease_seconds > 0 or not poll_seconds > 0:
             raise InvalidInput(
-                f"a worker of concurrency={concurrency}, lease_seconds={lease_seconds}, "
-                f"poll_seconds={poll_seconds} cannot work; all of them must be above zero"
+                f"invalid worker options: concurrency={concurrency}, lease_seconds={lease_seconds}, "
+                f"poll_seconds={poll_seconds}; all of them must be above zero"
             )
         self._engine = engine
         self._space = space
@@ -265,73 +123,72 @@ class Worker:
         self._lease_us = round(lease_seconds * SECOND_US)
         self._poll_seconds = poll_seconds
         self._new_run = new_run
-        self._presence = Presence(engine, space, name=name, seconds=lease_seconds)
-        self._board = Board(engine, space)
-        self._scribe = Scribe(engine, space, self._presence, clock=clock)
-        self._pool = ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="treering-fire")
+        self._lease = WorkerLease(engine, space, name=name, seconds=lease_seconds)
+        self._cache = TaskCache(engine, space)
+        self._results = ResultWriter(engine, space, self._lease, clock=clock)
+        self._pool = ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="treering-occurrence")
         self._lock = Condition()
         self._running: set[tuple[str, int]] = set()
-        self._met_us: dict[str, int] = {}
-        self._place = 0
+        self._first_seen_us: dict[str, int] = {}
+        self._rank = 0
         self._wake = Event()
         self._stopping = Event()
-        self._watching: Thread | None = None
+        self._poller: Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
 
     def __repr__(self) -> str:
-        return f"<Worker of {self._space!r}, {self.running} fires>"
+        return f"<Worker of {self._space!r}, {self.running} running>"
 
     @property
     def running(self) -> int:
-        """How many fires it is at just now."""
+        """How many occurrences are running."""
         with self._lock:
             return len(self._running)
 
-    # Life
     def start(self) -> Self:
-        """Begin in the background; ``with`` does this."""
-        if self._watching is not None or self._stopping.is_set():
-            raise InvalidInput("this worker was started before; make another one")
-        self._presence.begin()
-        self._watching = Thread(target=self._watch, name="treering-worker", daemon=True)
-        self._watching.start()
+        """Start in the background; ``with`` does this."""
+        if self._poller is not None or self._stopping.is_set():
+            raise InvalidInput("this worker was already started; create another one")
+        self._lease.start()
+        self._poller = Thread(target=self._poll_forever, name="treering-worker", daemon=True)
+        self._poller.start()
         return self
 
     def stop(self) -> None:
-        """Take no more fires; `drain` waits for those that run. May be called from a signal handler."""
+        """Stop claiming occurrences; `drain` waits for the running ones. Safe to call in a signal handler."""
         self._stopping.set()
         self._wake.set()
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Stop, and wait for the running fires to end; says whether all did within ``seconds``.
+        """Stop, wait for running occurrences, and return whether all of them finished within ``seconds``.
 
-        Those that did not are run again by another worker once the lease is over.
+        Another worker repeats the unfinished ones when the lease has expired.
         """
         self.stop()
-        if self._watching is not None:
-            self._watching.join()
-        is_empty = self.idle(seconds)
-        self._pool.shutdown(wait=is_empty)
-        if is_empty:
-            self._presence.end()
+        if self._poller is not None:
+            self._poller.join()
+        is_idle = self.idle(seconds)
+        self._pool.shutdown(wait=is_idle)
+        if is_idle:
+            self._lease.end()
         else:
-            self._presence.silence()
-        return is_empty
+            self._lease.stop_renewing()
+        return is_idle
 
     def idle(self, seconds: float | None = None) -> bool:
-        """Wait until no fire is running; says whether that came true within ``seconds``."""
+        """Wait until nothing is running; return whether that happened within ``seconds``."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._running, seconds)
 
     def run(self) -> None:
-        """Work until `stop` is called, then let the running fires end."""
+        """Work until `stop` is called, then wait for running occurrences."""
         self.start()
         try:
             self._stopping.wait()
         finally:
             self.drain()
-        self._raise()
+        self._raise_failure()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -341,7 +198,7 @@ class Worker:
     ) -> None:
         self.drain()
         if error is None:
-            self._raise()
+            self._raise_failure()
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -352,206 +209,603 @@ class Worker:
     ) -> None:
         await asyncio.to_thread(self.drain)
         if error is None:
-            self._raise()
+            self._raise_failure()
 
-    # Work
     def tick(self) -> int:
-        """Look once and begin with what is due; says how many fires were begun."""
-        begun = self._look()
-        # After a long sleep the lease is over; under a new id there is no reason to wait.
-        return begun if self._presence.is_held else begun + self._look()
+        """Poll once, start what is due, and return how many occurrences were started."""
+        started = self._poll()
+        # A worker that slept past its lease gets a new one; there is no reason to wait for the next poll.
+        return started if self._lease.is_held else started + self._poll()
 
-    def _look(self) -> int:
-        for pinned in self._scribe.written():
-            self._board.pin(pinned.ref, pinned.version, pinned.task)
-        self._board.refresh()
-        now_us = self._clock.now_us()
-        self._take_back(now_us)
-        due = list(self._in_order(now_us))
-        if not due:
-            return 0
-        worker = self._presence.worker
-        free = self._concurrency - self.running
-        claims: list[Claim] = []
-        for pinned in due:
-            claimed = planned(pinned, now_us, hands=free, worker=worker)
-            if claimed is not None:
-                claims.append(claimed)
-                free -= len(claimed.taken)
-        if not claims:
-            return 0
-        try:
-            return self._claimed(claims, worker, now_us)
-        except RefMoved:
-            # Someone else was first with one of them; the others are ours all the same.
-            return sum(self._claimed_alone(each, worker, now_us) for each in claims)
-
-    def _in_order(self, now_us: int) -> Iterator[Pinned]:
-        """What is due: first what cannot wait, then our own share of it, then what is others' share.
-
-        Workers that look at the same moment so seldom reach for the same task.
-        """
-        due = self._board.due(now_us)
-        yield from due.urgent
-        if self.running >= self._concurrency:
-            return
-        others = due.others
-        random.shuffle(others)
-        others.sort(key=self._is_for_others)
-        yield from others[: self._concurrency]
-
-    def _is_for_others(self, pinned: Pinned) -> bool:
-        present = len(self._met_us) + 1
-        return crc32(pinned.ref.encode()) % present != self._place
-
-    def _claimed(self, claims: Sequence[Claim], worker: str, now_us: int) -> int:
-        draft = written(self._space, claims, worker=worker, presence=self._presence, now_us=now_us)
-        try:
-            versions = self._engine.commit(draft.batch()).versions
-        except Fenced:
-            self._presence.give_up()
-            return 0
-        for each in claims:
-            pinned = Pinned(each.pinned.ref, versions[each.pinned.ref], each.task)
-            self._board.pin(pinned.ref, pinned.version, pinned.task)
-            if each.taken:
-                self._scribe.note(pinned)
-            for fire in each.taken:
-                with self._lock:
-                    self._running.add((pinned.ref, fire.token))
-                self._pool.submit(self._do, pinned, fire)
-        return sum(len(each.taken) for each in claims)
-
-    def _claimed_alone(self, claim: Claim, worker: str, now_us: int) -> int:
-        try:
-            return self._claimed([claim], worker, now_us)
-        except RefMoved:
-            self._board.doubt(claim.pinned.ref)
-            return 0
-
-    def _take_back(self, now_us: int) -> None:
-        """Let fires wait again whose worker's lease is over, and our own that came to no end."""
-        mine = self._presence.worker
-        holders: dict[str, list[Pinned]] = {}
-        for pinned in self._board.open():
-            for worker in {fire.worker for fire in pinned.task.fires}:
-                if worker is not None and worker != mine:
-                    holders.setdefault(worker, []).append(pinned)
-                elif worker is not None:
-                    self._free(pinned, mine, now_us)
-        self._met_us = {worker: self._met_us.get(worker, now_us) for worker in holders}
-        self._place = sum(worker < mine for worker in holders)
-        for worker, held in holders.items():
-            if now_us - self._met_us[worker] < self._lease_us * _LEASE_SHARE:
-                continue
-            if self._presence.is_gone(worker):
-                for pinned in held:
-                    self._free(pinned, worker, now_us)
-
-    def _free(self, pinned: Pinned, gone: str, now_us: int) -> None:
-        with self._lock:
-            spared = frozenset(token for ref, token in self._running if ref == pinned.ref)
-        step = take_back(pinned.task, gone, spared=spared if gone == self._presence.worker else frozenset())
-        if step.task == pinned.task:
-            return
-        draft = Draft(self._space)
-        self._write(draft, pinned, step.task, self._presence.worker)
-        tell_skips(draft, step.task, step.skips, now_us)
-        tell(draft, step.task, LOST, now_us, {"worker": gone})
-        try:
-            receipt = self._engine.commit(draft.batch())
-        except Conflict as error:
-            if isinstance(error, Fenced):
-                self._presence.give_up()
-            self._board.doubt(pinned.ref)
-        else:
-            self._board.pin(pinned.ref, receipt.versions[pinned.ref], step.task)
-
-    def _do(self, pinned: Pinned, taken: OpenFire) -> None:
-        """One fire from beginning to end, in a thread of the pool."""
-        ref, task = pinned.ref, pinned.task
-        try:
-            began_us = self._clock.now_us()
-            fire, result, problem = self._handled(task, taken)
-            self._scribe.record(
-                Ended(
-                    claimed=pinned,
-                    fire=fire,
-                    taken=taken,
-                    began_us=began_us,
-                    ended_us=self._clock.now_us(),
-                    result=result,
-                    problem=problem,
-                )
-            )
-        except Exception:  # noqa: BLE001 - the fire stays open, and the next look takes it back
-            _log.exception("fire of task %r could not be recorded; it will be run again", task.id)
-        finally:
-            with self._lock:
-                self._running.discard((ref, taken.token))
-                self._lock.notify_all()
-            self._wake.set()
-
-    def _handled(self, task: Task, taken: OpenFire) -> tuple[Fire, Any, str | None]:
-        run = None
-        if self._new_run is not None:
-            meta = {"task_id": task.id, "scheduled_at_us": taken.at_us, "attempt": taken.attempt}
-            run = self._new_run("scheduler", thread=task.thread_id, namespace=task.namespace, meta=meta)
-        fire = fire_of(task, taken, None if run is None else run.id)
-        recording: AbstractContextManager[Any] = nullcontext() if run is None else run
-        try:
-            with recording, self._lent():
-                return fire, self._called(fire), None
-        except Exception as error:  # noqa: BLE001 - a handler may raise what it likes
-            _log.warning("task %r failed", task.id, exc_info=True)
-            return fire, None, f"{type(error).__qualname__}: {error}"[:_PROBLEM_CHARS]
-
-    def _called(self, fire: Fire) -> Any:
-        from treering.sync_async import call
-
-        result = call(self._handler, fire)
-        if self._deliver is not None:
-            call(self._deliver, fire, result)
-        return result
-
-    def _lent(self) -> AbstractContextManager[None]:
-        from treering.sync_async import lent
-
-        return nullcontext() if self._loop is None else lent(self._loop)
-
-    def _write(self, draft: Draft, pinned: Pinned, task: Task, worker: str) -> None:
-        draft.set_ref(pinned.ref, encoded(task), scope=task.scope, expect=pinned.version)
-        self._presence.fence(draft, worker)
-
-    # Watching
-    def _watch(self) -> None:
+    def _poll_forever(self) -> None:
         while not self._stopping.is_set():
             self._wake.clear()
             try:
-                begun = self.tick()
+                started = self.tick()
             except TreeringError as error:
                 if not error.retryable:
                     self._failure = error
                     self._stopping.set()
                     return
-                _log.warning("the store does not answer; trying again", exc_info=True)
-                begun = 0
+                _log.warning("the store is not available; retrying", exc_info=True)
+                started = 0
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
                 self._failure = error
                 self._stopping.set()
                 return
-            # A breath between two looks: what ends meanwhile is replaced by one commit instead of many.
-            if not self._stopping.wait(_BREATH_SECONDS) and not begun:
-                self._wake.wait(self._pause())
+            # A short pause between polls lets one commit replace several occurrences that finish meanwhile.
+            if not self._stopping.wait(_MIN_POLL_SECONDS) and not started:
+                self._wake.wait(self._seconds_until_due())
 
-    def _pause(self) -> float:
-        """How long nothing can be begun, as far as is known; a fire that ends wakes us."""
+    def _seconds_until_due(self) -> float:
+        """Return how long to wait before the next poll; an occurrence that finishes ends the wait."""
         if self.running >= self._concurrency:
             return self._poll_seconds
-        coming_us = self._board.next_us()
-        until = self._poll_seconds if coming_us is None else (coming_us - self._clock.now_us()) / SECOND_US
-        return max(_BREATH_SECONDS, min(until, self._poll_seconds))
+        next_us = self._cache.next_us()
+        seconds = self._poll_seconds if next_us is None else (next_us - self._clock.now_us()) / SECOND_US
+        return max(_MIN_POLL_SECONDS, min(seconds, self._poll_seconds))
 
-    def _raise(self) -> None:
+    def _poll(self) -> int:
+        for written in self._results.drain_written():
+            self._cache.put(written.ref, written.version, written.task)
+        self._cache.refresh()
+        now_us = self._clock.now_us()
+        self._release_lost(now_us)
+        due = list(self._due_in_order(now_us))
+        if not due:
+            return 0
+        worker = self._lease.worker
+        free = self._concurrency - self.running
+        claims: list[PlannedClaim] = []
+        for versioned in due:
+            planned = plan_claim(versioned, now_us, free=free, worker=worker)
+            if planned is not None:
+                claims.append(planned)
+                free -= len(planned.claimed)
+        if not claims:
+            return 0
+        try:
+            return self._commit_claims(claims, worker, now_us)
+        except RefMoved:
+            # Another worker changed one of the tasks first; the other claims still hold.
+            return sum(self._commit_single_claim(each, worker, now_us) for each in claims)
+
+    def _due_in_order(self, now_us: int) -> Iterator[VersionedTask]:
+        """Iterate over due tasks: urgent ones, then this worker's share, then the shares of the others.
+
+        Workers that poll at the same moment therefore rarely compete for the same task.
+        """
+        due = self._cache.due(now_us)
+        yield from due.urgent
+        if self.running >= self._concurrency:
+            return
+        others = due.others
+        random.shuffle(others)
+        others.sort(key=self._belongs_to_another)
+        yield from others[: self._concurrency]
+
+    def _belongs_to_another(self, versioned: VersionedTask) -> bool:
+        worker_count = len(self._first_seen_us) + 1
+        return crc32(versioned.ref.encode()) % worker_count != self._rank
+
+    def _commit_claims(self, claims: Sequence[PlannedClaim], worker: str, now_us: int) -> int:
+        draft = draft_claims(self._space, claims, worker=worker, lease=self._lease, now_us=now_us)
+        try:
+            versions = self._engine.commit(draft.batch()).versions
+        except Fenced:
+            self._lease.discard()
+            return 0
+        for each in claims:
+            versioned = VersionedTask(each.before.ref, versions[each.before.ref], each.task)
+            self._cache.put(versioned.ref, versioned.version, versioned.task)
+            if each.claimed:
+                self._results.remember(versioned)
+            for claimed in each.claimed:
+                with self._lock:
+                    self._running.add((versioned.ref, claimed.token))
+                self._pool.submit(self._execute, versioned, claimed)
+        return sum(len(each.claimed) for each in claims)
+
+    def _commit_single_claim(self, planned: PlannedClaim, worker: str, now_us: int) -> int:
+        try:
+            return self._commit_claims([planned], worker, now_us)
+        except RefMoved:
+            self._cache.invalidate(planned.before.ref)
+            return 0
+
+    def _release_lost(self, now_us: int) -> None:
+        """Release the occurrences of workers whose lease expired, and our own that nothing runs any more."""
+        own = self._lease.worker
+        tasks_by_worker: dict[str, list[VersionedTask]] = {}
+        for versioned in self._cache.open():
+            for worker in {each.worker for each in versioned.task.open_occurrences}:
+                if worker is not None and worker != own:
+                    tasks_by_worker.setdefault(worker, []).append(versioned)
+                elif worker is not None:
+                    self._release(versioned, own, now_us)
+        self._first_seen_us = {worker: self._first_seen_us.get(worker, now_us) for worker in tasks_by_worker}
+        self._rank = sum(worker < own for worker in tasks_by_worker)
+        for worker, tasks in tasks_by_worker.items():
+            if now_us - self._first_seen_us[worker] < self._lease_us * _LEASE_SHARE:
+                continue
+            if self._lease.take_expired(worker):
+                for versioned in tasks:
+                    self._release(versioned, worker, now_us)
+
+    def _release(self, versioned: VersionedTask, worker: str, now_us: int) -> None:
+        running = frozenset[int]()
+        if worker == self._lease.worker:
+            with self._lock:
+                running = frozenset(token for ref, token in self._running if ref == versioned.ref)
+        step = release(versioned.task, worker, running=running)
+        if step.task == versioned.task:
+            return
+        draft = Draft(self._space)
+        draft.set_ref(versioned.ref, encode_task(step.task), scope=step.task.scope, expect=versioned.version)
+        self._lease.fence(draft, self._lease.worker)
+        add_skip_events(draft, step.task, step.skips, now_us)
+        add_event(draft, step.task, LOST, now_us, {"worker": worker})
+        try:
+            receipt = self._engine.commit(draft.batch())
+        except Conflict as error:
+            if isinstance(error, Fenced):
+                self._lease.discard()
+            self._cache.invalidate(versioned.ref)
+        else:
+            self._cache.put(versioned.ref, receipt.versions[versioned.ref], step.task)
+
+    def _execute(self, versioned: VersionedTask, claimed: OpenOccurrence) -> None:
+        """Run one occurrence and record its result, in a thread of the pool."""
+        task = versioned.task
+        try:
+            started_us = self._clock.now_us()
+            occurrence, result, error = self._call_handler(task, claimed)
+            self._results.write(
+                FinishedOccurrence(
+                    claim=versioned,
+                    occurrence=occurrence,
+                    claimed=claimed,
+                    started_us=started_us,
+                    ended_us=self._clock.now_us(),
+                    result=result,
+                    error=error,
+                )
+            )
+        except Exception:  # noqa: BLE001 - the occurrence stays open, and the next poll releases it
+            _log.exception("an occurrence of task %r could not be recorded; it will run again", task.id)
+        finally:
+            with self._lock:
+                self._running.discard((versioned.ref, claimed.token))
+                self._lock.notify_all()
+            self._wake.set()
+
+    def _call_handler(self, task: Task, claimed: OpenOccurrence) -> tuple[Occurrence, Any, str | None]:
+        from treering.sync_async import call, lent
+
+        run = None
+        if self._new_run is not None:
+            meta = {"task_id": task.id, "scheduled_at_us": claimed.at_us, "attempt": claimed.attempt}
+            run = self._new_run("scheduler", thread=task.thread_id, namespace=task.namespace, meta=meta)
+        occurrence = occurrence_of(task, claimed, None if run is None else run.id)
+        recording: AbstractContextManager[Any] = nullcontext() if run is None else run
+        try:
+            with recording, nullcontext() if self._loop is None else lent(self._loop):
+                result = call(self._handler, occurrence)
+                if self._deliver is not None:
+                    call(self._deliver, occurrence, result)
+                return occurrence, result, None
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            _log.warning("task %r failed", task.id, exc_info=True)
+            return occurrence, None, f"{type(error).__qualname__}: {error}"[:_MAX_ERROR]
+
+    def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+class PlannedClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as read and as it will be written, with the occurrences skipped and claimed on the way."""
+
+    before: VersionedTask
+    task: Task
+    skips: tuple[Skip, ...]
+    claimed: tuple[OpenOccurrence, ...]
+
+
+def plan_claim(versioned: VersionedTask, now_us: int, *, free: int, worker: str) -> PlannedClaim | None:
+    """Decide what to do with a due task, given so many free slots; ``None`` if nothing would change."""
+    if free <= 0 and versioned.task.policy.catch_up != "skip":
+        return None  # waiting for a free slot loses no occurrence
+    step = advance(versioned.task, now_us)
+    task = step.task
+    times = [each.at_us for each in claimable(task)[: max(free, 0)]]
+    for at_us in times:
+        task = claim(task, at_us, worker=worker, now_us=now_us)
+    if task is versioned.task:
+        return None
+    claimed = tuple(each for each in task.open_occurrences if each.at_us in times)
+    return PlannedClaim(before=versioned, task=task, skips=step.skips, claimed=claimed)
+
+
+def draft_claims(
+    space: str, claims: Sequence[PlannedClaim], *, worker: str, lease: WorkerLease, now_us: int
+) -> Draft:
+    """Draft one batch with all claims, each against the version of the task that it was planned from."""
+    draft = Draft(space)
+    lease.fence(draft, worker)
+    number = 0
+    for each in claims:
+        task = each.task
+        draft.set_ref(each.before.ref, encode_task(task), scope=task.scope, expect=each.before.version)
+        add_skip_events(draft, task, each.skips, now_us, start=number)
+        number += len(each.skips)
+        for claimed in each.claimed:
+            data = {
+                "at_us": claimed.at_us,
+                "worker": worker,
+                "attempt": claimed.attempt,
+                "token": claimed.token,
+            }
+            add_event(draft, task, CLAIMED, now_us, data, number=number)
+            number += 1
+        if not (each.skips or each.claimed):
+            add_event(draft, task, OPENED, now_us, {"open": len(task.open_occurrences)}, number=number)
+            number += 1
+    return draft
+
+
+class FinishedOccurrence(msgspec.Struct, frozen=True, kw_only=True):
+    """An occurrence whose handler returned or raised, ready to be recorded."""
+
+    claim: VersionedTask
+    occurrence: Occurrence
+    claimed: OpenOccurrence
+    started_us: int
+    ended_us: int
+    result: Any
+    error: str | None
+
+
+class ResultWriter:
+    """Records finished occurrences; those that finish together share one commit.
+
+    Each thread queues its result and then takes the lock; the first one in writes everything that was queued
+    in the meantime. **Invariant:** a result is recorded only while the lease of its worker is held, against
+    the current version of the task, and under the newest token of the occurrence.
+    """
+
+    def __init__(self, engine: Engine, space: str, lease: WorkerLease, *, clock: Clock) -> None:
+        self._engine = engine
+        self._space = space
+        self._lease = lease
+        self._clock = clock
+        self._commit_lock = Lock()
+        self._queue: deque[FinishedOccurrence] = deque()
+        self._latest: dict[str, VersionedTask] = {}
+        self._latest_lock = Lock()
+        self._written: deque[VersionedTask] = deque()
+
+    def remember(self, versioned: VersionedTask) -> None:
+        """Note the version of a task in which this worker claimed occurrences."""
+        with self._latest_lock:
+            self._latest[versioned.ref] = versioned
+
+    def drain_written(self) -> Iterable[VersionedTask]:
+        """Iterate over the tasks written since the last call."""
+        while self._written:
+            yield self._written.popleft()
+
+    def write(self, finished: FinishedOccurrence) -> None:
+        """Record a result; return when it is recorded, or when another worker has taken over."""
+        self._queue.append(finished)
+        with self._commit_lock:
+            group = list[FinishedOccurrence]()
+            while self._queue:
+                group.append(self._queue.popleft())
+            if not group:
+                return  # the previous holder of the lock wrote ours as well
+            try:
+                self._write_group(group)
+            except Conflict:
+                for each in group:
+                    self._write_alone(each)
+
+    def _write_group(self, group: list[FinishedOccurrence]) -> None:
+        """Record all in one commit, against the versions that this worker wrote last."""
+        if len({each.claimed.worker for each in group}) != 1:
+            raise RefMoved("occurrences claimed under different leases cannot share a commit")
+        draft = Draft(self._space)
+        self._lease.fence(draft, group[0].claimed.worker or "")
+        latest: dict[str, VersionedTask] = {}
+        with self._latest_lock:
+            for each in group:
+                latest.setdefault(each.claim.ref, self._latest.get(each.claim.ref, each.claim))
+        tasks = {ref: versioned.task for ref, versioned in latest.items()}
+        for number, each in enumerate(group):
+            ref = each.claim.ref
+            task = finish(tasks[ref], each.claimed.at_us, token=each.claimed.token)
+            if task is None:
+                raise RefMoved(f"an occurrence of task {each.occurrence.task_id!r} is no longer ours")
+            tasks[ref] = task
+            self._add_event(draft, task, each, number)
+        for ref, versioned in latest.items():
+            draft.set_ref(ref, encode_task(tasks[ref]), scope=tasks[ref].scope, expect=versioned.version)
+        versions = self._engine.commit(draft.batch()).versions
+        for ref, task in tasks.items():
+            self._note_written(VersionedTask(ref, versions[ref], task))
+
+    def _write_alone(self, finished: FinishedOccurrence) -> None:
+        """Record one result against the stored version of its task, however often that changes."""
+        ref, task_id = finished.claim.ref, finished.occurrence.task_id
+        while True:
+            stored = self._engine.refs(self._space, [ref]).get(ref)
+            task = None
+            if stored is not None:
+                task = finish(decode_task(stored), finished.claimed.at_us, token=finished.claimed.token)
+            if stored is None or task is None:
+                _log.warning("another worker has taken over an occurrence of task %r", task_id)
+                return
+            draft = Draft(self._space)
+            self._lease.fence(draft, finished.claimed.worker or "")
+            draft.set_ref(ref, encode_task(task), scope=task.scope, expect=stored.version)
+            self._add_event(draft, task, finished, 0)
+            try:
+                receipt = self._engine.commit(draft.batch())
+            except RefMoved:
+                continue
+            except Fenced:
+                self._lease.discard()
+                _log.warning("the lease was lost; an occurrence of task %r will run again", task_id)
+                return
+            self._note_written(VersionedTask(ref, receipt.versions[ref], task))
+            return
+
+    def _add_event(self, draft: Draft, task: Task, finished: FinishedOccurrence, number: int) -> None:
+        add_finish_event(
+            draft,
+            task,
+            finished.occurrence,
+            started_us=finished.started_us,
+            ended_us=finished.ended_us,
+            result=finished.result,
+            error=finished.error,
+            number=number,
+        )
+
+    def _note_written(self, versioned: VersionedTask) -> None:
+        with self._latest_lock:
+            if any(each.worker is not None for each in versioned.task.open_occurrences):
+                self._latest[versioned.ref] = versioned
+            else:
+                self._latest.pop(versioned.ref, None)
+        self._written.append(versioned)
+
+
+class DueTasks(msgspec.Struct, frozen=True):
+    """Tasks to look at now. Urgent ones must not wait for a free slot, or an earlier worker died on them."""
+
+    urgent: list[VersionedTask]
+    others: list[VersionedTask]
+
+
+class TaskCache:
+    """Every unfinished task of a space, read once and then kept current from the journal.
+
+    **Invariant:** the cache may be stale without harm, because whatever is decided from it is committed
+    against the version that it holds.
+    """
+
+    def __init__(self, engine: Engine, space: str) -> None:
+        self._engine = engine
+        self._space = space
+        self._tasks: dict[str, VersionedTask] = {}
+        self._open: set[str] = set()
+        self._waiting: set[str] = set()
+        self._urgent: set[str] = set()
+        self._due: set[str] = set()
+        self._upcoming: list[tuple[int, str]] = []
+        self._last_seq: int | None = None
+        self._invalid: set[str] = set()
+
+    def due(self, now_us: int) -> DueTasks:
+        """Return the tasks whose next occurrence is due, and those with claimable occurrences."""
+        while self._upcoming and self._upcoming[0][0] <= now_us:
+            at_us, ref = heappop(self._upcoming)
+            versioned = self._tasks.get(ref)
+            # The heap still holds the former times of tasks that have moved on.
+            if versioned is not None and versioned.task.next_run_us == at_us and versioned.task.active:
+                self._due.add(ref)
+        due = self._due | self._waiting
+        urgent = due & self._urgent
+        return DueTasks([self._tasks[ref] for ref in urgent], [self._tasks[ref] for ref in due - urgent])
+
+    def open(self) -> list[VersionedTask]:
+        """Return the tasks with open occurrences."""
+        return [self._tasks[ref] for ref in self._open]
+
+    def next_us(self) -> int | None:
+        """Return when the next occurrence is due; 0 if one is due already."""
+        if self._due:
+            return 0
+        return self._upcoming[0][0] if self._upcoming else None
+
+    def refresh(self) -> None:
+        """Read the tasks that changed since the last call."""
+        if self._last_seq is None:
+            self._last_seq = self._engine.wait(self._space, 0, seconds=0)
+            for ref in each_ref(self._engine, self._space, TASK_REFS):
+                self._load(ref)
+            return
+        changed = self._invalid
+        query = EventQuery(kinds=TASK_KINDS)
+        for record in each_record(self._engine, self._space, query, after=str(self._last_seq)):
+            changed.add(task_ref_of_scope(record.event.scope))
+            self._last_seq = record.seq
+        self._invalid = set()
+        self._reload(list(changed))
+
+    def put(self, ref: str, version: int, task: Task) -> None:
+        """Store a task, unless the cache already holds this version or a newer one."""
+        before = self._tasks.get(ref)
+        if before is not None and before.version >= version:
+            return
+        if task.status in ("done", "cancelled") and not task.open_occurrences:
+            self._drop(ref)
+            return
+        self._tasks[ref] = VersionedTask(ref, version, task)
+        waiting = claimable(task)
+        _set_member(self._open, ref, member=bool(task.open_occurrences))
+        _set_member(self._waiting, ref, member=bool(waiting))
+        is_urgent = task.policy.catch_up == "skip" or any(each.attempt for each in waiting)
+        _set_member(self._urgent, ref, member=is_urgent)
+        at_us = task.next_run_us if task.active else None
+        if before is not None and before.task.active and before.task.next_run_us == at_us:
+            return  # already due, or already in the heap
+        self._due.discard(ref)
+        if at_us is not None:
+            heappush(self._upcoming, (at_us, ref))
+
+    def invalidate(self, ref: str) -> None:
+        """Read this task again at the next refresh."""
+        self._invalid.add(ref)
+
+    def _reload(self, names: list[str]) -> None:
+        for start in range(0, len(names), _PAGE):
+            page = names[start : start + _PAGE]
+            refs = self._engine.refs(self._space, page)
+            for name in page:
+                ref = refs.get(name)
+                if ref is None:
+                    self._drop(name)
+                else:
+                    self._load(ref)
+
+    def _load(self, ref: Ref) -> None:
+        cached = self._tasks.get(ref.name)
+        if cached is not None and cached.version == ref.version:
+            return
+        try:
+            self.put(ref.name, ref.version, decode_task(ref))
+        except Corrupt:
+            # One corrupt task must not keep the others from running.
+            self._drop(ref.name)
+            _log.exception("skipping a corrupt task")
+
+    def _drop(self, ref: str) -> None:
+        self._tasks.pop(ref, None)
+        for refs in (self._open, self._waiting, self._urgent, self._due):
+            refs.discard(ref)
+
+
+class WorkerLease:
+    """The lease of one worker, renewed in the background while the worker lives.
+
+    Everything that a worker commits is fenced with its lease. Another worker that finds the lease expired
+    takes it, which changes its token: from then on the first worker can commit nothing, and its occurrences
+    may be given to others.
+    """
+
+    def __init__(self, engine: Engine, space: str, *, name: str, seconds: float) -> None:
+        self._engine = engine
+        self._space = space
+        self._name = name
+        self._seconds = seconds
+        self._lock = Lock()
+        self._lease: Lease | None = None
+        self._stopping = Event()
+        self._renewer: Thread | None = None
+
+    @property
+    def worker(self) -> str:
+        """The id under which occurrences are claimed; a new one after the lease was lost."""
+        return self._acquire().holder
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease is held, as far as this process knows."""
+        with self._lock:
+            return self._lease is not None
+
+    def start(self) -> None:
+        """Acquire the lease and renew it in the background."""
+        self._acquire()
+        self._renewer = Thread(target=self._renew_forever, name="treering-worker-lease", daemon=True)
+        self._renewer.start()
+
+    def fence(self, draft: Draft, worker: str) -> None:
+        """Make a batch fail with `Fenced` unless the lease is held under this id."""
+        with self._lock:
+            lease = self._lease
+        if lease is not None and lease.holder == worker:
+            draft.fence(lease.name, lease.token)
+        else:
+            draft.fence(_lease_name(worker), _INVALID_TOKEN)
+
+    def renew(self) -> bool:
+        """Extend the lease; return whether it is still held. A lost lease is discarded."""
+        with self._lock:
+            lease = self._lease
+        if lease is None:
+            return False
+        renewed = self._engine.heartbeat(lease, seconds=self._seconds)
+        with self._lock:
+            self._lease = renewed
+        return renewed is not None
+
+    def discard(self) -> None:
+        """Forget a lost lease; the next access acquires one under a new id."""
+        with self._lock:
+            self._lease = None
+
+    def take_expired(self, worker: str) -> bool:
+        """Whether the lease of another worker has expired. If so it is revoked: that worker is fenced out."""
+        taken = self._engine.claim(
+            self._space, _lease_name(worker), holder=f"heir:{self.worker}", seconds=self._seconds
+        )
+        if taken is None:
+            return False
+        self._engine.release(taken)
+        return True
+
+    def end(self) -> None:
+        """Release the lease."""
+        self.stop_renewing()
+        with self._lock:
+            lease, self._lease = self._lease, None
+        if lease is not None:
+            self._engine.release(lease)
+
+    def stop_renewing(self) -> None:
+        """Let the lease expire, after which other workers take over what is still open."""
+        self._stopping.set()
+        if self._renewer is not None:
+            self._renewer.join()
+
+    def _acquire(self) -> Lease:
+        with self._lock:
+            if self._lease is None:
+                worker = f"{self._name}:{new_id()}"
+                self._lease = self._engine.claim(
+                    self._space, _lease_name(worker), holder=worker, seconds=self._seconds
+                )
+                if self._lease is None:
+                    raise Unsupported(
+                        f"the store granted no lease for {worker!r}; schedules need an engine with leases"
+                    )
+            return self._lease
+
+    def _renew_forever(self) -> None:
+        while not self._stopping.wait(self._seconds / _BEATS):
+            try:
+                if not self.renew():
+                    _log.warning("the lease of a worker was lost; other workers may repeat its occurrences")
+            except TreeringError:
+                _log.warning("the lease of a worker could not be renewed; retrying", exc_info=True)
+
+
+def _set_member(refs: set[str], ref: str, *, member: bool) -> None:
+    (refs.add if member else refs.discard)(ref)
+
+
+def _lease_name(worker: str) -> str:
+    return f"worker/{worker}"

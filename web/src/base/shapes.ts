@@ -223,10 +223,10 @@ export interface Task {
   next_run_us?: number | null;
   status?: string;
   runs?: number;
-  fires?: { at_us: number; worker?: string | null; manual?: boolean }[];
+  open_occurrences?: { at_us: number; worker?: string | null; manual?: boolean }[];
 }
 
-export interface FireReport {
+export interface OccurrenceReport {
   task_id: string;
   outcome: "ok" | "error" | "skipped";
   scheduled_at_us: number;

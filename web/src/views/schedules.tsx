@@ -1,4 +1,4 @@
-// Tasks that come up later: when, what became of them, and stopping or starting them.
+// Scheduled tasks: when they run next, how their occurrences ended, and pausing, running or cancelling them.
 import { useState } from "preact/hooks";
 
 import { at, send } from "../base/api";
@@ -7,7 +7,7 @@ import { useKeys } from "../base/keys";
 import { useChanges } from "../base/live";
 import { asProblem, useGet, usePages } from "../base/query";
 import { go, href, route, select } from "../base/route";
-import type { FireReport, Task } from "../base/shapes";
+import type { OccurrenceReport, Task } from "../base/shapes";
 import { Figure, Head, Status, Time } from "../ui/bits";
 import { Confirm } from "../ui/dialog";
 import { Rows } from "../ui/rows";
@@ -22,7 +22,7 @@ export function Schedules({ id }: { id: string | undefined }) {
   const { query } = route.value;
   const all = query["all"] === "1";
   const asked = useGet<{ schedules: TaskLine[] }>(at(["schedules"], { all: all || null }));
-  useChanges((event) => event.kind.startsWith("schedule") || event.kind.startsWith("fire"), asked.reload);
+  useChanges((event) => event.kind.startsWith("schedule") || event.kind.startsWith("occurrence"), asked.reload);
   useKeys({ Escape: () => (id ? go(["schedules"], query) : undefined) });
   return (
     <div class="view">
@@ -30,7 +30,7 @@ export function Schedules({ id }: { id: string | undefined }) {
         <form class="filters" onSubmit={(event) => event.preventDefault()}>
           <label class="check">
             <input type="checkbox" checked={all} onChange={(event) => select({ all: event.currentTarget.checked ? "1" : null })} />{" "}
-            Also what is over
+            Show finished
           </label>
         </form>
       </Head>
@@ -78,11 +78,11 @@ function TaskRow({ line: { task, next } }: { line: TaskLine }) {
 }
 
 function Shown({ line, id, onChange }: { line: TaskLine | undefined; id: string | undefined; onChange: () => void }) {
-  if (!id) return <Empty title="Choose a task">Its next fires and what became of the last ones are shown here.</Empty>;
+  if (!id) return <Empty title="Choose a task">Its next due times and its past occurrences are shown here.</Empty>;
   if (!line) {
     return (
       <Empty title="This task is not in the list">
-        <a href={href(["schedules", id], { all: "1" })}>Look among those that are over</a>
+        <a href={href(["schedules", id], { all: "1" })}>Show finished tasks</a>
       </Empty>
     );
   }
@@ -92,18 +92,18 @@ function Shown({ line, id, onChange }: { line: TaskLine | undefined; id: string 
 function One({ line: { task, next }, onChange }: { line: TaskLine; onChange: () => void }) {
   const [trouble, setTrouble] = useState("");
   const [asking, ask] = useState(false);
-  const fires = usePages<FireReport>(
-    at(["schedules", task.id, "fires"], { limit: 100 }),
-    "fires",
-    (fire) => `${fire.scheduled_at_us}/${fire.ended_at_us}`,
+  const occurrences = usePages<OccurrenceReport>(
+    at(["schedules", task.id, "occurrences"], { limit: 100 }),
+    "occurrences",
+    (each) => `${each.scheduled_at_us}/${each.ended_at_us}`,
   );
-  useChanges((event) => event.kind.startsWith("fire"), fires.reload);
+  useChanges((event) => event.kind.startsWith("occurrence"), occurrences.reload);
   const act = (verb: string) =>
     send("POST", at(["schedules", task.id, verb])).then(
       () => {
         setTrouble("");
         onChange();
-        fires.reload();
+        occurrences.reload();
       },
       (error: unknown) => setTrouble(asProblem(error).message),
     );
@@ -140,18 +140,18 @@ function One({ line: { task, next }, onChange }: { line: TaskLine; onChange: () 
         <Figure label="last" value={task.last_run_us ? <Time at={task.last_run_us} /> : "never"} />
         <Figure label="id" value={<code>{task.id}</code>} />
       </dl>
-      {(task.fires ?? []).length > 0 && (
+      {(task.open_occurrences ?? []).length > 0 && (
         <p class="origin">
-          {task.fires!.map((fire) => (
-            <span class="tag warn" key={fire.at_us}>
-              {fire.worker ? `running at ${fire.worker}` : "waits for a worker"}
+          {task.open_occurrences!.map((each) => (
+            <span class="tag warn" key={each.at_us}>
+              {each.worker ? `running on ${each.worker}` : "waiting for a worker"}
             </span>
           ))}
         </p>
       )}
-      <h3>Next fires</h3>
+      <h3>Next due</h3>
       {next.length === 0 ? (
-        <p class="muted">{isPaused ? "None while it is paused." : "None any more."}</p>
+        <p class="muted">{isPaused ? "None while the task is paused." : "None."}</p>
       ) : (
         <ol class="next">
           {next.map((each) => (
@@ -161,30 +161,30 @@ function One({ line: { task, next }, onChange }: { line: TaskLine; onChange: () 
           ))}
         </ol>
       )}
-      <h3>What became of them</h3>
-      <Answer asked={fires} what="Reading the history">
+      <h3>History</h3>
+      <Answer asked={occurrences} what="Reading the history">
         {(found) =>
           found.length === 0 ? (
-            <p class="muted">It has not fired yet.</p>
+            <p class="muted">No occurrences yet.</p>
           ) : (
             <Rows
-              label="Fires"
-              class="fires"
+              label="Occurrences"
+              class="occurrences"
               items={found}
               height={36}
               keys={false}
-              idOf={(fire) => `${fire.scheduled_at_us}/${fire.ended_at_us}`}
-              onEnd={fires.more}
-              row={(fire) => (
-                <div class="fire">
-                  <Status status={fire.outcome} />
-                  <span title={stamp(fire.scheduled_at_us)}>
-                    {stamp(fire.scheduled_at_us)}
-                    {fire.count > 1 && ` and ${fire.count - 1} more`}
+              idOf={(each) => `${each.scheduled_at_us}/${each.ended_at_us}`}
+              onEnd={occurrences.more}
+              row={(each) => (
+                <div class="occurrence">
+                  <Status status={each.outcome} />
+                  <span title={stamp(each.scheduled_at_us)}>
+                    {stamp(each.scheduled_at_us)}
+                    {each.count > 1 && ` and ${each.count - 1} more`}
                   </span>
-                  <span class="number">{fire.duration_us ? duration(fire.duration_us) : ""}</span>
-                  <span class="cut muted">{fire.reason || (fire.manual ? "by hand" : "")}</span>
-                  {fire.run_id && <a href={href(["runs", fire.run_id])}>run</a>}
+                  <span class="number">{each.duration_us ? duration(each.duration_us) : ""}</span>
+                  <span class="cut muted">{each.reason || (each.manual ? "run now" : "")}</span>
+                  {each.run_id && <a href={href(["runs", each.run_id])}>run</a>}
                 </div>
               )}
             />
@@ -202,7 +202,7 @@ function One({ line: { task, next }, onChange }: { line: TaskLine; onChange: () 
             onChange();
           }}
         >
-          <p>It never runs again. What became of its fires stays.</p>
+          <p>It will not run again. The history of its occurrences is kept.</p>
         </Confirm>
       )}
     </section>

@@ -1,4 +1,4 @@
-"""Schedules: tasks that come up later, and what became of them."""
+"""Scheduled tasks and the outcomes of their occurrences."""
 
 from __future__ import annotations
 
@@ -8,55 +8,54 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from treering.schedules.fires import FireReport
 from treering.schedules.schedules import Schedules
-from treering.schedules.tasks import CatchUp, Overlap, Task
+from treering.schedules.tasks import CatchUp, OccurrenceReport, Overlap, Task
 from treering.server.endpoints import Call, endpoint
 
 
-class Where(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose schedules."""
+class ScheduleQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The namespace of the task."""
 
     namespace: str = ""
 
 
-class TasksQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which tasks; ``all`` also shows those that are over."""
+class ScheduleListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tasks to list; ``all`` includes done and cancelled ones."""
 
     namespace: str = ""
     all: bool = False
 
 
-class TaskLine(Struct, frozen=True, kw_only=True):
-    """A task and when it is due next."""
+class ScheduledTask(Struct, frozen=True, kw_only=True):
+    """A task and its next due times."""
 
     task: Task
     next: tuple[datetime, ...]
 
 
-class Tasks(Struct, frozen=True, kw_only=True):
+class ScheduleList(Struct, frozen=True, kw_only=True):
     """Tasks, oldest first."""
 
-    schedules: tuple[TaskLine, ...]
+    schedules: tuple[ScheduledTask, ...]
 
 
-class FiresQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many."""
+class OccurrencesQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A page of occurrences."""
 
     namespace: str = ""
     limit: Annotated[int, Meta(ge=1, le=500)] = 50
     cursor: Annotated[int, Meta(ge=0, le=10**9)] = 0
 
 
-class Fires(Struct, frozen=True, kw_only=True):
-    """What became of each occurrence, newest first."""
+class OccurrenceList(Struct, frozen=True, kw_only=True):
+    """Finished and skipped occurrences, newest first."""
 
-    fires: tuple[FireReport, ...]
+    occurrences: tuple[OccurrenceReport, ...]
     next_cursor: int | None
 
 
 class NewTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task: a cron expression, a number of seconds, or one moment."""
+    """A task to schedule: by a cron expression, at an interval in seconds, or once at an ISO 8601 time."""
 
     prompt: str
     type: Literal["cron", "interval", "once"]
@@ -70,14 +69,15 @@ class NewTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 @endpoint("GET", "/schedules", tag="schedules")
-def list_schedules(call: Call[TasksQuery, None]) -> Tasks:
-    """The tasks that are going to run or paused."""
+def list_schedules(call: Call[ScheduleListQuery, None]) -> ScheduleList:
+    """List active and paused tasks."""
     schedules = _schedules(call)
-    return Tasks(schedules=tuple(_line(schedules, each) for each in schedules.list_tasks(all=call.query.all)))
+    tasks = schedules.list_tasks(all=call.query.all)
+    return ScheduleList(schedules=tuple(_with_next(schedules, task) for task in tasks))
 
 
 @endpoint("POST", "/schedules", tag="schedules", status=201)
-def create_schedule(call: Call[Where, NewTask]) -> TaskLine:
+def create_schedule(call: Call[ScheduleQuery, NewTask]) -> ScheduledTask:
     """Schedule a task."""
     body = call.body
     schedules = _schedules(call)
@@ -92,60 +92,62 @@ def create_schedule(call: Call[Where, NewTask]) -> TaskLine:
         overlap=body.overlap,
         metadata=body.metadata,
     )
-    return _line(schedules, task)
+    return _with_next(schedules, task)
 
 
 @endpoint("GET", "/schedules/{id}", tag="schedules")
-def get_schedule(call: Call[Where, None]) -> TaskLine:
-    """One task."""
+def get_schedule(call: Call[ScheduleQuery, None]) -> ScheduledTask:
+    """Return a task."""
     schedules = _schedules(call)
-    return _line(schedules, schedules.get(call.path["id"]))
+    return _with_next(schedules, schedules.get(call.path["id"]))
 
 
-@endpoint("GET", "/schedules/{id}/fires", tag="schedules")
-def list_fires(call: Call[FiresQuery, None]) -> Fires:
-    """What became of a task's occurrences, newest first."""
+@endpoint("GET", "/schedules/{id}/occurrences", tag="schedules")
+def list_occurrences(call: Call[OccurrencesQuery, None]) -> OccurrenceList:
+    """List the finished and skipped occurrences of a task, newest first."""
     query = call.query
     schedules = _schedules(call)
     schedules.get(call.path["id"])
-    found = list(islice(schedules.fires(call.path["id"]), query.cursor, query.cursor + query.limit + 1))
-    more = len(found) > query.limit
-    return Fires(fires=tuple(found[: query.limit]), next_cursor=query.cursor + query.limit if more else None)
+    end = query.cursor + query.limit
+    found = list(islice(schedules.occurrences(call.path["id"]), query.cursor, end + 1))
+    return OccurrenceList(
+        occurrences=tuple(found[: query.limit]), next_cursor=end if len(found) > query.limit else None
+    )
 
 
 @endpoint("POST", "/schedules/{id}/pause", tag="schedules")
-def pause_schedule(call: Call[Where, None]) -> TaskLine:
-    """Do not run it until it is resumed."""
+def pause_schedule(call: Call[ScheduleQuery, None]) -> ScheduledTask:
+    """Pause a task until it is resumed."""
     schedules = _schedules(call)
-    return _line(schedules, schedules.pause(call.path["id"]))
+    return _with_next(schedules, schedules.pause(call.path["id"]))
 
 
 @endpoint("POST", "/schedules/{id}/resume", tag="schedules")
-def resume_schedule(call: Call[Where, None]) -> TaskLine:
-    """Go on with the next occurrence."""
+def resume_schedule(call: Call[ScheduleQuery, None]) -> ScheduledTask:
+    """Resume a paused task at its next occurrence."""
     schedules = _schedules(call)
-    return _line(schedules, schedules.resume(call.path["id"]))
+    return _with_next(schedules, schedules.resume(call.path["id"]))
 
 
 @endpoint("POST", "/schedules/{id}/run", tag="schedules")
-def run_schedule(call: Call[Where, None]) -> TaskLine:
-    """Let a worker run it once at once."""
+def run_schedule(call: Call[ScheduleQuery, None]) -> ScheduledTask:
+    """Have a worker run the task once as soon as possible."""
     schedules = _schedules(call)
-    return _line(schedules, schedules.run_now(call.path["id"]))
+    return _with_next(schedules, schedules.run_now(call.path["id"]))
 
 
 @endpoint("DELETE", "/schedules/{id}", tag="schedules")
-def cancel_schedule(call: Call[Where, None]) -> TaskLine:
-    """Never run it again."""
+def cancel_schedule(call: Call[ScheduleQuery, None]) -> ScheduledTask:
+    """Cancel a task for good."""
     schedules = _schedules(call)
-    return _line(schedules, schedules.cancel_task(call.path["id"]))
+    return _with_next(schedules, schedules.cancel_task(call.path["id"]))
 
 
 ENDPOINTS: Final = (
     list_schedules,
     create_schedule,
     get_schedule,
-    list_fires,
+    list_occurrences,
     pause_schedule,
     resume_schedule,
     run_schedule,
@@ -157,5 +159,5 @@ def _schedules(call: Call[Any, Any]) -> Schedules:
     return call.store.schedules.in_namespace(call.query.namespace)
 
 
-def _line(schedules: Schedules, task: Task) -> TaskLine:
-    return TaskLine(task=task, next=tuple(schedules.preview(task.id, 3)))
+def _with_next(schedules: Schedules, task: Task) -> ScheduledTask:
+    return ScheduledTask(task=task, next=tuple(schedules.preview(task.id, 3)))

@@ -1,4 +1,4 @@
-"""When tasks are due: wall clocks that jump, grids, moments, and what is refused."""
+"""Due times: daylight saving, intervals, single times, and invalid schedules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from treering.core.clock import from_datetime, to_datetime
 from treering.errors import InvalidInput
-from treering.schedules.tasks import Timing, checked_timing
+from treering.schedules.timing import Timing, parse_timing
 
 NOW = from_datetime(datetime(2026, 2, 24, 10, tzinfo=UTC))
 DAILY = ("0 0 * * *", "30 1 * * *", "30 2 * * *", "15 3 * * *")
@@ -24,7 +24,7 @@ def zones():
 
 
 def changes(zone):
-    """The days (in UTC) on which the offset of a zone changes."""
+    """Return the days (in UTC) on which the offset of a zone changes."""
     found, week, offset = [], FIRST, FIRST.astimezone(zone).utcoffset()
     while week < LAST:
         week += timedelta(days=7)
@@ -37,7 +37,7 @@ def changes(zone):
 
 
 def rules():
-    """One zone for each distinct history of offsets from 2020 to 2035, with the days of its changes."""
+    """Return one zone for each distinct history of offsets, 2020 to 2035, and the days of its changes."""
     known = {}
     for name in zones():
         zone = ZoneInfo(name)
@@ -48,7 +48,7 @@ def rules():
 
 
 def expected(name, expression, first, last):
-    """A second opinion: each local day once, at its first such time, or right behind a jump."""
+    """Compute the due times independently: once a local day, at the first such time or after a jump."""
     zone = ZoneInfo(name)
     minute, hour = map(int, expression.split()[:2])
     times = []
@@ -68,7 +68,7 @@ def expected(name, expression, first, last):
 def check(name, expression, first, last):
     timing = Timing(type="cron", value=expression, tz=name, anchor_us=0)
     wanted = expected(name, expression, first, last)
-    # Once as one sweep, and once started anew from each fire, as a worker does.
+    # First in one pass, then restarted from each occurrence, as a worker does.
     assert list(islice(timing.after(wanted[0] - 1), len(wanted))) == wanted, (name, expression)
     at = wanted[0] - 1
     for each in wanted:
@@ -76,7 +76,7 @@ def check(name, expression, first, last):
         assert at == each, (name, expression, to_datetime(at), to_datetime(each))
 
 
-def test_no_daily_task_is_doubled_or_missed_when_clocks_change():
+def test_a_daily_task_runs_exactly_once_a_day_when_clocks_change():
     known = rules()
     assert len(known) > 50
     looked_at = 0
@@ -91,17 +91,17 @@ def test_no_daily_task_is_doubled_or_missed_when_clocks_change():
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", zones())
-def test_no_daily_task_is_doubled_or_missed_in_any_zone_for_sixteen_years(name):
+def test_a_daily_task_runs_exactly_once_a_day_in_every_zone(name):
     for expression in DAILY:
         check(name, expression, date(2020, 1, 1), date(2035, 12, 31))
 
 
 def times(type, value, tz="UTC", after=NOW, count=3):
-    timing = checked_timing(type, value, tz, now_us=NOW)
+    timing = parse_timing(type, value, tz, now_us=NOW)
     return [to_datetime(at).astimezone(ZoneInfo(tz)).isoformat() for at in islice(timing.after(after), count)]
 
 
-def test_cron_is_read_on_the_wall_clock_of_its_zone():
+def test_cron_uses_the_wall_clock_of_its_zone():
     assert times("cron", "0 8 * * *", "Europe/Berlin") == [
         "2026-02-25T08:00:00+01:00",
         "2026-02-26T08:00:00+01:00",
@@ -109,7 +109,7 @@ def test_cron_is_read_on_the_wall_clock_of_its_zone():
     ]
 
 
-def test_a_time_that_spring_jumps_over_happens_right_behind_the_jump():
+def test_a_time_skipped_in_spring_runs_right_after_the_jump():
     march = from_datetime(datetime(2026, 3, 28, 12, tzinfo=UTC))
     assert times("cron", "30 2 * * *", "Europe/Berlin", after=march, count=2) == [
         "2026-03-29T03:00:00+02:00",
@@ -117,7 +117,7 @@ def test_a_time_that_spring_jumps_over_happens_right_behind_the_jump():
     ]
 
 
-def test_a_time_that_autumn_repeats_happens_once_also_when_asked_in_between():
+def test_a_time_repeated_in_autumn_runs_once():
     october = from_datetime(datetime(2026, 10, 24, 12, tzinfo=UTC))
     wanted = ["2026-10-25T02:30:00+02:00", "2026-10-26T02:30:00+01:00"]
     assert times("cron", "30 2 * * *", "Europe/Berlin", after=october, count=2) == wanted
@@ -125,13 +125,13 @@ def test_a_time_that_autumn_repeats_happens_once_also_when_asked_in_between():
     assert times("cron", "30 2 * * *", "Europe/Berlin", after=between, count=1) == wanted[1:]
 
 
-def test_an_hourly_task_runs_every_real_hour_of_a_long_day():
+def test_an_hourly_task_runs_every_elapsed_hour_of_a_25_hour_day():
     october = from_datetime(datetime(2026, 10, 24, 22, tzinfo=UTC))
-    found = list(islice(checked_timing("cron", "0 * * * *", "Europe/Berlin", now_us=NOW).after(october), 25))
+    found = list(islice(parse_timing("cron", "0 * * * *", "Europe/Berlin", now_us=NOW).after(october), 25))
     assert {later - earlier for earlier, later in pairwise(found)} == {3_600_000_000}
 
 
-def test_an_interval_is_a_grid():
+def test_an_interval_is_a_fixed_grid():
     assert times("interval", 3600) == [
         "2026-02-24T11:00:00+00:00",
         "2026-02-24T12:00:00+00:00",
@@ -141,10 +141,10 @@ def test_an_interval_is_a_grid():
         "2026-02-24T10:01:30.500000+00:00",
         "2026-02-24T10:03:01+00:00",
     ]
-    assert checked_timing("interval", "3600", "UTC", now_us=NOW).value == "3600"
+    assert parse_timing("interval", "3600", "UTC", now_us=NOW).value == "3600"
 
 
-def test_once_is_one_moment():
+def test_once_is_due_once():
     assert times("once", "2026-02-25T09:00:00+01:00") == ["2026-02-25T08:00:00+00:00"]
     assert times("once", "2026-02-25T09:00:00", "Europe/Berlin") == ["2026-02-25T09:00:00+01:00"]
     assert times("once", datetime(2026, 2, 25, 9, tzinfo=UTC)) == ["2026-02-25T09:00:00+00:00"]
@@ -155,7 +155,7 @@ def test_once_is_one_moment():
     st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]),
     st.integers(NOW - 10**14, NOW + 10**14),
 )
-def test_asking_again_from_any_time_gives_the_same_rest(expression, tz, start):
+def test_restarting_from_any_due_time_yields_the_same_remainder(expression, tz, start):
     timing = Timing(type="cron", value=expression, tz=tz, anchor_us=0)
     found = list(islice(timing.after(start), 6))
     assert found == sorted(set(found))
@@ -167,39 +167,39 @@ def test_asking_again_from_any_time_gives_the_same_rest(expression, tz, start):
 @pytest.mark.parametrize(
     "type, value, tz, words",
     [
-        ("cron", "0 8 * *", "UTC", "not five fields: minute hour"),
-        ("cron", "* * 0 8 * * *", "UTC", "not five fields"),
+        ("cron", "0 8 * *", "UTC", "does not have five fields: minute hour"),
+        ("cron", "* * 0 8 * * *", "UTC", "does not have five fields"),
         ("cron", "61 8 * * *", "UTC", "'61 8 \\* \\* \\*' is not valid \\(Bad minute\\)"),
         ("cron", "0 8 * * MOO", "UTC", "Bad day-of-week"),
         ("cron", "0 0 30 2 *", "UTC", "not valid"),
-        ("cron", "", "UTC", "not five fields"),
-        ("cron", None, "UTC", "not five fields"),
-        ("cron", "0 8 * * *", "Mars/Olympus", "no time zone 'Mars/Olympus'.*IANA"),
-        ("cron", "0 8 * * *", "../etc/passwd", "no time zone"),
-        ("cron", "0 8 * * *", "", "no time zone"),
-        ("interval", 0, "UTC", "interval 0 is not possible"),
-        ("interval", -5, "UTC", "interval -5 is not possible"),
-        ("interval", "soon", "UTC", "'soon' is no number of seconds"),
-        ("interval", "nan", "UTC", "not possible"),
-        ("interval", "inf", "UTC", "not possible"),
-        ("interval", True, "UTC", "not possible"),
-        ("interval", None, "UTC", "no number"),
+        ("cron", "", "UTC", "does not have five fields"),
+        ("cron", None, "UTC", "does not have five fields"),
+        ("cron", "0 8 * * *", "Mars/Olympus", "unknown time zone 'Mars/Olympus'.*IANA"),
+        ("cron", "0 8 * * *", "../etc/passwd", "unknown time zone"),
+        ("cron", "0 8 * * *", "", "unknown time zone"),
+        ("interval", 0, "UTC", "interval 0 is out of range"),
+        ("interval", -5, "UTC", "interval -5 is out of range"),
+        ("interval", "soon", "UTC", "'soon' is not a number of seconds"),
+        ("interval", "nan", "UTC", "out of range"),
+        ("interval", "inf", "UTC", "out of range"),
+        ("interval", True, "UTC", "out of range"),
+        ("interval", None, "UTC", "not a number"),
         ("once", "2026-02-24T09:59:59+00:00", "UTC", "is in the past \\(now is 2026-02-24T10:00:00"),
-        ("once", "tomorrow", "UTC", "'tomorrow' is no ISO time"),
-        ("once", 5, "UTC", "5 is no ISO time"),
-        ("weekly", "1", "UTC", "no task of type 'weekly'; use one of cron, interval, once"),
+        ("once", "tomorrow", "UTC", "'tomorrow' is not an ISO 8601 time"),
+        ("once", 5, "UTC", "5 is not an ISO 8601 time"),
+        ("weekly", "1", "UTC", "unknown task type 'weekly'; use one of cron, interval, once"),
     ],
 )
-def test_what_can_never_run_is_refused_with_the_reason(type, value, tz, words):
+def test_a_schedule_that_can_never_run_is_rejected(type, value, tz, words):
     with pytest.raises(InvalidInput, match=words):
-        checked_timing(type, value, tz, now_us=NOW)
+        parse_timing(type, value, tz, now_us=NOW)
 
 
-def test_a_day_that_never_comes_is_refused():
-    with pytest.raises(InvalidInput, match="never comes true"):
-        checked_timing("cron", "0 0 */31 2 MON#5", "UTC", now_us=NOW)
+def test_a_cron_expression_that_never_matches_is_rejected():
+    with pytest.raises(InvalidInput, match="never matches"):
+        parse_timing("cron", "0 0 */31 2 MON#5", "UTC", now_us=NOW)
 
 
-def test_people_can_read_it():
-    assert checked_timing("cron", "0 8 * * *", "UTC", now_us=NOW).in_words() == "At 08:00 every day (UTC)"
-    assert checked_timing("interval", 60, "UTC", now_us=NOW).in_words() == "every 60 seconds"
+def test_a_schedule_is_described_in_english():
+    assert parse_timing("cron", "0 8 * * *", "UTC", now_us=NOW).describe() == "At 08:00 every day (UTC)"
+    assert parse_timing("interval", 60, "UTC", now_us=NOW).describe() == "every 60 seconds"

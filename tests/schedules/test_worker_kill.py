@@ -1,4 +1,4 @@
-"""Real workers are killed in the middle of their fires: nothing is lost, nothing is claimed twice."""
+"""Worker processes killed while handlers run: no occurrence is lost, none is claimed twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENT = Policy(catch_up="all", catch_up_max=200, overlap="allow")
 
 
 class Fleet:
-    """Worker processes on one store, and what their handlers wrote down."""
+    """Worker processes on one store, and the log of their handlers."""
 
     def __init__(self, url, log):
         self.url = str(url)
@@ -30,7 +30,7 @@ class Fleet:
 
     def start(self, count):
         command = [sys.executable, "-m", "treering.cli.main", "worker", "--store", self.url]
-        command += ["--handler", "tests.schedules.hand:handle", "--lease", "2"]
+        command += ["--handler", "tests.schedules.logging_handler:handle", "--lease", "2"]
         environment = os.environ | {"TREERING_TEST_LOG": str(self.log)}
         started = [
             subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
@@ -43,11 +43,11 @@ class Fleet:
         return [line.split() for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
     def until(self, is_so):
-        """Wait for something that the workers do; a fleet that has died fails at once."""
+        """Wait for a condition; fail at once if all workers have exited."""
         deadline = time.monotonic() + 120
         while not is_so():
-            assert any(worker.poll() is None for worker in self.workers), "all workers are gone"
-            assert time.monotonic() < deadline, "it never came true"
+            assert any(worker.poll() is None for worker in self.workers), "all workers have exited"
+            assert time.monotonic() < deadline, "timed out"
             time.sleep(0.02)
 
     def end(self):
@@ -70,10 +70,10 @@ def fleet(request, tmp_path):
 
 
 def claims(store):
-    """Each claim by task, time and try."""
+    """Count the claims by task, due time and attempt."""
     found, after = Counter(), None
     while True:
-        page = store.engine.scan(store.space, EventQuery(kinds=("fire.claimed",)), after=after)
+        page = store.engine.scan(store.space, EventQuery(kinds=("occurrence.claimed",)), after=after)
         for record in page.records:
             facts = decode_json(record.event.data)
             found[record.event.name, facts["at_us"], facts["attempt"]] += 1
@@ -83,9 +83,9 @@ def claims(store):
 
 
 def accounted(store, task):
-    """Every occurrence of a task that the journal knows the end of."""
+    """Return the due times of all occurrences that the journal reports as finished or skipped."""
     times = []
-    for report in store.schedules.fires(task.id):
+    for report in store.schedules.occurrences(task.id):
         if not report.manual:
             first, last = report.scheduled_at_us, report.last_scheduled_at_us
             row = list(takewhile(last.__ge__, task.timing.after(first - 1)))
@@ -111,22 +111,22 @@ def test_killed_workers_lose_nothing_and_nothing_is_claimed_twice(fleet):
         fleet.until(lambda: all(store.schedules.get(task.id).runs == 1 for task in held))
         for task in ticking:
             store.schedules.pause(task.id)
-        fleet.until(lambda: not any(store.schedules.get(task.id).fires for task in ticking))
+        fleet.until(lambda: not any(store.schedules.get(task.id).open_occurrences for task in ticking))
         survivor.send_signal(signal.SIGTERM)
-        _, said = survivor.communicate(timeout=60)
-        assert survivor.returncode == 0, said
-        assert "nothing is left running" in said
+        _, stderr = survivor.communicate(timeout=60)
+        assert survivor.returncode == 0, stderr
+        assert "worker stopped" in stderr
 
         assert set(claims(store).values()) == {1}
         for task in held:
-            (report,) = store.schedules.fires(task.id)
+            (report,) = store.schedules.occurrences(task.id)
             assert (report.outcome, report.attempt, report.result) == ("ok", 2, 2)
         executed = {(line[1], int(line[2])) for line in fleet.lines()}
         for task in ticking:
             following = store.schedules.get(task.id).next_run_us
             occurred = task.timing.after(task.created_at_us)
             assert accounted(store, task) == list(takewhile(following.__gt__, occurred))
-            ran = [each for each in store.schedules.fires(task.id) if each.outcome != "skipped"]
+            ran = [each for each in store.schedules.occurrences(task.id) if each.outcome != "skipped"]
             assert {each.outcome for each in ran} == {"ok"}
             assert {(task.id, each.scheduled_at_us) for each in ran} <= executed
         assert store.verify().ok
@@ -141,7 +141,7 @@ def test_a_worker_drains_on_sigterm(fleet):
         worker.send_signal(signal.SIGTERM)
         worker.communicate(timeout=60)
         assert worker.returncode == 0
-        (report,) = store.schedules.fires(task.id)
+        (report,) = store.schedules.occurrences(task.id)
         assert report.outcome == "ok"
         store.flush()
         assert store.runs.get(report.run_id).status == "ok"
