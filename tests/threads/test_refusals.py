@@ -156,7 +156,7 @@ def test_a_checkpoint_is_named_by_its_place_as_on_the_command_line(store):
         with pytest.raises(NotFound, match="has no"):
             thread.at(nowhere)
     for wrong in ("", "yesterday", "9" * 5000, "~" + "9" * 5000, "~-1"):
-        with pytest.raises(InvalidInput, match="no place in a thread"):
+        with pytest.raises(InvalidInput, match="not a position in a thread"):
             thread.at(wrong)
 
 

@@ -15,15 +15,14 @@ from hashlib import sha256
 from itertools import groupby, islice
 from typing import Any, Final, TypeVar
 
-import msgspec
 from msgspec import structs
 
-from treering.core.batch import ABSENT, Draft
+from treering.core.batch import Draft
 from treering.core.clock import SystemClock, day_of
 from treering.core.ids import check_id
 from treering.core.paging import check_may_erase
 from treering.core.query import Erasure
-from treering.errors import Conflict, Corrupt, InvalidInput, ListMoved, NotFound
+from treering.errors import Conflict, Corrupt, InvalidInput, NotFound
 from treering.store import Store
 from treering.threads import lists as lists_module
 from treering.threads.checkpoint import Checkpoint
@@ -36,15 +35,14 @@ from treering.threads.checkpoint_record import (
     created_at_us,
     new_checkpoint_id,
     read_checkpoint,
-    write_checkpoint,
 )
 from treering.threads.directory import ThreadInfo
-from treering.threads.head import read_state, write_state
-from treering.threads.head_value import head_value, read_head
-from treering.threads.history import Journal, head_ref, thread_scope
+from treering.threads.history import Journal, head_ref, read_head, thread_scope
 from treering.threads.hooks import Saved, SaveRequest
+from treering.threads.lists import ListChange, behind
+from treering.threads.state_values import read_state
+from treering.threads.writer import CheckpointWriter, HeadState, NewCheckpoint
 
-_TRIES: Final = 3
 _LONGEST: Final = 400
 _LONGEST_PART: Final = 120
 _READABLE: Final = 40
@@ -54,19 +52,6 @@ _CLOCK: Final = SystemClock()
 
 class Vetoed(Conflict):
     """A `pre_checkpoint_save` hook vetoed the save; nothing was written."""
-
-
-class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a thread is: its newest checkpoint, and the version by which a save checks that it still is."""
-
-    version: int
-    checkpoint: CheckpointRecord
-    first_us: int
-
-    @property
-    def messages(self) -> ListPrefix | None:
-        """Where its messages lie; ``None`` when it never had any."""
-        return self.checkpoint.lists.get(MESSAGES)
 
 
 class Transcript:
@@ -81,8 +66,9 @@ class Transcript:
         self._ref = head_ref(thread_id, namespace)
         self._scope = thread_scope(thread_id, namespace)
         self._journal = Journal(self._engine, self._space, namespace)
+        self._writer = CheckpointWriter(self._engine, self._space)
 
-    def head(self, known: Head | None = None) -> Head | None:
+    def head(self, known: HeadState | None = None) -> HeadState | None:
         """The newest checkpoint, read only where ``known`` is not it any more; ``None`` without a thread."""
         ref = self._engine.refs(self._space, [self._ref]).get(self._ref)
         if ref is None:
@@ -90,15 +76,15 @@ class Transcript:
         if known is not None and known.version == ref.version:
             return known
         value = read_head(ref)
-        return Head(
-            version=ref.version, checkpoint=self._journal.by_id(value.checkpoint), first_us=value.first_us
+        return HeadState(
+            checkpoint=self._journal.by_id(value.checkpoint), version=ref.version, first_us=value.first_us
         )
 
     def newest(self) -> CheckpointRecord | None:
         """The newest checkpoint that is stored, also of a thread that was unlisted."""
         return next(self._journal.all_of(self._scope), None)
 
-    def checkpoint(self, head: Head) -> Checkpoint:
+    def checkpoint(self, head: HeadState) -> Checkpoint:
         """The head with its content; fires the load hooks."""
         checkpoint = Checkpoint(self._engine, self._space, head.checkpoint)
         self._store.hooks.after_load(
@@ -114,7 +100,7 @@ class Transcript:
 
     def save(
         self,
-        before: Head | None,
+        before: HeadState | None,
         messages: Sequence[Any],
         *,
         after: ListPrefix | None,
@@ -123,14 +109,14 @@ class Transcript:
         marks: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None,
         note: str | None = None,
         also: Callable[[Draft], None] | None = None,
-    ) -> Head:
+    ) -> HeadState:
         """Save ``messages`` behind ``after`` as the next checkpoint, if ``before`` is still the head.
 
         ``state`` is the whole state (``None``: as before). ``marks`` gives the adapter's own metadata for the
         messages as the hooks left them. Raises `RefMoved` when the head or a ref of ``also`` moved, `Vetoed`
         when a hook does not want the save.
         """
-        saving = self._store.hooks.before_save(
+        request = self._store.hooks.before_save(
             SaveRequest(
                 thread_id=self.id,
                 namespace=self.namespace,
@@ -141,24 +127,18 @@ class Transcript:
                 note=note,
             )
         )
-        if saving is None:
-            raise Vetoed(f"a hook vetoed saving to thread {self.id!r}; nothing was written")
+        if request is None:
+            raise Vetoed(f"a hook vetoed request to thread {self.id!r}; nothing was written")
         if marks is not None:
-            saving = structs.replace(saving, metadata={**saving.metadata, **marks(saving.messages or ())})
-        for attempt in range(1, _TRIES + 1):
-            try:
-                head = self._try_to_save(before, saving, after, also, tail_is_ours=attempt == 1)
-                break
-            except ListMoved:
-                if attempt == _TRIES:
-                    raise
-        checkpoint = Checkpoint(self._engine, self._space, head.checkpoint)  # pyright: ignore[reportPossiblyUnboundVariable] - the loop breaks or raises
+            request = structs.replace(request, metadata={**request.metadata, **marks(request.messages or ())})
+        head = self._writer.save(self._new(before, request, after), before, also=also)
+        checkpoint = Checkpoint(self._engine, self._space, head.checkpoint)
         self._store.hooks.after_save(
             Saved(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint)
         )
-        return head  # pyright: ignore[reportPossiblyUnboundVariable]
+        return head
 
-    def unlist(self, head: Head) -> None:
+    def unlist(self, head: HeadState) -> None:
         """Remove the head, if it is still that one (else `RefMoved`): the thread is there no more.
 
         Who may not `erase` it afterwards is refused before that.
@@ -179,66 +159,34 @@ class Transcript:
             return False
         return True
 
-    def _try_to_save(
-        self,
-        before: Head | None,
-        saving: SaveRequest,
-        after: ListPrefix | None,
-        also: Callable[[Draft], None] | None,
-        *,
-        tail_is_ours: bool,
-    ) -> Head:
-        draft = Draft(self._space)
-        past = before.checkpoint if before is not None else None
-        lists = dict(past.lists) if past is not None else {}
-        items = saving.messages or []
-        if items:
-            grown = (
-                lists_module.extend(draft, after, items, scope=self._scope)
-                if after is None or tail_is_ours
-                else lists_module.branch(draft, self._engine, after, after.length, items, scope=self._scope)
-            )
-            lists[MESSAGES] = grown
-        elif after is not None:
-            lists[MESSAGES] = after
-        else:
-            lists.pop(MESSAGES, None)
-        state = dict(past.state) if past is not None else {}
-        if saving.state is not None:
-            state = write_state(draft, state, saving.state, scope=self._scope)
+    def _new(self, before: HeadState | None, request: SaveRequest, after: ListPrefix | None) -> NewCheckpoint:
+        parent = before.checkpoint if before is not None else None
+        lists = dict(parent.lists) if parent is not None else {}
+        lists.pop(MESSAGES, None)
+        changes: dict[str, ListChange] = {}
+        if request.messages or after is not None:
+            changes[MESSAGES] = behind(after, request.messages or [])
         checkpoint_id, now_us = new_checkpoint_id(_CLOCK)
-        checkpoint = CheckpointRecord(
-            id=checkpoint_id,
-            thread=self.id,
-            namespace=self.namespace,
-            parent=past.id if past is not None else None,
-            step=past.step + 1 if past is not None else 0,
-            created_at_us=now_us,
-            lists=lists,
-            state=state,
-            pending_interrupt=saving.pending_interrupt,
-            metadata=saving.metadata,
-            note=saving.note,
-            tags=saving.tags,
+        stored = parent.state if parent is not None else {}
+        return NewCheckpoint(
+            record=CheckpointRecord(
+                id=checkpoint_id,
+                thread=self.id,
+                namespace=self.namespace,
+                parent=parent.id if parent is not None else None,
+                step=parent.step + 1 if parent is not None else 0,
+                created_at_us=now_us,
+                lists=lists,
+                state=stored if request.state is None else {},
+                pending_interrupt=request.pending_interrupt,
+                metadata=request.metadata,
+                note=request.note,
+                tags=request.tags,
+            ),
+            lists=changes,
+            state=request.state or {},
+            previous_state=stored,
         )
-        write_checkpoint(draft, checkpoint, scope=self._scope)
-        return self._move(draft, before, checkpoint, also)
-
-    def _move(
-        self,
-        draft: Draft,
-        before: Head | None,
-        checkpoint: CheckpointRecord,
-        also: Callable[[Draft], None] | None,
-    ) -> Head:
-        first_us = before.first_us if before is not None else checkpoint.created_at_us
-        expect = ABSENT if before is None else before.version
-        value = head_value(checkpoint, first_us, thread=self.id, namespace=self.namespace)
-        draft.set_ref(self._ref, value, scope=self._scope, expect=expect)
-        if also is not None:
-            also(draft)
-        receipt = self._engine.commit(draft.batch())
-        return Head(version=receipt.versions[self._ref], checkpoint=checkpoint, first_us=first_us)
 
 
 def thread_id_for(given: str) -> str:

@@ -32,8 +32,7 @@ from treering.graphs.step import (
     writes_key,
 )
 from treering.threads.checkpoint_record import KIND, by_id, read_checkpoint
-from treering.threads.head_value import head_value
-from treering.threads.history import REWIND
+from treering.threads.history import REWIND, encode_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -354,7 +353,7 @@ def graph_head(checkpoint: CheckpointRecord, first_us: int, *, is_root: bool) ->
     """What the head of a graph holds; for the root namespace what every thread's head holds."""
     if not is_root:
         return encode_json({"checkpoint": checkpoint.id})
-    return head_value(checkpoint, first_us, thread=checkpoint.thread, namespace=checkpoint.namespace)
+    return encode_head(checkpoint, first_us)
 
 
 def _head(ref: Ref, step: Step) -> GraphHead:

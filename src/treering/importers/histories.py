@@ -23,18 +23,11 @@ from treering.core.ids import namespace_prefix
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import Conflict, NotFound, RefMoved
-from treering.graphs.step import needed_scope
-from treering.threads import lists as lists_module
-from treering.threads.checkpoint_record import (
-    CheckpointRecord,
-    ListPrefix,
-    by_id,
-    read_checkpoint,
-    write_checkpoint,
-)
-from treering.threads.head import read_state, write_state
-from treering.threads.head_value import head_value, read_head
-from treering.threads.history import Journal, head_ref, thread_scope
+from treering.threads.checkpoint_record import CheckpointRecord, ListPrefix, by_id, read_checkpoint
+from treering.threads.history import Journal, head_ref, read_head, thread_scope
+from treering.threads.lists import ListChange, encode_items
+from treering.threads.state_values import read_state
+from treering.threads.writer import CheckpointWriter, NewCheckpoint
 
 if TYPE_CHECKING:
     from treering.core.records import Ref
@@ -119,6 +112,7 @@ class Histories:
     def __init__(self, store: Store) -> None:
         self._engine = store.engine
         self._space = store.space
+        self._writer = CheckpointWriter(store.engine, store.space)
         self._draft = Draft(self._space)
         self._waiting = 0
         self._bytes = 0
@@ -161,24 +155,39 @@ class Histories:
             self._needs(before.get(name), change, scope) for name, change in made.lists.items()
         ):
             self.finish()  # what it grows out of must be stored before it can be read
-        lists = {name: self._list(before.get(name), change, scope) for name, change in made.lists.items()}
-        state = self._state({} if parent is None or made.whole else parent.state, made, scope)
-        checkpoint = CheckpointRecord(
+        stored = {} if parent is None or made.whole else parent.state
+        lists = {
+            name: self._list_change(before.get(name), change, scope) for name, change in made.lists.items()
+        }
+        record = CheckpointRecord(
             id=made.id,
             thread=made.thread,
             namespace=made.namespace,
             parent=made.parent,
             step=made.step,
             created_at_us=made.created_at_us,
-            lists=lists,
-            state=state,
+            lists={},
+            state={name: value for name, value in stored.items() if name not in made.dropped},
             pending_interrupt=made.pending_interrupt,
             metadata=dict(made.metadata),
             note=made.note,
             tags=tuple(made.tags),
             snapshot=made.snapshot if self._is_stored(made.snapshot) else None,
         )
-        write_checkpoint(self._draft, checkpoint, scope=scope, needs=needed_scope(checkpoint, parent))
+        checkpoint = self._writer.put(
+            self._draft,
+            NewCheckpoint(
+                record=record,
+                lists=lists,
+                state=self._new_state(stored, made),
+                previous_state=stored,
+                origin=parent,
+            ),
+        )
+        for name, prefix in checkpoint.lists.items():
+            if lists[name].contents or lists[name].base is None:
+                self._tails[prefix.list] = prefix.length, scope
+                self._unwritten.add(prefix.list)
         self._remember(checkpoint)
         self._count(size)
 
@@ -272,13 +281,11 @@ class Histories:
         ref = self._ref(head)
         first_us = head.first_us if ref is None else min(head.first_us, read_head(ref).first_us)
         draft = Draft(self._space)
-        draft.set_ref(
-            head_ref(head.thread, head.namespace),
-            head_value(
-                self._checkpoint(head.checkpoint), first_us, thread=head.thread, namespace=head.namespace
-            ),
-            scope=thread_scope(head.thread, head.namespace),
+        self._writer.put_head(
+            draft,
+            self._checkpoint(head.checkpoint),
             expect=ABSENT if ref is None else ref.version,
+            first_us=first_us,
         )
         self._engine.commit(draft.batch())
 
@@ -286,19 +293,12 @@ class Histories:
         name = head_ref(head.thread, head.namespace)
         return self._engine.refs(self._space, [name]).get(name)
 
-    def _list(self, before: ListPrefix | None, change: ListMade, scope: str) -> ListPrefix:
-        add = list(change.add)
+    def _list_change(self, before: ListPrefix | None, change: ListMade, scope: str) -> ListChange:
+        contents = encode_items(list(change.add))
         if before is None or change.keep == 0:
-            stretch = lists_module.extend(self._draft, None, add, scope=scope)
-        elif not add:
-            return ListPrefix(before.list, change.keep)
-        elif change.keep == before.length and self._is_tail(before, scope):
-            stretch = lists_module.extend(self._draft, before, add, scope=scope)
-        else:
-            stretch = lists_module.branch(self._draft, self._engine, before, change.keep, add, scope=scope)
-        self._tails[stretch.list] = stretch.length, scope
-        self._unwritten.add(stretch.list)
-        return stretch
+            return ListChange(contents=contents)
+        is_tail = not contents or (change.keep == before.length and self._is_tail(before, scope))
+        return ListChange(before, change.keep, contents, branch=not is_tail)
 
     def _needs(self, before: ListPrefix | None, change: ListMade, scope: str) -> bool:
         """Whether a list will branch off from one that is not stored yet."""
@@ -316,15 +316,13 @@ class Histories:
             tail = self._tails[stretch.list] = info.length, info.scope
         return tail == (stretch.length, scope)
 
-    def _state(self, known: Mapping[str, StateValue], made: Made, scope: str) -> dict[str, StateValue]:
+    def _new_state(self, stored: Mapping[str, StateValue], made: Made) -> dict[str, Any]:
+        """The state values that are not as in the parent."""
         values = dict(made.state)
         for name, (new, gone) in made.changed.items():
-            (old,) = read_state(self._engine, self._space, {name: known[name]}).values()
+            (old,) = read_state(self._engine, self._space, {name: stored[name]}).values()
             values[name] = {key: each for key, each in {**old, **new}.items() if key not in gone}
-        written = write_state(self._draft, known, values, scope=scope)
-        state = {name: value for name, value in known.items() if name not in made.dropped}
-        state.update(written)
-        return state
+        return values
 
     def _is_stored(self, snapshot: str | None) -> bool:
         """Whether the files of a snapshot are here; they do not come with a history."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast, get_args
 
 import msgspec
 
@@ -62,6 +62,13 @@ class Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 StateValue = Value | dict[str, Value]
 """A state value; a large dict is kept key by key, so that a step writes only the keys that changed."""
+
+
+class EncodedMetadata(NamedTuple):
+    """The metadata of a checkpoint as JSON without tags: the caller's own, and a framework's fields in it."""
+
+    metadata: bytes
+    graph: bytes
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,26 +140,24 @@ def write_checkpoint(
     checkpoint: CheckpointRecord,
     *,
     scope: str,
-    told: tuple[bytes, bytes] | None = None,
-    needs: str | None = None,
+    metadata: EncodedMetadata | None = None,
+    depends_on: str | None = None,
 ) -> None:
-    """Put a checkpoint into a batch as an event; a thread's checkpoints are found by its scope.
+    """Add the row of a checkpoint to a batch; only `CheckpointWriter` calls this.
 
-    One that is saved inside a run is linked to the run and the span that it was saved in. ``told`` are its
-    metadata and a framework's own fields in it (`shortened`) as JSON, from a caller who knows that they hold
-    nothing but what JSON knows. ``needs`` is the scope of a thread whose rows this one is read with, beside
-    the content that both share: it links an empty list of that scope, so that erasing it finds out about
-    this fork.
+    A checkpoint that is saved inside a run is linked to that run and span. ``metadata`` is its metadata, if
+    the caller has encoded it already. ``depends_on`` is the scope of another thread whose rows are needed to
+    read this one: an empty list of that scope is linked, so that erasing it finds out about this fork.
     """
-    record = _record(checkpoint, scope, told)
+    record = _record(checkpoint, scope, metadata)
     body = None
     if len(record) > MAX_ROW_BYTES:
         body = draft.put(Content("json", record), scope=scope)
         record = None
     links = _links(checkpoint)
-    if needs is not None:
-        draft.append(anchor(needs), scope=needs, at=0)
-        links = (*links, list_address(anchor(needs)))
+    if depends_on is not None:
+        draft.append(anchor(depends_on), scope=depends_on, at=0)
+        links = (*links, list_address(anchor(depends_on)))
     place = current_node.get()
     draft.event(
         Event(
@@ -236,13 +241,13 @@ _decode_row: Final = msgspec.json.Decoder(_Row).decode
 _encode_row: Final = msgspec.json.Encoder().encode
 
 
-def _record(checkpoint: CheckpointRecord, scope: str, told: tuple[bytes, bytes] | None) -> bytes:
+def _record(checkpoint: CheckpointRecord, scope: str, encoded: EncodedMetadata | None) -> bytes:
     known, parent, step = checkpoint.metadata, checkpoint.parent, checkpoint.metadata.get("step")
     if parent is not None and parent[:_SHARED] == checkpoint.id[:_SHARED]:
         parent = parent[_SHARED:]
     metadata: Any
-    if told is not None:
-        metadata, graph = map(msgspec.Raw, told)
+    if encoded is not None:
+        metadata, graph = msgspec.Raw(encoded.metadata), msgspec.Raw(encoded.graph)
     elif (graph := _graph(known)) is not None:
         metadata = _raw({name: value for name, value in known.items() if name != GRAPH})
     else:

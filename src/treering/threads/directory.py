@@ -12,8 +12,15 @@ from treering.core.query import EventQuery
 from treering.core.records import Problem
 from treering.errors import Corrupt, InvalidInput
 from treering.threads.checkpoint_record import KIND, PREFIX, by_id, created_at_us, read_checkpoint
-from treering.threads.head_value import read_head
-from treering.threads.history import HEADS, REMOVALS, RETENTION, dropped_by, head_ref, heads_prefix
+from treering.threads.history import (
+    HEADS,
+    REMOVALS,
+    RETENTION,
+    dropped_by,
+    head_ref,
+    heads_prefix,
+    read_head,
+)
 from treering.threads.hooks import check_text
 
 if TYPE_CHECKING:

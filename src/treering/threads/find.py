@@ -21,7 +21,7 @@ from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.threads.checkpoint_record import KIND, PREFIX, CheckpointRecord, read_checkpoint
 from treering.threads.directory import ThreadInfo, list_threads, thread_info
-from treering.threads.head import find_place
+from treering.threads.head import find_position
 from treering.threads.history import Journal, thread_scope
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Finder:
         """A checkpoint by its place in a thread: ``12``, ``~1``, ``ckpt_...`` or an ISO time."""
         if place.startswith(PREFIX):
             return self.by_prefix(place)
-        return find_place(self._line(thread), place, thread.id)
+        return find_position(self._line(thread), place, thread.id)
 
     def by_prefix(self, prefix: str) -> CheckpointRecord:
         """The one checkpoint of the space whose id begins like this."""

@@ -10,8 +10,11 @@ event that says why it was removed is `Corrupt`; a chain that was cut never pass
 from __future__ import annotations
 
 import heapq
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from treering.core.encoding import decode, decode_json
 from treering.core.ids import Scope, namespace_prefix
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from treering.core.engine import Engine
-    from treering.core.records import Record
+    from treering.core.records import Record, Ref
     from treering.threads.checkpoint_record import CheckpointRecord
 
 HEADS: Final = "thread/"
@@ -58,9 +61,45 @@ def heads_prefix(namespace: str) -> str:
     return HEADS + namespace_prefix(namespace)
 
 
+@lru_cache(maxsize=4096)
 def thread_scope(thread_id: str, namespace: str) -> str:
-    """The erasure scope of a thread."""
+    """Return the erasure scope of a thread."""
     return str(Scope(namespace, "thread", thread_id))
+
+
+class HeadValue(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the ref of a head holds, as JSON: its checkpoint, and what a list of threads shows.
+
+    Retention finds the checkpoint that a head holds by the key ``checkpoint``.
+    """
+
+    checkpoint: str
+    first_us: int
+    """When the thread was first saved."""
+    step: int
+    thread: str
+    namespace: str = ""
+
+
+_encode_head: Final = msgspec.json.Encoder().encode
+_decode_head: Final = msgspec.json.Decoder(HeadValue).decode
+
+
+def encode_head(checkpoint: CheckpointRecord, first_us: int) -> bytes:
+    """Return what the head of a thread holds when it is at this checkpoint."""
+    return _encode_head(
+        HeadValue(checkpoint.id, first_us, checkpoint.step, checkpoint.thread, checkpoint.namespace)
+    )
+
+
+def read_head(ref: Ref) -> HeadValue:
+    """Return what a head holds. Raise `Corrupt` if it cannot be read."""
+    try:
+        return _decode_head(ref.value)
+    except msgspec.DecodeError as error:
+        raise Corrupt(
+            f"the head {ref.name!r} cannot be read ({error}); run `treering verify`, restore from a backup"
+        ) from None
 
 
 def dropped_by(engine: Engine, space: str, record: Record) -> list[str]:

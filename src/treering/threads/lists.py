@@ -1,18 +1,19 @@
-"""List channels: how a growing list is kept without being written again.
+"""List channels: how a growing list is stored without being written again.
 
-A thread object remembers a fingerprint of every item that it last saved. What comes next is compared
-from the front: the part that is equal stays where it is, and only the rest is written: behind the list's
-tail where that is still ours, else as a child list that shares the common past. A list that became
-shorter writes nothing at all. Fingerprints tell ``1`` from ``True`` and notice an item that was changed in
+A `ListChange` says what a channel holds next: the first items of an existing list, then new ones. Only the
+new ones are written: behind the list's tail where nothing follows there yet, else as a child list that shares
+the common prefix. A list that became shorter writes nothing at all.
+
+Callers that are given whole lists find the common prefix with a `Channel`. It remembers a fingerprint of
+every item that was last saved; fingerprints tell ``1`` from ``True`` and notice an item that was changed in
 place.
 """
 
 from __future__ import annotations
 
 import marshal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
 
 from treering.core.encoding import decode_all, encode
 from treering.core.ids import new_id
@@ -24,48 +25,154 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from treering.core.batch import Draft
-    from treering.core.content import Content
+    from treering.core.content import Address, Content
     from treering.core.engine import Engine
 
-    def _kind_of(_value: object, /) -> type[object]: ...
+    def _type_of(_value: object, /) -> type[object]: ...
 else:
-    _kind_of = type  # under a name that keeps the checker from narrowing Any to something less known
+    _type_of = type  # under a name that keeps the checker from narrowing Any to something less known
 
 
 _PAGE: Final = 1000
-_BY_TEXT: Final = frozenset({bool, float, int, type(None)})
+_COMPARED_AS_TEXT: Final = frozenset({bool, float, int, type(None)})
 
 
-class Channel:
-    """What is known of one list channel at the head of a thread."""
+@dataclass(frozen=True, slots=True)
+class ListChange:
+    """What a list channel holds next: the first ``keep`` items of ``base``, then ``contents``.
 
-    __slots__ = ("prints", "stretch")
+    Without a ``base`` a list of its own begins, named ``list_id`` if that is given. An item is content, or
+    the address of content that is stored already or comes with the same batch. ``branch`` says that something
+    is known to follow the end of ``base`` already.
+    """
 
-    def __init__(self, stretch: ListPrefix | None, prints: list[int] | None) -> None:
-        self.stretch = stretch
-        self.prints = prints
+    base: ListPrefix | None = None
+    keep: int = 0
+    contents: Sequence[Content | Address] = ()
+    list_id: str | None = None
+    branch: bool = False
 
 
-class First(msgspec.Struct, frozen=True):
-    """The first ``count`` items of those that a channel holds, in place of the items themselves."""
+def behind(prefix: ListPrefix | None, items: Sequence[Any]) -> ListChange:
+    """Return the change that puts items behind a prefix (into a list of their own, without one)."""
+    return ListChange(prefix, 0 if prefix is None else prefix.length, encode_items(items))
+
+
+def encode_items(items: Sequence[Any]) -> list[Content]:
+    """Encode the items of a list, each as a content of its own."""
+    return [encode(item, keep_order=True) for item in items]
+
+
+def write_list(
+    draft: Draft, engine: Engine, change: ListChange, *, scope: str, append: bool = True
+) -> ListPrefix:
+    """Add what is new in a list to the batch, and return what its channel holds then.
+
+    ``append`` lets items go behind the list's tail; the commit raises `ListMoved` if something follows there
+    already. Without it they go into a child list.
+    """
+    base, keep, contents = change.base, change.keep, change.contents
+    if base is not None and not contents:
+        return base if keep == base.length else ListPrefix(base.list, keep)
+    if base is not None and keep == base.length and append and not change.branch:
+        draft.append(base.list, *contents, scope=scope, at=keep)
+        return ListPrefix(base.list, keep + len(contents))
+    list_id = change.list_id or new_id()
+    if base is None or keep == 0:
+        draft.append(list_id, *contents, scope=scope, at=0)
+        return ListPrefix(list_id, len(contents))
+    lineage = engine.lineage(draft.space, base.list)
+    if not lineage:
+        raise _incomplete(base, "it is not stored")
+    parent = branch_point(lineage, keep)
+    if parent.depth >= MAX_DEPTH:
+        prefix = engine.read_list(draft.space, base.list, 0, keep)
+        draft.append(list_id, *prefix, *contents, scope=scope, at=0)
+    else:
+        draft.append(list_id, *contents, scope=scope, at=keep, parent=parent.list)
+    return ListPrefix(list_id, keep + len(contents))
+
+
+def read(engine: Engine, space: str, prefix: ListPrefix, *, last: int | None = None) -> list[Any]:
+    """Return the items of a prefix, or only its last ones. Raise `Corrupt` if some of them are missing."""
+    start = 0 if last is None else max(prefix.length - last, 0)
+    items: list[Any] = []
+    for first in range(start, prefix.length, _PAGE):  # in pages, to bound memory
+        stop = min(first + _PAGE, prefix.length)
+        try:
+            contents = engine.read_list(space, prefix.list, first, stop)
+        except NotFound as error:
+            raise _incomplete(prefix, str(error)) from error
+        if len(contents) != stop - first:
+            raise _incomplete(prefix, f"{stop - first - len(contents)} of its items are not stored")
+        items += decode_all(contents)
+    return items
+
+
+def _incomplete(prefix: ListPrefix, problem: str) -> Corrupt:
+    return Corrupt(
+        f"list {prefix.list!r} should have {prefix.length} items: {problem}; "
+        "run verify, then restore it from a backup"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first ``count`` items that a channel holds, in place of the items themselves."""
 
     count: int
 
 
-def fingerprint(value: Any) -> int:
-    """A hash of a value as it is now, types and all; for comparing within this process only, never stored.
+@dataclass(slots=True)
+class Channel:
+    """A list channel as it was last saved, and a fingerprint of each item (``None``: not read yet)."""
 
-    Python keeps the hash of a str with it, so a conversation that is looked at again and again costs a
-    glance at its structure, not a pass over its text.
+    prefix: ListPrefix | None
+    fingerprints: list[int] | None = None
+
+    def append(self, items: Sequence[Any]) -> tuple[ListChange, list[int] | None]:
+        """Put items behind what the channel holds, which is neither read nor compared.
+
+        Returns the change, and the fingerprints of all items after it.
+        """
+        known = self.fingerprints
+        if known is not None and self.prefix is not None:
+            del known[self.prefix.length :]  # left by a save that failed
+            known.extend(_fingerprints(items))
+        return behind(self.prefix, items), known
+
+    def replace(self, engine: Engine, space: str, items: Sequence[Any]) -> tuple[ListChange, list[int]]:
+        """Make the channel hold exactly ``items``; what it begins with already is not written again."""
+        fingerprints = _fingerprints(items)
+        if self.prefix is None:
+            return behind(None, items), fingerprints
+        known = self.fingerprints
+        if known is None:
+            known = [fingerprint(item) for item in read(engine, space, self.prefix)]
+        del known[self.prefix.length :]
+        keep = common_length(known, fingerprints)
+        return ListChange(self.prefix, keep, encode_items(items[keep:])), fingerprints
+
+    def shorten(self, prefix: ListPrefix, count: int) -> tuple[ListChange, list[int] | None]:
+        """Keep only the first ``count`` items of ``prefix``, which the channel holds."""
+        known = None if self.fingerprints is None else self.fingerprints[:count]
+        return ListChange(prefix, min(count, prefix.length)), known
+
+
+def fingerprint(value: Any) -> int:
+    """Return a hash of a value as it is now, types and all; valid within this process only, never stored.
+
+    Python caches the hash of a str, so comparing a conversation again costs a pass over its structure, not
+    over its text.
     """
-    kind = _kind_of(value)
+    kind = _type_of(value)
     if kind is str:
         return hash(value)
     if kind is dict:
         return hash((kind, *value, *map(type, value), *map(fingerprint, value.values())))
     if kind is list:
         return hash((kind, *map(fingerprint, value)))
-    if kind in _BY_TEXT:  # hash(-1) == hash(-2), and hash(1) == hash(True)
+    if kind in _COMPARED_AS_TEXT:  # hash(-1) == hash(-2), and hash(1) == hash(True)
         return hash((kind, repr(value)))
     try:
         return hash(marshal.dumps(value, 2))
@@ -73,123 +180,21 @@ def fingerprint(value: Any) -> int:
         return hash(encode(value, keep_order=True).data)
 
 
-def extend(draft: Draft, stretch: ListPrefix | None, items: Sequence[Any], *, scope: str) -> ListPrefix:
-    """Put items behind the tail of a list (a new one, if there is none)."""
-    list_id, length = (new_id(), 0) if stretch is None else (stretch.list, stretch.length)
-    if items or stretch is None:
-        draft.append(list_id, *_contents(items), scope=scope, at=length)
-    return ListPrefix(list_id, length + len(items))
-
-
-def branch(
-    draft: Draft, engine: Engine, stretch: ListPrefix, at: int, items: Sequence[Any], *, scope: str
-) -> ListPrefix:
-    """Put items behind the first ``at`` of a list, whatever came after them there."""
-    if not items:
-        return ListPrefix(stretch.list, at)
-    list_id = new_id()
-    if at == 0:
-        draft.append(list_id, *_contents(items), scope=scope, at=0)
-        return ListPrefix(list_id, len(items))
-    lineage = engine.lineage(draft.space, stretch.list)
-    if not lineage:
-        raise _severed(stretch, "it is not stored")
-    parent = branch_point(lineage, at)
-    if parent.depth >= MAX_DEPTH:
-        past = engine.read_list(draft.space, stretch.list, 0, at)
-        draft.append(list_id, *past, *_contents(items), scope=scope, at=0)
-    else:
-        draft.append(list_id, *_contents(items), scope=scope, at=at, parent=parent.list)
-    return ListPrefix(list_id, at + len(items))
-
-
-def append(
-    draft: Draft, engine: Engine, channel: Channel, items: Sequence[Any], *, scope: str, tail_is_ours: bool
-) -> Channel:
-    """Put items behind what a channel holds, whatever that is: it is neither read nor compared."""
-    stretch, prints = channel.stretch, channel.prints
-    if prints is not None and stretch is not None:
-        del prints[stretch.length :]  # left by a save that did not come through
-        prints.extend(_prints(items))
-    if stretch is None or tail_is_ours:
-        return Channel(extend(draft, stretch, items, scope=scope), prints)
-    return Channel(branch(draft, engine, stretch, stretch.length, items, scope=scope), prints)
-
-
-def replace(
-    draft: Draft,
-    engine: Engine,
-    channel: Channel | None,
-    items: Sequence[Any] | First,
-    *,
-    scope: str,
-    tail_is_ours: bool,
-) -> Channel:
-    """Make a channel hold exactly ``items``, writing only what is new."""
-    if isinstance(items, First):
-        return _shorter(channel, items.count)
-    prints = _prints(items)
-    if channel is None or channel.stretch is None:
-        return Channel(extend(draft, None, items, scope=scope), prints)
-    stretch = channel.stretch
-    known = channel.prints
-    if known is None:
-        known = [fingerprint(item) for item in read(engine, draft.space, stretch)]
-    del known[stretch.length :]
-    same = _common(known, prints)
-    if same == stretch.length and tail_is_ours:
-        return Channel(extend(draft, stretch, items[same:], scope=scope), prints)
-    return Channel(branch(draft, engine, stretch, same, items[same:], scope=scope), prints)
-
-
-def read(engine: Engine, space: str, stretch: ListPrefix, *, last: int | None = None) -> list[Any]:
-    """The items of a stretch, or only its last ones. A list that lost some of them is `Corrupt`."""
-    start = 0 if last is None else max(stretch.length - last, 0)
-    items: list[Any] = []
-    for first in range(start, stretch.length, _PAGE):  # in pages: the stored form is never there all at once
-        stop = min(first + _PAGE, stretch.length)
-        try:
-            contents = engine.read_list(space, stretch.list, first, stop)
-        except NotFound as error:
-            raise _severed(stretch, str(error)) from error
-        if len(contents) != stop - first:
-            raise _severed(stretch, f"{stop - first - len(contents)} of its items are not stored")
-        items += decode_all(contents)
-    return items
-
-
-def _prints(items: Sequence[Any]) -> list[int]:
-    try:
-        return [*map(fingerprint, items)]
-    except RecursionError:
-        _contents(items)  # says what nests too deep to be stored
-        raise
-
-
-def _contents(items: Sequence[Any]) -> list[Content]:
-    return [encode(item, keep_order=True) for item in items]
-
-
-def _severed(stretch: ListPrefix, problem: str) -> Corrupt:
-    return Corrupt(
-        f"list {stretch.list!r} should have {stretch.length} items: {problem}; "
-        "run verify, then restore it from a backup"
-    )
-
-
-def _shorter(channel: Channel | None, count: int) -> Channel:
-    if channel is None or channel.stretch is None:
-        return Channel(None, None)
-    prints = None if channel.prints is None else channel.prints[:count]
-    return Channel(ListPrefix(channel.stretch.list, min(count, channel.stretch.length)), prints)
-
-
-def _common(known: Sequence[int], prints: Sequence[int]) -> int:
-    if known == prints[: len(known)]:
-        return len(known)
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many fingerprints both begin with."""
+    if one == other[: len(one)]:
+        return len(one)
     same = 0
-    for mine, other in zip(known, prints, strict=False):
-        if mine != other:
+    for left, right in zip(one, other, strict=False):
+        if left != right:
             break
         same += 1
     return same
+
+
+def _fingerprints(items: Sequence[Any]) -> list[int]:
+    try:
+        return [*map(fingerprint, items)]
+    except RecursionError:
+        encode_items(items)  # raises the error that names what is nested too deeply
+        raise

@@ -21,7 +21,7 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 from pydantic_core import to_jsonable_python
 
-from treering.adapters.conversation import Head, Transcript, look, quoted, read_heads
+from treering.adapters.conversation import Transcript, look, quoted, read_heads
 from treering.adapters.names import json_for_models
 from treering.core.batch import ABSENT, Draft, Expect
 from treering.core.clock import SECOND_US
@@ -32,6 +32,7 @@ from treering.errors import Busy, NotFound, RefMoved
 from treering.store import Store
 from treering.threads.checkpoint import Checkpoint
 from treering.threads.checkpoint_record import CheckpointRecord, ListPrefix
+from treering.threads.writer import HeadState
 
 _TRIES: Final = 50
 _PAGE: Final = 100
@@ -54,7 +55,7 @@ class Seat(msgspec.Struct, kw_only=True):
     """What is known of one session between its calls; true as long as the head is that one."""
 
     transcript: Transcript
-    head: Head | None = None
+    head: HeadState | None = None
     state: dict[str, Any] | None = None
 
 
@@ -169,8 +170,8 @@ class Sessions:
         raise _contended(names)
 
     def _append(
-        self, seat: Seat, head: Head, names: Names, event: Event, plain: dict[str, Any], parts: _Parts
-    ) -> Head:
+        self, seat: Seat, head: HeadState, names: Names, event: Event, plain: dict[str, Any], parts: _Parts
+    ) -> HeadState:
         state = None
         if parts.session:
             if seat.state is None:
@@ -191,13 +192,13 @@ class Sessions:
         return saved
 
     @staticmethod
-    def _settle(session: Session, head: Head, commit: Callable[[], Any]) -> None:
+    def _settle(session: Session, head: HeadState, commit: Callable[[], Any]) -> None:
         session.last_update_time = _updated(head.checkpoint)
         session._storage_update_marker = head.checkpoint.id  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the SDK's own field for it
         commit()
 
     @staticmethod
-    def _is_stored(transcript: Transcript, head: Head, session: Session, plain: dict[str, Any]) -> bool:
+    def _is_stored(transcript: Transcript, head: HeadState, session: Session, plain: dict[str, Any]) -> bool:
         marker = session._storage_update_marker  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if head.checkpoint.metadata.get("event") != plain.get("id"):
             return False
@@ -206,7 +207,7 @@ class Sessions:
         return transcript.read(head.messages, last=1) == [plain]
 
     @staticmethod
-    def _check_fresh(transcript: Transcript, head: Head, session: Session) -> None:
+    def _check_fresh(transcript: Transcript, head: HeadState, session: Session) -> None:
         """A session that was loaded says at which checkpoint; one made by hand is judged as the SDK does."""
         marker = session._storage_update_marker  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if marker == head.checkpoint.id:
@@ -222,7 +223,7 @@ class Sessions:
         )
 
     def _wanted(
-        self, transcript: Transcript, head: Head, config: GetSessionConfig | None
+        self, transcript: Transcript, head: HeadState, config: GetSessionConfig | None
     ) -> list[dict[str, Any]]:
         last = None if config is None else config.num_recent_events
         after = None if config is None else config.after_timestamp

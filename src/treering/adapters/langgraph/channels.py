@@ -23,7 +23,7 @@ from treering.adapters.langgraph.rows import (
     is_unchanged,
 )
 from treering.adapters.langgraph.values import DeltaSnapshot
-from treering.threads.head import write_state
+from treering.threads.state_values import write_state
 
 if TYPE_CHECKING:
     from treering.adapters.langgraph.cache import Base

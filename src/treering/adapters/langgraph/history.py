@@ -24,7 +24,7 @@ from treering.errors import Corrupt, NotFound
 from treering.graphs.graph import BEGUN, HOLDER, Graphs
 from treering.graphs.step import Place, Step, Written, metadata_of, step_id, writes_key
 from treering.graphs.step import place_of as place_of_step
-from treering.threads.head import read_state
+from treering.threads.state_values import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

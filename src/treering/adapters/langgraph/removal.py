@@ -228,7 +228,7 @@ class _Copying:
             state={name: self._copy_value(draft, value) for name, value in old.state.items()},
             metadata={**old.metadata, GRAPH: graph},
         )
-        write_checkpoint(draft, copy, scope=self._target.scope, needs=self._needed_scope(copy))
+        write_checkpoint(draft, copy, scope=self._target.scope, depends_on=self._needed_scope(copy))
         self._ids[old.id] = copy
 
     def _copied_parent(self, parent: str | None) -> str | None:

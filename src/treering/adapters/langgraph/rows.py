@@ -16,7 +16,7 @@ from treering.core.encoding import encode_json
 from treering.errors import Unencodable
 from treering.graphs.rows import shortened
 from treering.graphs.step import FORKED, GRAPH, HIDDEN
-from treering.threads.checkpoint_record import Value
+from treering.threads.checkpoint_record import EncodedMetadata, Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,7 +140,7 @@ def plain_metadata(values: Values, metadata: dict[str, Any]) -> dict[str, Any]:
     return _plain_values(values, plain)
 
 
-def json_of(metadata: dict[str, Any], graph: dict[str, Any]) -> tuple[bytes, bytes] | None:
+def json_of(metadata: dict[str, Any], graph: dict[str, Any]) -> EncodedMetadata | None:
     """The metadata of an ordinary step and LangGraph's own fields as JSON, each by itself.
 
     ``None`` if something in them has to be looked at closer. Of LangGraph's own fields only the versions are
@@ -157,7 +157,9 @@ def json_of(metadata: dict[str, Any], graph: dict[str, Any]) -> tuple[bytes, byt
         if not _SIMPLE.issuperset(map(type, each.values())):
             return None
     try:
-        return orjson.dumps(metadata, option=_STRICT), orjson.dumps(shortened(graph), option=_STRICT)
+        return EncodedMetadata(
+            orjson.dumps(metadata, option=_STRICT), orjson.dumps(shortened(graph), option=_STRICT)
+        )
     except TypeError:  # a number that is too large, a name that is no text
         return None
 

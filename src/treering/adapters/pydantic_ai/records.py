@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.conversation_store import ConversationConflict, ConversationEntry, ConversationRecord
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 
-from treering.adapters.conversation import Head, Transcript, look, read_heads, thread_id_for
+from treering.adapters.conversation import Transcript, look, read_heads, thread_id_for
 from treering.adapters.names import checked, json_for_models
 from treering.core.clock import DAY_US, SECOND_US, to_iso
 from treering.core.encoding import decode
@@ -30,6 +30,7 @@ from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.store import Store
 from treering.threads.checkpoint import Checkpoint
 from treering.threads.checkpoint_record import KIND, MESSAGES, CheckpointRecord, ListPrefix, read_checkpoint
+from treering.threads.writer import HeadState
 
 STATE: Final = "pydantic_ai"
 """The state value of a thread that holds what a conversation is besides its messages."""
@@ -322,7 +323,7 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where a conversation is; without a head there is none."""
 
     transcript: Transcript
-    head: Head | None = None
+    head: HeadState | None = None
     state: dict[str, Any] = {}
     record: ConversationRecord | None = None
 
