@@ -94,8 +94,8 @@ TWINS: Final = (
         twin="AsyncSchedules",
         direct=frozenset({"in_namespace", "worker"}),
     ),
-    Twin(module="treering.state.json_store", name="JsonStore", twin="AsyncJsonStore"),
-    Twin(module="treering.state.user_sessions", name="Sessions", twin="AsyncSessions"),
+    Twin(module="treering.state.state", name="JsonStore", twin="AsyncJsonStore"),
+    Twin(module="treering.state.user_sessions", name="UserSessions", twin="AsyncUserSessions"),
     Twin(
         module="treering.workspaces.workspace",
         name="Workspace",

@@ -58,9 +58,8 @@ from treering.runs.timeline import Timeline, TimelineEvent, TimelinePage
 from treering.schedules.schedules import Schedules
 from treering.schedules.tasks import CatchUp, OccurrenceReport, Overlap, Policy, Task
 from treering.schedules.worker import Handler, Worker
-from treering.state.json_store import JsonStore
-from treering.state.state import Change, State, StateEntry
-from treering.state.user_sessions import RestoredSessions, Sessions
+from treering.state.state import JsonStore, State, StateChange, StateEntry
+from treering.state.user_sessions import RestoredSessions, UserSessions
 from treering.store import Store
 from treering.threads.actions import Actions
 from treering.threads.chats import Chat, ChatLine, ChatLog
@@ -1453,7 +1452,7 @@ class AsyncState:
         async for each in self._bridge.iterate(self._state.list, prefix):
             yield each
 
-    async def history(self, key: str) -> AsyncIterator[Change]:
+    async def history(self, key: str) -> AsyncIterator[StateChange]:
         """Async twin of `State.history`."""
         async for each in self._bridge.iterate(self._state.history, key):
             yield each
@@ -1469,9 +1468,11 @@ class AsyncState:
 
     def sessions(
         self, kind: type[Any], *, name: str = "user_states", default_mode: str | None = None
-    ) -> AsyncSessions:
+    ) -> AsyncUserSessions:
         """Async twin of `State.sessions`."""
-        return AsyncSessions(self._state.sessions(kind, name=name, default_mode=default_mode), self._bridge)
+        return AsyncUserSessions(
+            self._state.sessions(kind, name=name, default_mode=default_mode), self._bridge
+        )
 
     def __repr__(self) -> str:
         return shown(self._state)
@@ -1871,7 +1872,7 @@ class AsyncJsonStore:
         """Async twin of `JsonStore.add`."""
         return await self._bridge.call(self._jsonstore.add, key, delta)
 
-    async def all(self) -> Mapping[str, Any]:
+    async def all(self) -> dict[str, Any]:
         """Async twin of `JsonStore.all`."""
         return await self._bridge.call(self._jsonstore.all)
 
@@ -1879,45 +1880,45 @@ class AsyncJsonStore:
         return shown(self._jsonstore)
 
 
-class AsyncSessions:
-    """Async twin of `Sessions`."""
+class AsyncUserSessions:
+    """Async twin of `UserSessions`."""
 
-    def __init__(self, sessions: Sessions, bridge: Bridge | None = None) -> None:
-        self._sessions = sessions
+    def __init__(self, usersessions: UserSessions, bridge: Bridge | None = None) -> None:
+        self._usersessions = usersessions
         self._bridge = bridge or Bridge()
 
     @property
-    def sync(self) -> Sessions:
-        """The sessions that does the work."""
-        return self._sessions
+    def sync(self) -> UserSessions:
+        """The usersessions that does the work."""
+        return self._usersessions
 
     async def get(self, user_id: str | int) -> Any:
-        """Async twin of `Sessions.get`."""
-        return await self._bridge.call(self._sessions.get, user_id)
+        """Async twin of `UserSessions.get`."""
+        return await self._bridge.call(self._usersessions.get, user_id)
 
     async def save(self, user_id: str | int, session: Any) -> None:
-        """Async twin of `Sessions.save`."""
-        await self._bridge.call(self._sessions.save, user_id, session)
+        """Async twin of `UserSessions.save`."""
+        await self._bridge.call(self._usersessions.save, user_id, session)
 
     async def update(self, user_id: str | int, function: Callable[[Any], Any]) -> Any:
-        """Async twin of `Sessions.update`."""
-        return await self._bridge.call(self._sessions.update, user_id, function)
+        """Async twin of `UserSessions.update`."""
+        return await self._bridge.call(self._usersessions.update, user_id, function)
 
     async def leave(self, user_id: str | int) -> bool:
-        """Async twin of `Sessions.leave`."""
-        return await self._bridge.call(self._sessions.leave, user_id)
+        """Async twin of `UserSessions.leave`."""
+        return await self._bridge.call(self._usersessions.leave, user_id)
 
     async def users(self) -> AsyncIterator[str]:
-        """Async twin of `Sessions.users`."""
-        async for each in self._bridge.iterate(self._sessions.users):
+        """Async twin of `UserSessions.users`."""
+        async for each in self._bridge.iterate(self._usersessions.users):
             yield each
 
     async def restore(self) -> RestoredSessions:
-        """Async twin of `Sessions.restore`."""
-        return await self._bridge.call(self._sessions.restore)
+        """Async twin of `UserSessions.restore`."""
+        return await self._bridge.call(self._usersessions.restore)
 
     def __repr__(self) -> str:
-        return shown(self._sessions)
+        return shown(self._usersessions)
 
 
 class AsyncWorkspace:

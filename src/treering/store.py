@@ -202,7 +202,7 @@ class Store:
 
     @property
     def state(self) -> State:
-        """Small state: JSON values by key, changed by compare-and-swap."""
+        """State: small JSON values by key, changed by compare-and-swap."""
         from treering.state.state import State
 
         return State(self._engine, self._space, clock=self._clock)

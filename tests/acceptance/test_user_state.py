@@ -1,4 +1,4 @@
-"""004, Claude Code User States: row E7."""
+"""CianaParrot, user states: sessions by user id, restored at start-up, imported once."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def stored(store):
     return {entry.key: entry.value for entry in store.state.list("user_states/")}
 
 
-def test_the_entry_of_the_document_is_what_is_stored(store):
+def test_a_session_is_stored_in_the_documented_form(store):
     store.state.sessions(UserSession).save("123456", UserSession(**ENTRY))
     assert stored(store) == {"user_states/123456": ENTRY}
     assert store.state.sessions(UserSession).get(123456) == UserSession(**ENTRY)
 
 
-def test_the_default_mode_is_never_stored_and_leaving_the_mode_deletes(store):
+def test_the_default_mode_is_never_stored_and_leaving_a_mode_deletes_the_entry(store):
     sessions = store.state.sessions(UserSession)
     assert sessions.get("1") == UserSession(mode="ciana")
     sessions.save("1", UserSession(mode="ciana", active_model="sonnet"))
@@ -57,7 +57,7 @@ def test_the_default_mode_is_never_stored_and_leaving_the_mode_deletes(store):
     ]
 
 
-def test_entering_and_leaving_by_an_update(store):
+def test_update_enters_and_leaves_a_mode(store):
     sessions = store.state.sessions(UserSession)
 
     def enter(session):
@@ -71,7 +71,7 @@ def test_entering_and_leaving_by_an_update(store):
     assert stored(store) == {}
 
 
-def test_restore_rebuilds_all_and_one_bad_entry_stops_nobody(store):
+def test_restore_reports_invalid_entries_and_returns_the_others(store):
     sessions = store.state.sessions(UserSession)
     sessions.save("1", UserSession(**ENTRY))
     sessions.save("9", UserSession(mode="claude_code"))
@@ -82,21 +82,21 @@ def test_restore_rebuilds_all_and_one_bad_entry_stops_nobody(store):
     assert [bad.user_id for bad in restored.problems] == ["2", "3"]
     assert "'extreme'" in restored.problems[0].problem
     assert "leave()" in restored.problems[0].problem
-    assert len(stored(store)) == 4, "a bad entry stays until somebody decides"
+    assert len(stored(store)) == 4, "invalid entries are left alone"
 
 
-def test_a_session_that_is_not_valid_is_refused_before_it_is_stored(store):
+def test_an_invalid_session_is_rejected_before_it_is_stored(store):
     sessions = store.state.sessions(UserSession)
-    with pytest.raises(InvalidInput, match=r"user '1' is no UserSession: .*active_effort"):
+    with pytest.raises(InvalidInput, match=r"user '1' is not a valid UserSession: .*active_effort"):
         sessions.save("1", UserSession(mode="claude_code", active_effort="extreme"))
-    with pytest.raises(InvalidInput, match="of type dict; save a UserSession"):
+    with pytest.raises(InvalidInput, match="of type dict; pass a UserSession"):
         sessions.save("1", ENTRY)
     with pytest.raises(InvalidInput, match="user id"):
         sessions.save("", UserSession())
     assert stored(store) == {}
 
 
-def test_a_dataclass_of_your_own_will_do(store):
+def test_a_custom_dataclass_can_be_a_session(store):
     @dataclass
     class Mine:
         mode: str = "idle"
@@ -125,14 +125,14 @@ def test_concurrent_updates_lose_nothing(store):
 
     def count(session):
         if session.count == 0 and not stored(store):
-            sessions.save("1", Counted("busy", 10))  # someone else, in between
+            sessions.save("1", Counted("busy", 10))  # a concurrent writer
         session.mode = "busy"
         session.count += 1
 
     assert sessions.update("1", count).count == 11
 
 
-def test_the_same_words_awaited(tmp_path):
+def test_the_async_api(tmp_path):
     async def use():
         async with treering.open_async(tmp_path / "store") as store:
             sessions = store.state.sessions(UserSession)
@@ -159,10 +159,10 @@ with treering.open(sys.argv[1]) as store:
 def test_sessions_survive_a_kill(tmp_path):
     command = [sys.executable, "-c", _AGENT, str(tmp_path / "store")]
     agent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    said = [agent.stdout.readline().strip() for _ in range(12)]
+    lines = [agent.stdout.readline().strip() for _ in range(12)]
     os.kill(agent.pid, signal.SIGKILL)
     agent.communicate()
-    assert said == ["[]", *map(str, range(11))]
+    assert lines == ["[]", *map(str, range(11))]
     with treering.open(tmp_path / "store") as store:
         restored = store.state.sessions(UserSession).restore()
         assert {str(number) for number in range(11)} <= set(restored.sessions)

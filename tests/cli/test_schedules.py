@@ -29,8 +29,8 @@ def test_state_is_read_and_written(run):
     listed = run("state", "list", "--json").json
     assert [(each["key"], each["version"]) for each in listed] == [("greeting", 1), ("n", 3)]
     assert run("state", "list", "n").out.splitlines()[1].split()[0] == "n"
-    told = run("state", "history", "n", "--json").json
-    assert [(each["operation"], each["value"]) for each in told] == [
+    changes = run("state", "history", "n", "--json").json
+    assert [(each["operation"], each["value"]) for each in changes] == [
         ("added", 40),
         ("added", 42),
         ("set", 41),
@@ -40,15 +40,15 @@ def test_state_is_read_and_written(run):
     assert run("state", "delete", "n").out == "deleted n\n"
     assert run("state", "delete", "n", "--json").json == {"key": "n", "deleted": False}
     missing = run("state", "get", "n")
-    assert (missing.code, "no state 'n'" in missing.err) == (3, True)
+    assert (missing.code, "state 'n' not found" in missing.err) == (3, True)
     wrong = run("state", "set", "n", "text")
     assert (wrong.code, "is not JSON" in wrong.err) == (2, True)
     assert run("state", "set", "k", "1", "--user-namespace", "alice").code == 0
     assert run("state", "list", "--user-namespace", "alice", "--json").json[0]["key"] == "k"
 
 
-def test_changes_are_watched(store, tmp_path):
-    # Whoever runs the tests in the background has SIGINT ignored, and so would have what they start.
+def test_state_watch_prints_changes(store, tmp_path):
+    # A test run started in the background ignores SIGINT, and so would its children.
     listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     command = listening + "from treering.cli.main import main; main(['state', 'watch', '--json'])"
     watching = subprocess.Popen(
@@ -56,9 +56,9 @@ def test_changes_are_watched(store, tmp_path):
     )
     try:
         number = 0
-        # It sees what changes after it began to look, so go on until it has.
-        seen = []
-        reader = Thread(target=lambda: seen.append(watching.stdout.readline()))
+        # Only changes after the watch has started are printed, so write until one has been.
+        lines = []
+        reader = Thread(target=lambda: lines.append(watching.stdout.readline()))
         reader.start()
         while reader.is_alive():
             number += 1
@@ -69,7 +69,7 @@ def test_changes_are_watched(store, tmp_path):
     finally:
         watching.kill()
         watching.communicate()
-    assert json.loads(seen[0])["key"] == "watched"
+    assert json.loads(lines[0])["key"] == "watched"
     assert watching.returncode == 130
 
 
@@ -124,7 +124,7 @@ def test_invalid_arguments_are_reported(run, arguments, code, words):
     assert (ran.code, words in ran.err) == (code, True), ran.err
 
 
-def test_a_program_can_be_the_worker(store, tmp_path):
+def test_the_worker_can_run_a_program(store, tmp_path):
     good = store.schedules.interval(86_400, prompt="speak", channel="telegram", chat_id="7")
     bad = store.schedules.interval(86_400, prompt="fail")
     program = (

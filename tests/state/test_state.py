@@ -1,4 +1,4 @@
-"""Small state: values by key, compare-and-swap, history, watching, mappings."""
+"""State: values by key, compare-and-swap, history, watching, mappings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treering.errors import Conflict, InvalidInput, RefMoved, Unencodable
 from treering.store import Store
 
 
-def test_a_value_comes_back_as_it_was(store):
+def test_a_value_round_trips(store):
     value = {"b": [1, 2.5, None, True], "a": "text", "when": datetime(2026, 2, 24, tzinfo=UTC)}
     store.state.set("telegram/123/settings", value)
     assert store.state.get("telegram/123/settings") == value
@@ -27,14 +27,14 @@ def test_a_value_comes_back_as_it_was(store):
     assert store.state.get("nothing", 7) == 7
 
 
-def test_null_is_a_value_and_not_an_absence(store):
+def test_null_is_a_value(store):
     store.state.set("key", None)
     assert store.state.get("key", "default") is None
     assert store.state.entry("key").version == 1
     assert store.state.entry("other") is None
 
 
-def test_a_large_value_is_kept_and_swept_only_when_nothing_knows_it(store):
+def test_a_large_value_survives_gc_while_the_history_refers_to_it(store):
     large = {"text": "x" * 200_000}
     store.state.set("large", large)
     store.gc(grace_seconds=0)
@@ -44,7 +44,7 @@ def test_a_large_value_is_kept_and_swept_only_when_nothing_knows_it(store):
     assert store.verify().ok
 
 
-def test_a_writer_who_saw_an_older_version_is_told(store):
+def test_a_write_against_an_older_version_raises(store):
     first = store.state.set("key", "a", if_version=0)
     with pytest.raises(RefMoved, match="'key' is at version 1, expected version 0"):
         store.state.set("key", "b", if_version=0)
@@ -57,14 +57,14 @@ def test_a_writer_who_saw_an_older_version_is_told(store):
         store.state.set("key", "c", if_version=second.version)
 
 
-def test_a_deleted_key_goes_on_counting(store):
+def test_versions_continue_after_a_deletion(store):
     store.state.set("key", 1)
     assert store.state.delete("key")
     assert not store.state.delete("key")
     assert store.state.set("key", 2).version == 3
 
 
-def test_update_computes_from_what_is_there(store):
+def test_update_computes_from_the_current_value(store):
     assert store.state.update("telegram/123/resets", lambda n: n + 1, default=0) == 1
     assert store.state.update("telegram/123/resets", lambda n: n + 1, default=0) == 2
 
@@ -78,7 +78,7 @@ def test_an_update_that_fails_writes_nothing(store):
     assert store.state.entry("key").version == 1
 
 
-def test_an_update_that_is_overtaken_begins_again(store):
+def test_an_update_that_lost_a_race_is_computed_again(store):
     seen = []
 
     def slow(items):
@@ -91,7 +91,7 @@ def test_an_update_that_is_overtaken_begins_again(store):
     assert seen == [[], ["other"]]
 
 
-def test_adding_needs_a_whole_number_and_keeps_the_ceiling(store):
+def test_add_needs_an_integer_and_respects_the_ceiling(store):
     assert store.state.add("n") == 1
     assert store.state.add("n", 41) == 42
     assert store.state.add("n", -2) == 40
@@ -100,12 +100,12 @@ def test_adding_needs_a_whole_number_and_keeps_the_ceiling(store):
     store.state.set("text", "5")
     for wrong in ("5", 1.5, True, None, [1], "x" * 5000):
         store.state.set("text", wrong)
-        with pytest.raises(InvalidInput, match="no whole number"):
+        with pytest.raises(InvalidInput, match="not an integer"):
             store.state.add("text")
     assert store.state.get("n") == 40
 
 
-def test_history_tells_every_value_with_its_version(store):
+def test_history_lists_every_value_with_its_version(store):
     state = store.state
     state.set("n", 5)
     state.add("n", 2)
@@ -115,8 +115,7 @@ def test_history_tells_every_value_with_its_version(store):
     state.add("n", 3)
     state.set("n", 10)
     state.add("n")
-    told = [(each.operation, each.value, each.version) for each in state.history("n")]
-    assert told == [
+    assert [(each.operation, each.value, each.version) for each in state.history("n")] == [
         ("added", 11, 8),
         ("set", 10, 7),
         ("added", 3, 6),
@@ -131,7 +130,7 @@ def test_history_tells_every_value_with_its_version(store):
     assert list(state.history("never")) == []
 
 
-def test_history_has_the_times():
+def test_history_has_timestamps():
     clock = ManualClock()
     engine = MemoryEngine(clock=clock)
     with Store(engine, clock=clock) as store:
@@ -143,7 +142,7 @@ def test_history_has_the_times():
         assert oldest.changed_at == "2023-11-14T22:13:20+00:00"
 
 
-def test_keys_are_listed_by_prefix_and_namespaces_do_not_mix(store):
+def test_keys_are_listed_by_prefix_within_a_namespace(store):
     for key in ("a/1", "a/2", "ab", "b"):
         store.state.set(key, key.upper())
     store.state.in_namespace("a").set("1", "of a")
@@ -162,7 +161,7 @@ def test_keys_are_listed_by_prefix_and_namespaces_do_not_mix(store):
     assert store.state.get("a/1") == "A/1"
 
 
-def test_many_keys_are_listed_past_a_page(store):
+def test_listing_keys_spans_pages(store):
     names = [f"k{number:04}" for number in range(501)]
     for name in names:
         store.state.add(name)
@@ -170,7 +169,7 @@ def test_many_keys_are_listed_past_a_page(store):
 
 
 @pytest.mark.parametrize("key", ["", " ", "a\nb", "k" * 600, "/" * 300, 5])
-def test_a_bad_key_is_refused_in_reading_and_writing(store, key):
+def test_an_invalid_key_is_rejected(store, key):
     for use in (store.state.get, lambda bad: store.state.set(bad, 1), store.state.add, store.state.delete):
         with pytest.raises(InvalidInput, match="state key"):
             use(key)
@@ -183,14 +182,14 @@ def test_a_forgotten_key_leaves_no_history(store):
     assert list(store.state.in_namespace("alice").history("secret")) == []
 
 
-def test_whoever_watches_sees_what_others_write(store):
+def test_watch_yields_changes_by_other_writers(store):
     writer = store.state
     watched = writer.watch("w/", seconds=30)
     first: list[treering.Store] = []
     reading = Thread(target=lambda: first.append(next(watched)))
     writer.set("w/before", 0)
     reading.start()
-    # The watcher looks from the moment on at which it first runs, so write until it has seen something.
+    # Watching starts with the first step of the iterator, so write until it has seen something.
     number = 0
     while reading.is_alive():
         number += 1
@@ -206,7 +205,7 @@ def test_whoever_watches_sees_what_others_write(store):
     assert list(writer.watch(seconds=0)) == []
 
 
-def test_a_mapping_is_a_dict(store):
+def test_a_mapping_behaves_like_a_dict(store):
     counters = store.state.mapping("session_counters")
     counters["telegram_123456"] = 3
     counters.update({"telegram_789012": 1})
@@ -228,14 +227,14 @@ def test_a_mapping_is_a_dict(store):
     assert store.state.get("session_counters/telegram_123456") == 4
 
 
-def test_mappings_of_similar_names_do_not_mix(store):
+def test_mappings_with_similar_names_are_separate(store):
     store.state.mapping("a")["b/c"] = 1
     store.state.mapping("a/b")["c"] = 2
     assert store.state.mapping("a").all() == {"b/c": 1}
     assert store.state.mapping("a/b").all() == {"c": 2}
 
 
-def test_the_same_words_awaited(tmp_path):
+def test_the_async_api(tmp_path):
     async def use():
         async with treering.open_async(tmp_path / "store") as store:
             state = store.state
@@ -276,8 +275,8 @@ def test_eight_processes_lose_no_increment(kind, request, tmp_path):
         for _ in range(processes)
     ]
     for each in running:
-        _, complaint = each.communicate(timeout=120)
-        assert each.returncode == 0, complaint.decode()
+        _, stderr = each.communicate(timeout=120)
+        assert each.returncode == 0, stderr.decode()
     with treering.open(url) as store:
         total = processes * rounds
         assert store.state.get("added") == store.state.get("updated") == total

@@ -1,4 +1,4 @@
-"""Commands for small state: ``treering state get|set|add|delete|list|history|watch``."""
+"""``treering state``: JSON values by key."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ if TYPE_CHECKING:
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 IfVersionOption = Annotated[
-    int | None, typer.Option("--if-version", metavar="N", help="Only if it is at this version; 0: not there.")
+    int | None,
+    typer.Option(
+        "--if-version", metavar="N", help="Fail unless the key is at this version (0: it does not exist)."
+    ),
 ]
-PrefixArgument = Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys that begin like this.")]
+PrefixArgument = Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys with this prefix.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put the commands under the main one."""
-    group = typer.Typer(help="Small state: JSON values by key.", no_args_is_help=True, rich_markup_mode=None)
+    """Register the commands."""
+    group = typer.Typer(help="JSON values by key.", no_args_is_help=True, rich_markup_mode=None)
     for name, command in (
         ("get", get),
         ("set", set_value),
@@ -51,27 +54,27 @@ def get(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the value of a key, as JSON."""
+    """Print the value of a key as JSON."""
     from treering.errors import NotFound
 
     with place.existing() as opened:
         entry = opened.state.in_namespace(user_namespace).entry(key)
         if entry is None:
-            raise NotFound(f"there is no state {key!r}; treering state list shows the keys")
+            raise NotFound(f"state {key!r} not found. List keys with: treering state list")
         show(_entry(entry), [clean(json_text(entry.value))], as_json=as_json)
 
 
 @takes_store
 def set_value(
     key: KeyArgument,
-    value: Annotated[str, typer.Argument(metavar="JSON", help="The new value, or - for stdin.")],
+    value: Annotated[str, typer.Argument(metavar="JSON", help="The new value; - reads stdin.")],
     *,
     if_version: IfVersionOption = None,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Give a key a value."""
+    """Set a key."""
     given = _value(sys.stdin.read() if value == "-" else value)
     with place.existing() as opened:
         entry = opened.state.in_namespace(user_namespace).set(key, given, if_version=if_version)
@@ -81,13 +84,13 @@ def set_value(
 @takes_store
 def add(
     key: KeyArgument,
-    delta: Annotated[int, typer.Argument(metavar="N", help="How much.")] = 1,
+    delta: Annotated[int, typer.Argument(metavar="N", help="The number to add.")] = 1,
     *,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Add to a whole number and print the sum."""
+    """Add to an integer and print the sum."""
     with place.existing() as opened:
         total = opened.state.in_namespace(user_namespace).add(key, delta)
     show({"key": key, "value": total}, [str(total)], as_json=as_json)
@@ -102,11 +105,11 @@ def delete(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a key."""
+    """Delete a key."""
     with place.existing() as opened:
-        was_there = opened.state.in_namespace(user_namespace).delete(key, if_version=if_version)
-    line = f"deleted {clean(key)}" if was_there else f"{clean(key)} was not there"
-    show({"key": key, "deleted": was_there}, [line], as_json=as_json)
+        existed = opened.state.in_namespace(user_namespace).delete(key, if_version=if_version)
+    line = f"deleted {clean(key)}" if existed else f"{clean(key)} does not exist"
+    show({"key": key, "deleted": existed}, [line], as_json=as_json)
 
 
 @takes_store
@@ -117,7 +120,7 @@ def list_entries(
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List keys and values."""
+    """List keys with their values."""
     with place.existing() as opened:
         entries = list(opened.state.in_namespace(user_namespace).list(prefix))
     table = [("key", "version", "changed", "value")]
@@ -137,17 +140,19 @@ def list_entries(
 def history(
     key: KeyArgument,
     *,
-    last: Annotated[int, typer.Option(metavar="N", min=0, help="How many, newest first; 0: all.")] = 20,
+    last: Annotated[
+        int, typer.Option(metavar="N", min=0, help="How many to show, newest first; 0 for all.")
+    ] = 20,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a key was and when."""
+    """Show the changes of a key, newest first."""
     from itertools import islice
 
     with place.existing() as opened:
         changes = list(islice(opened.state.in_namespace(user_namespace).history(key), last or None))
-    what = [
+    data = [
         {
             "operation": each.operation,
             "version": each.version,
@@ -166,7 +171,7 @@ def history(
         )
         for each in changes
     ]
-    show(what, rows(table), as_json=as_json)
+    show(data, rows(table), as_json=as_json)
 
 
 @takes_store
@@ -174,7 +179,7 @@ def watch(
     prefix: PrefixArgument = "",
     *,
     seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="End after so long without a change [never].")
+        float | None, typer.Option(metavar="S", help="Exit after so long without a change [never].")
     ] = None,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
@@ -206,5 +211,5 @@ def _value(text: str) -> Any:
         return msgspec.json.decode(text.encode())
     except msgspec.DecodeError as error:
         raise InvalidInput(
-            f"the value is not JSON ({error}); put quotes around a text: '\"like this\"'"
+            f"the value is not JSON ({error}); quote a string twice: '\"like this\"'"
         ) from None

@@ -1,17 +1,18 @@
-"""Small state: JSON values by key, changed by compare-and-swap.
+"""State: small JSON values by key, changed by compare-and-swap, with a history.
 
-A key is one ref; every change is a commit of the ref and one event, so what a key was and when comes out of
-the journal. `update` reads, computes and writes only if nobody wrote in between, and begins again otherwise;
-`add` lets the engine do the sum. **Invariant:** of any number of writers in any number of processes, none
-overwrites a value that it has not seen, unless it says ``set`` without a version.
+A key is one ref. Each change is one commit of the ref and an event, so the history of a key can be read from
+the journal. A value is stored as JSON in the ref itself; from 4 KiB it is content of its own, and the ref
+holds ``@`` and its address (no JSON starts with ``@``). An integer is therefore stored as its digits, which
+lets the engine add to it without reading it first.
+
+**Invariant:** of any number of writers in any number of processes, none overwrites a value that it has not
+seen, except by `State.set` without ``if_version``.
 """
 
 from __future__ import annotations
 
-import itertools
-import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -22,42 +23,32 @@ from treering.core.content import Address, Content
 from treering.core.encoding import decode, decode_json, encode_json
 from treering.core.frame import INLINE_LIMIT
 from treering.core.ids import Scope, check_id, namespace_prefix
+from treering.core.optimistic import Backoff, check_version
 from treering.core.paging import each_record, each_ref
 from treering.core.query import EventQuery, encode_cursor
 from treering.errors import Conflict, InvalidInput, RefMoved
-from treering.state.json_store import JsonStore
-from treering.state.user_sessions import Sessions
+from treering.state.user_sessions import UserSessions
 
 if TYPE_CHECKING:
-    from treering.core.batch import Receipt
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.core.records import Record, Ref
-
-
-# -----------------------------------------------------------------------------------------------------------
-# What small state gives back, and how a value lies in its ref.
-#
-# A value is JSON in the ref itself; from 4 KiB on it is content of its own, and the ref holds ``@`` and the
-# address (no JSON begins so). A whole number therefore lies there as its digits, which is what lets the
-# engine add to it without reading it first.
-
 
 SET: Final = "state.set"
 DELETED: Final = "state.deleted"
 ADDED: Final = "state.added"
 STATE_KINDS: Final = (SET, DELETED, ADDED)
 
-_ELSEWHERE: Final = b"@"
-
 Operation = Literal["set", "deleted", "added"]
 
-
 _OPERATIONS: Final[dict[str, Operation]] = {SET: "set", DELETED: "deleted", ADDED: "added"}
+_ADDRESS_MARK: Final = b"@"
+_PAGE: Final = 500
+_WAIT_SECONDS: Final = 1.0
 
 
 class StateEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as it is now. ``version`` is what `if_version` wants; it counts every change, also deletions."""
+    """A key and its current value. ``version`` counts every change, deletions included."""
 
     key: str
     value: Any
@@ -70,8 +61,8 @@ class StateEntry(msgspec.Struct, frozen=True, kw_only=True):
         return to_iso(self.changed_at_us)
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a key, out of the journal; ``value`` is what it was from then on (deleted: ``None``)."""
+class StateChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of a key, from the journal; ``value`` is the new value (``None`` if it was deleted)."""
 
     key: str
     operation: Operation
@@ -86,98 +77,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return to_iso(self.changed_at_us)
 
 
-def written(draft: Draft, value: Any, *, scope: str) -> tuple[bytes, tuple[Address, ...]]:
-    """Put a value into a draft; gives what its ref holds and links to."""
-    data = encode_json(value, keep_order=True)
-    if len(data) < INLINE_LIMIT:
-        return data, ()
-    address = draft.put(Content("json", data), scope=scope)
-    return _ELSEWHERE + address.encode(), (address,)
-
-
-def read(engine: Engine, space: str, held: bytes) -> Any:
-    """The value that a ref holds."""
-    if not held.startswith(_ELSEWHERE):
-        return decode_json(held)
-    (content,) = engine.get(space, [Address(held[1:].decode())])
-    return decode(content)
-
-
-def integer(held: bytes) -> int | None:
-    """The integer that a ref holds, if it does."""
-    try:
-        return int(held)
-    except ValueError:
-        return None
-
-
-def told(held: bytes | None, *, version: int | None, was: bytes | None) -> bytes:
-    """What the journal keeps of a change: version and value, and a number that it took the place of.
-
-    The number is what lets a reader go back through what was added before.
-    """
-    facts: dict[str, Any] = {} if version is None else {"version": version}
-    if held is not None and not held.startswith(_ELSEWHERE):
-        facts["value"] = held.decode()
-    number = None if was is None else integer(was)
-    if number is not None:
-        facts["was"] = number
-    return encode_json(facts)
-
-
-class Backwards:
-    """Goes through the changes of one key from the newest to the oldest, and works out what was added to."""
-
-    def __init__(self, engine: Engine, space: str, ref: Ref | None) -> None:
-        self._engine = engine
-        self._space = space
-        self._number = None if ref is None else integer(ref.value)
-        self._version = None if ref is None else ref.version
-
-    def change(self, key: str, record: Record) -> Change:
-        """The next older change."""
-        event = record.event
-        facts: dict[str, Any] = decode_json(event.data or b"{}")
-        value: Any = None
-        if event.kind == ADDED:
-            operation, version, value = _OPERATIONS[ADDED], self._version, self._number
-            self._number = None if self._number is None else self._number - facts["delta"]
-        else:
-            operation, version = _OPERATIONS[event.kind], facts.get("version", self._version)
-            if "value" in facts:
-                value = decode_json(facts["value"].encode())
-            elif event.body is not None:
-                (content,) = self._engine.get(self._space, [event.body])
-                value = decode(content)
-            self._number = facts.get("was")
-        self._version = None if version is None else version - 1
-        return Change(
-            key=key,
-            operation=operation,
-            value=value,
-            version=version,
-            changed_at_us=event.ts_us,
-            seq=record.seq,
-        )
-
-
-def not_a_number(key: str, held: bytes) -> InvalidInput:
-    """Why nothing can be added to a key."""
-    shown = "a large value" if held.startswith(_ELSEWHERE) else held[:60].decode(errors="replace")
-    return InvalidInput(
-        f"state {key!r} is {shown}, which is no whole number; set it to one first, or use update()"
-    )
-
-
-# -----------------------------------------------------------------------------------------------------------
-
-_PAGE: Final = 500
-_WAIT_SECONDS: Final = 1.0
-_LONGEST_PAUSE: Final = 0.05
-
-
 class State:
-    """The small state of one namespace."""
+    """The state of one namespace."""
 
     def __init__(self, engine: Engine, space: str, namespace: str = "", *, clock: Clock) -> None:
         self._engine = engine
@@ -191,108 +92,116 @@ class State:
 
     @property
     def namespace(self) -> str:
-        """Whose state this is; empty for nobody's in particular."""
+        """The namespace; empty for shared state."""
         return self._namespace
 
     def in_namespace(self, namespace: str) -> State:
-        """The state of a user or project, which is forgotten with that namespace."""
+        """Return the state of a user or project; forgetting that namespace erases it."""
         return State(self._engine, self._space, namespace, clock=self._clock)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or ``default`` when there is none."""
-        found = self.entry(key)
-        return default if found is None else found.value
+        """Return the value of a key, or ``default`` if the key does not exist."""
+        entry = self.entry(key)
+        return default if entry is None else entry.value
 
     def entry(self, key: str) -> StateEntry | None:
-        """The value with its version and time."""
+        """Return a key with its value, version and time."""
         ref = self._ref(key)
         return None if ref is None else self._entry(ref)
 
     def set(self, key: str, value: Any, *, if_version: int | None = None) -> StateEntry:
-        """Give a key a value; durable when this returns.
+        """Set a key; durable when this returns.
 
-        With ``if_version`` only if the key is at that version (0: if it is not there), else `RefMoved`.
+        With ``if_version``, raise `RefMoved` unless the key is at that version (0: it does not exist).
         """
         return self._swap(key, lambda _: value, if_version)
 
     def update(self, key: str, function: Callable[[Any], Any], default: Any = None) -> Any:
-        """Set a key to ``function(value)`` and return that; ``default`` stands for a value that is not there.
+        """Set a key to ``function(value)`` and return the new value.
 
-        When someone else writes in between, the function is called again with what they wrote: it should do
-        nothing but compute. What it raises is passed on, and nothing is written.
+        The function receives ``default`` if the key does not exist. It is called again when another writer
+        was faster, so it should have no side effects. If it raises, nothing is written.
         """
 
-        def computed(ref: Ref | None) -> Any:
-            return function(default if ref is None else read(self._engine, self._space, ref.value))
+        def compute(ref: Ref | None) -> Any:
+            return function(default if ref is None else _decode_value(self._engine, self._space, ref.value))
 
-        return self._swap(key, computed, None).value
+        return self._swap(key, compute, None).value
 
     def add(self, key: str, delta: int = 1, *, ceiling: int | None = None) -> int:
-        """Add to a whole number (absent counts as 0) and return the sum. Past ``ceiling`` is a `Conflict`."""
-        name, scope = self._place(key)
+        """Add to an integer and return the sum; a missing key counts as 0.
+
+        Raises:
+            Conflict: the sum would exceed ``ceiling``.
+        """
+        name, scope = self._names(key)
         draft = Draft(self._space)
         draft.add_to_ref(name, Add(delta=delta, ceiling=ceiling), scope=scope)
-        self._tell(draft, ADDED, key, scope, encode_json({"delta": delta}))
+        self._add_event(draft, ADDED, key, scope, encode_json({"delta": delta}))
         try:
             return self._engine.commit(draft.batch()).sums[name]
         except Conflict as error:
             ref = self._ref(key)
-            if ref is not None and integer(ref.value) is None:
-                raise not_a_number(key, ref.value) from None
+            if ref is not None and _as_integer(ref.value) is None:
+                raise _not_an_integer(key, ref.value) from None
             raise Conflict(f"state {key!r} was not changed: {error}") from None
 
     def delete(self, key: str, *, if_version: int | None = None) -> bool:
-        """Remove a key; says whether it was there. ``if_version`` as in `set`."""
-        name, scope = self._place(key)
-        for attempt in itertools.count():
+        """Delete a key; return whether it existed. ``if_version`` as in `set`."""
+        name, scope = self._names(key)
+        backoff = Backoff()
+        while True:
             ref = self._ref(key)
-            _check_version(key, ref, if_version)
+            check_version(f"state {key!r}", ref, if_version)
             if ref is None:
                 return False
             draft = Draft(self._space)
             draft.delete_ref(name, scope=scope, expect=ref.version)
-            self._tell(draft, DELETED, key, scope, told(None, version=ref.version + 1, was=ref.value))
-            if self._committed(draft) is not None:
-                return True
-            _pause(attempt)
-        raise AssertionError  # attempts never end
+            data = _event_data(None, version=ref.version + 1, previous=ref.value)
+            self._add_event(draft, DELETED, key, scope, data)
+            try:
+                self._engine.commit(draft.batch())
+            except RefMoved:
+                backoff.wait()
+                continue
+            return True
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        """The keys that start so, in order."""
+        """List the keys with this prefix, in order."""
         for ref in self._refs(prefix):
             yield ref.name[len(self._prefix) :]
 
     def list(self, prefix: str = "") -> Iterator[StateEntry]:
-        """The entries whose keys start so, in order of their keys."""
+        """List the entries whose keys have this prefix, by key."""
         for ref in self._refs(prefix):
             yield self._entry(ref)
 
-    def history(self, key: str) -> Iterator[Change]:
-        """What the key was and when, newest change first; also of a key that was deleted."""
-        _, scope = self._place(key)
+    def history(self, key: str) -> Iterator[StateChange]:
+        """List the changes of a key, newest first; deleted keys have a history too."""
+        _, scope = self._names(key)
         ref = self._ref(key)
-        backwards = Backwards(self._engine, self._space, ref)
+        reader = _HistoryReader(self._engine, self._space, ref)
         query = EventQuery(kinds=STATE_KINDS, scope=scope, newest_first=True)
         after = None if ref is None else encode_cursor(query, 0, ref.seq + 1)
         for record in each_record(self._engine, self._space, query, after=after):
-            yield backwards.change(key, record)
+            yield reader.read(key, record)
 
     def watch(self, prefix: str = "", *, seconds: float | None = None) -> Iterator[StateEntry]:
-        """Entries that change from now on, by whichever process, as they are when you get them.
+        """Yield entries as they change, in this or any other process; end after ``seconds`` without a change.
 
-        A deleted key comes as an entry with the value ``None`` and version 0. Changes that follow each other
-        quickly may come as one. Ends after ``seconds`` without a change.
+        Each entry has its current value, so changes in quick succession may yield one entry. A deleted key
+        has the value ``None`` and version 0.
         """
         query = EventQuery(kinds=STATE_KINDS)
-        last = self._engine.wait(self._space, 0, seconds=0)
+        last_seq = self._engine.wait(self._space, 0, seconds=0)
         quiet_since = time.monotonic()
         while seconds is None or time.monotonic() - quiet_since < seconds:
             left = _WAIT_SECONDS if seconds is None else seconds - (time.monotonic() - quiet_since)
-            self._engine.wait(self._space, last, seconds=max(0.0, min(left, _WAIT_SECONDS)))
+            self._engine.wait(self._space, last_seq, seconds=max(0.0, min(left, _WAIT_SECONDS)))
             changed: dict[str, int] = {}
-            page = self._engine.scan(self._space, query, after=str(last), limit=_PAGE)
+            page = self._engine.scan(self._space, query, after=str(last_seq), limit=_PAGE)
             for record in page.records:
-                last = record.seq
+                last_seq = record.seq
                 if record.event.scope.startswith(namespace_prefix(self._namespace)):
                     changed[record.event.name or ""] = record.event.ts_us
             for key, ts_us in changed.items():
@@ -301,56 +210,53 @@ class State:
                     quiet_since = time.monotonic()
 
     def mapping(self, name: str) -> JsonStore:
-        """The keys below ``name/`` as a dict that is durable, for code that kept them in a JSON file."""
+        """Return the keys below ``name/`` as a durable dict."""
         return JsonStore(self, name)
 
     def sessions(
         self, kind: type[Any], *, name: str = "user_states", default_mode: str | None = None
-    ) -> Sessions:
-        """Typed sessions by user id: a struct or dataclass with a ``mode``, whose default is never stored."""
-        return Sessions(self, kind, name=name, default_mode=default_mode)
+    ) -> UserSessions:
+        """Return typed sessions by user id. ``kind`` is a msgspec struct or dataclass with a ``mode``."""
+        return UserSessions(self, kind, name=name, default_mode=default_mode)
 
-    def _swap(self, key: str, computed: Callable[[Ref | None], Any], if_version: int | None) -> StateEntry:
-        name, scope = self._place(key)
-        for attempt in itertools.count():
+    def _swap(self, key: str, compute: Callable[[Ref | None], Any], if_version: int | None) -> StateEntry:
+        name, scope = self._names(key)
+        backoff = Backoff()
+        while True:
             ref = self._ref(key)
-            _check_version(key, ref, if_version)
-            value = computed(ref)
+            check_version(f"state {key!r}", ref, if_version)
+            value = compute(ref)
             draft = Draft(self._space)
-            held, links = written(draft, value, scope=scope)
-            draft.set_ref(name, held, scope=scope, links=links, expect=ABSENT if ref is None else ref.version)
-            was = None if ref is None else ref.value
-            # A key that was deleted goes on counting where it was: only the commit knows the first version.
-            facts = told(held, version=None if ref is None else ref.version + 1, was=was)
-            now_us = self._tell(draft, SET, key, scope, facts, links)
-            receipt = self._committed(draft)
-            if receipt is not None:
-                return StateEntry(key=key, value=value, version=receipt.versions[name], changed_at_us=now_us)
-            _pause(attempt)
-        raise AssertionError  # attempts never end
+            stored, links = _encode_value(draft, value, scope=scope)
+            expect = ABSENT if ref is None else ref.version
+            draft.set_ref(name, stored, scope=scope, links=links, expect=expect)
+            # Versions continue after a deletion, so for a missing key only the commit knows the version.
+            version = None if ref is None else ref.version + 1
+            data = _event_data(stored, version=version, previous=None if ref is None else ref.value)
+            now_us = self._add_event(draft, SET, key, scope, data, links)
+            try:
+                versions = self._engine.commit(draft.batch()).versions
+            except RefMoved:
+                backoff.wait()
+                continue
+            return StateEntry(key=key, value=value, version=versions[name], changed_at_us=now_us)
 
-    def _committed(self, draft: Draft) -> Receipt | None:
-        try:
-            return self._engine.commit(draft.batch())
-        except RefMoved:
-            return None
-
-    def _tell(
-        self, draft: Draft, kind: str, key: str, scope: str, facts: bytes, links: tuple[Address, ...] = ()
+    def _add_event(
+        self, draft: Draft, kind: str, key: str, scope: str, data: bytes, links: tuple[Address, ...] = ()
     ) -> int:
         now_us = self._clock.now_us()
         body = links[0] if links else None
-        draft.event(Event(id=draft.id, kind=kind, ts_us=now_us, scope=scope, name=key, data=facts, body=body))
+        draft.event(Event(id=draft.id, kind=kind, ts_us=now_us, scope=scope, name=key, data=data, body=body))
         return now_us
 
-    def _place(self, key: str) -> tuple[str, str]:
-        """The names of a key's ref and scope."""
+    def _names(self, key: str) -> tuple[str, str]:
+        """Return the names of a key's ref and scope."""
         scope = str(Scope(self._namespace, "state", check_id(key, "state key")))
         check_id(scope, "the scope of a state key (with / as %2F)")
         return check_id(self._prefix + key, "the ref of a state key"), scope
 
     def _ref(self, key: str) -> Ref | None:
-        name, _ = self._place(key)
+        name, _ = self._names(key)
         return self._engine.refs(self._space, [name]).get(name)
 
     def _refs(self, prefix: str) -> Iterator[Ref]:
@@ -359,19 +265,152 @@ class State:
     def _entry(self, ref: Ref) -> StateEntry:
         return StateEntry(
             key=ref.name[len(self._prefix) :],
-            value=read(self._engine, self._space, ref.value),
+            value=_decode_value(self._engine, self._space, ref.value),
             version=ref.version,
             changed_at_us=ref.changed_at_us,
         )
 
 
-def _check_version(key: str, ref: Ref | None, wanted: int | None) -> None:
-    if wanted is None or wanted == (0 if ref is None else ref.version):
-        return
-    there = "does not exist" if ref is None else f"is at version {ref.version}"
-    raise RefMoved(f"state {key!r} {there}, expected version {wanted}; read it again and retry")
+class JsonStore(MutableMapping[str, Any]):
+    """A durable dict: the state below one name, as a mapping.
+
+    Values are copies. To change one, assign it, or use `change`, which loses no concurrent update.
+    """
+
+    def __init__(self, state: State, name: str) -> None:
+        self._state = state
+        self._name = check_id(name, "name of a mapping")
+        self._prefix = namespace_prefix(name)
+
+    def __repr__(self) -> str:
+        return f"<JsonStore {self._name!r}>"
+
+    @property
+    def name(self) -> str:
+        """The name that its keys are stored below."""
+        return self._name
+
+    def get(self, key: str, default: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] - plainer
+        """Return the value of a key, or ``default``."""
+        return self._state.get(self._prefix + key, default)
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a key; durable when this returns."""
+        self._state.set(self._prefix + key, value)
+
+    def delete(self, key: str) -> bool:
+        """Delete a key; return whether it existed."""
+        return self._state.delete(self._prefix + key)
+
+    def change(self, key: str, function: Callable[[Any], Any], default: Any = None) -> Any:
+        """Set a key to ``function(value)`` and return the new value; see `State.update`."""
+        return self._state.update(self._prefix + key, function, default)
+
+    def add(self, key: str, delta: int = 1) -> int:
+        """Add to an integer and return the sum; a missing key counts as 0."""
+        return self._state.add(self._prefix + key, delta)
+
+    def all(self) -> dict[str, Any]:
+        """Return all keys and values as a dict."""
+        return {entry.key[len(self._prefix) :]: entry.value for entry in self._state.list(self._prefix)}
+
+    def __getitem__(self, key: str) -> Any:
+        entry = self._state.entry(self._prefix + key)
+        if entry is None:
+            raise KeyError(key)
+        return entry.value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.set(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        if not self.delete(key):
+            raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        for key in self._state.keys(self._prefix):
+            yield key[len(self._prefix) :]
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and bool(key) and self._state.entry(self._prefix + key) is not None
 
 
-def _pause(attempt: int) -> None:
-    """Let the others finish: those who lost a race do not meet again at once."""
-    time.sleep(random.uniform(0, min(0.001 * 2 ** min(attempt, 10), _LONGEST_PAUSE)))
+class _HistoryReader:
+    """Reads the changes of a key from newest to oldest.
+
+    An addition is stored as its delta alone. Its result is computed backwards from the value that followed,
+    which is why every other change also stores the integer that it replaced.
+    """
+
+    def __init__(self, engine: Engine, space: str, ref: Ref | None) -> None:
+        self._engine = engine
+        self._space = space
+        self._number = None if ref is None else _as_integer(ref.value)
+        self._version = None if ref is None else ref.version
+
+    def read(self, key: str, record: Record) -> StateChange:
+        """Return the next older change."""
+        event = record.event
+        data: dict[str, Any] = decode_json(event.data or b"{}")
+        version, value = data.get("version", self._version), None
+        if event.kind == ADDED:
+            version, value = self._version, self._number
+            self._number = None if self._number is None else self._number - data["delta"]
+        else:
+            if "value" in data:
+                value = decode_json(data["value"].encode())
+            elif event.body is not None:
+                (content,) = self._engine.get(self._space, [event.body])
+                value = decode(content)
+            self._number = data.get("was")
+        self._version = None if version is None else version - 1
+        return StateChange(
+            key=key,
+            operation=_OPERATIONS[event.kind],
+            value=value,
+            version=version,
+            changed_at_us=event.ts_us,
+            seq=record.seq,
+        )
+
+
+def _event_data(stored: bytes | None, *, version: int | None, previous: bytes | None) -> bytes:
+    """Encode the journal's data about a change: version, new value, and the integer that was replaced."""
+    data: dict[str, Any] = {} if version is None else {"version": version}
+    if stored is not None and not stored.startswith(_ADDRESS_MARK):
+        data["value"] = stored.decode()
+    number = None if previous is None else _as_integer(previous)
+    if number is not None:
+        data["was"] = number
+    return encode_json(data)
+
+
+def _encode_value(draft: Draft, value: Any, *, scope: str) -> tuple[bytes, tuple[Address, ...]]:
+    """Return the bytes to store in the ref, and the addresses that they link to."""
+    data = encode_json(value, keep_order=True)
+    if len(data) < INLINE_LIMIT:
+        return data, ()
+    address = draft.put(Content("json", data), scope=scope)
+    return _ADDRESS_MARK + address.encode(), (address,)
+
+
+def _decode_value(engine: Engine, space: str, stored: bytes) -> Any:
+    if not stored.startswith(_ADDRESS_MARK):
+        return decode_json(stored)
+    (content,) = engine.get(space, [Address(stored[1:].decode())])
+    return decode(content)
+
+
+def _as_integer(stored: bytes) -> int | None:
+    try:
+        return int(stored)
+    except ValueError:
+        return None
+
+
+def _not_an_integer(key: str, stored: bytes) -> InvalidInput:
+    shown = "a large value" if stored.startswith(_ADDRESS_MARK) else stored[:60].decode(errors="replace")
+    return InvalidInput(f"state {key!r} is {shown}, not an integer; set it to one first, or use update()")
