@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import treering
 from benchmarks.report import Measurement, Section, at_most
-from treering.workspaces.safe_open import Beneath
+from treering.workspaces.safe_open import ConfinedFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -296,7 +296,7 @@ def _sandbox(scratch: Path) -> Measurement:
     path = scratch / "open" / "/".join(names)
     path.parent.mkdir(parents=True)
     path.touch()
-    beneath = Beneath(scratch / "open")
+    beneath = ConfinedFolder(scratch / "open")
 
     def plain() -> None:
         os.close(os.open(path, os.O_RDONLY))

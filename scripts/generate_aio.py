@@ -100,9 +100,9 @@ TWINS: Final = (
         module="treering.workspaces.workspace",
         name="Workspace",
         twin="AsyncWorkspace",
-        direct=frozenset({"camera", "files", "keeping"}),
+        direct=frozenset({"writer", "files", "stage_and_commit"}),
     ),
-    Twin(module="treering.workspaces.virtual_fs", name="Files", twin="AsyncFiles"),
+    Twin(module="treering.workspaces.virtual_fs", name="VirtualFiles", twin="AsyncVirtualFiles"),
 )
 
 HEADER: Final = '''"""The async store: the same words, awaited.

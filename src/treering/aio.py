@@ -72,14 +72,12 @@ from treering.threads.ids import ChatId, TaskId
 from treering.threads.thread import Cleaned, Thread
 from treering.threads.tool_budgets import Budgets
 from treering.threads.transcripts import Role, Transcript, TranscriptEvent
-from treering.workspaces.browse import Entry
+from treering.workspaces.browse import SnapshotCheck, SnapshotEntry
 from treering.workspaces.diff import FileChange
-from treering.workspaces.restore import Restored
-from treering.workspaces.restore_plan import LinkPolicy
+from treering.workspaces.restore import LinkPolicy, RestoreResult
 from treering.workspaces.scan import FileProgress, Limits
-from treering.workspaces.snapshot import Camera, Taken
-from treering.workspaces.verify import SnapshotCheck
-from treering.workspaces.virtual_fs import Access, FileInfo, Files, Match
+from treering.workspaces.snapshot import SnapshotWriter, StagedSnapshot
+from treering.workspaces.virtual_fs import FileInfo, GrepMatch, MountAccess, VirtualFiles
 from treering.workspaces.workspace import SnapshotInfo, T, Workspace
 
 
@@ -828,7 +826,7 @@ class AsyncCheckpoint:
         keep_before: bool = True,
         links: LinkPolicy = "preserve",
         dry_run: bool = False,
-    ) -> Restored:
+    ) -> RestoreResult:
         """Async twin of `Checkpoint.restore`."""
         return await self._bridge.call(
             self._checkpoint.restore,
@@ -2002,7 +2000,7 @@ class AsyncWorkspace:
         dry_run: bool = False,
         allow_home: bool = False,
         on_progress: Callable[[FileProgress], None] | None = None,
-    ) -> Restored:
+    ) -> RestoreResult:
         """Async twin of `Workspace.restore`."""
         return await self._bridge.call(
             self._workspace.restore,
@@ -2021,7 +2019,7 @@ class AsyncWorkspace:
         """Async twin of `Workspace.diff`."""
         return await self._bridge.call(self._workspace.diff, before, after, text=text)
 
-    async def ls(self, id: str, path: str = "", *, recursive: bool = False) -> AsyncIterator[Entry]:
+    async def ls(self, id: str, path: str = "", *, recursive: bool = False) -> AsyncIterator[SnapshotEntry]:
         """Async twin of `Workspace.ls`."""
         async for each in self._bridge.iterate(self._workspace.ls, id, path, recursive=recursive):
             yield each
@@ -2065,97 +2063,97 @@ class AsyncWorkspace:
             yield each
 
     def files(
-        self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, Access]] | None = None
-    ) -> AsyncFiles:
+        self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, MountAccess]] | None = None
+    ) -> AsyncVirtualFiles:
         """Async twin of `Workspace.files`."""
-        return AsyncFiles(self._workspace.files(root, mounts=mounts), self._bridge)
+        return AsyncVirtualFiles(self._workspace.files(root, mounts=mounts), self._bridge)
 
-    def keeping(
+    def stage_and_commit(
         self,
         folder: str | Path,
-        commit: Callable[[Taken], T],
+        commit: Callable[[StagedSnapshot], T],
         *,
         exclude: Iterable[str] = (),
         include: Iterable[str] = (),
     ) -> T:
-        """Async twin of `Workspace.keeping`."""
-        return self._workspace.keeping(folder, commit, exclude=exclude, include=include)
+        """Async twin of `Workspace.stage_and_commit`."""
+        return self._workspace.stage_and_commit(folder, commit, exclude=exclude, include=include)
 
-    async def unlearn(self) -> None:
-        """Async twin of `Workspace.unlearn`."""
-        await self._bridge.call(self._workspace.unlearn)
+    async def clear_stat_cache(self) -> None:
+        """Async twin of `Workspace.clear_stat_cache`."""
+        await self._bridge.call(self._workspace.clear_stat_cache)
 
-    def camera(self) -> Camera:
-        """Async twin of `Workspace.camera`."""
-        return self._workspace.camera()
+    def writer(self) -> SnapshotWriter:
+        """Async twin of `Workspace.writer`."""
+        return self._workspace.writer()
 
     def __repr__(self) -> str:
         return shown(self._workspace)
 
 
-class AsyncFiles:
-    """Async twin of `Files`."""
+class AsyncVirtualFiles:
+    """Async twin of `VirtualFiles`."""
 
-    def __init__(self, files: Files, bridge: Bridge | None = None) -> None:
-        self._files = files
+    def __init__(self, virtualfiles: VirtualFiles, bridge: Bridge | None = None) -> None:
+        self._virtualfiles = virtualfiles
         self._bridge = bridge or Bridge()
 
     @property
-    def sync(self) -> Files:
-        """The files that does the work."""
-        return self._files
+    def sync(self) -> VirtualFiles:
+        """The virtualfiles that does the work."""
+        return self._virtualfiles
 
     async def close(self) -> None:
-        """Async twin of `Files.close`."""
-        await self._bridge.finish(self._files.close)
+        """Async twin of `VirtualFiles.close`."""
+        await self._bridge.finish(self._virtualfiles.close)
 
     async def ls(self, path: str = "/") -> list[FileInfo]:
-        """Async twin of `Files.ls`."""
-        return await self._bridge.call(self._files.ls, path)
+        """Async twin of `VirtualFiles.ls`."""
+        return await self._bridge.call(self._virtualfiles.ls, path)
 
     async def stat(self, path: str) -> FileInfo:
-        """Async twin of `Files.stat`."""
-        return await self._bridge.call(self._files.stat, path)
+        """Async twin of `VirtualFiles.stat`."""
+        return await self._bridge.call(self._virtualfiles.stat, path)
 
     async def read(self, path: str, *, offset: int = 0, limit: int | None = None) -> str:
-        """Async twin of `Files.read`."""
-        return await self._bridge.call(self._files.read, path, offset=offset, limit=limit)
+        """Async twin of `VirtualFiles.read`."""
+        return await self._bridge.call(self._virtualfiles.read, path, offset=offset, limit=limit)
 
     async def read_bytes(self, path: str, *, max_bytes: int = 16 * 1024 * 1024) -> bytes:
-        """Async twin of `Files.read_bytes`."""
-        return await self._bridge.call(self._files.read_bytes, path, max_bytes=max_bytes)
+        """Async twin of `VirtualFiles.read_bytes`."""
+        return await self._bridge.call(self._virtualfiles.read_bytes, path, max_bytes=max_bytes)
 
     async def glob(self, pattern: str, path: str = "/") -> list[FileInfo]:
-        """Async twin of `Files.glob`."""
-        return await self._bridge.call(self._files.glob, pattern, path)
+        """Async twin of `VirtualFiles.glob`."""
+        return await self._bridge.call(self._virtualfiles.glob, pattern, path)
 
     async def grep(
         self, text: str, path: str = "/", *, glob: str | None = None, limit: int = 1000
-    ) -> list[Match]:
-        """Async twin of `Files.grep`."""
-        return await self._bridge.call(self._files.grep, text, path, glob=glob, limit=limit)
+    ) -> list[GrepMatch]:
+        """Async twin of `VirtualFiles.grep`."""
+        return await self._bridge.call(self._virtualfiles.grep, text, path, glob=glob, limit=limit)
 
     async def each(self, path: str = "/") -> AsyncIterator[tuple[str, FileInfo]]:
-        """Async twin of `Files.each`."""
-        async for each in self._bridge.iterate(self._files.each, path):
+        """Async twin of `VirtualFiles.each`."""
+        async for each in self._bridge.iterate(self._virtualfiles.each, path):
             yield each
 
     async def lines_with(self, path: str, text: str) -> AsyncIterator[tuple[int, str]]:
-        """Async twin of `Files.lines_with`."""
-        async for each in self._bridge.iterate(self._files.lines_with, path, text):
+        """Async twin of `VirtualFiles.lines_with`."""
+        async for each in self._bridge.iterate(self._virtualfiles.lines_with, path, text):
             yield each
 
     async def write(self, path: str, content: str | bytes, *, overwrite: bool = True) -> FileInfo:
-        """Async twin of `Files.write`."""
-        return await self._bridge.call(self._files.write, path, content, overwrite=overwrite)
+        """Async twin of `VirtualFiles.write`."""
+        return await self._bridge.call(self._virtualfiles.write, path, content, overwrite=overwrite)
 
     async def edit(self, path: str, old: str, new: str, *, every: bool = False) -> int:
-        """Async twin of `Files.edit`."""
-        return await self._bridge.call(self._files.edit, path, old, new, every=every)
+        """Async twin of `VirtualFiles.edit`."""
+        return await self._bridge.call(self._virtualfiles.edit, path, old, new, every=every)
 
     async def delete(self, path: str, *, recursive: bool = False) -> None:
-        """Async twin of `Files.delete`."""
-        await self._bridge.call(self._files.delete, path, recursive=recursive)
+        """Async twin of `VirtualFiles.delete`."""
+        await self._bridge.call(self._virtualfiles.delete, path, recursive=recursive)
 
     async def __aenter__(self) -> Self:
         return self
@@ -2166,4 +2164,4 @@ class AsyncFiles:
         await self.close()
 
     def __repr__(self) -> str:
-        return shown(self._files)
+        return shown(self._virtualfiles)

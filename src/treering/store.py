@@ -410,7 +410,7 @@ class Store:
         from treering.maintenance.forget import forget, selection
 
         chosen = selection(thread=thread, namespace=namespace, scope=scope)
-        self._workspace.unlearn()
+        self._workspace.clear_stat_cache()
         if self._vectors is not None:
             self._vectors.drop()
         return forget(self._engine, self._space, chosen, cascade=cascade, clock=self._clock)

@@ -9,7 +9,7 @@ import pytest
 
 import treering
 from treering.errors import InvalidInput, NotFound, ReadOnly
-from treering.workspaces.virtual_fs import Files
+from treering.workspaces.virtual_fs import VirtualFiles
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def files(tmp_path: Path):
         yield opened
 
 
-def test_e8_the_tree_of_the_document(files: Files) -> None:
+def test_e8_the_tree_of_the_document(files: VirtualFiles) -> None:
     assert [each.path for each in files.ls()] == ["/IDENTITY.md", "/host", "/skills"]
     assert [each.path for each in files.ls("host")] == ["/host/documents", "/host/projects"]
     assert files.read("IDENTITY.md") == "You are Ciana.\n"
@@ -43,7 +43,7 @@ def test_e8_the_tree_of_the_document(files: Files) -> None:
     assert [each.path for each in files.grep("parrots")] == ["/host/projects/notes.txt"]
 
 
-def test_e8_access_follows_the_mount(files: Files, tmp_path: Path) -> None:
+def test_e8_access_follows_the_mount(files: VirtualFiles, tmp_path: Path) -> None:
     files.write("host/projects/new.txt", "rw")
     assert (tmp_path / "Projects" / "new.txt").read_text() == "rw"
     for change in (
@@ -66,7 +66,7 @@ def test_e8_access_follows_the_mount(files: Files, tmp_path: Path) -> None:
         "out/checkpoints.db",
     ],
 )
-def test_e8_the_agent_cannot_leave(files: Files, tmp_path: Path, path: str) -> None:
+def test_e8_the_agent_cannot_leave(files: VirtualFiles, tmp_path: Path, path: str) -> None:
     (tmp_path / "workspace" / "out").symlink_to("../data")
     (tmp_path / "Projects" / "out").symlink_to(tmp_path / "data")
     with pytest.raises(InvalidInput):
@@ -76,7 +76,7 @@ def test_e8_the_agent_cannot_leave(files: Files, tmp_path: Path, path: str) -> N
     assert (tmp_path / "data" / "checkpoints.db").read_text() == "not for the agent"
 
 
-def test_e8_an_absolute_path_is_one_of_the_virtual_root(files: Files, tmp_path: Path) -> None:
+def test_e8_an_absolute_path_is_one_of_the_virtual_root(files: VirtualFiles, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="'/etc/passwd'"):
         files.read("/etc/passwd")
     files.write("/etc/passwd", "an agent's own")

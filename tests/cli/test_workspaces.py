@@ -78,7 +78,7 @@ def test_a_place_that_is_a_file_is_refused(run, work: Path) -> None:
     ):
         refused = run(*line)
         assert refused.code == 2
-        assert "is no folder" in refused.err
+        assert "is not a folder" in refused.err
     told = run("restore", "latest", work.parent / "new", "--dry-run")
     assert told.code == 0
     assert "+ src/main.py" in told.out

@@ -51,11 +51,11 @@ def test_forgotten_checkpoints_are_gone_and_a_prune_frees_their_files(
     with pytest.raises(NotFound, match="list_checkpoints"):
         depot.find(made[0].id)
 
-    foreseen = prune_storage(config, grace_seconds=0, dry_run=True)
-    assert foreseen.waiting_bytes > 200_000
+    preview = prune_storage(config, grace_seconds=0, dry_run=True)
+    assert preview.waiting_bytes > 200_000
     assert held(config) == before
     pruned = prune_storage(config, grace_seconds=0)
-    assert pruned.freed_bytes == foreseen.waiting_bytes
+    assert pruned.freed_bytes == preview.waiting_bytes
     assert pruned.waiting == 0
     assert held(config) < before * 0.5
     assert whole(config, [made[4]])

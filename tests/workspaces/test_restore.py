@@ -18,7 +18,7 @@ from treering.errors import Conflict, InvalidInput, NotFound, StoreFull
 from treering.store import Store
 from treering.workspaces import restore
 from treering.workspaces.ignore import TEMPORARY
-from treering.workspaces.restore_plan import stays_inside
+from treering.workspaces.restore import stays_inside
 from treering.workspaces.scan import FileProgress
 
 
@@ -135,9 +135,9 @@ def test_a_dry_run_into_a_folder_that_is_not_there(store: Store, folder: Path, t
 
 def test_a_target_that_is_a_file_is_refused(store: Store, folder: Path) -> None:
     snapshot = store.workspace.snapshot(folder)
-    with pytest.raises(InvalidInput, match="is no folder"):
+    with pytest.raises(InvalidInput, match="is not a folder"):
         store.workspace.restore(snapshot, folder / "README.md")
-    with pytest.raises(InvalidInput, match="is no folder"):
+    with pytest.raises(InvalidInput, match="is not a folder"):
         store.workspace.download(snapshot, "src", folder / "README.md")
 
 
@@ -285,7 +285,7 @@ def test_unknown_snapshots_and_forbidden_places(
     store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = store.workspace.snapshot(folder)
-    with pytest.raises(NotFound, match="no snapshot"):
+    with pytest.raises(NotFound, match=r"snapshot 0+ not found"):
         store.workspace.restore("0" * 64, tmp_path / "new")
     with pytest.raises(InvalidInput, match="not a snapshot"):
         store.workspace.restore("latest", tmp_path / "new")

@@ -124,8 +124,8 @@ def test_what_was_read_before_a_list_grew_is_read_again(
 ) -> None:
     (folder / "kaggle.json").write_text("canary-7f3a")
     with monkeypatch.context() as before:
-        before.setattr(ignore, "_SECRETS", ignore._Cut(()))  # pyright: ignore[reportPrivateUsage]
-        before.setattr(snapshot_module, "LISTS", "shorter")
+        before.setattr(ignore, "_CREDENTIAL_INDEX", ignore._PatternIndex(()))  # pyright: ignore[reportPrivateUsage]
+        before.setattr(snapshot_module, "LISTS_DIGEST", "shorter")
         assert "kaggle.json" in paths(store, store.workspace.snapshot(folder))
     told = info(store, folder)
     assert [each.path for each in told.left_out] == ["kaggle.json"]
@@ -150,7 +150,7 @@ def test_patterns_that_make_no_sense_are_refused(store: Store, folder: Path) -> 
         store.workspace.snapshot(folder, exclude="*.log")
     with pytest.raises(InvalidInput, match="pattern"):
         store.workspace.snapshot(folder, exclude=["!"])
-    with pytest.raises(InvalidInput, match="no text"):
+    with pytest.raises(InvalidInput, match="not a string"):
         store.workspace.snapshot(folder, exclude=["*.log", 1])
     with pytest.raises(InvalidInput, match="pattern"):
         store.workspace.snapshot(folder, exclude=["[z-a]"])
@@ -276,7 +276,7 @@ def test_the_whole_machine_and_a_home_are_refused(
             store.workspace.snapshot(asked)
     assert store.workspace.snapshot(folder / "src")
     assert store.workspace.snapshot(folder, allow_home=True)
-    with pytest.raises(NotFound, match="no folder"):
+    with pytest.raises(NotFound, match="not found"):
         store.workspace.snapshot(folder / "missing")
 
 

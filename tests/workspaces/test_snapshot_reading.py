@@ -93,7 +93,7 @@ def test_a_file_that_was_put_off_is_not_read_through_a_link(
 ) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "main.py").write_text("not yours")
-    read_young = scan.Scan._read_young
+    read_young = scan.Scan._read_recent
 
     def swapping(self: scan.Scan, root: int):
         (folder / "src").rename(tmp_path / "away")
@@ -101,7 +101,7 @@ def test_a_file_that_was_put_off_is_not_read_through_a_link(
         return read_young(self, root)
 
     monkeypatch.setattr(scan, "time_ns", lambda: 0)
-    monkeypatch.setattr(scan.Scan, "_read_young", swapping)
+    monkeypatch.setattr(scan.Scan, "_read_recent", swapping)
     infos: list[SnapshotInfo] = []
     snapshot = store.workspace.snapshot(folder, on_done=infos.append)
     assert "src/main.py" in infos[0].changed
@@ -110,12 +110,12 @@ def test_a_file_that_was_put_off_is_not_read_through_a_link(
 
 def test_stamps_are_trusted_only_past_the_tick() -> None:
     stamp = (1, 2, 3, 5_000_000_123, 0o100644)
-    assert scan.trusted(stamp, read_at_ns=6_000_000_000) == stamp
-    assert scan.trusted(stamp, read_at_ns=5_000_000_200) == scan.untrusted(0o100644)
-    assert scan.trusted(stamp, read_at_ns=1) == scan.untrusted(0o100644)  # the clock went back
+    assert scan.trusted_stamp(stamp, read_at_ns=6_000_000_000) == stamp
+    assert scan.trusted_stamp(stamp, read_at_ns=5_000_000_200) == scan.untrusted_stamp(0o100644)
+    assert scan.trusted_stamp(stamp, read_at_ns=1) == scan.untrusted_stamp(0o100644)  # the clock went back
     whole_seconds = (1, 2, 3, 5_000_000_000, 0o100644)
-    assert scan.trusted(whole_seconds, read_at_ns=6_000_000_000) == scan.untrusted(0o100644)
-    assert scan.trusted(whole_seconds, read_at_ns=8_000_000_000) == whole_seconds
+    assert scan.trusted_stamp(whole_seconds, read_at_ns=6_000_000_000) == scan.untrusted_stamp(0o100644)
+    assert scan.trusted_stamp(whole_seconds, read_at_ns=8_000_000_000) == whole_seconds
 
 
 def test_a_file_that_will_not_hold_still_is_kept_and_named(
@@ -201,7 +201,7 @@ def test_a_collection_between_staging_and_commit_is_noticed(store: Store, folder
     """What was known is gone when the commit comes: it is refused, and the folder read again."""
     store.workspace.snapshot(folder)
     (folder / "README.md").write_text("changed\n")
-    camera = store.workspace.camera()
+    writer = store.workspace.writer()
     taken = []
 
     def commit(each):
@@ -212,7 +212,7 @@ def test_a_collection_between_staging_and_commit_is_noticed(store: Store, folder
             raise MissingObjects((each.root,))
         return each
 
-    camera.keeping(folder.resolve(), commit)
+    writer.stage_and_commit(folder.resolve(), commit)
     assert [each.read_files for each in taken] == [1, 5]
 
 

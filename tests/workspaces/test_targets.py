@@ -105,5 +105,5 @@ def test_what_is_known_belongs_to_one_store(folder: Path, tmp_path: Path) -> Non
         snapshot = one.workspace.snapshot(folder)
         assert two.workspace.snapshot(folder) == snapshot
         assert two.workspace.check(snapshot).ok
-    shelf = scan.Shelf(None)
+    shelf = scan.StatCache(None)
     assert shelf.load(str(folder)) is None

@@ -15,10 +15,10 @@ import pytest
 from treering.errors import Conflict, InvalidInput, NotFound, ReadOnly, TreeringError
 from treering.workspaces import virtual_fs
 from treering.workspaces.ignore import glob_pattern, make_rules
-from treering.workspaces.safe_open import Beneath, has_openat2
-from treering.workspaces.virtual_fs import Files
+from treering.workspaces.safe_open import ConfinedFolder, has_openat2
+from treering.workspaces.virtual_fs import VirtualFiles
 
-MakeFiles = Callable[..., Files]
+MakeFiles = Callable[..., VirtualFiles]
 
 
 @pytest.fixture(params=["openat2", "walk"])
@@ -27,11 +27,11 @@ def make_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "openat2" and not has_openat2():
         pytest.skip("this kernel has no openat2")
     if request.param == "walk":
-        monkeypatch.setattr(virtual_fs, "Beneath", lambda path, **_: Beneath(path, walks=True))
-    made: list[Files] = []
+        monkeypatch.setattr(virtual_fs, "ConfinedFolder", lambda path, **_: ConfinedFolder(path, walks=True))
+    made: list[VirtualFiles] = []
 
-    def make(root: Path, **options) -> Files:
-        made.append(Files(root, **options))
+    def make(root: Path, **options) -> VirtualFiles:
+        made.append(VirtualFiles(root, **options))
         return made[-1]
 
     yield make
@@ -77,7 +77,7 @@ def test_the_verbs(make_files: MakeFiles, root: Path) -> None:
 
 def test_edits_that_are_not_clear_are_refused(make_files: MakeFiles, root: Path) -> None:
     files = make_files(root)
-    with pytest.raises(NotFound, match="does not hold"):
+    with pytest.raises(NotFound, match="does not contain"):
         files.edit("/a.txt", "four", "4")
     with pytest.raises(Conflict, match="2 times"):
         files.edit("/a.txt", "t", "T")
@@ -126,13 +126,13 @@ def test_mounts(make_files: MakeFiles, root: Path, tmp_path: Path) -> None:
     assert (tmp_path / "Projects" / "app" / "main.py").read_text() == "print()"
     with pytest.raises(ReadOnly, match="mount"):
         files.delete("/host", recursive=True)
-    with pytest.raises(InvalidInput, match="whole folder"):
+    with pytest.raises(InvalidInput, match="is the root or a mount"):
         files.delete("/host/projects", recursive=True)
     for wrong in ({"x": (tmp_path, "r")}, {"": (tmp_path, "rw")}):
         with pytest.raises(InvalidInput):
-            Files(root, mounts=wrong)  # pyright: ignore[reportArgumentType]
+            VirtualFiles(root, mounts=wrong)  # pyright: ignore[reportArgumentType]
     with pytest.raises(NotFound):
-        Files(root / "missing")
+        VirtualFiles(root / "missing")
 
 
 ESCAPES = [
@@ -181,9 +181,9 @@ def test_links_that_stay_inside(root: Path) -> None:
     if not has_openat2():
         pytest.skip("without openat2 no link is followed")
     (root / "short").symlink_to("src/main.py")
-    with Files(root) as files:
+    with VirtualFiles(root) as files:
         assert files.read("/short").startswith("import os")
-        with pytest.raises(InvalidInput, match="points at"):
+        with pytest.raises(InvalidInput, match="not a regular file"):
             files.write("/short", "x")
     assert (root / "short").is_symlink()
 
@@ -215,14 +215,14 @@ def test_what_may_not_be_read_ends_no_search(
     (root / "locked.txt").write_text("needle")
     (root / "open.txt").write_text("needle")
     files = make_files(root)
-    real = Beneath.open
+    real = ConfinedFolder.open
 
-    def refusing(self: Beneath, names: Sequence[str], flags: int, mode: int = 0) -> int:
+    def refusing(self: ConfinedFolder, names: Sequence[str], flags: int, mode: int = 0) -> int:
         if names and names[-1] in {"closed", "locked.txt"}:
             raise PermissionError(errno.EACCES, "Permission denied")
         return real(self, names, flags, mode)
 
-    monkeypatch.setattr(Beneath, "open", refusing)
+    monkeypatch.setattr(ConfinedFolder, "open", refusing)
     assert [each.path for each in files.grep("needle")] == ["/open.txt"]
     assert "/closed" in {each.path for each in files.glob("**")}
     with pytest.raises(ReadOnly):
@@ -283,7 +283,7 @@ def test_no_pattern_takes_for_ever(part: str) -> None:
     assert rules.reason("x/" + "a" * 200 + "b", is_folder=False) == "ignored"
 
 
-def race(files: Files, root: Path, outside: Path, tries: int) -> dict[str, int]:
+def race(files: VirtualFiles, root: Path, outside: Path, tries: int) -> dict[str, int]:
     """Read, write and delete below a folder while another thread swaps it for a link that leads out."""
     (root / "d").mkdir()
     (root / "d" / "file").write_text("inside")
@@ -335,9 +335,9 @@ def test_no_race_leads_out_in_400_000_tries(make_files: MakeFiles, root: Path, t
 
 
 def test_what_is_no_text_and_no_mount_is_refused(tmp_path: Path) -> None:
-    with Files(tmp_path) as files:
+    with VirtualFiles(tmp_path) as files:
         for call in (lambda: files.read(5), lambda: files.write("/a", 5), lambda: files.ls(None)):
-            with pytest.raises(InvalidInput, match="text"):
+            with pytest.raises(InvalidInput, match="str"):
                 call()
     with pytest.raises(InvalidInput, match="lacks its access"):
-        Files(tmp_path, mounts={"documents": str(tmp_path)})
+        VirtualFiles(tmp_path, mounts={"documents": str(tmp_path)})

@@ -20,7 +20,7 @@ from typing import Final
 from treering.core.clock import to_iso
 from treering.errors import InvalidInput, MissingExtra, NotFound, ReadOnly, TreeringError
 from treering.sync_async import Closing
-from treering.workspaces.virtual_fs import MAX_READ_BYTES, Access, Files
+from treering.workspaces.virtual_fs import MAX_READ_BYTES, MountAccess, VirtualFiles
 from treering.workspaces.virtual_fs import FileInfo as Found
 
 try:
@@ -64,9 +64,9 @@ class TreeringBackend(BackendProtocol, Closing):
     """
 
     def __init__(
-        self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, Access]] | None = None
+        self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, MountAccess]] | None = None
     ) -> None:
-        self._files = Files(root, mounts=mounts, follow_links=False)
+        self._files = VirtualFiles(root, mounts=mounts, follow_links=False)
 
     def close(self) -> None:
         """Let go of the folders."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from treering.store import Store
     from treering.workspaces.diff import FileChange
-    from treering.workspaces.restore import Restored
+    from treering.workspaces.restore import RestoreResult
     from treering.workspaces.scan import FileProgress
     from treering.workspaces.workspace import SnapshotInfo
 
@@ -234,7 +234,7 @@ def file_lines(changes: Iterable[FileChange]) -> list[str]:
     return lines
 
 
-def restored_lines(done: Restored, target: Path) -> list[str]:
+def restored_lines(done: RestoreResult, target: Path) -> list[str]:
     """What a restore did, for a person."""
     wrote, removed = ("would write", "remove") if done.dry_run else ("wrote", "removed")
     counted = f"{wrote} {len(done.written):,} and {removed} {len(done.removed):,}"

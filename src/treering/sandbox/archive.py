@@ -24,12 +24,11 @@ from treering.core.tree import (
     encode_tree,
 )
 from treering.errors import Corrupt, MissingObjects, NotFound, TreeringError
-from treering.workspaces.browse import chosen, plan_of
+from treering.workspaces.browse import SnapshotCheck, SnapshotProblem, check_snapshot, select
 from treering.workspaces.ignore import Rules, make_rules
 from treering.workspaces.restore import download, restore
-from treering.workspaces.scan import KnownFolder, LeftOut
-from treering.workspaces.snapshot import Camera, Contents, Snapshot, Taken, rules_of
-from treering.workspaces.verify import SnapshotCheck, SnapshotProblem, check
+from treering.workspaces.scan import CachedFolder, LeftOut
+from treering.workspaces.snapshot import ObjectStore, Snapshot, SnapshotWriter, StagedSnapshot, load_rules
 
 T = TypeVar("T")
 
@@ -66,28 +65,28 @@ class Archived(msgspec.Struct, frozen=True, kw_only=True):
 class Archive:
     """Puts sandboxes into a store, and takes them out again."""
 
-    def __init__(self, contents: Contents, space: str, camera: Camera) -> None:
+    def __init__(self, contents: ObjectStore, space: str, writer: SnapshotWriter) -> None:
         self._contents = contents
         self._space = space
-        self._camera = camera
+        self._writer = writer
 
     def keep(self, place: Place, commit: Callable[[Archived], T]) -> T:
         """Stage what is new of a sandbox and let ``commit`` write what names it."""
         for tries_left in reversed(range(_TRIES)):
-            work = self._camera.take(
-                place.workspace, rules_of(place.workspace, exclude=place.exclude, include=place.include)
+            work = self._writer.stage(
+                place.workspace, load_rules(place.workspace, exclude=place.exclude, include=place.include)
             )
-            home = self._camera.take(place.home, settings_rules(place.settings))
+            home = self._writer.stage(place.home, settings_rules(place.settings))
             try:
                 done = commit(self._together(work, home))
             except MissingObjects:  # a collection was faster: read everything again
-                self._camera.shelf.drop(str(place.workspace))
-                self._camera.shelf.drop(str(place.home))
+                self._writer.cache.drop(str(place.workspace))
+                self._writer.cache.drop(str(place.home))
                 if not tries_left:
                     raise
             else:
-                self._camera.shelf.save(str(place.workspace), work.known)
-                self._camera.shelf.save(str(place.home), home.known)
+                self._writer.cache.save(str(place.workspace), work.cached)
+                self._writer.cache.save(str(place.home), home.cached)
                 return done
         raise AssertionError("the last try returned or raised")
 
@@ -109,13 +108,13 @@ class Archive:
             if each.name != WORKSPACE and isinstance(each, FolderEntry)
         ]
         if settings:
-            wanted = [each for each in chosen(whole, settings) if _stays(each.entry)]
-            download(whole, plan_of(whole, wanted), place.home, overwrite=True)
+            wanted = [each for each in select(whole, settings) if _stays(each.entry)]
+            download(whole, wanted, place.home, overwrite=True)
         restore(
-            self._camera,
+            self._writer,
             Snapshot(self._contents, self._space, work.tree),
             place.workspace,
-            keep=None,
+            commit_before=None,
             delete=True,
         )
 
@@ -126,7 +125,7 @@ class Archive:
         files = size = 0
         for top in whole.top.entries:
             if isinstance(top, FolderEntry) and top.name == WORKSPACE:
-                found = check(Snapshot(self._contents, self._space, top.tree))
+                found = check_snapshot(Snapshot(self._contents, self._space, top.tree))
                 files, size = files + found.files, size + found.size_bytes
                 problems += [
                     SnapshotProblem(f"{WORKSPACE}/{each.path}", each.message) for each in found.problems
@@ -150,8 +149,8 @@ class Archive:
                 "an index may be lost: reindex() builds it again"
             ) from None
 
-    def _together(self, work: Taken, home: Taken) -> Archived:
-        entries = [*_entries(home.known.folder), FolderEntry(name=WORKSPACE, mode=_MODE, tree=work.root)]
+    def _together(self, work: StagedSnapshot, home: StagedSnapshot) -> Archived:
+        entries = [*_entries(home.cached.folder), FolderEntry(name=WORKSPACE, mode=_MODE, tree=work.root)]
         tree = encode_tree(Tree(entries=tuple(entries)))
         self._contents.stage(self._space, [tree])
         return Archived(
@@ -187,7 +186,7 @@ def _read_all(snapshot: Snapshot, folder: FolderEntry) -> Iterator[tuple[str, in
         yield folder.name, error
 
 
-def _entries(folder: KnownFolder) -> list[TreeEntry]:
+def _entries(folder: CachedFolder) -> list[TreeEntry]:
     entries: list[TreeEntry] = [
         FileEntry(name=name, mode=each.stamp[4] & MODE_BITS, size=each.size, content=each.content)
         for name, each in folder.files.items()

@@ -50,8 +50,8 @@ from treering.sandbox.bucket_objects import (
     write_verdict,
 )
 from treering.sandbox.records import CheckpointInfo, Pruned
-from treering.workspaces.scan import Shelf
-from treering.workspaces.snapshot import Camera
+from treering.workspaces.scan import StatCache
+from treering.workspaces.snapshot import SnapshotWriter
 
 # -----------------------------------------------------------------------------------------------------------
 # The checkpoints of a bucket, in the order they were made: one small JSON file each, and no other state.
@@ -494,10 +494,10 @@ class BucketStorage:
         self._blobs = blobs
         self._objects = BucketObjects(blobs)
         self._log = BucketLog(blobs)
-        camera = Camera(
-            self._objects, _BUCKET_STORAGE_SPACE, Shelf(cache), has_all_of=self._objects.has_all_of
+        writer = SnapshotWriter(
+            self._objects, _BUCKET_STORAGE_SPACE, StatCache(cache), has_all_of=self._objects.has_all_of
         )
-        self._archive = Archive(self._objects, _BUCKET_STORAGE_SPACE, camera)
+        self._archive = Archive(self._objects, _BUCKET_STORAGE_SPACE, writer)
 
     @property
     def url(self) -> str:

@@ -36,7 +36,7 @@ from treering.core.packs import (
 )
 from treering.core.storage import BlobInfo, Blobs, ETag
 from treering.errors import Conflict, Corrupt, InvalidInput, NewerStore, NotFound
-from treering.workspaces.scan import Known, KnownFolder
+from treering.workspaces.scan import CachedFolder, CachedWorkspace
 
 # -----------------------------------------------------------------------------------------------------------
 # Where each object of a bucket lies, so that nobody has to open every pack to find out.
@@ -547,7 +547,7 @@ class BucketObjects:
         self._index.refresh()
         return {name for name in lacking if not self._index.holds(name)}
 
-    def has_all_of(self, known: Known) -> bool:
+    def has_all_of(self, known: CachedWorkspace) -> bool:
         """Whether all that is known of a folder is stored; before the first prune, its roots say so."""
         return self._verdict.etag is None or all(map(self._index.holds, _names_in(known.folder)))
 
@@ -638,7 +638,7 @@ def _name(address: Address) -> str:
     return address[2:]
 
 
-def _names_in(folder: KnownFolder) -> Iterator[str]:
+def _names_in(folder: CachedFolder) -> Iterator[str]:
     pending = [folder]
     while pending:
         each = pending.pop()

@@ -16,10 +16,9 @@ from treering.sandbox.archive import Archive, Archived, Place
 from treering.sandbox.config import StorageConfig, gateway_of, open_bucket
 from treering.sandbox.records import LATEST, CheckpointInfo, Forgotten, Label, Pruned, dropped_by
 from treering.store import Store
-from treering.workspaces.browse import Entry, cat, chosen, ls, plan_of
+from treering.workspaces.browse import SnapshotCheck, SnapshotEntry, cat, ls, select
 from treering.workspaces.restore import download
-from treering.workspaces.snapshot import made_folder
-from treering.workspaces.verify import SnapshotCheck
+from treering.workspaces.snapshot import ensure_folder
 
 # -----------------------------------------------------------------------------------------------------------
 # Depots: where checkpoints of sandboxes go, whichever kind of storage that is.
@@ -129,7 +128,7 @@ class Depot:
         """Bring the files of a checkpoint back; each object is checked against its hash."""
         self._storage.archive.restore(info.hash, place)
 
-    def ls(self, info: CheckpointInfo, path: str = "", *, recursive: bool = False) -> list[Entry]:
+    def ls(self, info: CheckpointInfo, path: str = "", *, recursive: bool = False) -> list[SnapshotEntry]:
         """What a checkpoint holds: ``workspace/...`` and the agent's folders."""
         return list(ls(self._storage.archive.snapshot(info.hash), path, recursive=recursive))
 
@@ -142,8 +141,9 @@ class Depot:
     ) -> tuple[str, ...]:
         """Write some files of a checkpoint into a folder, without restoring it; which ones."""
         snapshot = self._storage.archive.snapshot(info.hash)
-        plan = plan_of(snapshot, chosen(snapshot, files))
-        return download(snapshot, plan, made_folder(target).resolve(), overwrite=overwrite)
+        return download(
+            snapshot, select(snapshot, files), ensure_folder(target).resolve(), overwrite=overwrite
+        )
 
     def check(self, info: CheckpointInfo) -> SnapshotCheck:
         """Read and rehash everything that a checkpoint names; says what could not be restored."""

@@ -36,7 +36,7 @@ class StoreStorage:
     def __init__(self, store: Store, *, owned: bool) -> None:
         self._store = store
         self._owned = owned
-        self._archive = Archive(store.engine, store.space, store.workspace.camera())
+        self._archive = Archive(store.engine, store.space, store.workspace.writer())
 
     @property
     def url(self) -> str:

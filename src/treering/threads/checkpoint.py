@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from treering.core.engine import Engine
     from treering.threads.thread import Thread
-    from treering.workspaces.restore import Restored
-    from treering.workspaces.restore_plan import LinkPolicy
+    from treering.workspaces.restore import LinkPolicy, RestoreResult
 
     T = TypeVar("T")
 
@@ -176,7 +175,7 @@ class Checkpoint:
         keep_before: bool = True,
         links: LinkPolicy = "preserve",
         dry_run: bool = False,
-    ) -> Restored:
+    ) -> RestoreResult:
         """Bring the files of this checkpoint back into a folder; see `Workspace.restore`."""
         if self.snapshot is None:
             raise NotFound(f"checkpoint {self.id!r} keeps no files; save with workspace= to keep them")

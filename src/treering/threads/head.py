@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.threads.hooks import SaveRequest
     from treering.threads.lists import ListChange
-    from treering.workspaces.snapshot import Taken
+    from treering.workspaces.snapshot import StagedSnapshot
 
 
 _MAX_STEP_DIGITS: Final = 15
@@ -195,7 +195,7 @@ class Head:
         step: int | None,
         adopted: Adopted | None = None,
         *,
-        taken: Taken | None = None,
+        taken: StagedSnapshot | None = None,
     ) -> CheckpointRecord:
         """Put one checkpoint behind the head. Raises `ThreadMoved` if the head is no longer the one seen."""
         with self._lock:

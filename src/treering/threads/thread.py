@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.threads.hooks import Hooks, SaveRequest
-    from treering.workspaces.snapshot import Taken
+    from treering.workspaces.snapshot import StagedSnapshot
     from treering.workspaces.workspace import Workspace
 
 
@@ -249,7 +249,7 @@ class Thread:
             wanted[MESSAGES] = saving.messages
         if saving.workspace is None:
             return self._save(saving, wanted, (), step, on_conflict)
-        return self.workspace.keeping(
+        return self.workspace.stage_and_commit(
             saving.workspace,
             lambda taken: self._save(saving, wanted, (), step, on_conflict, taken),
             exclude=exclude,
@@ -467,7 +467,7 @@ class Thread:
         Forks that share its past keep it from going, unless ``cascade`` takes them along.
         """
         delete(self._engine, self._space, self._head, cascade=cascade, clock=self._clock)
-        self.workspace.unlearn()
+        self.workspace.clear_stat_cache()
 
     def clean(
         self,
@@ -483,7 +483,7 @@ class Thread:
         its past are a `Conflict`, unless ``cascade`` takes them along.
         """
         chosen = self if thread_id is None else self._sibling(thread_id, self.namespace)
-        self.workspace.unlearn()
+        self.workspace.clear_stat_cache()
         return clean(
             self._engine,
             self._space,
@@ -505,7 +505,7 @@ class Thread:
         appended: Sequence[Any],
         step: int | None,
         on_conflict: Literal["raise", "fork", "retry"],
-        taken: Taken | None = None,
+        taken: StagedSnapshot | None = None,
     ) -> Checkpoint:
         while True:
             try:

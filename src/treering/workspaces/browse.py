@@ -1,27 +1,31 @@
-"""Looking into a snapshot without restoring it: what is there, one file's bytes, some files into a folder."""
+"""Look into a stored snapshot without restoring it: list, read, select and verify."""
 
 from __future__ import annotations
 
 import os
 import stat as stats
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, TreeEntry
-from treering.errors import InvalidInput, NotFound
-from treering.workspaces.restore_plan import FolderPlan
-from treering.workspaces.snapshot import Placed, Snapshot, split
+from treering.errors import Corrupt, InvalidInput, NotFound, TreeringError
+from treering.workspaces.scan import FileProgress
+from treering.workspaces.snapshot import Snapshot, SnapshotPath, batches, split
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-_WILD = frozenset("*?[")
+_WILDCARDS: Final = frozenset("*?[")
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One path of a snapshot. ``hash`` is the object of a small file or the tree of a folder."""
+class SnapshotEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A file, folder or link in a snapshot.
+
+    ``hash`` is the object of a small file, or the tree of a folder.
+    """
 
     path: str
     kind: Literal["file", "folder", "link"]
@@ -32,18 +36,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mode_text(self) -> str:
-        """The mode as ``ls -l`` writes it."""
+        """The mode as ``ls -l`` prints it."""
         bits = {"file": stats.S_IFREG, "folder": stats.S_IFDIR, "link": stats.S_IFLNK}[self.kind]
         return stats.filemode(bits | self.mode)
 
 
-def ls(snapshot: Snapshot, path: str, *, recursive: bool) -> Iterator[Entry]:
-    """What a folder of the snapshot holds; a file or a link is listed as itself."""
+def ls(snapshot: Snapshot, path: str, *, recursive: bool) -> Iterator[SnapshotEntry]:
+    """List a folder of the snapshot; a file or a link is listed as itself."""
     found = snapshot.find(path)
-    if found is not None and not isinstance(found, FolderEntry):
-        yield to_entry("/".join(split(path)), found)
-        return
     above = "/".join(split(path))
+    if found is not None and not isinstance(found, FolderEntry):
+        yield to_entry(above, found)
+        return
     if recursive:
         yield from (to_entry(each.path, each.entry) for each in snapshot.walk(found, above))
         return
@@ -53,28 +57,38 @@ def ls(snapshot: Snapshot, path: str, *, recursive: bool) -> Iterator[Entry]:
 
 
 def cat(snapshot: Snapshot, path: str) -> bytes:
-    """The bytes of one file."""
+    """Return the bytes of one file."""
     found = snapshot.find(path)
     if not isinstance(found, FileEntry):
         what = "a link" if isinstance(found, LinkEntry) else "a folder"
-        raise InvalidInput(f"{path!r} is {what} in snapshot {snapshot.root[:12]}; cat reads files")
+        raise InvalidInput(f"{path!r} is {what} in snapshot {snapshot.root[:12]}; cat needs a file")
     return b"".join(snapshot.read(found, path))
 
 
-def chosen(snapshot: Snapshot, wanted: str | Iterable[str]) -> list[Placed]:
-    """The entries that paths and patterns choose: a path takes what is below it, too.
+def to_entry(path: str, entry: TreeEntry) -> SnapshotEntry:
+    """Return an entry of a tree in the form that users see."""
+    if isinstance(entry, FileEntry):
+        only = entry.content[0] if len(entry.content) == 1 else None
+        return SnapshotEntry(path=path, kind="file", mode=entry.mode, size=entry.size, hash=only)
+    if isinstance(entry, FolderEntry):
+        return SnapshotEntry(path=path, kind="folder", mode=entry.mode, hash=entry.tree)
+    size = len(os.fsencode(entry.target))
+    return SnapshotEntry(path=path, kind="link", mode=0o777, target=entry.target, size=size)
 
-    A text with ``*``, ``?`` or ``[`` is first looked for as it stands (``[id].tsx`` is a name), then as a
-    pattern as in .gitignore. Each must choose something.
+
+def select(snapshot: Snapshot, wanted: str | Iterable[str]) -> list[SnapshotPath]:
+    """Return the entries that paths and patterns select; a folder selects everything below it.
+
+    A string with ``*``, ``?`` or ``[`` is first tried as a path (``[id].tsx`` is a file name), then as a
+    pattern in .gitignore syntax. Each must select something, else `NotFound`.
     """
-    asked = [wanted] if isinstance(wanted, str) else list(wanted)
     found: dict[str, TreeEntry] = {}
     patterns: list[str] = []
-    for each in asked:
+    for each in [wanted] if isinstance(wanted, str) else list(wanted):
         try:
             entry = snapshot.find(each)
         except NotFound:
-            if not _WILD & set(each):
+            if not _WILDCARDS & set(each):
                 raise
             patterns.append(each)
             continue
@@ -85,35 +99,7 @@ def chosen(snapshot: Snapshot, wanted: str | Iterable[str]) -> list[Placed]:
             found.update({below.path: below.entry for below in snapshot.walk(entry, path)})
     if patterns:
         found.update(_matching(snapshot, patterns))
-    return [Placed(path, entry) for path, entry in found.items()]
-
-
-def plan_of(snapshot: Snapshot, placed: Iterable[Placed]) -> FolderPlan:
-    """The plan that writes only these entries, in folders that are new."""
-    root = FolderPlan("", "", 0o755, "", None)
-    root.is_new = False
-    folders = {"": root}
-    for each in sorted(placed, key=lambda each: os.fsencode(each.path)):
-        entry = each.entry
-        if isinstance(entry, FolderEntry):
-            _folder(folders, each.path, entry.mode)
-            continue
-        plan = _folder(folders, each.path.rpartition("/")[0], None, snapshot)
-        if isinstance(entry, FileEntry):
-            plan.files.append(entry)
-        else:
-            plan.links.append(entry)
-    return root
-
-
-def to_entry(path: str, entry: TreeEntry) -> Entry:
-    """An entry as it is shown."""
-    if isinstance(entry, FileEntry):
-        only = entry.content[0] if len(entry.content) == 1 else None
-        return Entry(path=path, kind="file", mode=entry.mode, size=entry.size, hash=only)
-    if isinstance(entry, FolderEntry):
-        return Entry(path=path, kind="folder", mode=entry.mode, hash=entry.tree)
-    return Entry(path=path, kind="link", mode=0o777, target=entry.target, size=len(os.fsencode(entry.target)))
+    return [SnapshotPath(path, entry) for path, entry in found.items()]
 
 
 def _matching(snapshot: Snapshot, patterns: list[str]) -> dict[str, TreeEntry]:
@@ -123,29 +109,108 @@ def _matching(snapshot: Snapshot, patterns: list[str]) -> dict[str, TreeEntry]:
     found: dict[str, TreeEntry] = {}
     unmatched = dict.fromkeys(patterns)
     for each in snapshot.walk():
-        asked = each.path + "/" if isinstance(each.entry, FolderEntry) else each.path
+        path = each.path + "/" if isinstance(each.entry, FolderEntry) else each.path
         for pattern, spec in specs:
-            if spec.match_file(asked):
+            if spec.match_file(path):
                 found[each.path] = each.entry
                 unmatched.pop(pattern, None)
     if unmatched:
-        raise NotFound(f"snapshot {snapshot.root[:12]} has nothing like {next(iter(unmatched))!r}")
+        raise NotFound(f"no path in snapshot {snapshot.root[:12]} matches {next(iter(unmatched))!r}")
     return found
 
 
-def _folder(
-    folders: dict[str, FolderPlan], path: str, mode: int | None, snapshot: Snapshot | None = None
-) -> FolderPlan:
-    """The plan of a folder, with those above it; modes that nobody gave come from the snapshot."""
-    known = folders.get(path)
-    if known is not None:
-        if mode is not None:
-            known.mode = mode
-        return known
-    above, _, name = path.rpartition("/")
-    if mode is None and snapshot is not None and isinstance(entry := snapshot.find(path), FolderEntry):
-        mode = entry.mode
-    plan = FolderPlan(name, f"{path}/", 0o755 if mode is None else mode, "", None)
-    _folder(folders, above, None, snapshot).folders.append(plan)
-    folders[path] = plan
-    return plan
+class SnapshotProblem(msgspec.Struct, frozen=True):
+    """A path that cannot be restored, and why."""
+
+    path: str
+    message: str
+
+
+class SnapshotCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a check. ``size_bytes`` were read and verified."""
+
+    id: str
+    files: int
+    size_bytes: int
+    problems: tuple[SnapshotProblem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the whole snapshot can be restored."""
+        return not self.problems
+
+
+def check_snapshot(
+    snapshot: Snapshot, *, on_progress: Callable[[FileProgress], None] | None = None
+) -> SnapshotCheck:
+    """Read and verify every object of a snapshot, and report all problems that a restore would have."""
+    problems: list[SnapshotProblem] = []
+    files = list(_list_files(snapshot, problems))
+    found: dict[str, SnapshotProblem] = {}
+    size = 0
+    for done, (path, entry, read) in enumerate(_read_all(snapshot, files), 1):
+        if isinstance(read, TreeringError):
+            found[path] = SnapshotProblem(path, str(read))
+        elif read != entry.size:
+            found[path] = SnapshotProblem(path, f"has {read} bytes, not {entry.size}")
+        else:
+            size += read
+        if on_progress is not None:
+            on_progress(FileProgress(done, size))
+    problems += [found[path] for path, _ in files if path in found]
+    return SnapshotCheck(id=snapshot.root, files=len(files), size_bytes=size, problems=tuple(problems))
+
+
+def _list_files(snapshot: Snapshot, problems: list[SnapshotProblem]) -> Iterator[tuple[str, FileEntry]]:
+    try:
+        rules = snapshot.rules
+        for each in snapshot.walk():
+            if rules.reason(each.path, is_folder=isinstance(each.entry, FolderEntry)) is not None:
+                problems.append(SnapshotProblem(each.path, "the snapshot's own rules exclude it"))
+            if isinstance(each.entry, FileEntry):
+                yield each.path, each.entry
+    except (Corrupt, NotFound) as error:
+        problems.append(SnapshotProblem("", f"a folder cannot be read: {error}"))
+
+
+def _read_all(
+    snapshot: Snapshot, files: list[tuple[str, FileEntry]]
+) -> Iterator[tuple[str, FileEntry, int | TreeringError]]:
+    """Yield each file with the number of bytes read, or the error.
+
+    As in a restore, a thread reads large files.
+    """
+    large = [each for each in files if len(each[1].content) > 1]
+    pool = ThreadPoolExecutor(1, "treering-large")
+    try:
+        reads = [pool.submit(_read_size, snapshot, entry) for _, entry in large]
+        yield from ((path, entry, 0) for path, entry in files if not entry.content)
+        yield from _read_small(snapshot, [each for each in files if len(each[1].content) == 1])
+        for (path, entry), read in zip(large, reads, strict=True):
+            yield path, entry, read.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_small(
+    snapshot: Snapshot, files: list[tuple[str, FileEntry]]
+) -> Iterator[tuple[str, FileEntry, int | TreeringError]]:
+    waiting = iter(files)
+    for names in batches(entry for _, entry in files):
+        try:
+            found = snapshot.contents(names)
+        except (Corrupt, NotFound):  # one of them is damaged: find out which, file by file
+            found = None
+        for name, (path, entry) in zip(names, waiting, strict=False):  # takes as many files as names
+            yield path, entry, _read_size(snapshot, entry) if found is None else len(found[name].data)
+
+
+def _read_size(snapshot: Snapshot, entry: FileEntry) -> int | TreeringError:
+    size = 0
+    try:
+        for names in batches([entry]):
+            found = snapshot.contents(names)
+            size += sum(len(found[name].data) for name in names)
+    except (Corrupt, NotFound) as error:
+        return error
+    return size

@@ -1,7 +1,6 @@
-"""What differs between two snapshots: paths, and for text what changed in it.
+"""Compare two snapshots: the paths that differ, and a unified diff of small text files.
 
-Folders that are equal have equal names and are not looked into, so comparing two snapshots of a large
-workspace costs what differs.
+Equal folders have equal names and are not read, so the cost of a comparison is proportional to what differs.
 """
 
 from __future__ import annotations
@@ -14,30 +13,29 @@ import msgspec
 
 from treering.core.tree import Change, FileEntry, FolderEntry, Tree, TreeEntry, diff
 from treering.errors import Corrupt
-from treering.workspaces.browse import Entry, to_entry
+from treering.workspaces.browse import SnapshotEntry, to_entry
 from treering.workspaces.snapshot import Snapshot
 
 TEXT_BYTES: Final = 256 * 1024
-"""Larger files are said to differ, without their text."""
-
+"""Larger files are reported as changed, without a text diff."""
 
 _NO_NEWLINE: Final = "\n\\ No newline at end of file\n"
 
 
 class FileChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A path that differs; ``None`` on the side that does not have it. ``text`` is a unified diff."""
+    """A path that differs; ``None`` on the side that lacks it. ``text`` is a unified diff."""
 
     path: str
     change: Literal["added", "removed", "changed"]
-    before: Entry | None
-    after: Entry | None
+    before: SnapshotEntry | None
+    after: SnapshotEntry | None
     text: str | None = None
 
 
 def compare(before: Snapshot | None, after: Snapshot | None, *, text: bool) -> Iterator[FileChange]:
-    """What differs, in the order of paths; a folder that came or went is followed by what was in it.
+    """Yield the differences in the order of paths; an added or removed folder is followed by its content.
 
-    ``None`` is a folder with nothing in it.
+    ``None`` stands for an empty folder.
     """
     one = before or after
     if one is None:
@@ -56,7 +54,7 @@ class _Comparison:
     def folders(self, before: Tree, after: Tree, above: str, depth: int) -> Iterator[FileChange]:
         limits = self._after.limits
         if depth > limits.depth:
-            raise Corrupt(f"entry {above[:80]!r}... is deeper than {limits.depth}; refused")
+            raise Corrupt(f"entry {above[:80]!r}... is nested deeper than {limits.depth} folders; refused")
         for each in diff(before, after):
             self._count += 1
             if self._count > limits.entries:
@@ -86,8 +84,8 @@ class _Comparison:
         if lines[0] is None or lines[1] is None:
             return None
         names = ("/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}")
-        told = difflib.unified_diff(lines[0], lines[1], *names)
-        return "".join(line if line.endswith("\n") else line + _NO_NEWLINE for line in told)
+        text = difflib.unified_diff(lines[0], lines[1], *names)
+        return "".join(line if line.endswith("\n") else line + _NO_NEWLINE for line in text)
 
     def _lines(self, snapshot: Snapshot, path: str, entry: TreeEntry | None) -> list[str] | None:
         if entry is None:
@@ -102,7 +100,7 @@ class _Comparison:
 
 
 def _differs(change: Change) -> bool:
-    """Whether the entry itself differs, not only what is in the folder that it is."""
+    """Return whether the entry itself differs, not just the content of the folder that it is."""
     old, new = change.before, change.after
     if isinstance(old, FolderEntry) and isinstance(new, FolderEntry):
         return old.mode != new.mode

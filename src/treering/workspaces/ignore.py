@@ -1,15 +1,15 @@
-"""What a snapshot leaves out, and why.
+"""Decide what a snapshot excludes, and why.
 
-Three lists decide, in this order, and the last pattern that matches wins: the defaults below, the lines of
-the workspace's own ``.treeringignore``, and the caller's ``exclude`` and ``include`` (an ``include`` is a
-pattern that brings something back). All are patterns of ``.gitignore``; as there, a folder that is left out
-is not looked into, so what lies in it comes back only with the folder itself. The fourth list,
-`CREDENTIALS`, is beyond all of that: no pattern brings a credential back.
+Three lists of ``.gitignore`` patterns apply, in this order, and the last match wins: the defaults below, the
+lines of the workspace's ``.treeringignore``, and the caller's ``exclude`` and ``include`` (an ``include`` is
+a pattern that brings something back). As in Git, an excluded folder is not read, so its content only comes
+back with the folder itself. The fourth list, `CREDENTIALS`, overrides them all: no pattern brings a
+credential back.
 
-The rules that a snapshot was taken by are part of it: they lie in its root under the reserved name
-``.treering``, which no workspace's own file ever has. Without rules beyond the defaults there is nothing to
-keep, so the name of the root is the name of the files alone. **Invariant:** whoever restores a snapshot reads
-the rules of that snapshot, not today's, so what was left out then is not touched now.
+The rules of a snapshot are part of it: they are stored in its root under the reserved name ``.treering``,
+which no file of a workspace can have. With nothing but the defaults there is nothing to store, so the name of
+the root depends on the files alone. **Invariant:** a restore uses the rules of the snapshot, not the current
+ones, so what was excluded then is not touched now.
 """
 
 from __future__ import annotations
@@ -28,81 +28,14 @@ from treering.errors import Corrupt, InvalidInput, NewerStore
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-
-# -----------------------------------------------------------------------------------------------------------
-# Glob patterns over virtual paths, as a regular expression.
-
-
-_DOUBLED: Final = re.compile(r"(?:\[\^/\]\*){2,}")
-_STARS: Final = re.compile(
-    r"(?P<star>\[\^/\]\*|\.\*)"  # within a name, or across folders
-    r"(?P<fixed>(?:\\.|\(\?!/\)|\[\^/\](?!\*)|\[[^\]\\/]+\](?!\*)|[^][\\(){}*+?|^$./])+)"
-    r"(?=(?P=star))",
-    re.DOTALL,
-)
-
-
-@lru_cache(maxsize=256)
-def glob_pattern(pattern: str) -> re.Pattern[str]:
-    """``*`` and ``?`` stay within a name, ``**/`` spans folders, ``[abc]`` and ``[!a]`` are one character."""
-    given = pattern.strip("/")
-    if not given:
-        raise InvalidInput("a pattern cannot be empty; '**' finds everything")
-    parts: list[str] = []
-    at = 0
-    while at < len(given):
-        if given.startswith("**/", at) and (at == 0 or given[at - 1] == "/"):
-            parts.append("(?:[^/]+/)*")
-            at += 3
-        elif given.startswith("**", at):
-            parts.append(".*")
-            at += 2
-        elif given[at] == "*":
-            parts.append("[^/]*")
-            at += 1
-        elif given[at] == "?":
-            parts.append("[^/]")
-            at += 1
-        elif given[at] == "[" and (end := given.find("]", at + 2)) > 0:
-            parts.append(_characters(given[at + 1 : end]))
-            at = end + 1
-        else:
-            parts.append(re.escape(given[at]))
-            at += 1
-    return re.compile(bounded("".join(parts)), re.DOTALL)
-
-
-def bounded(regex: str) -> str:
-    """The same expression, without the choices that would make a hostile pattern take for ever.
-
-    Of several stars in a row, each but the last may take the first place where what follows it fits: the next
-    one can take whatever lies between, so going back never helps.
-    """
-    return _STARS.sub(r"(?>\g<star>?\g<fixed>)", _DOUBLED.sub("[^/]*", regex))
-
-
-def _characters(inside: str) -> str:
-    is_negated = inside[0] in "!^"
-    chosen = inside[1:] if is_negated else inside
-    ranges = re.sub(r"([\\\[\]^&~|])", r"\\\1", chosen)
-    text = f"(?!/)[{'^' if is_negated else ''}{ranges}]"
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise InvalidInput(f"[{inside}] is not a set of characters: {error}") from error
-    return text
-
-
-# -----------------------------------------------------------------------------------------------------------
-
 IGNORE_FILE: Final = ".treeringignore"
-"""A file in the root of a workspace with patterns of its own, one a line."""
+"""A file in the root of a workspace with its own patterns, one per line."""
 
 RESERVED: Final = ".treering"
-"""A store's own folder; in the root of a snapshot, where its rules are kept."""
+"""The folder of a store; in the root of a snapshot, the file with its rules."""
 
 TEMPORARY: Final = ".treering-tmp-"
-"""What the names of half-written files and folders begin with."""
+"""The prefix of the names of unfinished files and folders."""
 
 DEFAULT_EXCLUDES: Final = (
     ".git/",
@@ -116,10 +49,10 @@ DEFAULT_EXCLUDES: Final = (
     "venv/",
     "/temp/",
 )
-"""Left out unless an ``include`` (or a ``!pattern``) brings it back."""
+"""Excluded unless an ``include`` (or a ``!pattern``) brings it back."""
 
 CREDENTIALS: Final = (
-    # what agents sign in with
+    # sign-ins of agents
     ".credentials.json",
     ".claude.json",
     "auth.json",
@@ -183,30 +116,37 @@ CREDENTIALS: Final = (
     "*.key.pem",
     "*privkey.pem",
 )
-"""Never archived, whatever is asked for. ``.env`` is not here, because programs need it to run: ignore it
+"""Never archived, whatever the patterns say. ``.env`` is not listed, as programs need it to run: exclude it
 where it holds secrets."""
 
 Reason = Literal["ignored", "credential", "reserved"]
 
-LISTS: Final = sha256("\n".join((*DEFAULT_EXCLUDES, "", *CREDENTIALS)).encode()).hexdigest()
-"""Which lists these are: what was read by others has to be read again."""
+LISTS_DIGEST: Final = sha256("\n".join((*DEFAULT_EXCLUDES, "", *CREDENTIALS)).encode()).hexdigest()
+"""Identifies the two lists: a stat cache that was made with others is not used."""
 
 _VERSION: Final = 1
 _WILD: Final = frozenset("*?[")
+_DOUBLED: Final = re.compile(r"(?:\[\^/\]\*){2,}")
+_STARS: Final = re.compile(
+    r"(?P<star>\[\^/\]\*|\.\*)"  # within a name, or across folders
+    r"(?P<fixed>(?:\\.|\(\?!/\)|\[\^/\](?!\*)|\[[^\]\\/]+\](?!\*)|[^][\\(){}*+?|^$./])+)"
+    r"(?=(?P=star))",
+    re.DOTALL,
+)
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Which paths of a workspace belong to its snapshot.
 
-    ``patterns`` are what was given beyond the defaults, in order; a leading ``!`` brings back.
+    ``patterns`` are those in addition to the defaults, in order; a leading ``!`` brings back.
     """
 
     patterns: tuple[str, ...] = ()
 
     def reason(self, path: str, *, is_folder: bool) -> Reason | None:
-        """Why a path (relative, ``/`` between names) is left out; ``None`` when it is not.
+        """Return why a relative path is excluded; ``None`` if it is not.
 
-        The folders above it are not looked at: a walk has asked about them before.
+        Its parent folders are not checked: a walk has checked them before.
         """
         name = path[path.rfind("/") + 1 :]
         if name == RESERVED or name.startswith(TEMPORARY):
@@ -221,14 +161,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         return "ignored" if _is_default(path, name, is_folder=is_folder) else None
 
     def to_bytes(self) -> bytes | None:
-        """The form that is kept in a snapshot; ``None`` when the defaults say it all."""
+        """Return the form stored in a snapshot; ``None`` if there are only the defaults."""
         if not self.patterns:
             return None
         return msgspec.json.encode({"patterns": self.patterns, "version": _VERSION}, order="sorted")
 
 
 def read_rules(data: bytes | None) -> Rules:
-    """Rules as `Rules.to_bytes` gave them."""
+    """Decode rules from `Rules.to_bytes`."""
     if data is None:
         return Rules()
     try:
@@ -245,7 +185,7 @@ def read_rules(data: bytes | None) -> Rules:
 def make_rules(
     *, ignore_lines: Iterable[str] = (), exclude: Iterable[str] = (), include: Iterable[str] = ()
 ) -> Rules:
-    """Rules from an ignore file's lines and from the caller's patterns."""
+    """Make rules from the lines of an ignore file and from the caller's patterns."""
     lines = [line.rstrip("\r\n") for line in ignore_lines]
     patterns = [line for line in lines if line.strip() and not line.startswith("#")]
     patterns += _listed(exclude, "exclude")
@@ -260,10 +200,10 @@ class _Stored(msgspec.Struct, frozen=True):
 
 def _listed(patterns: Iterable[str], what: str) -> list[str]:
     if isinstance(patterns, str):
-        raise InvalidInput(f"{what}={patterns!r} is one text; give a list of patterns")
+        raise InvalidInput(f"{what}={patterns!r} is a single string; pass a list of patterns")
     listed = list(patterns)
     if odd := [each for each in listed if not isinstance(each, str)]:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidInput(f"{what}= has {odd[0]!r}, which is no text; give a list of patterns")
+        raise InvalidInput(f"{what}= contains {odd[0]!r}, which is not a string; pass a list of patterns")
     return listed
 
 
@@ -271,7 +211,7 @@ def _checked(patterns: tuple[str, ...]) -> Rules:
     try:
         _spec(patterns)
     except (ValueError, re.error) as error:
-        raise InvalidInput(f"a pattern is not one that .gitignore knows: {error}") from error
+        raise InvalidInput(f"invalid .gitignore pattern: {error}") from error
     return Rules(patterns=patterns)
 
 
@@ -281,18 +221,21 @@ def _spec(patterns: tuple[str, ...]) -> GitIgnoreSpec:
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # Python may read [[ in another way one day
+        warnings.simplefilter("ignore", FutureWarning)  # about [[, whose meaning may change in Python
         read = cast("Iterable[Any]", GitIgnoreSpec.from_lines(patterns).patterns)
         return GitIgnoreSpec(
-            GitIgnoreSpecPattern(re.compile(bounded(each.regex.pattern)), include=each.include)
+            GitIgnoreSpecPattern(re.compile(limit_backtracking(each.regex.pattern)), include=each.include)
             for each in read
             if each.include is not None
         )
 
 
-# The two lists above are asked about every name of a workspace, so they are cut up once: most of a list is
-# plain names (one look into a set) and endings; only the few patterns left go through pathspec.
-class _Cut:
+class _PatternIndex:
+    """A list of patterns, split up for speed, as the two lists above are matched against every path.
+
+    Most patterns are plain names (a set lookup) or suffixes; only the few others go through pathspec.
+    """
+
     def __init__(self, patterns: Iterable[str]) -> None:
         self.files: set[str] = set()
         self.folders: set[str] = set()
@@ -321,13 +264,67 @@ class _Cut:
         return _spec(self.rest).match_file(path + "/" if is_folder else path)
 
 
-_DEFAULTS: Final = _Cut(DEFAULT_EXCLUDES)
-_SECRETS: Final = _Cut(CREDENTIALS)
+_DEFAULT_INDEX: Final = _PatternIndex(DEFAULT_EXCLUDES)
+_CREDENTIAL_INDEX: Final = _PatternIndex(CREDENTIALS)
 
 
 def _is_default(path: str, name: str, *, is_folder: bool) -> bool:
-    return _DEFAULTS.matches(path, name, is_folder=is_folder)
+    return _DEFAULT_INDEX.matches(path, name, is_folder=is_folder)
 
 
 def _is_credential(path: str, name: str, *, is_folder: bool) -> bool:
-    return _SECRETS.matches(path, name, is_folder=is_folder)
+    return _CREDENTIAL_INDEX.matches(path, name, is_folder=is_folder)
+
+
+@lru_cache(maxsize=256)
+def glob_pattern(pattern: str) -> re.Pattern[str]:
+    """Compile a glob pattern over virtual paths.
+
+    ``*`` and ``?`` stay within a name, ``**/`` spans folders, ``[abc]`` and ``[!a]`` match one character.
+    """
+    given = pattern.strip("/")
+    if not given:
+        raise InvalidInput("a pattern cannot be empty; '**' matches everything")
+    parts: list[str] = []
+    at = 0
+    while at < len(given):
+        if given.startswith("**/", at) and (at == 0 or given[at - 1] == "/"):
+            parts.append("(?:[^/]+/)*")
+            at += 3
+        elif given.startswith("**", at):
+            parts.append(".*")
+            at += 2
+        elif given[at] == "*":
+            parts.append("[^/]*")
+            at += 1
+        elif given[at] == "?":
+            parts.append("[^/]")
+            at += 1
+        elif given[at] == "[" and (end := given.find("]", at + 2)) > 0:
+            parts.append(_characters(given[at + 1 : end]))
+            at = end + 1
+        else:
+            parts.append(re.escape(given[at]))
+            at += 1
+    return re.compile(limit_backtracking("".join(parts)), re.DOTALL)
+
+
+def limit_backtracking(regex: str) -> str:
+    """Return an equivalent expression without catastrophic backtracking, for patterns that may be hostile.
+
+    Of several stars, each but the last may settle for the first place where what follows it matches: the next
+    star can match everything in between, so backtracking never helps.
+    """
+    return _STARS.sub(r"(?>\g<star>?\g<fixed>)", _DOUBLED.sub("[^/]*", regex))
+
+
+def _characters(inside: str) -> str:
+    is_negated = inside[0] in "!^"
+    chosen = inside[1:] if is_negated else inside
+    ranges = re.sub(r"([\\\[\]^&~|])", r"\\\1", chosen)
+    text = f"(?!/)[{'^' if is_negated else ''}{ranges}]"
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InvalidInput(f"[{inside}] is not a valid set of characters: {error}") from error
+    return text

@@ -1,13 +1,12 @@
-"""Opening what lies beneath a folder, and nothing else.
+"""Open paths below a folder without ever leaving it.
 
-Checking a path and then opening it leaves a moment in which someone swaps a folder for a link. So the kernel
+Checking a path before opening it is a race: someone can swap a folder for a link in between. So the kernel
 does both in one step: ``openat2`` with RESOLVE_BENEATH resolves the whole path relative to an open folder and
-refuses whatever leaves it, by ``..``, by a link, or by a race (Linux 5.6; called through ctypes, because
-Python has no word for it). Where it is missing, the path is walked one name at a time and no link is
-followed at all, which is stricter, not weaker. **Invariant:** a descriptor that comes from here was inside
-the folder when it was opened.
+refuses whatever leaves it, by ``..``, by a link, or by a race (Linux 5.6; called through ctypes, as Python
+does not wrap it). Without it, the path is walked one name at a time and no link is followed at all, which is
+stricter, not weaker. **Invariant:** a descriptor returned from here was inside the folder when it was opened.
 
-This confines paths. It does not confine a process: code that runs with your rights can open what you can.
+This confines paths, not processes: code that runs as you can open whatever you can.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _SYS_OPENAT2: Final = 437  # the same number on every architecture
 _NO_MAGICLINKS: Final = 0x02
 _NO_SYMLINKS: Final = 0x04
 _BENEATH: Final = 0x08
-_RACED: Final = 100
-"""How often a lookup that met a rename is tried again."""
+_RACE_TRIES: Final = 100
+"""How often a lookup is retried that raced with a rename."""
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _O_PATH: Final = getattr(os, "O_PATH", os.O_RDONLY)
@@ -35,8 +34,11 @@ class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
-class Beneath:
-    """One folder, held open. ``walks`` makes it take the way for kernels without ``openat2``."""
+class ConfinedFolder:
+    """An open folder below which paths are opened.
+
+    ``walks`` forces the fallback for kernels without ``openat2``.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, walks: bool = False) -> None:
         self.folder = os.open(path, _FOLDER)
@@ -44,24 +46,24 @@ class Beneath:
         self._hows: dict[tuple[int, int], tuple[object, int]] = {}
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the folder."""
         if self.folder >= 0:
             os.close(self.folder)
             self.folder = -1
 
     def open(self, names: Sequence[str], flags: int, mode: int = 0) -> int:
-        """A descriptor of what is at a path, which is given by its names. Raises `OSError`."""
+        """Open a path, given as its names, and return a descriptor. Raises `OSError`."""
         if self._walks:
-            return self._walked(names, flags, mode)
+            return self._open_by_walking(names, flags, mode)
         how = self._hows.get((flags, mode))
         if how is None:
             made = _OpenHow(flags | os.O_CLOEXEC, mode, _BENEATH | _NO_MAGICLINKS)
             how = self._hows[flags, mode] = (ctypes.byref(made), ctypes.sizeof(made))
         raw = os.fsencode("/".join(names) or ".")
         if b"\0" in raw:
-            raise OSError(errno.EINVAL, "a name with NUL")
+            raise OSError(errno.EINVAL, "name contains a NUL")
         reason = errno.EAGAIN
-        for _ in range(_RACED):
+        for _ in range(_RACE_TRIES):
             found = _syscall(_SYS_OPENAT2, self.folder, raw, *how)
             if found >= 0:
                 return found
@@ -71,7 +73,7 @@ class Beneath:
         raise OSError(reason, os.strerror(reason))
 
     def open_folder(self, names: Sequence[str], *, make: bool = False) -> int:
-        """A descriptor of a folder, for making, renaming and removing what is in it."""
+        """Open a folder to create, rename and remove entries in it; with ``make``, create missing folders."""
         try:
             return self.open(names, _FOLDER)
         except FileNotFoundError:
@@ -85,10 +87,10 @@ class Beneath:
         finally:
             os.close(above)
 
-    def _walked(self, names: Sequence[str], flags: int, mode: int) -> int:
+    def _open_by_walking(self, names: Sequence[str], flags: int, mode: int) -> int:
         names = [each for each in names if each not in ("", ".")]
         if ".." in names:
-            raise OSError(errno.EXDEV, "leaves the folder", "/".join(names))
+            raise OSError(errno.EXDEV, "path leaves the folder", "/".join(names))
         folder = os.dup(self.folder)
         try:
             for name in names[:-1]:
@@ -102,20 +104,20 @@ class Beneath:
 
 
 def has_openat2() -> bool:
-    """Whether this kernel confines paths by itself; asked once."""
-    global _answer  # noqa: PLW0603 - a fact about the machine
-    if _answer is None:
-        _answer = sys.platform == "linux" and _try()
-    return _answer
+    """Return whether this kernel has ``openat2``; tested once per process."""
+    global _has_openat2  # noqa: PLW0603 - a property of the machine
+    if _has_openat2 is None:
+        _has_openat2 = sys.platform == "linux" and _probe()
+    return _has_openat2
 
 
-_answer: bool | None = None
+_has_openat2: bool | None = None
 _library: Final = ctypes.CDLL(None, use_errno=True)
 _syscall: Final = _library.syscall
 _syscall.restype = ctypes.c_long
 
 
-def _try() -> bool:
+def _probe() -> bool:
     folder = os.open("/", _FOLDER)
     try:
         how = _OpenHow(_FOLDER, 0, _BENEATH | _NO_SYMLINKS)

@@ -1,11 +1,17 @@
-"""Taking a snapshot: a folder's files, staged, and one tree that names them all.
+"""Take a snapshot of a folder, and read a stored one.
 
-Files that are not known are read once, straight into staging; then the trees above them are staged. So what a
-snapshot writes is what changed. Its id is the name of the root tree: equal folders have equal ids, on any
-machine, and a file that was only touched changes nothing. Who and when is not in it; that is in the journal:
-an event of its own, or the checkpoint that the snapshot belongs to. **Invariant:** the commit that names a
-root requires it, all that was staged for it, and the roots that its unread files were known from; if a
-collection took one of them away in between, the commit is refused and the folder is read again, whole.
+**Taking.** Files that the stat cache does not know are read once, straight into staging; then the trees above
+them are staged, up to one root tree. A snapshot therefore writes only what changed. Its id is the name of the
+root tree: equal folders have equal ids on any machine, and touching a file changes nothing. Author and time
+are not part of it; they are in the journal, in an event of their own or in the checkpoint that the snapshot
+belongs to. **Invariant:** the commit that names a root requires the root, everything that was staged for it,
+and the roots that the stat cache relied on. If a garbage collection removed one of them in between, the
+commit is refused and the folder is read again from scratch.
+
+**Reading.** Folders are read on demand and every hash is verified. Trees may come from a store that someone
+else wrote, so nothing in them is trusted: the tree format checks names, `Limits` bounds depth and the number
+of entries. A tree that names the same subtree twice on every level costs a few bytes and would expand without
+end; the entry count stops it.
 """
 
 from __future__ import annotations
@@ -25,31 +31,61 @@ from treering.core.text import readable
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, decode_tree
 from treering.errors import Corrupt, InvalidInput, MissingObjects, NotFound
 from treering.files import translated
-from treering.workspaces.ignore import IGNORE_FILE, LISTS, RESERVED, Rules, make_rules, read_rules
+from treering.workspaces.ignore import IGNORE_FILE, LISTS_DIGEST, RESERVED, Rules, make_rules, read_rules
 from treering.workspaces.scan import (
     FILE_FLAGS,
+    CachedFolder,
+    CachedWorkspace,
     FileProgress,
-    Known,
-    KnownFolder,
     LeftOut,
     Limits,
     Scan,
-    Shelf,
+    StatCache,
 )
 
 T = TypeVar("T")
 
-_TRIES: Final = 3
 LISTED: Final = 100
-"""How many left-out or changed paths a record names; it always says how many there are."""
+"""How many left-out or changed paths a record lists; the record also has the full count."""
+BATCH_BYTES: Final = 4 * 1024 * 1024
+BATCH_OBJECTS: Final = 500
+
+_TRIES: Final = 3
+_TREES_AT_ONCE: Final = 256
 _IGNORE_BYTES: Final = 1024 * 1024
+_RULES_BYTES: Final = 1024 * 1024
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder that is staged, and what the commit must require.
+class ObjectStore(Protocol):
+    """What snapshots need of a store. Every engine has these three, see `treering.core.engine.Engine`."""
 
-    ``read_files`` is how many files had to be read, ``changed`` those that changed under the reading and may
-    be torn, ``left_out`` what is not in it, patterns aside.
+    def stage(self, space: str, contents: Iterable[Content]) -> list[str]:
+        """Store objects ahead of the commit that requires them; return their names, in order."""
+        ...
+
+    def missing(self, space: str, names: Sequence[str]) -> set[str]:
+        """Return which of these objects are not stored."""
+        ...
+
+    def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:
+        """Return verified content, in the order of the addresses."""
+        ...
+
+
+@runtime_checkable
+class Prefetching(Protocol):
+    """An object store with high latency, which can fetch objects in the background."""
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Start fetching these objects. A hint: nothing is guaranteed."""
+        ...
+
+
+class StagedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder that is staged, and what the commit that names it must require.
+
+    ``read_files`` counts the files that had to be read. ``changed`` lists files that changed while they were
+    read and may be torn; ``left_out`` lists what is missing from the snapshot although no pattern says so.
     """
 
     root: str
@@ -59,46 +95,45 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     read_files: int
     left_out: tuple[LeftOut, ...]
     changed: tuple[str, ...]
-    litter: tuple[str, ...]
-    known: Known
+    stale_temporaries: tuple[str, ...]
+    cached: CachedWorkspace
 
     def warnings(self) -> dict[str, Any]:
-        """What the checkpoint that keeps these files should say of them: nothing, if all is in them and
-        whole.
-        """
-        told: dict[str, Any] = {}
+        """Return metadata for the checkpoint that has these files; empty if all are in it and whole."""
+        fields: dict[str, Any] = {}
         if self.left_out:
-            told["left_out"] = [[readable(each.path), each.reason] for each in self.left_out[:LISTED]]
+            fields["left_out"] = [[readable(each.path), each.reason] for each in self.left_out[:LISTED]]
         if self.changed:
-            told["changed"] = [readable(each) for each in self.changed[:LISTED]]
-        return {"workspace": told} if told else {}
+            fields["changed"] = [readable(each) for each in self.changed[:LISTED]]
+        return {"workspace": fields} if fields else {}
 
 
-class Camera:
-    """Takes snapshots of folders into one space, and remembers what it saw of them.
+class SnapshotWriter:
+    """Takes snapshots of folders into one space, using and updating their stat caches.
 
-    ``has_all_of`` is for contents where a root may outlive what it names: whether nothing of it is lost.
+    ``has_all_of`` is for object stores in which a root may outlive the objects below it: it tells whether all
+    objects of a cached workspace are stored.
     """
 
     def __init__(
         self,
-        engine: Contents,
+        engine: ObjectStore,
         space: str,
-        shelf: Shelf,
+        cache: StatCache,
         *,
         avoid: frozenset[tuple[int, int]] = frozenset(),
-        has_all_of: Callable[[Known], bool] | None = None,
+        has_all_of: Callable[[CachedWorkspace], bool] | None = None,
     ) -> None:
         self._engine = engine
         self._has_all_of = has_all_of
         self._space = space
         self._avoid = avoid
-        self.shelf = shelf
+        self.cache = cache
 
-    def keeping(
+    def stage_and_commit(
         self,
         folder: Path,
-        commit: Callable[[Taken], T],
+        commit: Callable[[StagedSnapshot], T],
         *,
         exclude: Iterable[str] = (),
         include: Iterable[str] = (),
@@ -106,23 +141,26 @@ class Camera:
         seconds: float | None = None,
         on_progress: Callable[[FileProgress], None] | None = None,
     ) -> T:
-        """Take a snapshot and let ``commit`` write what names it; gives back what that gives back."""
-        exclude, include = _listed(exclude), _listed(include)
+        """Stage a folder and let ``commit`` write what names it; return what ``commit`` returns.
+
+        If ``commit`` raises `MissingObjects`, the folder is read again without the stat cache.
+        """
+        exclude, include = _as_tuple(exclude), _as_tuple(include)
         for tries_left in reversed(range(_TRIES)):
-            rules = rules_of(folder, exclude=exclude, include=include)
-            taken = self.take(folder, rules, limits=limits, seconds=seconds, on_progress=on_progress)
+            rules = load_rules(folder, exclude=exclude, include=include)
+            staged = self.stage(folder, rules, limits=limits, seconds=seconds, on_progress=on_progress)
             try:
-                done = commit(taken)
-            except MissingObjects:  # a collection was faster: read everything again
-                self.shelf.drop(str(folder))
+                result = commit(staged)
+            except MissingObjects:  # garbage was collected in between
+                self.cache.drop(str(folder))
                 if not tries_left:
                     raise
             else:
-                self.shelf.save(str(folder), taken.known)
-                return done
+                self.cache.save(str(folder), staged.cached)
+                return result
         raise AssertionError("the last try returned or raised")
 
-    def take(
+    def stage(
         self,
         folder: Path,
         rules: Rules,
@@ -130,72 +168,75 @@ class Camera:
         limits: Limits | None = None,
         seconds: float | None = None,
         on_progress: Callable[[FileProgress], None] | None = None,
-    ) -> Taken:
-        """Stage everything that is new in a folder. Nothing points at it yet: that is for a commit."""
+    ) -> StagedSnapshot:
+        """Stage everything in a folder that is new. Nothing refers to it before a commit does."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        known = self._trusted(folder, rules)
+        cached = self._load_cache(folder, rules)
         scan = Scan(
             rules,
-            known=None if known is None else known.folder,
+            cached=None if cached is None else cached.folder,
             avoid=self._avoid,
             limits=limits,
             deadline=deadline,
             on_progress=on_progress,
         )
-        with opened(folder) as descriptor:
+        with open_folder(folder) as descriptor:
             names = self._engine.stage(self._space, scan.contents(descriptor))
-        seen, trees = scan.finish(names)
+        walked, trees = scan.finish(names)
         staged = self._engine.stage(self._space, trees) if trees else []
-        now = Known(roots=(seen.tree,), patterns=rules.patterns, lists=LISTS, folder=seen)
-        if known is not None and seen is known.folder:
-            now = known
-        return Taken(
-            root=seen.tree,
+        if cached is not None and walked is cached.folder:
+            now = cached
+        else:
+            now = CachedWorkspace(
+                roots=(walked.tree,), patterns=rules.patterns, lists=LISTS_DIGEST, folder=walked
+            )
+        return StagedSnapshot(
+            root=walked.tree,
             requires=tuple(
-                dict.fromkeys((seen.tree, *(known.roots if known is not None else ()), *names, *staged))
+                dict.fromkeys((walked.tree, *(cached.roots if cached is not None else ()), *names, *staged))
             ),
-            files=seen.count,
-            size_bytes=seen.size,
+            files=walked.count,
+            size_bytes=walked.size,
             read_files=scan.read_files,
             left_out=tuple(sorted(scan.left_out, key=lambda each: each.path)),
             changed=tuple(sorted(scan.changed)),
-            litter=tuple(scan.litter),
-            known=now,
+            stale_temporaries=tuple(scan.stale_temporaries),
+            cached=now,
         )
 
-    def look(
+    def inspect(
         self, folder: Path, rules: Rules, *, limits: Limits | None = None
-    ) -> tuple[KnownFolder, tuple[LeftOut, ...], tuple[str, ...]]:
-        """A folder as it is, what was left out and what is litter, without storing anything of it."""
-        known = self._trusted(folder, rules)
-        scan = Scan(rules, known=None if known is None else known.folder, avoid=self._avoid, limits=limits)
-        with opened(folder) as descriptor:
+    ) -> tuple[CachedFolder, tuple[LeftOut, ...], tuple[str, ...]]:
+        """Scan a folder without storing anything; return it, what was left out, and stale temporaries."""
+        cached = self._load_cache(folder, rules)
+        scan = Scan(rules, cached=None if cached is None else cached.folder, avoid=self._avoid, limits=limits)
+        with open_folder(folder) as descriptor:
             names = [content.name for content in scan.contents(descriptor)]
-        return scan.finish(names)[0], tuple(scan.left_out), tuple(scan.litter)
+        return scan.finish(names)[0], tuple(scan.left_out), tuple(scan.stale_temporaries)
 
-    def _trusted(self, folder: Path, rules: Rules) -> Known | None:
-        known = self.shelf.load(str(folder))
-        if known is None or (known.patterns, known.lists) != (rules.patterns, LISTS):
+    def _load_cache(self, folder: Path, rules: Rules) -> CachedWorkspace | None:
+        cached = self.cache.load(str(folder))
+        if cached is None or (cached.patterns, cached.lists) != (rules.patterns, LISTS_DIGEST):
             return None
-        if self._engine.missing(self._space, known.roots) or not (
-            self._has_all_of is None or self._has_all_of(known)
+        if self._engine.missing(self._space, cached.roots) or not (
+            self._has_all_of is None or self._has_all_of(cached)
         ):
-            self.shelf.drop(str(folder))
+            self.cache.drop(str(folder))
             return None
-        return known
+        return cached
 
 
-def rules_of(folder: Path, *, exclude: Iterable[str], include: Iterable[str]) -> Rules:
-    """The rules for a folder now: its ignore file and the caller's patterns."""
+def load_rules(folder: Path, *, exclude: Iterable[str], include: Iterable[str]) -> Rules:
+    """Return the current rules of a folder: its ignore file and the caller's patterns."""
     lines: list[str] = []
-    with opened(folder) as descriptor:
+    with open_folder(folder) as descriptor:
         try:
             file = os.open(IGNORE_FILE, FILE_FLAGS, dir_fd=descriptor)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise InvalidInput(
-                f"{IGNORE_FILE} cannot be read ({error.strerror}); what it leaves out is not known"
+                f"{IGNORE_FILE} cannot be read ({error.strerror}); fix its permissions or remove it"
             ) from error
         else:
             try:
@@ -204,47 +245,46 @@ def rules_of(folder: Path, *, exclude: Iterable[str], include: Iterable[str]) ->
                 os.close(file)
             if len(text) > _IGNORE_BYTES:
                 raise InvalidInput(
-                    f"{IGNORE_FILE} has more than {_IGNORE_BYTES:,} bytes; it is no list of patterns"
+                    f"{IGNORE_FILE} is larger than {_IGNORE_BYTES:,} bytes, which is no list of patterns"
                 )
             lines = text.decode("utf-8", "surrogateescape").splitlines()
     return make_rules(ignore_lines=lines, exclude=exclude, include=include)
 
 
-def _listed(patterns: Iterable[str]) -> Iterable[str]:
+def _as_tuple(patterns: Iterable[str]) -> Iterable[str]:
     return patterns if isinstance(patterns, str) else tuple(patterns)
 
 
-def real_folder(folder: str | Path, *, allow_home: bool, what: str) -> Path:
-    """The one real path of a folder; refuses the whole machine and, unless asked for, a person's home."""
+def resolve_folder(folder: str | Path, *, allow_home: bool, what: str) -> Path:
+    """Return the real path of a folder. Refuse ``/`` and, unless ``allow_home`` is set, a home folder."""
     given = Path(folder).expanduser()
     if not given.is_dir():
-        raise NotFound(f"there is no folder {given}; make it first, or check the path")
+        raise NotFound(f"folder {given} not found; create it first, or check the path")
     real = given.resolve()
     if real == Path(real.anchor):
-        raise InvalidInput(f"{real} is the whole machine; {what} a folder inside of it")
+        raise InvalidInput(f"{real} is the whole machine; {what} a folder inside it")
     if not allow_home:
         for home in _homes():
             if real == home or real in home.parents:
                 raise InvalidInput(
-                    f"{real} holds a person's whole home; {what} a folder inside of it, "
-                    "or say allow_home=True if you mean it"
+                    f"{real} contains a user's whole home; {what} a folder inside it, or pass allow_home=True"
                 )
     return real
 
 
-def made_folder(folder: str | Path) -> Path:
-    """A folder that files are to be written into, which is made if it is not there."""
+def ensure_folder(folder: str | Path) -> Path:
+    """Return a folder to write files into; create it if it does not exist."""
     given = Path(folder).expanduser()
     if given.exists() and not given.is_dir():
-        raise InvalidInput(f"{given} is no folder; choose another place")
+        raise InvalidInput(f"{given} is not a folder; choose another target")
     with translated(str(given), writing=True):
         given.mkdir(parents=True, exist_ok=True)
     return given
 
 
 @contextmanager
-def opened(folder: Path) -> Generator[int]:
-    """A descriptor of a folder."""
+def open_folder(folder: Path) -> Generator[int]:
+    """Open a folder and yield its descriptor."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -262,48 +302,7 @@ def _homes() -> set[Path]:
     return {home.resolve() for home in homes if home.is_absolute() and home != Path("/")}
 
 
-# -----------------------------------------------------------------------------------------------------------
-# What snapshots need of a store: content in, content out, by name. Every engine has these three.
-
-
-class Contents(Protocol):
-    """The three verbs, as `treering.core.engine.Engine` explains them."""
-
-    def stage(self, space: str, contents: Iterable[Content]) -> list[str]:
-        """Store objects ahead of the commit that will require them; their names, in order."""
-        ...
-
-    def missing(self, space: str, names: Sequence[str]) -> set[str]:
-        """Which of these objects are not stored."""
-        ...
-
-    def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:
-        """Verified content, in the order asked for."""
-        ...
-
-
-@runtime_checkable
-class Far(Protocol):
-    """Contents that take a while to come, so it is worth saying early what will be wanted."""
-
-    def expect(self, names: Sequence[str]) -> None:
-        """Begin to fetch these objects, if they are there; nothing is promised."""
-        ...
-
-
-# -----------------------------------------------------------------------------------------------------------
-# A snapshot as it is stored: its folders are read when someone asks, each hash checked on the way.
-#
-# Trees may come from a store that someone else wrote, so nothing in them is taken for granted: names are
-# checked by the tree format itself, depth and number of entries by `Limits`. Folders that name the same
-# folder twice, level below level, cost a few bytes and would unfold without end; the count ends it.
-
-
-_TREES_AT_ONCE: Final = 256
-_RULES_BYTES: Final = 1024 * 1024
-
-
-class Placed(msgspec.Struct, frozen=True):
+class SnapshotPath(msgspec.Struct, frozen=True):
     """An entry and its path in the snapshot."""
 
     path: str
@@ -311,12 +310,12 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Snapshot:
-    """One stored snapshot."""
+    """A stored snapshot."""
 
-    def __init__(self, engine: Contents, space: str, root: str, *, limits: Limits | None = None) -> None:
+    def __init__(self, engine: ObjectStore, space: str, root: str, *, limits: Limits | None = None) -> None:
         if not is_object_name(root):
             raise InvalidInput(
-                f"not a snapshot: {root[:80]!r}; expected the 64 hex digits that snapshot() gave"
+                f"{root[:80]!r} is not a snapshot id; expected the 64 hex digits of snapshot()"
             )
         self.root = root
         self.limits = limits or Limits()
@@ -325,26 +324,26 @@ class Snapshot:
         try:
             (tree,) = self._trees([root])
         except NotFound:
-            raise NotFound(f"there is no snapshot {root}; snapshots() shows what there is") from None
-        kept = [each for each in tree.entries if each.name == RESERVED]
+            raise NotFound(f"snapshot {root} not found. List snapshots with: treering snapshots") from None
+        reserved = [each for each in tree.entries if each.name == RESERVED]
         self.top = Tree(entries=tuple(each for each in tree.entries if each.name != RESERVED))
-        self._kept = kept[0] if kept else None
+        self._rules_entry = reserved[0] if reserved else None
         self._rules: Rules | None = None
 
     @property
     def rules(self) -> Rules:
-        """The rules that the snapshot was taken by."""
+        """The rules that the snapshot was taken with."""
         if self._rules is None:
             self._rules = read_rules(self._rules_bytes())
         return self._rules
 
     def folder(self, tree: str) -> Tree:
-        """One folder below the root, by the name of its tree."""
+        """Return one folder below the root, by the name of its tree."""
         (found,) = self._trees([tree])
         return _without_rules(found)
 
     def folders(self, trees: Iterable[str]) -> dict[str, Tree]:
-        """Several folders, in few reads."""
+        """Return several folders by the names of their trees, in few reads."""
         names = list(dict.fromkeys(trees))
         found: dict[str, Tree] = {}
         for at in range(0, len(names), _TREES_AT_ONCE):
@@ -353,7 +352,7 @@ class Snapshot:
         return found
 
     def find(self, path: str) -> TreeEntry | None:
-        """The entry at a path; ``None`` stands for the root itself. Raises `NotFound`."""
+        """Return the entry at a path, ``None`` for the root itself. Raises `NotFound`."""
         names = split(path)
         tree, entry = self.top, None
         for depth, name in enumerate(names):
@@ -366,16 +365,16 @@ class Snapshot:
                 break
         else:
             return entry
-        raise NotFound(f"snapshot {self.root[:12]} has no {path!r}; ls() shows what it has")
+        raise NotFound(f"{path!r} not found in snapshot {self.root[:12]}. List them with: treering ls")
 
-    def walk(self, entry: TreeEntry | None = None, path: str = "") -> Iterator[Placed]:
-        """Everything below a folder (without one, the root); each folder is followed by what is in it."""
+    def walk(self, entry: TreeEntry | None = None, path: str = "") -> Iterator[SnapshotPath]:
+        """Iterate over everything below a folder (default: the root), each folder before its contents."""
         first = self.top if entry is None else self.folder(_folder(entry).tree)
         above = f"{path}/" if path else ""
         count = 0
-        stack = [(iter(first.entries), self._inner(first), above)]
+        stack = [(iter(first.entries), self._subfolders(first), above)]
         while stack:
-            entries, inner, above = stack[-1]
+            entries, subfolders, above = stack[-1]
             each = next(entries, None)
             if each is None:
                 stack.pop()
@@ -383,18 +382,20 @@ class Snapshot:
             count += 1
             if count > self.limits.entries:
                 raise Corrupt(f"snapshot {self.root} has more than {self.limits.entries:,} entries; refused")
-            yield Placed(above + each.name, each)
+            yield SnapshotPath(above + each.name, each)
             if isinstance(each, FolderEntry):
                 if len(stack) > self.limits.depth:
-                    raise Corrupt(f"entry {above[:80]!r}... is deeper than {self.limits.depth}; refused")
-                below = inner[each.tree]
-                stack.append((iter(below.entries), self._inner(below), f"{above}{each.name}/"))
+                    raise Corrupt(
+                        f"entry {above[:80]!r}... is nested deeper than {self.limits.depth} folders; refused"
+                    )
+                below = subfolders[each.tree]
+                stack.append((iter(below.entries), self._subfolders(below), f"{above}{each.name}/"))
 
-    def _inner(self, tree: Tree) -> dict[str, Tree]:
+    def _subfolders(self, tree: Tree) -> dict[str, Tree]:
         return self.folders(each.tree for each in tree.entries if isinstance(each, FolderEntry))
 
     def read(self, entry: FileEntry, path: str) -> Iterator[bytes]:
-        """The bytes of a file, piece by piece."""
+        """Iterate over the bytes of a file, one object at a time."""
         size = 0
         for name in entry.content:
             (content,) = self._engine.get(self._space, [object_address(name)])
@@ -403,15 +404,15 @@ class Snapshot:
                 break
             yield content.data
         if size != entry.size:
-            raise Corrupt(f"file {path!r} has {size} bytes, not the {entry.size} that the snapshot says")
+            raise Corrupt(f"file {path!r} has {size} bytes, but the snapshot says {entry.size}; run verify")
 
     def expect(self, names: Sequence[str]) -> None:
-        """Let a store that is far away begin to fetch what will be asked for soon."""
-        if isinstance(self._engine, Far):
+        """Tell a store with high latency which objects will be read soon."""
+        if isinstance(self._engine, Prefetching):
             self._engine.expect(names)
 
     def contents(self, names: Sequence[str]) -> dict[str, Content]:
-        """Contents by name, verified."""
+        """Return verified contents by name."""
         unique = list(dict.fromkeys(names))
         found = self._engine.get(self._space, [object_address(each) for each in unique])
         return dict(zip(unique, found, strict=True))
@@ -420,27 +421,43 @@ class Snapshot:
         contents = self._engine.get(self._space, [object_address(each) for each in names])
         for name, content in zip(names, contents, strict=True):
             if content.kind != "tree":
-                raise InvalidInput(f"object {name} is not a folder of a snapshot, but {content.kind}")
+                raise InvalidInput(f"object {name} is {content.kind}, not a folder of a snapshot")
         return [decode_tree(content) for content in contents]
 
     def _rules_bytes(self) -> bytes | None:
-        if self._kept is None:
+        if self._rules_entry is None:
             return None
-        if not isinstance(self._kept, FileEntry) or self._kept.size > _RULES_BYTES:
-            raise Corrupt(f"snapshot {self.root} has an entry {RESERVED!r} that holds no rules; refused")
-        return b"".join(self.read(self._kept, RESERVED))
+        if not isinstance(self._rules_entry, FileEntry) or self._rules_entry.size > _RULES_BYTES:
+            raise Corrupt(f"snapshot {self.root} has an entry {RESERVED!r} without rules in it; refused")
+        return b"".join(self.read(self._rules_entry, RESERVED))
 
 
 def split(path: str) -> list[str]:
-    """The names in a path within a snapshot; ``""``, ``"."`` and ``"/"`` are its root."""
+    """Return the names in a path within a snapshot; ``""``, ``"."`` and ``"/"`` are the root."""
     names = [each for each in path.split("/") if each not in ("", ".")]
     if ".." in names or "\0" in path:
-        raise InvalidInput(f"{path[:80]!r} is not a path in a snapshot: give names with / between them")
+        raise InvalidInput(f"{path[:80]!r} is not a path in a snapshot: it has '..' or a NUL in it")
     return names
 
 
+def batches(files: Iterable[FileEntry]) -> Iterator[list[str]]:
+    """Group the objects of files, in order, into batches that are worth one read and fit into memory."""
+    names: list[str] = []
+    size = 0.0
+    for entry in files:
+        for name in entry.content:
+            if not names or name != names[-1]:  # the chunks of a hole repeat, and are read once
+                size += entry.size / len(entry.content)
+            names.append(name)
+            if size >= BATCH_BYTES or len(names) >= BATCH_OBJECTS:
+                yield names
+                names, size = [], 0.0
+    if names:
+        yield names
+
+
 def _without_rules(tree: Tree) -> Tree:
-    """A folder without the rules of a snapshot: a root has them, and one may lie in another."""
+    """Remove a snapshot's rules from a folder: another snapshot's root may be a folder."""
     if not any(map(_is_rules, tree.entries)):
         return tree
     return Tree(entries=tuple(each for each in tree.entries if not _is_rules(each)))

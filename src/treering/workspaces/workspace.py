@@ -1,8 +1,8 @@
-"""Workspaces: an agent's files, kept step by step like its conversation.
+"""Workspaces: versions of an agent's files, next to its conversation.
 
-A snapshot is cheap enough to be taken after every tool call: what did not change is not read, what was seen
-before is not stored again. Everything here takes the id of a snapshot; a checkpoint that has one is restored
-by `Checkpoint.restore`.
+A snapshot is cheap enough to take after every tool call: unchanged files are not read, and known content is
+not stored again. The methods here take snapshot ids; `Checkpoint.restore` restores the snapshot of a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -26,14 +26,19 @@ from treering.core.query import EventQuery
 from treering.core.text import readable
 from treering.errors import InvalidInput
 from treering.runs.span import current_node
-from treering.workspaces.browse import Entry, cat, chosen, ls, plan_of
+from treering.workspaces.browse import SnapshotCheck, SnapshotEntry, cat, check_snapshot, ls, select
 from treering.workspaces.diff import FileChange, compare
-from treering.workspaces.restore import Restored, download, foreseen, restore
-from treering.workspaces.restore_plan import LinkPolicy
-from treering.workspaces.scan import FileProgress, LeftOut, Limits, Shelf
-from treering.workspaces.snapshot import LISTED, Camera, Snapshot, Taken, made_folder, real_folder
-from treering.workspaces.verify import SnapshotCheck, check
-from treering.workspaces.virtual_fs import Access, Files
+from treering.workspaces.restore import LinkPolicy, RestoreResult, download, preview, restore
+from treering.workspaces.scan import FileProgress, LeftOut, Limits, StatCache
+from treering.workspaces.snapshot import (
+    LISTED,
+    Snapshot,
+    SnapshotWriter,
+    StagedSnapshot,
+    ensure_folder,
+    resolve_folder,
+)
+from treering.workspaces.virtual_fs import MountAccess, VirtualFiles
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
@@ -46,10 +51,10 @@ _PAGE: Final = 250
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the journal says of a snapshot.
+    """A snapshot as the journal records it.
 
-    ``workspace`` is the name that snapshots of one folder share (its path, unless another was given),
-    ``files`` and ``size_bytes`` are what a restore would write.
+    ``workspace`` is the name that the snapshots of one folder share (by default its path). ``files`` and
+    ``size_bytes`` are what a full restore writes.
     """
 
     id: str
@@ -65,14 +70,17 @@ class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workspace:
-    """The files of one space. `Store.workspace` gives it; ``folder`` is where a local store lies."""
+    """The snapshots of one space, as `Store.workspace` returns it.
+
+    ``folder`` is the folder of a local store.
+    """
 
     def __init__(self, engine: Engine, space: str, *, folder: Path | None, clock: Clock) -> None:
         self._engine = engine
         self._space = space
         self._folder = folder
         self._clock = clock
-        self._shelf = Shelf(_cache(engine, space, folder))
+        self._cache = StatCache(_cache_folder(engine, space, folder))
         self._background: ThreadPoolExecutor | None = None
 
     def __repr__(self) -> str:
@@ -93,20 +101,24 @@ class Workspace:
         on_progress: Callable[[FileProgress], None] | None = None,
         on_done: Callable[[SnapshotInfo], None] | None = None,
     ) -> str:
-        """Keep a folder as it is; gives the snapshot's id, the SHA-256 name of its root tree.
+        """Take a snapshot of a folder; return its id, the SHA-256 name of the root tree.
 
-        Files, modes, links and empty folders are kept; what `rules` lists is not, nor are sockets, pipes and
-        devices. ``exclude`` and ``include`` are patterns as in .gitignore, on top of the folder's own
-        ``.treeringignore``. Snapshots of one ``name`` (without one, the folder's path) are kept and dropped
-        together by `gc`. ``seconds`` is a deadline: past it `TimedOut` is raised and nothing is kept.
-        ``on_progress`` hears how far it is, ``on_done`` what was kept and what was left out.
+        A snapshot has files, modes, links and empty folders; not sockets, pipes, devices, and what the rules
+        exclude. ``exclude`` and ``include`` are patterns in .gitignore syntax, in addition to the folder's
+        own ``.treeringignore``.
+
+        Args:
+            name: What `gc` groups snapshots by; by default the folder's path.
+            seconds: A deadline; past it, `TimedOut` is raised and no snapshot is taken.
+            on_progress: Called with the progress.
+            on_done: Called with the result, which lists what was left out.
         """
-        real = real_folder(folder, allow_home=allow_home, what="snapshot")
+        real = resolve_folder(folder, allow_home=allow_home, what="snapshot")
         workspace = check_id(name, "workspace name") if name is not None else _label(real)
         given_tags = tuple(tags)
-        info = self.camera().keeping(
+        info = self.writer().stage_and_commit(
             real,
-            lambda taken: self._commit(taken, workspace=workspace, note=note, tags=given_tags),
+            lambda staged: self._commit(staged, workspace=workspace, note=note, tags=given_tags),
             exclude=exclude,
             include=include,
             limits=limits,
@@ -129,9 +141,9 @@ class Workspace:
         limits: Limits | None = None,
         seconds: float | None = None,
     ) -> Future[str]:
-        """As `snapshot`, in the background: the agent's turn goes on, the future has the id when it is kept.
+        """Take a snapshot in the background; the future returns the id when the snapshot is stored.
 
-        One snapshot is taken after the other, in the order of the calls.
+        Snapshots are taken one at a time, in the order of the calls.
         """
         if self._background is None:
             self._background = ThreadPoolExecutor(1, "treering-snapshot")
@@ -159,27 +171,30 @@ class Workspace:
         dry_run: bool = False,
         allow_home: bool = False,
         on_progress: Callable[[FileProgress], None] | None = None,
-    ) -> Restored:
-        """Make a folder (a new one, or one with files) into a snapshot; only what differs is written.
+    ) -> RestoreResult:
+        """Make a folder (new or existing) equal to a snapshot; only what differs is written.
 
-        What the folder has besides stays, unless ``delete`` is given; what the snapshot's rules left out is
-        never touched. What was there is kept as a snapshot first (``Restored.before``), so a restore can be
-        undone; without ``keep_before`` it is gone. Every object is checked against its hash, and each file
-        appears whole or not at all. ``links`` says what becomes of symbolic links: all as they are
-        ("preserve"), only those that cannot lead out of the folder ("inside"), or none ("drop").
+        Other files in the folder stay, unless ``delete`` is set; files that the snapshot's rules exclude are
+        never touched. Every object is verified against its hash, and each file is replaced atomically.
+
+        Args:
+            keep_before: Take a snapshot of the previous content first (`RestoreResult.before`), to undo the
+                restore. Without it, that content is lost.
+            links: Restore symbolic links as they are ("preserve"), only those that cannot lead out of the
+                folder ("inside"), or none ("drop").
         """
         snapshot = self._snapshot(id, limits)
-        place = Path(target).expanduser()
+        folder = Path(target).expanduser()
         if not dry_run:
-            made_folder(place)
-        elif not os.path.lexists(place):
-            return foreseen(snapshot, links=links)
-        real = real_folder(place, allow_home=allow_home, what="restore into")
+            ensure_folder(folder)
+        elif not os.path.lexists(folder):
+            return preview(snapshot, links=links)
+        real = resolve_folder(folder, allow_home=allow_home, what="restore into")
         return restore(
-            self.camera(),
+            self.writer(),
             snapshot,
             real,
-            keep=(lambda taken: self._keep_before(taken, real, id)) if keep_before else None,
+            commit_before=(lambda staged: self._commit_before(staged, real, id)) if keep_before else None,
             delete=delete,
             links=links,
             dry_run=dry_run,
@@ -187,9 +202,9 @@ class Workspace:
         )
 
     def diff(self, before: str | None, after: str | None, *, text: bool = True) -> list[FileChange]:
-        """What differs between two snapshots, by path; for small text files with a unified diff.
+        """List what differs between two snapshots, by path, with a unified diff of small text files.
 
-        ``None`` stands for a folder with nothing in it.
+        ``None`` stands for an empty folder.
         """
         if before == after:
             return []
@@ -197,12 +212,12 @@ class Workspace:
         new = None if after is None else self._snapshot(after)
         return list(compare(old, new, text=text))
 
-    def ls(self, id: str, path: str = "", *, recursive: bool = False) -> Iterator[Entry]:
-        """What a folder of a snapshot holds, without restoring it."""
+    def ls(self, id: str, path: str = "", *, recursive: bool = False) -> Iterator[SnapshotEntry]:
+        """List a folder of a snapshot without restoring it."""
         yield from ls(self._snapshot(id), path, recursive=recursive)
 
     def cat(self, id: str, path: str) -> bytes:
-        """The bytes of one file of a snapshot."""
+        """Return the bytes of one file of a snapshot."""
         return cat(self._snapshot(id), path)
 
     def download(
@@ -214,22 +229,22 @@ class Workspace:
         overwrite: bool = False,
         on_progress: Callable[[FileProgress], None] | None = None,
     ) -> tuple[str, ...]:
-        """Write some files of a snapshot into a folder, under their own paths; which ones.
+        """Write some files of a snapshot into a folder, under their own paths; return these paths.
 
-        ``files`` are paths (a folder stands for all that is in it) and patterns as in .gitignore. Each must
-        choose something, else `NotFound`. A file that is there already is a `Conflict`, unless ``overwrite``.
+        ``files`` are paths (a folder selects everything in it) and patterns in .gitignore syntax. Each must
+        select something, else `NotFound`. An existing file raises `Conflict`, unless ``overwrite`` is set.
         """
         snapshot = self._snapshot(id)
-        plan = plan_of(snapshot, chosen(snapshot, files))
-        place = made_folder(target).resolve()
-        return download(snapshot, plan, place, overwrite=overwrite, on_progress=on_progress)
+        selected = select(snapshot, files)
+        folder = ensure_folder(target).resolve()
+        return download(snapshot, selected, folder, overwrite=overwrite, on_progress=on_progress)
 
     def check(self, id: str, *, on_progress: Callable[[FileProgress], None] | None = None) -> SnapshotCheck:
-        """Read everything that a snapshot names and rehash it; says what could not be restored."""
-        return check(self._snapshot(id), on_progress=on_progress)
+        """Read and verify every object of a snapshot; report what cannot be restored."""
+        return check_snapshot(self._snapshot(id), on_progress=on_progress)
 
     def snapshots(self, *, name: str | Path | None = None, last: int | None = None) -> Iterator[SnapshotInfo]:
-        """The snapshots that were taken by themselves (of one workspace, if given), newest first."""
+        """Iterate over snapshots, newest first; those that belong to checkpoints are not included."""
         scope = None
         if name is not None:
             label = _label(name.resolve()) if isinstance(name, Path) else name
@@ -237,69 +252,84 @@ class Workspace:
         query = EventQuery(kinds=(SNAPSHOT,), scope=scope, newest_first=True)
         stop = None if last is None else max(last, 0)
         for record in islice(each_record(self._engine, self._space, query, limit=_PAGE), stop):
-            yield _read_info(record.event)
+            yield _from_event(record.event)
 
     def files(
-        self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, Access]] | None = None
-    ) -> Files:
-        """Files for an agent's tools: a virtual root that no path leaves, with folders mounted into it.
+        self, root: str | Path, *, mounts: Mapping[str, tuple[str | Path, MountAccess]] | None = None
+    ) -> VirtualFiles:
+        """Return files for an agent's tools: a virtual root that no path leaves, with mounted folders.
 
-        ``mounts={"host/documents": (path, "ro")}`` shows a folder under that path, read-only or ("rw") not.
+        ``mounts={"host/documents": (path, "ro")}`` mounts a folder at that path, read-only or ("rw")
+        writable.
         """
-        return Files(root, mounts=mounts)
+        return VirtualFiles(root, mounts=mounts)
 
     def _snapshot(self, id: str, limits: Limits | None = None) -> Snapshot:
         return Snapshot(self._engine, self._space, id, limits=limits)
 
-    def _keep_before(self, taken: Taken, folder: Path, id: str) -> None:
-        self._commit(taken, workspace=_label(folder), note=f"before the restore of {id[:12]}", tags=())
+    def _commit_before(self, staged: StagedSnapshot, folder: Path, id: str) -> None:
+        self._commit(staged, workspace=_label(folder), note=f"before the restore of {id[:12]}", tags=())
 
     def _commit(
-        self, taken: Taken, *, workspace: str, note: str | None, tags: tuple[str, ...]
+        self, staged: StagedSnapshot, *, workspace: str, note: str | None, tags: tuple[str, ...]
     ) -> SnapshotInfo:
         draft = Draft(self._space)
-        info = _info(taken, workspace=workspace, at_us=self._clock.now_us(), note=note, tags=tags)
-        draft.require(*taken.requires)
-        place = current_node.get()
+        info = SnapshotInfo(
+            id=staged.root,
+            workspace=workspace,
+            taken_at_us=self._clock.now_us(),
+            files=staged.files,
+            size_bytes=staged.size_bytes,
+            read_files=staged.read_files,
+            note=note,
+            tags=tags,
+            left_out=staged.left_out,
+            changed=staged.changed,
+        )
+        draft.require(*staged.requires)
+        span = current_node.get()
         draft.event(
             Event(
                 id=f"snap_{draft.id}",
                 kind=SNAPSHOT,
                 ts_us=info.taken_at_us,
                 scope=str(Scope("", "workspace", workspace)),
-                run=None if place is None else place.run_id,
-                span=None if place is None else place.span_id,
-                agent=None if place is None else place.agent,
+                run=None if span is None else span.run_id,
+                span=None if span is None else span.span_id,
+                agent=None if span is None else span.agent,
                 name=note,
-                data=encode_json(_told(info)),
-                links=(object_address(taken.root),),
+                data=encode_json(_to_json(info)),
+                links=(object_address(staged.root),),
             )
         )
         self._engine.commit(draft.batch())
         return info
 
-    def keeping(
+    def stage_and_commit(
         self,
         folder: str | Path,
-        commit: Callable[[Taken], T],
+        commit: Callable[[StagedSnapshot], T],
         *,
         exclude: Iterable[str] = (),
         include: Iterable[str] = (),
     ) -> T:
-        """Stage a folder and let ``commit`` name it in a batch of its own, as a checkpoint does."""
-        real = real_folder(folder, allow_home=False, what="keep")
-        return self.camera().keeping(real, commit, exclude=exclude, include=include)
+        """Stage a folder and let ``commit`` write the batch that names it, as a checkpoint does."""
+        real = resolve_folder(folder, allow_home=False, what="save")
+        return self.writer().stage_and_commit(real, commit, exclude=exclude, include=include)
 
-    def unlearn(self) -> None:
-        """Drop the stat caches, which name files: whoever erases something calls this. Costs time only."""
-        self._shelf.clear()
+    def clear_stat_cache(self) -> None:
+        """Drop the stat caches, which contain file names; part of erasing data.
 
-    def camera(self) -> Camera:
-        """What takes the snapshots; threads use it to keep files together with a checkpoint."""
-        return Camera(self._engine, self._space, self._shelf, avoid=self._avoided())
+        The next snapshot is slower.
+        """
+        self._cache.clear()
+
+    def writer(self) -> SnapshotWriter:
+        """Return the writer of snapshots, for those that commit them together with something else."""
+        return SnapshotWriter(self._engine, self._space, self._cache, avoid=self._avoided())
 
     def _avoided(self) -> frozenset[tuple[int, int]]:
-        """The store's own folder: a workspace may hold it, its snapshot never does."""
+        """The folder of the store itself, which is never part of a snapshot."""
         if self._folder is None:
             return frozenset()
         try:
@@ -309,25 +339,8 @@ class Workspace:
         return frozenset({(stat.st_dev, stat.st_ino)})
 
 
-def _info(
-    taken: Taken, *, workspace: str, at_us: int, note: str | None, tags: tuple[str, ...]
-) -> SnapshotInfo:
-    return SnapshotInfo(
-        id=taken.root,
-        workspace=workspace,
-        taken_at_us=at_us,
-        files=taken.files,
-        size_bytes=taken.size_bytes,
-        read_files=taken.read_files,
-        note=note,
-        tags=tags,
-        left_out=taken.left_out,
-        changed=taken.changed,
-    )
-
-
-def _told(info: SnapshotInfo) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _to_json(info: SnapshotInfo) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "snapshot": info.id,
         "workspace": info.workspace,
         "files": info.files,
@@ -335,34 +348,34 @@ def _told(info: SnapshotInfo) -> dict[str, Any]:
         "read_files": info.read_files,
     }
     if info.tags:
-        told["tags"] = list(info.tags)
+        fields["tags"] = list(info.tags)
     if info.left_out:
-        told["left_out"] = [[readable(each.path), each.reason] for each in info.left_out[:LISTED]]
-        told["left_out_count"] = len(info.left_out)
+        fields["left_out"] = [[readable(each.path), each.reason] for each in info.left_out[:LISTED]]
+        fields["left_out_count"] = len(info.left_out)
     if info.changed:
-        told["changed"] = [readable(each) for each in info.changed[:LISTED]]
-        told["changed_count"] = len(info.changed)
-    return told
+        fields["changed"] = [readable(each) for each in info.changed[:LISTED]]
+        fields["changed_count"] = len(info.changed)
+    return fields
 
 
-def _read_info(event: Event) -> SnapshotInfo:
-    told: dict[str, Any] = decode_json(event.data or b"{}")
+def _from_event(event: Event) -> SnapshotInfo:
+    fields: dict[str, Any] = decode_json(event.data or b"{}")
     return SnapshotInfo(
-        id=told["snapshot"],
-        workspace=told["workspace"],
+        id=fields["snapshot"],
+        workspace=fields["workspace"],
         taken_at_us=event.ts_us,
-        files=told["files"],
-        size_bytes=told["size_bytes"],
-        read_files=told["read_files"],
+        files=fields["files"],
+        size_bytes=fields["size_bytes"],
+        read_files=fields["read_files"],
         note=event.name,
-        tags=tuple(told.get("tags", ())),
-        left_out=tuple(LeftOut(path, reason) for path, reason in told.get("left_out", ())),
-        changed=tuple(told.get("changed", ())),
+        tags=tuple(fields.get("tags", ())),
+        left_out=tuple(LeftOut(path, reason) for path, reason in fields.get("left_out", ())),
+        changed=tuple(fields.get("changed", ())),
     )
 
 
-def _cache(engine: Engine, space: str, folder: Path | None) -> Path | None:
-    """Where stat caches are: beside a local store, else where the user keeps caches."""
+def _cache_folder(engine: Engine, space: str, folder: Path | None) -> Path | None:
+    """Return where stat caches are: next to a local store, else in the user's cache folder."""
     if folder is not None:
         return folder / "workspaces" / space
     if not engine.caps.durable:
@@ -373,7 +386,7 @@ def _cache(engine: Engine, space: str, folder: Path | None) -> Path | None:
 
 
 def _label(folder: Path) -> str:
-    """The name of a folder's snapshots: its path, or a hash of a path that cannot be a name."""
+    """Return the name for a folder's snapshots: its path, or a hash if the path is not a valid name."""
     try:
         return check_id(str(folder), "workspace name")
     except InvalidInput:

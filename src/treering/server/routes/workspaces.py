@@ -9,9 +9,8 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from treering.server.endpoints import Call, endpoint
-from treering.workspaces.browse import Entry
+from treering.workspaces.browse import SnapshotCheck, SnapshotEntry
 from treering.workspaces.diff import FileChange
-from treering.workspaces.verify import SnapshotCheck
 from treering.workspaces.workspace import SnapshotInfo
 
 Id = Annotated[str, Meta(min_length=1)]
@@ -42,7 +41,7 @@ class LsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Entries(Struct, frozen=True, kw_only=True):
     """What a folder holds."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[SnapshotEntry, ...]
 
 
 class CatQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
