@@ -1,9 +1,9 @@
 """Every error that treering raises on purpose.
 
-A caller should never have to match message text: the class says which HTTP status the server answers,
-which code the command line exits with, and whether the same call may succeed when tried again. The
-message says what failed, which id or path, and what to do next. Errors of drivers (sqlite3, psycopg,
-obstore, redis) are translated into these at one place per driver and never leak.
+Callers never have to match message text: the class determines the HTTP status, the exit code of the command
+line, and whether a retry may succeed. The message says what failed, which id or path, and what to do next.
+Errors of drivers (sqlite3, psycopg, obstore, redis) are translated into these in one place per driver and
+never leak.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SHOWN: Final = 5
 
 
 class TreeringError(Exception):
-    """Something went wrong in treering; see the message."""
+    """Base class of all errors of treering."""
 
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
@@ -22,44 +22,44 @@ class TreeringError(Exception):
 
 
 class InvalidInput(TreeringError):
-    """The input is not acceptable; nothing was written."""
+    """The input is invalid; nothing was written."""
 
     http_status = 422
     exit_code = 2
 
 
 class Unencodable(InvalidInput):
-    """A value has no safe encoding; register a codec for its type or convert it first."""
+    """A value cannot be encoded safely; register a codec for its type, or convert it first."""
 
 
 class NotFound(TreeringError):
-    """What was asked for is not in this store."""
+    """Not found in this store."""
 
     http_status = 404
     exit_code = 3
 
 
 class Conflict(TreeringError):
-    """Someone else moved first: a precondition no longer holds, and nothing was written."""
+    """A precondition no longer holds, because someone else wrote first; nothing was written."""
 
     http_status = 409
     exit_code = 4
 
 
 class RefMoved(Conflict):
-    """A ref is not at the version that was expected; read it again."""
+    """A ref is not at the expected version; read it again."""
 
 
 class ListMoved(Conflict):
-    """A list is longer than was expected, or of another scope; branch off where you know it."""
+    """A list is longer than expected, or belongs to another scope; branch off at the known length."""
 
 
 class Fenced(Conflict):
-    """The lease behind this write is held by someone else now; claim it again before writing."""
+    """The lease of this write was lost to another holder; claim it again before writing."""
 
 
 class MissingObjects(Conflict):
-    """A commit requires objects that the store does not hold; stage them again and retry."""
+    """A commit requires objects that are not stored; stage them again and retry."""
 
     retryable = True
 
@@ -79,7 +79,7 @@ class Corrupt(TreeringError):
 
 
 class StoreFull(TreeringError):
-    """The disk or the quota is full; nothing of this write was kept. Free space and retry."""
+    """The disk or quota is full; nothing was written. Free space and retry."""
 
     http_status = 507
     exit_code = 6
@@ -87,7 +87,7 @@ class StoreFull(TreeringError):
 
 
 class Unsupported(TreeringError):
-    """This engine does not offer that capability; see its ``caps``."""
+    """The engine does not support this; see its ``caps``."""
 
     http_status = 501
     exit_code = 7
@@ -114,11 +114,11 @@ class Busy(Unreachable):
 
 
 class Overloaded(Unreachable):
-    """More arrives than can be written just now; nothing of this was kept. Send it again in a moment."""
+    """More data arrives than can be written; nothing of this request was kept. Retry shortly."""
 
 
 class TimedOut(TreeringError):
-    """The work was not done by its deadline; nothing of it was kept."""
+    """The deadline passed; nothing was written."""
 
     http_status = 504
     exit_code = 12
@@ -126,35 +126,35 @@ class TimedOut(TreeringError):
 
 
 class ReadOnly(TreeringError):
-    """The store cannot be written here: the folder or the connection is read-only."""
+    """The store is read-only: its folder or connection cannot be written."""
 
     http_status = 403
     exit_code = 9
 
 
 class Unauthorized(TreeringError):
-    """The server wants an API key, or does not know this one."""
+    """The server requires an API key, or does not know this one."""
 
     http_status = 401
     exit_code = 13
 
 
 class Forbidden(TreeringError):
-    """The API key is good, but not for this."""
+    """The API key is valid, but does not permit this."""
 
     http_status = 403
     exit_code = 14
 
 
 class TooLarge(TreeringError):
-    """More bytes than are accepted at once; nothing was written. Send less, or in pieces."""
+    """The request is too large; nothing was written. Split it into smaller ones."""
 
     http_status = 413
     exit_code = 15
 
 
 class TooMany(TreeringError):
-    """Too many calls at once; wait ``retry_after`` seconds and go on."""
+    """Rate limit exceeded; retry after ``retry_after`` seconds."""
 
     http_status = 429
     exit_code = 16
@@ -173,13 +173,14 @@ class NewerStore(TreeringError):
 
 
 class Closed(TreeringError):
-    """The store was closed; open it again."""
+    """The store is closed; open it again."""
 
 
 class BudgetExceeded(TreeringError):
-    """A limit is reached: one more would be more than the budget allows. Nothing was counted.
+    """A budget is exhausted; the call was denied and not counted.
 
-    ``budget`` names the limit as it was given (``run_by_tool['search']``), ``count`` is what was used up.
+    ``budget`` names the limit as it was configured (``run_by_tool['search']``), ``count`` is the usage so
+    far.
     """
 
     http_status = 429

@@ -142,4 +142,4 @@ def test_keys_on_the_command_line(tmp_path, command):
     elif command[0] == "list":
         assert told.stdout == "no keys\n"
     else:
-        assert (told.returncode, "no key 'nothing'" in told.stderr) == (3, True)
+        assert (told.returncode, "key 'nothing' not found" in told.stderr) == (3, True)

@@ -1,4 +1,4 @@
-"""How commands speak: data on stdout, as text or JSON; progress on stderr, and only to a person."""
+"""Output of commands: data on stdout as text or JSON; messages and progress on stderr."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import typer
 
-_STEERING: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""What JSON leaves as it is and a terminal obeys: the second set of controls, and changes of direction."""
+_CONTROLS: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Characters that JSON leaves unescaped but a terminal obeys: C1 controls, bidirectional overrides."""
 
 
 def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print a result: ``value`` for programs, ``lines`` for people."""
+    """Print a result: ``value`` as JSON, or ``lines`` of text."""
     if as_json:
         import msgspec
 
@@ -28,32 +28,32 @@ def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
 
 
 def say(text: str) -> None:
-    """Tell a person something that is not data."""
+    """Print a message on stderr."""
     typer.echo(text, err=True)
 
 
 def rows(table: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns; the first row is the head."""
+    """Return the lines of a table with aligned columns; the first row is the header."""
     widths = [max(map(_cells, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(map(_filled, row, widths)).rstrip() for row in table]
+    return ["  ".join(map(_pad, row, widths)).rstrip() for row in table]
 
 
 def clean(text: str) -> str:
-    """Text that cannot steer a terminal: control characters are shown, not sent."""
-    return "".join(each if each.isprintable() or each in "\n\t" else _visible(each) for each in text)
+    """Escape control characters, so that stored text cannot control the terminal."""
+    return "".join(each if each.isprintable() or each in "\n\t" else _escape(each) for each in text)
 
 
 def clean_json(data: bytes) -> str:
-    """JSON that says the same and cannot steer a terminal."""
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", data.decode())
+    """Return equivalent JSON that cannot control the terminal."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", data.decode())
 
 
-def _filled(text: str, width: int) -> str:
+def _pad(text: str, width: int) -> str:
     return text + " " * (width - _cells(text))
 
 
 def _cells(text: str) -> int:
-    """How many columns of a terminal a text takes: some characters are two wide, some stand upon others."""
+    """Return the width of a text in terminal columns: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width
@@ -61,15 +61,15 @@ def _cells(text: str) -> int:
     return sum(0 if combining(each) else 1 + (east_asian_width(each) in "WF") for each in text)
 
 
-def _visible(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
 @contextmanager
 def progress(title: str) -> Generator[Callable[[int, int | None], None] | None]:
-    """A bar on a terminal, fed with (done, total); without a terminal there is nothing to feed.
+    """Show a progress bar; yield a function that takes (done, total), or ``None`` without a terminal.
 
-    One that is not fed moves and shows the time, for work that cannot say how far it is.
+    Until it is called, the bar pulses and shows the elapsed time.
     """
     if not sys.stderr.isatty():
         yield None
@@ -94,7 +94,7 @@ def progress(title: str) -> Generator[Callable[[int, int | None], None] | None]:
 
 
 def size(count: int) -> str:
-    """Bytes as a person reads them."""
+    """Format a number of bytes."""
     value = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if value < 1000:  # noqa: PLR2004 - decimal units
@@ -104,6 +104,6 @@ def size(count: int) -> str:
 
 
 def counts(numbers: dict[str, int]) -> str:
-    """Several counts in one line, without those that are zero."""
-    told = [f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number]
-    return ", ".join(told) or "nothing"
+    """Format several counts in one line, leaving out zeros."""
+    parts = [f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number]
+    return ", ".join(parts) or "nothing"

@@ -1,8 +1,11 @@
-"""The command line: ``treering <verb>``, the same words as in Python.
+"""The command line: ``treering <command>``, named like the Python API.
 
 Data goes to stdout (``--json`` for programs), everything else to stderr. The exit code comes from the class
-of the error; a `TreeringError` is a message and never a traceback. Nothing but Typer is imported before a
-command runs, and only that command is built, so that ``--help`` answers at once.
+of the error; a `TreeringError` prints its message, never a traceback.
+
+Start-up is fast because a command imports what it needs when it runs, and because only the requested command
+is built: Typer would otherwise read the signature of every command, which takes longer than most of them run
+(see `narrowed`).
 """
 
 from __future__ import annotations
@@ -36,30 +39,25 @@ from treering.cli import (
 )
 from treering.errors import TreeringError
 
-# -----------------------------------------------------------------------------------------------------------
-# Only what is asked for is built: the rest of the commands stand in with their names and help.
-#
-# Typer reads the signature of every command before it looks at the first word of the line, which for all of
-# ours takes longer than most of them run. **Invariant:** what a person sees is the same as without narrowing;
-# a stand-in is listed and suggested, and never run.
-
 
 def narrowed(app: typer.Typer, line: Sequence[str]) -> typer.Typer:
-    """The same application, in which only the command that a line begins with can be run.
+    """Return the application with only the command that ``line`` names fully built.
 
-    A line that begins with an option is left to the whole application, unless options are all it has.
+    The other commands are placeholders with their names and help. **Invariant:** the user sees no
+    difference: a placeholder is listed and suggested, but never run. A line that starts with an option gets
+    the whole application, unless it has nothing but options.
     """
     if line and line[0].startswith("-") and not all(word.startswith("-") for word in line):
         return app
     name, rest = (line[0], line[1:]) if line else ("", ())
-    found = copy.copy(app)
-    found.registered_commands = [
-        each if _name(each) == name else _stand_in(each) for each in app.registered_commands
+    narrow = copy.copy(app)
+    narrow.registered_commands = [
+        each if _name(each) == name else _placeholder(each) for each in app.registered_commands
     ]
-    found.registered_groups = [
+    narrow.registered_groups = [
         _group(each, rest if _group_name(each) == name else None) for each in app.registered_groups
     ]
-    return found
+    return narrow
 
 
 def _name(command: CommandInfo) -> str:
@@ -72,41 +70,39 @@ def _group_name(group: TyperInfo) -> str:
     return str(name or (inner.info.name if inner is not None else ""))
 
 
-def _stand_in(command: CommandInfo) -> CommandInfo:
-    def unbuilt() -> None:
-        raise AssertionError(f"{_name(command)} was not asked for, and is run")
+def _placeholder(command: CommandInfo) -> CommandInfo:
+    def never_run() -> None:
+        raise AssertionError(f"the placeholder of {_name(command)} was run")
 
-    unbuilt.__name__ = getattr(command.callback, "__name__", "unbuilt")
-    unbuilt.__doc__ = command.callback.__doc__
-    found = copy.copy(command)
-    found.callback = unbuilt
-    return found
+    never_run.__name__ = getattr(command.callback, "__name__", "never_run")
+    never_run.__doc__ = command.callback.__doc__
+    placeholder = copy.copy(command)
+    placeholder.callback = never_run
+    return placeholder
 
 
 def _group(group: TyperInfo, rest: Sequence[str] | None) -> TyperInfo:
-    """A group with the command that the rest of the line names; with no rest, one that is only listed."""
+    """Return a group narrowed to the command that ``rest`` names; without ``rest``, an empty one."""
     inner = group.typer_instance
     if inner is None:
         return group
-    found = copy.copy(group)
+    narrow = copy.copy(group)
     if rest is None:
-        found.typer_instance = copy.copy(inner)
-        found.typer_instance.registered_commands = []
-        found.typer_instance.registered_groups = []
+        narrow.typer_instance = copy.copy(inner)
+        narrow.typer_instance.registered_commands = []
+        narrow.typer_instance.registered_groups = []
     else:
-        found.typer_instance = narrowed(inner, rest)
-    return found
+        narrow.typer_instance = narrowed(inner, rest)
+    return narrow
 
-
-# -----------------------------------------------------------------------------------------------------------
 
 _COMPLETION: Final = "_TREERING_COMPLETE"
 
 app: Final = typer.Typer(
     name="treering",
-    help="The persistence layer for AI agents: look after a store.",
+    help="The persistence layer for AI agents.",
     no_args_is_help=True,
-    rich_markup_mode=None,  # a plain help page: rich would take longer than all the rest
+    rich_markup_mode=None,  # importing rich takes longer than everything else
     pretty_exceptions_enable=False,
 )
 for commands in (
@@ -130,7 +126,7 @@ for commands in (
     commands.add_to(app)
 
 
-def _show_version(wanted: bool) -> None:  # noqa: FBT001 - how Typer calls it
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - Typer passes it by position
     if wanted:
         import treering
 
@@ -151,18 +147,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        # Completion looks at every command, a line at one.
+        # Completion needs every command.
         (app if _COMPLETION in os.environ else narrowed(app, given))(args=given)
     except TreeringError as error:
         _report(error, as_json="--json" in given)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except SystemExit as ended:
-        if not isinstance(ended.__context__, BrokenPipeError):
+    except SystemExit as exiting:
+        if not isinstance(exiting.__context__, BrokenPipeError):
             raise
-        # Whoever read our output has had enough, which Typer and Rich take for a failure. Other programs end
-        # by SIGPIPE then; do not complain about it while exiting either.
+        # The reader of our output closed the pipe (`| head`). Exit like a program ended by SIGPIPE, and keep
+        # Python from complaining when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
 
@@ -176,8 +172,8 @@ def _report(error: TreeringError, *, as_json: bool) -> None:
 
     from treering.cli.console import clean_json
 
-    what = {"error": type(error).__name__, "message": message, "retryable": error.retryable}
-    typer.echo(clean_json(msgspec.json.encode(what)), err=True)
+    problem = {"error": type(error).__name__, "message": message, "retryable": error.retryable}
+    typer.echo(clean_json(msgspec.json.encode(problem)), err=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Options that many commands share, and how a command comes by its store.
+"""Options that many commands share.
 
-A command that works on a store has one parameter, ``place: StorePlace``, and is marked `takes_store`: Typer
-then sees the three options of `StorePlace` where that parameter stands, and the command gets them as one.
+A command that works on a store declares one parameter, ``place: StorePlace``, and is decorated with
+`takes_store`: Typer then sees the three options of `StorePlace` in its place, and the command gets them as
+one value.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ StoreOption = Annotated[
 StoreBlobsOption = Annotated[
     str | None,
     typer.Option(
-        "--store-blobs", metavar="URL", envvar="TREERING_BLOBS", help="Where its packs are, if not beside it."
+        "--store-blobs",
+        metavar="URL",
+        envvar="TREERING_BLOBS",
+        help="Where its packs are, if not beside the store.",
     ),
 ]
 NamespaceOption = Annotated[
-    str | None, typer.Option("--namespace", metavar="NAME", help="The space to work on [default].")
+    str | None, typer.Option("--namespace", metavar="NAME", help="Namespace of the store [default].")
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Every namespace of the store, one by one.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All namespaces of the store, one by one.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 UserNamespaceOption = Annotated[
-    str, typer.Option("--user-namespace", metavar="NAME", help="Whose threads: a user's or project's name.")
+    str, typer.Option("--user-namespace", metavar="NAME", help="Namespace of the threads: a user or project.")
 ]
 
 _PARAMETER: Final = "place"
@@ -45,27 +49,27 @@ _SHOWN: Final = 20
 
 @dataclass(frozen=True)
 class StorePlace:
-    """Which store and which space of it, as ``--store``, ``--store-blobs`` and ``--namespace`` say."""
+    """The store and namespace that ``--store``, ``--store-blobs`` and ``--namespace`` select."""
 
     store: StoreOption = None
     store_blobs: StoreBlobsOption = None
     namespace: NamespaceOption = None
 
     def open(self) -> Store:
-        """The store, made if it is not there yet."""
+        """Open the store; create it if it does not exist."""
         from treering.api import open as open_store
 
         return open_store(self.store, blobs=self.store_blobs, namespace=self.namespace)
 
     @contextmanager
     def existing(self, *, every: bool = False) -> Generator[Store]:
-        """A store that is there: a misspelt path must not make one, a misspelt namespace not look empty."""
+        """Open an existing store: a typo must neither create one nor show an empty namespace."""
         from treering.api import open_existing
         from treering.errors import InvalidInput, NotFound
         from treering.maintenance.stats import user_spaces
 
         if every and self.namespace is not None:
-            raise InvalidInput("--namespace names one, --all takes every one; leave one of them out")
+            raise InvalidInput("--namespace selects one namespace, --all all of them; use one or the other")
         with open_existing(self.store, blobs=self.store_blobs, namespace=self.namespace) as opened:
             spaces = user_spaces(opened.engine)
             if not every and spaces and opened.space not in spaces:
@@ -77,20 +81,20 @@ class StorePlace:
 
 
 class takes_store:  # noqa: N801 - used as a decorator
-    """Give a command its ``place``, from options that stand in its signature instead of it."""
+    """Replace a command's ``place`` parameter by the options of `StorePlace`."""
 
     def __init__(self, command: Callable[..., None]) -> None:
         self._command = command
         functools.update_wrapper(self, command)
 
     def __call__(self, **given: Any) -> None:
-        """Run it with what Typer found on the line."""
+        """Run the command with the options that Typer parsed."""
         options = {name: given.pop(name) for name in inspect.signature(StorePlace).parameters}
         self._command(**given, **{_PARAMETER: StorePlace(**options)})
 
     @functools.cached_property
     def __signature__(self) -> inspect.Signature:
-        # Only when asked for: reading the signatures of all commands takes longer than most of them run.
+        # Computed on demand: reading the signatures of all commands takes longer than most of them run.
         own = inspect.signature(self._command, eval_str=True)
         options = inspect.signature(StorePlace, eval_str=True).parameters.values()
         spread: list[inspect.Parameter] = []

@@ -1,4 +1,4 @@
-"""``treering serve`` and the keys that it asks for."""
+"""Commands for the server: serve, ui, keys."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ if TYPE_CHECKING:
     from treering.server.auth import Keys, Scope
 
 
-KEY_ENVIRONMENT = "TREERING_API_KEY"
+KEY_ENVIRONMENT: Final = "TREERING_API_KEY"
+PORT: Final = 8787
 
-keys = typer.Typer(
-    help="API keys of a store: who may use its server.", no_args_is_help=True, rich_markup_mode=None
-)
+keys = typer.Typer(help="Manage the API keys of a store.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put the commands under the main one."""
+    """Register the commands."""
     app.command("serve")(serve)
     app.add_typer(keys, name="keys")
     app.command("ui")(ui)
@@ -32,33 +31,31 @@ def add_to(app: typer.Typer) -> None:
 @takes_store
 def serve(
     *,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="Which port; 0 takes a free one.")
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
     ] = 8787,
     api_key: Annotated[
         str | None,
-        typer.Option(
-            metavar="KEY", envvar=KEY_ENVIRONMENT, help="A key beside those of the store, for everything."
-        ),
+        typer.Option(metavar="KEY", envvar=KEY_ENVIRONMENT, help="An additional admin key."),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A name under which a proxy on this machine is reached."),
+        typer.Option(metavar="NAME", help="Also answer to this host name (a proxy's)."),
     ] = None,
     search: Annotated[
-        bool, typer.Option("--search/--no-search", help="Fill the search index in the background.")
+        bool, typer.Option("--search/--no-search", help="Build the search index in the background.")
     ] = True,
     legacy: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:NAME", help="Who is asked for runs that the store does not have."),
+        typer.Option(metavar="MODULE:NAME", help="Reader for runs that the store does not hold."),
     ] = None,
     place: StorePlace,
 ) -> None:
-    """Serve a store over HTTP, with its dashboard.
+    """Serve a store over HTTP, with the dashboard.
 
-    REST, live streams, OTLP and other machines' treering.open(). Listens on this machine only, unless there
-    is an API key.
+    REST, live streams, OTLP, and treering.open("https://...") from other machines. Without an API key it
+    listens on this machine only.
     """
     from treering.api import MissingExtra
 
@@ -85,7 +82,7 @@ def serve(
                 hosts=tuple(allow_host or ()),
                 search=search,
             ),
-            on_ready=lambda address: say(f"serving {opened.url} on {address}; stop with Ctrl-C"),
+            on_ready=lambda address: say(f"serving {opened.url} at {address}; stop with Ctrl-C"),
         )
     finally:
         opened.close()
@@ -96,17 +93,17 @@ def create(
     *,
     scope: Annotated[str, typer.Option(metavar="SCOPE", help="read, write or admin.")] = "write",
     project: Annotated[
-        str, typer.Option(metavar="NAME", help="Whose data: the namespace of the store.")
+        str, typer.Option(metavar="NAME", help="Namespace of the store that the key opens.")
     ] = "default",
-    name: Annotated[str, typer.Option(metavar="TEXT", help="What it is for.")] = "",
+    name: Annotated[str, typer.Option(metavar="TEXT", help="A name for the key.")] = "",
     store: StoreOption = None,
     store_blobs: StoreBlobsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key and show it this once."""
-    with _keys(store, store_blobs) as made:
-        new = made.create(project=project, scope=cast("Scope", scope), name=name)
-    say("keep this key now: it is stored nowhere and cannot be shown again")
+    """Create a key and show it once."""
+    with _keys(store, store_blobs) as found:
+        new = found.create(project=project, scope=cast("Scope", scope), name=name)
+    say("save this key now: it is not stored and cannot be shown again")
     show(
         {"id": new.key.id, "key": new.token, "project": project, "scope": scope}, [new.token], as_json=as_json
     )
@@ -116,11 +113,11 @@ def create(
 def list_keys(
     *, store: StoreOption = None, store_blobs: StoreBlobsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show the keys, without their secrets."""
+    """List keys, without their secrets."""
     from treering.core.clock import to_iso
 
-    with _keys(store, store_blobs) as made:
-        found = made.list()
+    with _keys(store, store_blobs) as opened:
+        found = opened.list()
     plain = [
         {
             "id": each.id,
@@ -141,16 +138,16 @@ def list_keys(
 
 @keys.command("revoke")
 def revoke(
-    id: Annotated[str, typer.Argument(metavar="ID", help="As treering keys list shows it.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, from: treering keys list.")],
     *,
     store: StoreOption = None,
     store_blobs: StoreBlobsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a key back."""
-    with _keys(store, store_blobs) as made:
-        made.revoke(id)
-    say("running servers turn it away within seconds")
+    """Revoke a key."""
+    with _keys(store, store_blobs) as found:
+        found.revoke(id)
+    say("running servers reject it within seconds")
     show({"id": id, "revoked": True}, [f"revoked {id}"], as_json=as_json)
 
 
@@ -159,15 +156,8 @@ def _keys(url: str | None, blobs: str | None) -> Generator[Keys]:
     from treering.api import open as open_store
     from treering.server.auth import Keys
 
-    with open_store(url, blobs=blobs) as found:
-        yield Keys(found.engine, clock=found.clock)
-
-
-# -----------------------------------------------------------------------------------------------------------
-# ``treering ui``: the dashboard over a store, in the browser.
-
-
-PORT: Final = 8787
+    with open_store(url, blobs=blobs) as opened:
+        yield Keys(opened.engine, clock=opened.clock)
 
 
 @takes_store
@@ -175,16 +165,14 @@ def ui(
     *,
     port: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=0, max=65535, help="Which port [8787, or a free one if that is taken]."
-        ),
+        typer.Option(metavar="N", min=0, max=65535, help="Port [8787, or a free one if it is in use]."),
     ] = None,
-    browser: Annotated[bool, typer.Option(help="Open it in the browser.")] = True,
+    browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
     place: StorePlace,
 ) -> None:
-    """Show a store in the browser: runs, threads, files, cost.
+    """Open the dashboard of a store in the browser.
 
-    It is for this machine only; treering serve shows the same to everyone who has a key.
+    It is for this machine only; treering serve serves the same to everyone with a key.
     """
     from treering.errors import MissingExtra, NotFound, Unreachable
 
@@ -198,12 +186,12 @@ def ui(
         raise
     if not is_built():
         raise NotFound(
-            "this installation has no dashboard; install treering without TREERING_NO_DASHBOARD, "
-            "or in a clone run: python hatch_build.py"
+            "this installation has no dashboard; reinstall treering without TREERING_NO_DASHBOARD, "
+            "or run in a clone: python hatch_build.py"
         )
 
     def ready(address: str) -> None:
-        say(f"{address}/ui/ shows {opened.url}; stop with Ctrl-C")
+        say(f"dashboard of {opened.url}: {address}/ui/; stop with Ctrl-C")
         if browser:
             import webbrowser
 

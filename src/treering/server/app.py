@@ -1,4 +1,4 @@
-"""The server's application: routes over one store, for Starlette."""
+"""The ASGI application: the REST routes, streams and dashboard of one store."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from starlette.routing import BaseRoute, Route
 import treering
 from treering.errors import TreeringError
 from treering.server import dashboard
-from treering.server.dispatch import JSON, dispatcher, not_found
-from treering.server.endpoints import Endpoint, document
-from treering.server.http import plain, respond
+from treering.server.endpoints import JSON, Endpoint, dispatcher, document, not_found
+from treering.server.http import problem_response, respond
 from treering.server.metrics import MEDIA_TYPE
 from treering.server.settings import Settings
 from treering.server.state import ServerState
@@ -44,51 +43,53 @@ ROUTES: Final = (
     "performance",
     "limits",
 )
-"""Modules of `treering.server.routes`. Each has ``ENDPOINTS``, ``routes(state)`` for streams, or both."""
+"""The modules of `treering.server.routes`. Each defines ``ENDPOINTS``, ``routes(state)`` for streams, or
+both.
+"""
 
 
-def create_app(store: Store, settings: Settings | None = None) -> Encoded:
-    """The application over an open store; whoever opened the store closes it after the last request."""
+def create_app(store: Store, settings: Settings | None = None) -> Application:
+    """Create the application of an open store. The caller closes the store after the last request."""
     state = ServerState(store, settings or Settings())
     modules = [import_module(f"treering.server.routes.{name}") for name in ROUTES]
     endpoints: list[Endpoint] = [each for module in modules for each in getattr(module, "ENDPOINTS", ())]
-    more: list[BaseRoute] = [
+    streams: list[BaseRoute] = [
         each for module in modules if hasattr(module, "routes") for each in module.routes(state)
     ]
 
     app = Starlette(
         routes=[
-            *_own_routes(state, endpoints),
+            *_process_routes(state, endpoints),
             *_routes(endpoints, state),
-            *more,
+            *streams,
             *(dashboard.routes() if state.settings.dashboard else ()),
         ],
-        exception_handlers={404: _nothing_here, 405: _wrong_method},
+        exception_handlers={404: _not_found, 405: _method_not_allowed},
     )
     app.state.treering = state
-    return Encoded(app, state)
+    return Application(app, state)
 
 
-class Encoded:
-    """Matches routes against the path as it was sent, so that an id may hold an encoded slash."""
+class Application:
+    """Match routes against the path as it was sent, so that an id may contain an encoded slash."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
 
     async def end_streams(self) -> None:
-        """Let those go who follow: the server is about to stop."""
+        """End all live streams: the server is about to stop."""
         await self._state.streams.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on."""
+        """Handle a request."""
         if scope["type"] in {"http", "websocket"} and scope.get("raw_path"):
             scope = {**scope, "path": scope["raw_path"].partition(b"?")[0].decode("latin-1")}
         await self._app(scope, receive, send)
 
 
 def _routes(endpoints: Sequence[Endpoint], state: ServerState) -> list[Route]:
-    """Paths without parameters first: ``/memory/search`` is no document of that name."""
+    """Return the routes, paths without parameters first: ``/memory/search`` is not a document id."""
     ordered = sorted(endpoints, key=lambda each: (each.path.count("{"), each.path))
     return [
         Route(each.path, dispatcher(each, state), methods=[each.method], name=f"{each.tag}.{each.name}")
@@ -96,11 +97,12 @@ def _routes(endpoints: Sequence[Endpoint], state: ServerState) -> list[Route]:
     ]
 
 
-def _own_routes(state: ServerState, endpoints: Sequence[Endpoint]) -> list[Route]:
-    described = msgspec.json.encode(document(endpoints, version=treering.__version__))
+def _process_routes(state: ServerState, endpoints: Sequence[Endpoint]) -> list[Route]:
+    """Return the routes for whoever operates the server: OpenAPI, health, readiness, metrics."""
+    openapi_document = msgspec.json.encode(document(endpoints, version=treering.__version__))
 
     def openapi(_: Request) -> Response:
-        return Response(described, media_type=JSON)
+        return Response(openapi_document, media_type=JSON)
 
     def healthz(_: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type=JSON)
@@ -119,16 +121,15 @@ def _own_routes(state: ServerState, endpoints: Sequence[Endpoint]) -> list[Route
             return respond(error)
         return Response(state.metrics.text(), media_type=MEDIA_TYPE)
 
-    own = {"/openapi.json": openapi, "/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
-    return [Route(path, answer, methods=["GET"], name=path.strip("/")) for path, answer in own.items()]
+    handlers = {"/openapi.json": openapi, "/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
+    return [Route(path, each, methods=["GET"], name=path.strip("/")) for path, each in handlers.items()]
 
 
-async def _nothing_here(request: Request, _: Exception) -> Response:
+async def _not_found(request: Request, _: Exception) -> Response:
     return not_found(request)
 
 
-async def _wrong_method(request: Request, error: Exception) -> Response:
+async def _method_not_allowed(request: Request, error: Exception) -> Response:
     headers = getattr(error, "headers", None)
-    return plain(
-        405, "Wrong method", f"{request.method} does not work on {request.url.path[:200]}", headers=headers
-    )
+    detail = f"{request.url.path[:200]} does not support {request.method}"
+    return problem_response(405, "Method not allowed", detail, headers=headers)

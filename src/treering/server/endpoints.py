@@ -1,4 +1,4 @@
-"""Endpoints: one plain function per route, and everything about it read off its signature.
+"""Endpoints: one plain function per route; checks, dispatch and OpenAPI follow from its signature.
 
     class RunsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         limit: int = 50
@@ -7,35 +7,52 @@
     def list_runs(call: Call[RunsQuery, None]) -> RunList:
         return ...call.store...
 
-The types of query, body and reply give the checks and the OpenAPI document (`openapi`); the docstring gives
-its words. A plain function runs in a worker thread, an ``async`` one on the loop. What it returns becomes
-JSON, unless it is a `Response` already. **Invariant:** the store of a call is the one of the caller's
-project; there is no way to name another one.
+The types of query, body and reply validate the request and describe it in the OpenAPI document (`document`);
+the docstring is the description. `dispatcher` turns an endpoint into what Starlette calls: authenticate,
+check the scope, parse, run the function (in a worker thread, or on the loop if it is ``async``), encode the
+result as JSON with an ETag, and turn errors into problem documents. **Invariant:** the store of a call is the
+one of the caller's project; no request can name another.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Generic, Literal, TypeVar, get_args, get_type_hints
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, Generic, Literal, TypeVar, cast, get_args, get_type_hints
+from urllib.parse import unquote
 
 import msgspec
+from anyio import to_thread
+from msgspec import inspect as shapes
 from starlette.requests import Request
 from starlette.responses import Response
 
+from treering.core.text import readable_json
+from treering.errors import InvalidInput, TreeringError
 from treering.server.auth import Access, Scope
-from treering.server.http import MEDIA_TYPE, Problem
+from treering.server.http import (
+    MEDIA_TYPE,
+    Problem,
+    problem_response,
+    read_body,
+    respond,
+    respond_unexpected,
+)
+from treering.server.state import ServerState
 from treering.store import Store
 
 Q = TypeVar("Q")
 B = TypeVar("B")
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+JSON: Final = "application/json"
 
 
 class Call(Generic[Q, B]):
-    """One request, checked: whose store, which path, query and body."""
+    """A validated request: the caller's store and access, and the path, query and body."""
 
     __slots__ = ("access", "body", "path", "query", "request", "store")
 
@@ -51,7 +68,7 @@ class Call(Generic[Q, B]):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A route: how it is reached, who may, what goes in and what comes out (``None``: nothing)."""
+    """A route: method and path, the scope it requires, and its types (``None``: nothing)."""
 
     method: Method
     path: str
@@ -63,21 +80,21 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     body: Any
     reply: Any
     raw_body: bool
-    """The handler reads the body by itself, from ``call.request``."""
+    """The handler reads the body itself, from ``call.request``."""
 
     @property
     def name(self) -> str:
-        """What the operation is called."""
+        """The operation id."""
         return getattr(self.handler, "__name__", self.path)
 
     @property
     def is_async(self) -> bool:
-        """Whether the handler runs on the loop."""
+        """Whether the handler runs on the event loop."""
         return inspect.iscoroutinefunction(self.handler)
 
     @property
-    def words(self) -> str:
-        """What the docstring says."""
+    def description(self) -> str:
+        """The handler's docstring."""
         return inspect.getdoc(self.handler) or ""
 
 
@@ -90,9 +107,9 @@ def endpoint(
     status: int = 200,
     raw_body: bool = False,
 ) -> Callable[[Callable[[Any], Any]], Endpoint]:
-    """Make an endpoint of a function. Without ``scope``, a GET takes ``read``, the rest ``write``."""
+    """Declare a function as an endpoint. The default scope is ``read`` for GET and ``write`` otherwise."""
 
-    def made(function: Callable[[Any], Any]) -> Endpoint:
+    def declare(function: Callable[[Any], Any]) -> Endpoint:
         hints = get_type_hints(function)
         query, body = get_args(hints["call"])
         reply = hints["return"]
@@ -110,11 +127,11 @@ def endpoint(
             raw_body=raw_body,
         )
 
-    return made
+    return declare
 
 
 class Empty(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply that says nothing but that it was done."""
+    """An acknowledgement without content."""
 
     ok: bool = True
 
@@ -122,8 +139,119 @@ class Empty(msgspec.Struct, frozen=True, kw_only=True):
 OK: Final = Empty()
 
 
-# -----------------------------------------------------------------------------------------------------------
-# The OpenAPI document, from the endpoints' own types and words.
+def dispatcher(endpoint: Endpoint, state: ServerState) -> Callable[[Request], Awaitable[Response]]:
+    """Return the request handler of an endpoint, for Starlette."""
+    repeatable = _repeatable(endpoint.query)
+
+    async def handle(request: Request) -> Response:
+        start = time.perf_counter()
+        try:
+            response = await _respond(request)
+        except TreeringError as error:
+            response = respond(error)
+        except Exception as error:  # noqa: BLE001 - the last handler before the client
+            response = respond_unexpected(error, f"{endpoint.method} {endpoint.path}")
+        state.metrics.count(endpoint.method, endpoint.path, response.status_code, time.perf_counter() - start)
+        return response
+
+    async def _respond(request: Request) -> Response:
+        access = state.gate.admit_cached(request) or await to_thread.run_sync(state.gate.admit, request)
+        access.check(endpoint.scope)
+        call = Call[Any, Any](
+            store=state.projects.store(access.project),
+            access=access,
+            path={name: _path_parameter(value) for name, value in request.path_params.items()},
+            query=_parse_query(request, endpoint.query, repeatable),
+            body=await _parse_body(request, endpoint, state),
+            request=request,
+        )
+        if endpoint.is_async:
+            reply = await endpoint.handler(call)
+        else:
+            reply = await to_thread.run_sync(endpoint.handler, call)
+        return reply if isinstance(reply, Response) else _json_response(request, endpoint, reply)
+
+    return handle
+
+
+def _path_parameter(value: str) -> str:
+    try:
+        text = unquote(value, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidInput(f"the path contains {value[:80]!r}, which is not UTF-8") from None
+    if not text or "\0" in text:
+        raise InvalidInput("the path contains an empty id or a NUL character; check the address")
+    return text
+
+
+def _parse_query(request: Request, kind: Any, repeatable: frozenset[str]) -> Any:
+    given: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name in repeatable:
+            given.setdefault(name, []).append(value)
+        elif name in given:
+            raise InvalidInput(f"the query parameter {name[:80]!r} is given twice; give it once")
+        else:
+            given[name] = value
+    if kind is None:
+        if given:
+            raise InvalidInput(f"this route takes no query parameters; got {', '.join(sorted(given))[:200]}")
+        return None
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"invalid query: {error}") from None
+
+
+def _repeatable(kind: Any) -> frozenset[str]:
+    """Return the query parameters that may be given several times: those whose type is a collection."""
+    if kind is None:
+        return frozenset()
+    info = shapes.type_info(kind)
+    if not isinstance(info, shapes.StructType):
+        raise TypeError(f"{kind!r} is not a Struct")
+    collections = (shapes.ListType, shapes.SetType, shapes.VarTupleType, shapes.FrozenSetType)
+    return frozenset(field.encode_name for field in info.fields if isinstance(field.type, collections))
+
+
+async def _parse_body(request: Request, endpoint: Endpoint, state: ServerState) -> Any:
+    if endpoint.body is None or endpoint.raw_body:
+        return None
+    media = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    if media != JSON:
+        raise InvalidInput(f"the body has content type {media[:80]!r}; send {JSON}")
+    data = await read_body(request, limit=state.settings.max_body)
+    try:
+        return msgspec.json.decode(data or b"{}", type=endpoint.body)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"invalid body: {error}") from None
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"the body is not valid JSON: {error}") from None
+
+
+def _json_response(request: Request, endpoint: Endpoint, reply: Any) -> Response:
+    if reply is None:
+        return Response(status_code=204)
+    data = readable_json(reply, enc_hook=_as_json)
+    headers: dict[str, str] = {"cache-control": "no-cache"}
+    if endpoint.method == "GET":
+        tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+        headers["etag"] = tag
+        given = request.headers.get("if-none-match", "").split(",")
+        # A compressing proxy makes the tag weak; If-None-Match compares weakly.
+        if {"*", tag} & {each.strip().removeprefix("W/") for each in given}:
+            return Response(status_code=304, headers=headers)
+    return Response(data, status_code=endpoint.status, media_type=JSON, headers=headers)
+
+
+def _as_json(value: Any) -> Any:
+    """Encode what JSON cannot express (a set, a complex number) as Python prints it."""
+    return sorted(cast("Any", value), key=repr) if isinstance(value, (set, frozenset)) else repr(value)
+
+
+def not_found(request: Request) -> Response:
+    """Answer a request that matches no route."""
+    return problem_response(404, "Not found", f"no route {request.url.path[:200]}; /openapi.json lists them")
 
 
 _REF: Final = "#/components/schemas/{name}"
@@ -131,7 +259,7 @@ _PART: Final = re.compile(r"\{(\w+)\}")
 
 
 def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
-    """OpenAPI 3.1 for these endpoints."""
+    """Return the OpenAPI 3.1 document of these endpoints."""
     kinds = list(dict.fromkeys(_kinds(endpoints)))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     schema_of = dict(zip(kinds, schemas, strict=True))
@@ -143,7 +271,7 @@ def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
         "info": {
             "title": "treering",
             "version": version,
-            "description": "The persistence layer for AI agents. The project comes from the API key.",
+            "description": "The persistence layer for AI agents. The API key determines the project.",
         },
         "paths": paths,
         "components": {
@@ -161,12 +289,12 @@ def _kinds(endpoints: Iterable[Endpoint]) -> Iterable[Any]:
 
 
 def _operation(each: Endpoint, schema_of: dict[Any, Any], components: dict[str, Any]) -> dict[str, Any]:
-    summary, _, rest = each.words.partition("\n")
+    summary, _, rest = each.description.partition("\n")
     found: dict[str, Any] = {
         "operationId": each.name,
         "tags": [each.tag],
         "summary": summary,
-        "description": f"{rest.strip()}\n\nNeeds scope `{each.scope}`.".strip(),
+        "description": f"{rest.strip()}\n\nRequires scope `{each.scope}`.".strip(),
         "parameters": [
             *({"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
               for name in _PART.findall(each.path)),
@@ -175,7 +303,7 @@ def _operation(each: Endpoint, schema_of: dict[Any, Any], components: dict[str, 
         "responses": {
             str(each.status): _success(each, schema_of),
             "default": {
-                "description": "What went wrong",
+                "description": "Error",
                 "content": {MEDIA_TYPE: {"schema": schema_of[Problem]}},
             },
         },
@@ -209,12 +337,12 @@ def _parameters(
             "name": name,
             "in": "query",
             "required": name in schema.get("required", ()),
-            "schema": _given(shape),
+            "schema": _without_null(shape),
         }
 
 
-def _given(shape: dict[str, Any]) -> dict[str, Any]:
-    """A query cannot say null; what may be null is simply left out."""
+def _without_null(shape: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without null: a query parameter that may be null is simply left out."""
     if "anyOf" not in shape:
         return shape
     kinds = [each for each in shape["anyOf"] if each != {"type": "null"}]

@@ -1,7 +1,8 @@
-"""Errors as RFC 9457 problem documents.
+"""HTTP in both directions: errors as RFC 9457 problem documents, request bodies within limits.
 
-``type`` is the class of the error, so that a client can raise the same one; ``detail`` is its message. What
-nobody foresaw is logged with a reference and answered without details.
+A problem's ``type`` is the class of the error, so that a client can raise the same one; ``detail`` is its
+message. An unexpected exception is logged under a reference, and only the reference is sent. **Invariant:**
+no body makes the server hold more than its limit, however it is compressed or sent.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from treering.errors import (
 
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE: Final = "urn:treering:error:"
+_FLUSH_BYTES: Final = 64 * 1024
 _log: Final = logging.getLogger("treering.server")
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong, where, and whether the same call may succeed later."""
+    """An error: its class, message, HTTP status, and whether retrying may succeed."""
 
     type: str
     title: str
@@ -39,11 +41,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     retryable: bool = False
     more: dict[str, Any] = {}
-    """What belongs to the class of the error: ``hashes``, ``budget`` and the like."""
+    """Fields of that class of error, such as ``hashes`` or ``budget``."""
 
 
 def problem_of(error: TreeringError) -> Problem:
-    """An error as it travels."""
+    """Return an error as a problem document."""
     kind = type(error)
     return Problem(
         type=TYPE + kind.__name__,
@@ -56,7 +58,7 @@ def problem_of(error: TreeringError) -> Problem:
 
 
 def respond(error: TreeringError) -> Response:
-    """The answer to a call that failed."""
+    """Return the response to a call that failed."""
     problem = problem_of(error)
     headers: dict[str, str] = {}
     if isinstance(error, TooMany):
@@ -70,15 +72,17 @@ def respond(error: TreeringError) -> Response:
     )
 
 
-def respond_unforeseen(error: Exception, where: str) -> Response:
-    """The answer to a bug of ours: a reference into the log, and nothing of what is in it."""
+def respond_unexpected(error: Exception, where: str) -> Response:
+    """Return the response to an unexpected exception: a reference into the server log, no details."""
     reference = secrets.token_hex(4)
     _log.error("%s failed [%s]", where, reference, exc_info=error)
-    return plain(500, "Something went wrong on the server", f"see the server's log for {reference}")
+    return problem_response(500, "Internal server error", f"see the server log for {reference}")
 
 
-def plain(status: int, title: str, detail: str, *, headers: dict[str, str] | None = None) -> Response:
-    """A problem that is no error of ours: no such route, wrong method, wrong type of content."""
+def problem_response(
+    status: int, title: str, detail: str, *, headers: dict[str, str] | None = None
+) -> Response:
+    """Return a problem that is not a `TreeringError`: unknown route, wrong method, internal error."""
     problem = Problem(type="about:blank", title=title, status=status, detail=detail)
     return Response(
         msgspec.json.encode(problem), status_code=status, media_type=MEDIA_TYPE, headers=headers or {}
@@ -95,19 +99,14 @@ def _more(error: TreeringError) -> dict[str, Any]:
     return {}
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Request bodies: read whole, within limits, decompressed within limits.
-#
-# **Invariant:** no body makes the server hold more than its limit, however it is compressed or sent.
-
-
-_PIECE: Final = 64 * 1024
-
-
 async def read_body(request: Request, *, limit: int) -> bytes:
-    """The body, decompressed (gzip or deflate); `TooLarge` past ``limit`` bytes before or after that."""
-    told = request.headers.get("content-length", "")
-    if told.isdigit() and int(told) > limit:
+    """Read the body and decompress it (gzip or deflate).
+
+    Raises:
+        TooLarge: It has more than ``limit`` bytes, before or after decompression.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
     data = bytearray()
     try:
@@ -116,17 +115,19 @@ async def read_body(request: Request, *, limit: int) -> bytes:
             if len(data) > limit:
                 raise _too_large(limit)
     except ClientDisconnect:
-        raise InvalidInput("the client went away before the body was complete; nothing was written") from None
+        raise InvalidInput(
+            "the client disconnected before the body was complete; nothing was written"
+        ) from None
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding in {"", "identity"}:
         return bytes(data)
     if encoding not in {"gzip", "x-gzip", "deflate"}:
-        raise InvalidInput(f"content-encoding {encoding[:40]!r} is not known; send gzip, deflate or none")
+        raise InvalidInput(f"unknown content-encoding {encoding[:40]!r}; send gzip, deflate or none")
     return inflate(bytes(data), limit=limit)
 
 
 def inflate(data: bytes, *, limit: int) -> bytes:
-    """Decompress gzip or zlib data of any number of members, as long as it stays within ``limit``."""
+    """Decompress gzip or zlib data of any number of members, up to ``limit`` bytes."""
     whole = bytearray()
     while data:
         member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
@@ -134,16 +135,18 @@ def inflate(data: bytes, *, limit: int) -> bytes:
             whole += member.decompress(data, limit + 1 - len(whole))
             if len(whole) > limit:
                 raise _too_large(limit)
-            whole += member.flush(_PIECE)
+            whole += member.flush(_FLUSH_BYTES)
         except zlib.error as error:
-            raise InvalidInput(f"the compressed body cannot be read: {error}; nothing was written") from None
+            raise InvalidInput(f"the body cannot be decompressed: {error}; nothing was written") from None
         if len(whole) > limit:
             raise _too_large(limit)
         if not member.eof:
-            raise InvalidInput("the compressed body ends too early; nothing was written")
+            raise InvalidInput("the compressed body is truncated; nothing was written")
         data = member.unused_data
     return bytes(whole)
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {limit:,} bytes; send it in pieces (nothing was written)")
+    return TooLarge(
+        f"the body is larger than {limit:,} bytes; send it in smaller requests (nothing was written)"
+    )

@@ -1,4 +1,4 @@
-"""Running the server until it is told to stop."""
+"""Run the server until it is told to stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from treering.errors import Unreachable
-from treering.server.app import Encoded, create_app
+from treering.server.app import Application, create_app
 from treering.server.auth import Gate
 from treering.server.background import Background, settle_in
 from treering.server.settings import Settings
@@ -17,13 +17,13 @@ from treering.store import Store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_GOODBYE_SECONDS: Final = 5
+_SHUTDOWN_SECONDS: Final = 5
 
 
 def serve(store: Store, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
-    """Answer requests until SIGTERM or Ctrl-C, then finish what runs and close the store.
+    """Serve requests until SIGTERM or Ctrl-C, then finish the running ones.
 
-    ``on_ready`` gets the address once connections are accepted; port 0 takes a free one.
+    ``on_ready`` is called with the URL once connections are accepted. Port 0 picks a free port.
     """
     Gate(store.engine, settings, clock=store.clock).check_binding()
     listening = _listen(settings)
@@ -36,7 +36,7 @@ def serve(store: Store, settings: Settings, *, on_ready: Callable[[str], None] |
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_GOODBYE_SECONDS,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     settle_in()
     with Background(store, search=settings.search):
@@ -44,21 +44,21 @@ def serve(store: Store, settings: Settings, *, on_ready: Callable[[str], None] |
 
 
 class Server(uvicorn.Server):
-    """Ends the live streams when it is told to stop, and waits only for requests that come to an end."""
+    """A uvicorn server that ends live streams before it waits for the remaining requests."""
 
-    def __init__(self, config: uvicorn.Config, app: Encoded) -> None:
+    def __init__(self, config: uvicorn.Config, app: Application) -> None:
         super().__init__(config)
         self._app = app
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop taking connections and finish what runs."""
+        """Stop accepting connections and finish the running requests."""
         await self._app.end_streams()
         await super().shutdown(sockets)
 
 
 def _listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # With its protocol by name: asyncio turns Nagle's delay (40 ms an answer) off only where it sees TCP.
+    # Name the protocol: asyncio disables Nagle's delay (40 ms a response) only on sockets marked as TCP.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

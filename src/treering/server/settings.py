@@ -1,4 +1,4 @@
-"""How a server is set up."""
+"""The settings of a server."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ MEGABYTE: Final = 1_000_000
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the one who starts the server decides; the defaults suit one machine."""
+    """What the operator decides. The defaults suit a server for this machine only."""
 
     host: str = "127.0.0.1"
     port: int = 8787
     project: str = "default"
-    """Which space a caller without a key of the store works in: on loopback, or with ``api_key``."""
+    """The project of callers without a key of the store: on loopback, or with ``api_key``."""
     api_key: str | None = None
-    """A key beside those of the store, with scope ``admin`` in ``project`` (TREERING_API_KEY)."""
+    """A key in addition to those of the store, with scope ``admin`` in ``project`` (TREERING_API_KEY)."""
     max_body: int = 64 * MEGABYTE
     calls_per_second: float = 2_000.0
-    """For each key; a burst of twice that passes."""
+    """Rate limit per key; bursts of twice as many calls are allowed."""
     hosts: tuple[str, ...] = ()
-    """Names under which the server is reached, beside the address that it is bound to."""
+    """Host names that the server answers to, in addition to the address it is bound to."""
     dashboard: bool = True
     search: bool = True
-    """Fill the search index in the background; without it, the first search has to."""
+    """Build the search index in the background. Otherwise the first search builds it."""
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the server."""
         return is_loopback(self.host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine itself."""
+    """Return whether a host name or address refers to this machine."""
     name = host.strip("[]").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True

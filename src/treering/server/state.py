@@ -12,15 +12,15 @@ from treering.store import Store
 
 
 class Projects:
-    """The stores of the projects, over one engine."""
+    """The store of each project, all over one engine."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._stores: dict[str, Store] = {store.space: store}
         self._lock = threading.Lock()
 
-    def of(self, project: str) -> Store:
-        """The store of a project; what it records goes through one recorder."""
+    def store(self, project: str) -> Store:
+        """Return the store of a project. It is always the same object, so that a project has one recorder."""
         with self._lock:
             if project not in self._stores:
                 self._stores[project] = self._store.in_namespace(project)
@@ -28,7 +28,7 @@ class Projects:
 
 
 class ServerState:
-    """Settings, stores, gate, counters and streams."""
+    """The server's settings, stores, authentication, metrics and live streams."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self.store = store

@@ -1,4 +1,4 @@
-"""API keys of the caller's own project."""
+"""Routes for the API keys of the caller's project."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class KeyList(Struct, frozen=True, kw_only=True):
     keys: tuple[KeyLine, ...]
 
 
-class KeyWish(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the key may do, and what it is for."""
+class NewKeyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The scope of a new key, and a name for it."""
 
     scope: Scope = "write"
     name: str = ""
 
 
-class MadeKey(Struct, frozen=True, kw_only=True):
-    """A new key; ``token`` is shown this once."""
+class CreatedKey(Struct, frozen=True, kw_only=True):
+    """A new key. ``token`` is shown only once."""
 
     key: KeyLine
     token: str
@@ -44,22 +44,22 @@ class MadeKey(Struct, frozen=True, kw_only=True):
 
 @endpoint("GET", "/keys", tag="keys", scope="admin")
 def list_keys(call: Call[None, None]) -> KeyList:
-    """The keys of this project."""
+    """List the keys of this project."""
     return KeyList(keys=tuple(map(_line, _own(call))))
 
 
 @endpoint("POST", "/keys", tag="keys", scope="admin", status=201)
-def create_key(call: Call[None, KeyWish]) -> MadeKey:
-    """Make a key for this project. As soon as there is one, nobody gets in without."""
+def create_key(call: Call[None, NewKeyRequest]) -> CreatedKey:
+    """Create a key for this project. Once a key exists, every request needs one."""
     made = _keys(call).create(project=call.access.project, scope=call.body.scope, name=call.body.name)
-    return MadeKey(key=_line(made.key), token=made.token)
+    return CreatedKey(key=_line(made.key), token=made.token)
 
 
 @endpoint("DELETE", "/keys/{id}", tag="keys", scope="admin")
 def revoke_key(call: Call[None, None]) -> Empty:
-    """Take a key of this project back."""
+    """Revoke a key of this project."""
     if call.path["id"] not in {each.id for each in _own(call)}:
-        raise NotFound(f"this project has no key {call.path['id']!r}; GET /keys lists those that there are")
+        raise NotFound(f"key {call.path['id']!r} not found in this project; GET /keys lists its keys")
     _keys(call).revoke(call.path["id"])
     return OK
 
@@ -67,7 +67,7 @@ def revoke_key(call: Call[None, None]) -> Empty:
 ENDPOINTS: Final = (list_keys, create_key, revoke_key)
 
 
-def _keys(call: Call[None, None] | Call[None, KeyWish]) -> Keys:
+def _keys(call: Call[None, None] | Call[None, NewKeyRequest]) -> Keys:
     return Keys(call.store.engine, clock=call.store.clock)
 
 
