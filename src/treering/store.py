@@ -364,7 +364,7 @@ class Store:
         """
         from msgspec import structs
 
-        from treering.graphs.step import made_of
+        from treering.graphs.step import delta_step
         from treering.maintenance.gc import collect
         from treering.runs.retention import drop_runs
         from treering.runs.run import RUN
@@ -379,7 +379,7 @@ class Store:
             dry_run=dry_run,
             grace_seconds=grace_seconds,
             clock=self._clock,
-            made_of=made_of,
+            delta_of=delta_step,
         )
         if runs is None:
             return collected

@@ -1,4 +1,4 @@
-"""``treering doctor``: healthy stores are called healthy, whatever can be wrong is found, nothing changes."""
+"""``treering doctor`` passes healthy stores, finds every kind of problem, and changes nothing."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import sqlite3
 import subprocess
 import sys
 import time
+from importlib import metadata
 
 import pytest
 
 import treering
-from treering.cli import doctor_checks
-from treering.cli.doctor_checks import Finding
+from treering.cli import doctor
+from treering.cli.doctor import Finding
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """A store with a little of everything, which only its owner can read."""
+    """A store with a little of everything, readable only by its owner."""
     for name in list(os.environ):
         if name.startswith("TREERING_"):
             monkeypatch.delenv(name)
@@ -38,8 +39,8 @@ def of(ran, what) -> dict:
     return found
 
 
-def picture(folder):
-    """Every row of the tables that say what is true."""
+def stored_rows(folder):
+    """All rows of the tables that are not derived."""
     connection = sqlite3.connect(folder / "treering.db")
     tables = (
         "alembic_version",
@@ -59,18 +60,18 @@ def picture(folder):
     return rows
 
 
-def test_a_healthy_store_is_called_healthy_and_not_changed(run, store):
-    before = picture(store)
+def test_a_healthy_store_passes_and_is_not_changed(run, store):
+    before = stored_rows(store)
     ran = run("doctor", "--store", store, "--json")
     assert (ran.code, ran.json["ok"], ran.json["broken"], ran.json["warnings"]) == (0, True, 0, 0)
     assert of(ran, "namespace default")["status"] == "ok"
-    assert "1 tasks are active" in of(ran, "schedules")["detail"]
-    assert picture(store) == before
-    assert "all is well" in run("doctor", "--store", store).out
+    assert "1 active tasks" in of(ran, "schedules")["detail"]
+    assert stored_rows(store) == before
+    assert "no problems found" in run("doctor", "--store", store).out
     assert "namespace default" not in run("doctor", "--store", store, "--no-verify").out
 
 
-def test_what_is_configured_is_told_without_secrets(run, store, monkeypatch):
+def test_settings_are_shown_without_secrets(run, store, monkeypatch):
     monkeypatch.setenv("TREERING_URL", "postgresql://me:s3cret@127.0.0.1:9/agents?sslpassword=s3cret")
     monkeypatch.setenv("TREERING_API_KEY", "k3y-of-mine")
     ran = run("doctor", "--store", store)
@@ -91,14 +92,14 @@ def test_no_store_and_no_server_are_broken(run, tmp_path):
     assert "Unreachable" in of(ran, "reachable")["detail"]
 
 
-def test_a_real_server_is_looked_at(run, postgres_url):
+def test_a_postgres_server_is_checked(run, postgres_url):
     with treering.open(postgres_url) as opened:
         opened.memory.save("a", "text")
     ran = run("doctor", "--store", postgres_url, "--json")
     assert (ran.code, of(ran, "namespace default")["status"]) == (0, "ok")
 
 
-def test_damage_is_found_with_its_cure(run, store):
+def test_damage_is_reported_with_advice(run, store):
     connection = sqlite3.connect(store / "treering.db")
     connection.execute("DELETE FROM body")
     connection.commit()
@@ -109,7 +110,7 @@ def test_damage_is_found_with_its_cure(run, store):
     assert "restore a backup" in found["advice"]
 
 
-def test_what_is_only_derived_is_cured_by_a_reindex(run, store):
+def test_damaged_derived_data_is_repaired_by_reindex(run, store):
     connection = sqlite3.connect(store / "treering.db")
     connection.execute("DELETE FROM rollup")
     connection.commit()
@@ -122,32 +123,32 @@ def test_what_is_only_derived_is_cured_by_a_reindex(run, store):
 @pytest.mark.parametrize(
     "version, status, word", [("9999", "broken", "upgrade"), ("0000", "warning", "migrate")]
 )
-def test_a_store_of_another_version_is_not_opened(run, store, version, status, word):
+def test_a_store_with_another_schema_is_not_opened(run, store, version, status, word):
     connection = sqlite3.connect(store / "treering.db")
     connection.execute("UPDATE alembic_version SET version_num = ?", (version,))
     connection.commit()
     connection.close()
-    before = picture(store)
+    before = stored_rows(store)
     ran = run("doctor", "--store", store, "--json")
     assert of(ran, "presence")["status"] == status
     assert word in of(ran, "presence")["advice"]
     assert ran.code == (1 if status == "broken" else 0)
-    assert picture(store) == before
+    assert stored_rows(store) == before
 
 
-def test_files_that_others_can_read_are_told_of(store):
+def test_files_that_others_can_read_are_reported(store):
     (store / "treering.db").chmod(0o644)
     store.chmod(0o755)
     above = [each for each in store.parents if each.stat().st_mode & 0o001 == 0]
-    found = next(each for each in doctor_checks.files(store) if each.what == "permissions")
+    found = next(each for each in doctor.check_files(store) if each.what == "permissions")
     assert found.status == ("ok" if above else "warning")
     store.chmod(0o700)
-    assert next(each for each in doctor_checks.files(store) if each.what == "permissions").status == "ok"
+    assert next(each for each in doctor.check_files(store) if each.what == "permissions").status == "ok"
 
 
-def test_a_full_disk_and_a_long_log_are_told_of(store, monkeypatch):
+def test_a_full_disk_and_a_long_log_are_reported(store, monkeypatch):
     def files():
-        return {each.what: each for each in doctor_checks.files(store)}
+        return {each.what: each for each in doctor.check_files(store)}
 
     free = {"bytes": 500_000_000}
     monkeypatch.setattr(
@@ -161,7 +162,7 @@ def test_a_full_disk_and_a_long_log_are_told_of(store, monkeypatch):
     assert files()["write-ahead log"].status == "warning"
 
 
-def test_crashed_runs_and_overdue_tasks_are_told_of(run, store):
+def test_crashed_runs_and_overdue_tasks_are_reported(run, store):
     dying = (
         "import os, sys, treering\n"
         "store = treering.open(sys.argv[1])\n"
@@ -171,7 +172,7 @@ def test_crashed_runs_and_overdue_tasks_are_told_of(run, store):
     )
     subprocess.run([sys.executable, "-c", dying, str(store)], check=False)
     with treering.open(store) as opened:
-        # What would end by itself a little later: the dead process's leases.
+        # The leases of the dead process would expire a little later.
         connection = sqlite3.connect(store / "treering.db")
         connection.execute("DELETE FROM lease")
         connection.commit()
@@ -199,18 +200,18 @@ def test_crashed_runs_and_overdue_tasks_are_told_of(run, store):
     assert task.id in of(ran, "workers")["detail"]
 
 
-def test_a_commit_from_the_future_and_an_unset_clock_are_told_of(store, monkeypatch):
+def test_a_commit_from_the_future_and_an_unset_clock_are_reported(store, monkeypatch):
     with treering.open(store) as opened:
-        assert [each.status for each in doctor_checks.times(opened)] == ["ok"]
-        monkeypatch.setattr(doctor_checks.time, "time_ns", lambda: (1_800_000_000 - 10**9) * 10**9)
-        assert [each.status for each in doctor_checks.times(opened)] == ["warning"]
-    monkeypatch.setattr(doctor_checks.time, "time", lambda: 1000.0)
-    assert [each.status for each in doctor_checks.clock()] == ["broken"]
+        assert [each.status for each in doctor.check_commit_times(opened)] == ["ok"]
+        monkeypatch.setattr(doctor.time, "time_ns", lambda: (1_800_000_000 - 10**9) * 10**9)
+        assert [each.status for each in doctor.check_commit_times(opened)] == ["warning"]
+    monkeypatch.setattr(doctor.time, "time", lambda: 1000.0)
+    assert [each.status for each in doctor.check_clock()] == ["broken"]
 
 
-def test_a_private_file_that_git_would_take_is_told_of(run, store, tmp_path):
+def test_a_private_file_that_git_does_not_ignore_is_reported(run, store, tmp_path):
     if shutil.which("git") is None:
-        pytest.skip("there is no git")
+        pytest.skip("git is not installed")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / "MEMORY.md").write_text("private")
     ran = run("doctor", "--store", store, "--json")
@@ -219,15 +220,15 @@ def test_a_private_file_that_git_would_take_is_told_of(run, store, tmp_path):
     assert of(run("doctor", "--store", store, "--json"), "MEMORY.md")["status"] == "ok"
 
 
-def test_extras_are_told_with_versions_and_what_is_missing_or_old(monkeypatch):
+def test_extras_are_reported_with_their_versions(monkeypatch):
     lines = [
         "msgspec>=0.20; extra == 'one'",
         'no-such-package>=1; extra == "two"',
         "orjson>=999; extra == 'three'",
         "treering[one,two]; extra == 'all'",
     ]
-    monkeypatch.setattr(doctor_checks.metadata, "requires", lambda _: lines)
-    found = {each.what: each for each in doctor_checks.extras()}
+    monkeypatch.setattr(metadata, "requires", lambda _: lines)
+    found = {each.what: each for each in doctor.check_extras()}
     assert found["extra one"].status == "ok"
     assert "msgspec" in found["extra one"].detail
     assert found["extra three"].status == "warning"
@@ -235,5 +236,5 @@ def test_extras_are_told_with_versions_and_what_is_missing_or_old(monkeypatch):
         what="extras",
         status="note",
         detail="not installed: two",
-        advice="pip install 'treering[two]', for those that you need",
+        advice="pip install 'treering[two]' for each one you need",
     )

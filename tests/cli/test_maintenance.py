@@ -251,7 +251,7 @@ class TestCopyAndBackup:
     def test_copy_and_copy_again(self, cli: Cli, folder: Path, tmp_path: Path) -> None:
         first = cli("copy", "--store", folder, tmp_path / "copy", "--json")
         assert first.json["resumed"] is False
-        assert "went on with an earlier copy" in cli("copy", "--store", folder, tmp_path / "copy").out
+        assert "resumed an earlier copy" in cli("copy", "--store", folder, tmp_path / "copy").out
         assert cli("verify", "--store", tmp_path / "copy").code == 0
 
     def test_copy_into_something_else(self, cli: Cli, folder: Path, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_cost_may_be_below_zero(number):
 
 
 @pytest.mark.parametrize(
-    "candidate, told",
+    "candidate, message",
     [
         (batch(id="x" * 201), "201 characters"),
         (batch(id=""), "batch id"),

@@ -9,7 +9,7 @@ import treering
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.core.retention import DeltaStep, delta_dependencies
-from treering.graphs.step import made_of
+from treering.graphs.step import delta_step
 
 CHANNELS = ("a", "b")
 some = st.frozensets(st.sampled_from(CHANNELS))
@@ -69,5 +69,5 @@ def test_a_row_says_which_channels_are_open():
         )
         store.thread("t").checkpoint(metadata={"_graph": "a user's own"})
         records = each_record(store.engine, store.space, EventQuery(kinds=("checkpoint",)))
-        found = [made_of(store.engine, store.space, each) for each in records]
+        found = [delta_step(store.engine, store.space, each) for each in records]
     assert found == [None, DeltaStep(plain.id, None, frozenset("ac"), frozenset("bd")), None]

@@ -185,7 +185,7 @@ def test_a_thread_is_asked_for_by_its_own_name(store):
         ({"per": "run", "tokens": 1, "every": "hour"}, "every='hour'"),
         ({"per": "run", "tokens": 1, "action": "shout"}, "action='shout'"),
         ({"per": "run", "tokens": 1, "warn_at": 2}, "warn_at=2"),
-        ({"per": "run", "money": 1, "currency": "euro"}, "no currency"),
+        ({"per": "run", "money": 1, "currency": "euro"}, "not a currency"),
     ],
 )
 def test_what_is_no_budget_is_refused(store, wrong, why):

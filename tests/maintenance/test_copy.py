@@ -151,7 +151,7 @@ class TestCopy:
     def test_a_store_is_not_copied_onto_itself(self, open_kind: OpenStore, tmp_path: Path) -> None:
         ours = open_kind("sqlite")
         write_steps(ours, 1)
-        with pytest.raises(InvalidInput, match="is the store that is being copied"):
+        with pytest.raises(InvalidInput, match="is the source itself"):
             ours.copy_to(tmp_path / "store")
 
     def test_progress_is_told(self, open_kind: OpenStore) -> None:
@@ -165,8 +165,8 @@ class TestCopy:
         with pytest.raises(InvalidInput, match="blobs"):
             open_kind("memory").copy_to(open_kind("memory"), blobs="s3://bucket")
 
-    def test_a_store_made_by_hand_cannot_open_urls(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInput, match="made by hand"):
+    def test_a_store_without_an_opener_cannot_open_urls(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match="without an opener"):
             Store(MemoryEngine()).copy_to(tmp_path / "x")
 
 

@@ -129,8 +129,8 @@ def test_a_storage_is_collected_and_single_checkpoints_are_forgotten(work: Path,
     made = [each.id for each in list_checkpoints(StorageConfig(work / "bucket"))]
 
     plan = treering("gc", *storage, "--keep", "last=3", "--grace", "0", "--dry-run")
-    assert plan.stdout.startswith("would drop 2 checkpoints, 3 stay\n")
-    assert "would condemn 2 packs (1" in plan.stdout
+    assert plan.stdout.startswith("would drop 2 checkpoints, keep 3\n")
+    assert "would mark 2 packs (1" in plan.stdout
     assert len(list_checkpoints(StorageConfig(work / "bucket"))) == 5
     done = json.loads(treering("gc", *storage, "--keep", "last=3", "--grace", "0", "--json").stdout)
     assert [each["id"] for each in done["forgotten"]["dropped"]] == made[3:]
@@ -138,7 +138,7 @@ def test_a_storage_is_collected_and_single_checkpoints_are_forgotten(work: Path,
     assert treering("gc", *storage).stdout == "delete 0 packs (0 B)\n"
 
     gone = treering("forget", *storage, "--checkpoint", made[1])
-    assert gone.stdout.startswith("dropped 1 checkpoints, 2 stay\n")
+    assert gone.stdout.startswith("dropped 1 checkpoints, keep 2\n")
     session = list_checkpoints(StorageConfig(work / "bucket"))[0].tag
     assert (
         len(json.loads(treering("forget", *storage, "--session", session, "--json").stdout)["dropped"]) == 1
@@ -161,6 +161,6 @@ def test_checkpoints_of_a_store_are_forgotten_as_well(work: Path, treering) -> N
     treering("run", "--workspace", "work", "--", "true")
     treering("run", "--workspace", "work", "--", "true")
     newest, oldest = json.loads(treering("checkpoints", "--json").stdout)
-    assert treering("forget", "--checkpoint", oldest["id"]).stdout.startswith("dropped 1 checkpoints, 1 stay")
+    assert treering("forget", "--checkpoint", oldest["id"]).stdout.startswith("dropped 1 checkpoints, keep 1")
     assert json.loads(treering("checkpoints", "--json").stdout) == [newest]
     assert work

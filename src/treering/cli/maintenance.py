@@ -1,7 +1,8 @@
-"""Commands that look after a store: verify, gc, forget, reindex, copy, stats, backup, migrate.
+"""Commands that maintain a store: verify, gc, forget, reindex, copy, stats, backup, migrate.
 
-Each one opens a store that is there (a misspelt path must not make a new one), works on one namespace or
-with ``--all`` on each of them, and prints what the API gives back.
+Each command opens an existing store (a misspelt path must not create a new one), works on one namespace, or
+on each of them with ``--all``, and prints the result of the API. With ``--storage``, ``gc`` and ``forget``
+work on checkpoints of sandboxes in a bucket or folder instead.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from treering.cli.options import (
     StorePlace,
     takes_store,
 )
-from treering.cli.storages import EndpointOption, StorageOption, collect, config_of, forgotten_lines
-from treering.cli.storages import opened as opened_storage
+from treering.cli.sandbox import EndpointOption, StorageOption, config_of, open_checkpoints
 
 if TYPE_CHECKING:
     from treering.core.records import Checked
+    from treering.core.retention import Keep
     from treering.maintenance.copy import CopyProgress, CopyReport
     from treering.maintenance.gc import Collection
     from treering.maintenance.stats import Stats
     from treering.maintenance.verify import Verification
+    from treering.sandbox.config import StorageConfig
+    from treering.sandbox.records import Forgotten, Pruned
     from treering.store import Store
 
 _PROBLEMS_FOUND: Final = 5
@@ -39,7 +42,7 @@ _GRACE_SECONDS: Final = 3600.0
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put the commands under the main one."""
+    """Register the commands."""
     for command in (verify, gc, forget, reindex, copy, stats, backup, migrate):
         app.command()(command)
 
@@ -51,7 +54,7 @@ def verify(
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Rehash and relink everything; exit 5 if it is bad."""
+    """Check all content, links and totals; exit 5 if damaged."""
     with place.existing(every=every) as opened, progress("verifying") as update:
 
         def on_progress(checked: Checked) -> None:
@@ -71,27 +74,29 @@ def gc(
     every: AllOption = False,
     keep: Annotated[
         str | None,
-        typer.Option(metavar="RULES", help="What to keep, like last=50,daily=30,within=30d,tagged=release."),
+        typer.Option(metavar="RULES", help="What to keep: last=50,daily=30,within=30d,tagged=release."),
     ] = None,
     keep_runs: Annotated[
         str | None,
-        typer.Option(metavar="RULES", help="Which runs to keep of each agent, and with them what they cost."),
+        typer.Option(metavar="RULES", help="Which runs of each agent to keep, with their costs."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be removed; change nothing.")
+    ] = False,
     grace: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Leave what is younger than this [3600; 86400 in a storage]."),
+        typer.Option(metavar="SECONDS", help="Keep anything newer than this [3600; 86400 with --storage]."),
     ] = None,
     storage: StorageOption = None,
     endpoint: EndpointOption = None,
     per_session: Annotated[
-        bool, typer.Option("--per-session", help="In a storage: keep so much of each session.")
+        bool, typer.Option("--per-session", help="With --storage: apply --keep to each session separately.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Drop by policy, then sweep the unreachable.
+    """Drop history by policy, then remove unreachable data.
 
-    With --storage, checkpoints of sandboxes in a bucket or folder, and the packs that only they needed.
+    With --storage: drop checkpoints of sandboxes in a bucket or folder, and packs no longer needed.
     """
     from treering.core.retention import Keep
     from treering.errors import InvalidInput
@@ -99,17 +104,17 @@ def gc(
     policy = None if keep is None else Keep.parse(keep)
     of_runs = None if keep_runs is None else Keep.parse(keep_runs)
     if grace is not None and grace < 0:
-        raise InvalidInput(f"--grace {grace} is not acceptable; give seconds from 0 on")
+        raise InvalidInput(f"--grace {grace} is negative; use 0 seconds or more")
     config = config_of(storage, endpoint)
     if config is not None:
         if every or of_runs is not None:
-            raise InvalidInput("--all and --keep-runs are for stores; a storage holds checkpoints only")
-        collect(
+            raise InvalidInput("--all and --keep-runs cannot be combined with --storage")
+        _collect_checkpoints(
             config, policy, per_session=per_session, grace_seconds=grace, dry_run=dry_run, as_json=as_json
         )
         return
     if per_session:
-        raise InvalidInput("--per-session goes with --storage; in a store each thread is decided by itself")
+        raise InvalidInput("--per-session requires --storage; a store applies --keep to each thread")
     seconds = _GRACE_SECONDS if grace is None else grace
     with place.existing(every=every) as opened, progress("collecting"):
         results = _each(
@@ -120,38 +125,61 @@ def gc(
     _show(results, _collection_lines, every=every, as_json=as_json)
 
 
+def _collect_checkpoints(
+    config: StorageConfig,
+    keep: Keep | None,
+    *,
+    per_session: bool,
+    grace_seconds: float | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from treering.sandbox.storage import opened_depot
+
+    with opened_depot(config) as depot, progress("collecting"):
+        forgotten = None
+        if keep is not None:
+            forgotten = depot.forget(keep=keep, per_session=per_session, dry_run=dry_run)
+        would_go = forgotten.dropped if dry_run and forgotten is not None else ()
+        pruned = depot.prune(
+            grace_seconds=grace_seconds, dry_run=dry_run, as_if_without=[each.id for each in would_go]
+        )
+    lines = [] if forgotten is None else _forgotten_lines(forgotten)
+    show({"forgotten": forgotten, "pruned": pruned}, [*lines, *_pruned_lines(pruned)], as_json=as_json)
+
+
 @takes_store
 def forget(
     *,
     place: StorePlace,
-    thread: Annotated[str | None, typer.Option(metavar="ID", help="The thread to forget.")] = None,
+    thread: Annotated[str | None, typer.Option(metavar="ID", help="Thread to forget.")] = None,
     user_namespace: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Forget all of a user; with --thread: whose thread it is."),
     ] = None,
-    scope: Annotated[str | None, typer.Option(metavar="TEXT", help="One erasure scope, by its text.")] = None,
+    scope: Annotated[str | None, typer.Option(metavar="TEXT", help="Erasure scope to forget.")] = None,
     checkpoint: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="A checkpoint of a sandbox; may come again.")
+        list[str] | None, typer.Option(metavar="ID", help="Checkpoint of a sandbox; repeatable.")
     ] = None,
     session: Annotated[
-        str | None, typer.Option(metavar="TAG", help="All checkpoints of a sandbox's session.")
+        str | None, typer.Option(metavar="TAG", help="All checkpoints of a sandbox session.")
     ] = None,
     storage: StorageOption = None,
     endpoint: EndpointOption = None,
-    cascade: Annotated[bool, typer.Option("--cascade", help="Take forks along that grow out of it.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    cascade: Annotated[bool, typer.Option("--cascade", help="Also erase forks that share its past.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Erase a thread or a user for good.
+    """Erase a thread or a user permanently.
 
-    Or checkpoints of sandboxes: with --storage, gc frees their files later.
+    Or checkpoints of sandboxes; with --storage, a later gc deletes their files.
     """
     if checkpoint or session is not None or storage is not None:
         _forget_checkpoints(checkpoint or [], session, storage, endpoint, place, yes=yes, as_json=as_json)
         return
     with place.existing() as opened:
         if sys.stdin.isatty() and not yes:
-            typer.confirm(f"Erase this from {opened.url} for good?", abort=True, err=True)
+            typer.confirm(f"Permanently erase this from {opened.url}?", abort=True, err=True)
         with progress("erasing"):
             receipt = opened.forget(thread=thread, namespace=user_namespace, scope=scope, cascade=cascade)
     gone = {
@@ -163,7 +191,7 @@ def forget(
         "texts": receipt.texts,
         "objects": receipt.objects,
     }
-    how = {"bytes": "its bytes were wiped from the files", "query": "no query finds it any more"}[
+    how = {"bytes": "its bytes were wiped from the files", "query": "no query returns it any more"}[
         receipt.proof
     ]
     lines = [f"forgot {counts(gone)} ({size(receipt.bytes)}); {how}"]
@@ -181,11 +209,11 @@ def _forget_checkpoints(
     yes: bool,
     as_json: bool,
 ) -> None:
-    with opened_storage(storage, endpoint, place) as depot:
+    with open_checkpoints(storage, endpoint, place) as depot:
         if sys.stdin.isatty() and not yes:
-            typer.confirm(f"Forget these checkpoints of {depot.url} for good?", abort=True, err=True)
+            typer.confirm(f"Permanently forget these checkpoints of {depot.url}?", abort=True, err=True)
         done = depot.forget(*ids, tag=session)
-    show(done, forgotten_lines(done), as_json=as_json)
+    show(done, _forgotten_lines(done), as_json=as_json)
 
 
 @takes_store
@@ -195,7 +223,7 @@ def reindex(
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Rebuild roll-ups and search index."""
+    """Rebuild the roll-ups and the search index."""
 
     def rebuild(one: Store) -> dict[str, bool]:
         one.reindex()
@@ -203,12 +231,12 @@ def reindex(
 
     with place.existing(every=every) as opened, progress("rebuilding"):
         results = _each(opened, rebuild, every=every)
-    _show(results, lambda _: ["roll-ups and search index are rebuilt"], every=every, as_json=as_json)
+    _show(results, lambda _: ["rebuilt roll-ups and search index"], every=every, as_json=as_json)
 
 
 @takes_store
 def copy(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder or URL to copy into.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder or URL of the target store.")],
     *,
     place: StorePlace,
     every: AllOption = False,
@@ -217,7 +245,7 @@ def copy(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy into another store; again to resume."""
+    """Copy into another store; run again to resume."""
     with place.existing(every=every) as opened, progress("copying") as update:
 
         def on_progress(state: CopyProgress) -> None:
@@ -237,20 +265,20 @@ def stats(
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What uses the space, and how it grew."""
+    """Show the size of the store and its growth."""
     with place.existing(every=every) as opened:
         results = _each(opened, lambda one: one.stats(), every=every)
     _show(results, _stats_lines, every=every, as_json=as_json)
 
 
 def backup(
-    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the backup.")],
+    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for the backup.")],
     *,
     store: StoreOption = None,
     store_blobs: StoreBlobsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy the whole store while writers go on."""
+    """Write a consistent copy of the store while it is in use."""
     with StorePlace(store, store_blobs).existing(every=True) as opened, progress("backing up") as update:
 
         def on_progress(state: CopyProgress) -> None:
@@ -259,18 +287,18 @@ def backup(
 
         report = opened.backup(path, on_progress=on_progress)
     held = counts({"spaces": len(report.spaces), "events": report.events, "objects": report.objects})
-    show(report, [f"{report.path}: {held}, {size(report.bytes)}, opened and checked"], as_json=as_json)
+    show(report, [f"{report.path}: {held}, {size(report.bytes)}, verified"], as_json=as_json)
 
 
 def migrate(
     *, store: StoreOption = None, store_blobs: StoreBlobsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Bring the tables to this version."""
+    """Upgrade the database schema to this version."""
     from treering.api import migrate as migrate_store
 
     result = migrate_store(store, blobs=store_blobs)
     lines = [
-        f"{result.url} is at schema {result.after} already"
+        f"{result.url} already has schema {result.after}"
         if result.before == result.after
         else f"{result.url}: schema {result.before} -> {result.after}"
     ]
@@ -278,7 +306,7 @@ def migrate(
 
 
 def _each(opened: Store, action: Callable[[Store], Any], *, every: bool) -> dict[str, Any]:
-    """Do something to the store as it was opened, or to each of its namespaces."""
+    """Apply an action to the opened namespace, or to each one of the store."""
     from treering.maintenance.stats import user_spaces
 
     if not every:
@@ -294,7 +322,7 @@ def _show(
         show(result, lines_of(result), as_json=as_json)
         return
     lines = [f"{name}: {line}" for name, result in results.items() for line in lines_of(result)]
-    show(results, lines or ["this store is empty"], as_json=as_json)
+    show(results, lines or ["the store is empty"], as_json=as_json)
 
 
 def _verification_lines(result: Verification) -> list[str]:
@@ -328,8 +356,8 @@ def _collection_lines(result: Collection) -> list[str]:
 
 
 def _copy_lines(result: CopyReport) -> list[str]:
-    how = "went on with an earlier copy: " if result.resumed else ""
-    sent = f"{how}{result.rows:,} rows, {size(result.bytes)}; equal up to {result.last_seq}"
+    how = "resumed an earlier copy: " if result.resumed else ""
+    sent = f"{how}{result.rows:,} rows, {size(result.bytes)}; complete up to {result.last_seq}"
     return [f"{result.source} -> {result.target}: {sent}"]
 
 
@@ -340,4 +368,22 @@ def _stats_lines(result: Stats) -> list[str]:
     if result.disk_bytes is not None:
         lines.append(f"  {'on disk':<10} {size(result.disk_bytes):>10}  (all namespaces)")
     lines += [f"  {day} {size(grown):>10}" for day, grown in list(result.growth_bytes.items())[-7:]]
+    return lines
+
+
+def _forgotten_lines(done: Forgotten) -> list[str]:
+    verb = "would drop" if done.dry_run else "dropped"
+    return [
+        f"{verb} {len(done.dropped):,} checkpoints, keep {done.kept:,}",
+        *(f"  {each.id}  {each.timestamp[:19]}  {each.tag}" for each in done.dropped),
+    ]
+
+
+def _pruned_lines(done: Pruned) -> list[str]:
+    would = "would " if done.dry_run else ""
+    lines = [f"{would}delete {done.deleted:,} packs ({size(done.freed_bytes)})"]
+    if done.waiting:
+        lines.append(f"{would}mark {done.waiting:,} packs ({size(done.waiting_bytes)}) for a later gc")
+    if done.copied_bytes:
+        lines.append(f"{would}copy {size(done.copied_bytes)} of objects still needed")
     return lines

@@ -1,14 +1,16 @@
 """Commands for sandboxes: ``treering run`` and ``treering checkpoints``.
 
-Checkpoints go into the store, next to the timeline of the run, unless ``--storage`` names a bucket, a folder
-or, as ``gateway``, the treering server of the environment. The program's own output is passed through; the
-exit code is the program's.
+Checkpoints are kept in the store, next to the timeline of the run, unless ``--storage`` names a bucket, a
+folder or, as ``gateway``, the treering server of the environment. The program's output is passed through, and
+its exit code is the exit code of the command.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -20,16 +22,30 @@ from treering.cli.options import (
     StorePlace,
     takes_store,
 )
-from treering.cli.storages import EndpointOption, StorageOption, config_of, opened
 
 if TYPE_CHECKING:
+    from treering.sandbox.config import StorageConfig
     from treering.sandbox.records import RunResult
+    from treering.sandbox.storage import Depot
 
 _SIGNALLED: Final = 128
+_GATEWAY: Final = "gateway"
+
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        metavar="URL",
+        help="Where checkpoints are kept: s3://bucket/prefix, a folder, or gateway.",
+    ),
+]
+EndpointOption = Annotated[
+    str | None, typer.Option("--endpoint", metavar="URL", help="Endpoint of an S3-compatible server.")
+]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put the commands under the main one."""
+    """Register the commands."""
     for command in (run, checkpoints):
         app.command()(command)
 
@@ -111,7 +127,7 @@ def checkpoints(
     as_json: JsonOption = False,
 ) -> None:
     """List the checkpoints of sandboxes, newest first."""
-    with opened(storage, endpoint, place) as depot:
+    with open_checkpoints(storage, endpoint, place) as depot:
         found = depot.list(limit=limit, tag=tag)
     table = [("id", "taken", "files", "size", "agent", "parent", "comment")]
     table += [
@@ -127,6 +143,32 @@ def checkpoints(
         for each in found
     ]
     show(found, rows(table) if found else ["no checkpoints"], as_json=as_json)
+
+
+def config_of(storage: str | None, endpoint: str | None) -> StorageConfig | None:
+    """Return the configuration of ``--storage``; ``None`` if the store keeps the checkpoints."""
+    from treering.errors import InvalidInput
+    from treering.sandbox.config import StorageConfig
+
+    if storage is None:
+        if endpoint is not None:
+            raise InvalidInput("--endpoint requires --storage s3://bucket/prefix")
+        return None
+    return StorageConfig() if storage == _GATEWAY else StorageConfig(storage, endpoint=endpoint)
+
+
+@contextmanager
+def open_checkpoints(storage: str | None, endpoint: str | None, place: StorePlace) -> Generator[Depot]:
+    """Open the storage that holds the checkpoints: the one given, or the store."""
+    from treering.sandbox.storage import depot_in, opened_depot
+
+    config = config_of(storage, endpoint)
+    if config is not None:
+        with opened_depot(config) as depot:
+            yield depot
+        return
+    with place.existing() as store:
+        yield depot_in(store)
 
 
 def _known(command: list[str] | None) -> str | None:

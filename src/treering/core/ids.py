@@ -191,6 +191,8 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
+MAINTENANCE_SCOPE: Final = "/store/maintenance"
+"""The scope of audit events, so that forgetting anything else never removes them."""
 RUN_MOVED: Final = "run.moved"
 """The kind of an event that links a run's scope to its thread: the run began before its thread was known, so
 it has a scope of its own. Forgetting the thread erases that scope as well."""

@@ -98,43 +98,43 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ref_exists_again(name: str) -> Conflict:
-    """Why an erasure is refused: a ref that its plan says is ``absent`` is there."""
-    return Conflict(f"cannot erase: there is a {name!r} again; what belongs to it stays")
+    """Return the error for an erasure whose plan requires a ref to be absent that exists again."""
+    return Conflict(f"cannot erase: {name!r} exists again, so its data is kept")
 
 
 def forks_depend_on_it(scopes: Iterable[str]) -> Conflict:
-    """Why an erasure without ``cascade`` is refused: forks in these scopes share its past."""
+    """Return the error for an erasure without ``cascade`` while forks in these scopes share the past."""
     named = ", ".join(map(repr, sorted(scopes)))
     return Conflict(
-        f"cannot erase: forks share this past, in {named}; take them along (cascade=True, --cascade on the "
-        "command line), or erase them first"
+        f"cannot erase: forks in {named} share this past; erase them too with cascade=True (--cascade on "
+        "the command line), or erase them first"
     )
 
 
 def encode_cursor(query: EventQuery, ts_us: int, seq: int) -> str:
-    """The cursor behind a record."""
+    """Return the cursor that continues after a record."""
     return f"{seq}" if query.order == "seq" else f"{ts_us}.{seq}"
 
 
 def decode_cursor(query: EventQuery, cursor: str) -> tuple[int, int]:
-    """``(ts_us, seq)`` of a cursor that `encode_cursor` made for the same order."""
+    """Return ``(ts_us, seq)`` from a cursor made by `encode_cursor` for the same order."""
     times, _, number = ("0", "", cursor) if query.order == "seq" else cursor.partition(".")
     with suppress(ValueError):
         ts_us, seq = int(times), int(number)
         if max(abs(ts_us), abs(seq)) <= _LARGEST:
             return ts_us, seq
     raise InvalidInput(
-        f"not a cursor for order={query.order!r}: {cursor[:80]!r}; pass the cursor of the page before"
+        f"not a cursor for order={query.order!r}: {cursor[:80]!r}; pass the cursor of the previous page"
     )
 
 
 def check_limit(limit: int) -> int:
-    """A page size that any engine accepts."""
+    """Return a page size if it is valid."""
     if not 1 <= limit <= MAX_PAGE:
         raise InvalidInput(f"limit is {limit}; use 1 to {MAX_PAGE} and continue with the cursor")
     return limit
 
 
 def day_start_us(day: int) -> int:
-    """The first microsecond of a UTC day."""
+    """Return the first microsecond of a UTC day."""
     return day * DAY_US

@@ -267,7 +267,7 @@ def metadata_of(
 _NAMES: Final = (b'"graph"', b'"%s"' % GRAPH.encode())
 
 
-def made_of(engine: Engine, space: str, record: Record) -> DeltaStep | None:
+def delta_step(engine: Engine, space: str, record: Record) -> DeltaStep | None:
     """What a checkpoint's row says of it; ``None`` for one that no graph saved."""
     event = record.event
     data = event.data or b""

@@ -1,8 +1,7 @@
-"""Backup: the whole store as a folder that opens like any other store.
+"""Backup: copy the whole store, with all its spaces, to a folder that opens like any other store.
 
-It is built beside its place under another name, opened and checked, and only then renamed; a backup that
-was interrupted is therefore never mistaken for one. Writers go on meanwhile. All spaces are in it: a backup
-is of the store, not of one tenant.
+The backup is written next to its final path under another name, opened and verified, and only then renamed,
+so an interrupted backup is never mistaken for a complete one. Writers may continue meanwhile.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from treering.maintenance.stats import folder_bytes, user_spaces
 from treering.maintenance.verify import verify
 
 _CHECKED: Final = failpoints.declare(
-    "backup.checked", "the backup is complete and checked, but not in its place yet"
+    "backup.checked", "the backup is complete and verified, but not renamed yet"
 )
 
 OpenFolder = Callable[[Path], Engine]
 
 
 class BackupReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A backup that was made, opened and checked. ``method`` says how: by the engine, or by copying rows."""
+    """A verified backup. ``method`` is ``snapshot`` (by the engine) or ``copy`` (row by row)."""
 
     source: str
     path: str
@@ -46,14 +45,14 @@ class BackupReport(msgspec.Struct, frozen=True, kw_only=True):
 def back_up(
     engine: Engine, path: Path, *, open_folder: OpenFolder, on_progress: OnCopy | None = None
 ) -> BackupReport:
-    """Make a backup at ``path``, which must not exist yet or be an empty folder."""
+    """Write a backup to ``path``, which must not exist or be an empty folder."""
     _check_free(path)
     building = path.with_name(f".{path.name}.{new_id()}.partial")
     try:
         with translated(f"a backup at {path}", writing=True):
             path.parent.mkdir(parents=True, exist_ok=True)
             method = _build(engine, building, open_folder, on_progress)
-            report = _checked(engine, building, path, open_folder, method)
+            report = _verified(engine, building, path, open_folder, method)
             failpoints.hit(_CHECKED)
             building.rename(path)
             _sync_folder(path.parent)
@@ -75,7 +74,7 @@ def _build(engine: Engine, building: Path, open_folder: OpenFolder, on_progress:
     return "copy"
 
 
-def _checked(
+def _verified(
     engine: Engine, building: Path, path: Path, open_folder: OpenFolder, method: str
 ) -> BackupReport:
     copy = open_folder(building)
@@ -90,7 +89,7 @@ def _checked(
                 first = report.problems[0]
                 raise Corrupt(
                     f"the backup of {engine.url} has {len(report.problems) + report.more} problem(s), first "
-                    f"{first.where}: {first.detail}; it was not kept. Run verify on the store"
+                    f"{first.where}: {first.detail}; it was removed. Run verify on the store"
                 )
     finally:
         copy.close()
@@ -109,7 +108,7 @@ def _check_free(path: Path) -> None:
     try:
         taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
     except OSError as error:
-        raise Unreachable(f"{path} cannot be looked at: {error.strerror}; choose another folder") from error
+        raise Unreachable(f"cannot read {path}: {error.strerror}; choose another folder") from error
     if taken:
         raise Conflict(f"{path} exists and is not empty; a backup needs a new folder")
 

@@ -1,14 +1,14 @@
-"""Copying: a space from any engine into any other, row by row as it is.
+"""Copy: transfer a space from any engine to any other, row by row.
 
-Sequence numbers, versions and times are kept, so a copy is equal to its source, not a replay of it. The
-copy is a stream of slices (`core.dump`), each of which may be loaded twice without harm. Behind every slice
-its position is noted in the *target*, so a copy that was interrupted goes on where it stopped, also on
-another machine. Writers of the source may go on meanwhile: passes are repeated until one saw no new commit,
-and what is there already is not written again.
+Sequence numbers, versions and times are kept, so a copy equals its source and is not a replay of it. Data is
+transferred as slices (`core.records`), and loading a slice twice is harmless. After each slice its position
+is stored in the *target* as a note, so an interrupted copy resumes where it stopped, even on another machine.
+Writers of the source may continue: passes are repeated until one saw no new commit, and rows that already
+exist are not written again.
 
-**Invariant:** the note is made before the first slice and says ``finished`` only after the last one was
-loaded and both sides were compared. So rows without a note, rows of another source, or commits behind a
-finished note are somebody's own data, and the copy refuses to touch them.
+**Invariant:** the note is written before the first slice, and marked ``finished`` only after the last one was
+loaded and both sides were compared. Rows without a note, rows of another source, or commits after a finished
+note are therefore foreign data, and the copy refuses to touch them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from treering.maintenance.stats import RESERVED, is_unwritten, last_seq
 from treering.maintenance.verify import verify
 
 MAX_PASSES: Final = 20
-"""A source that is written to all the time never stands still; past this many passes the copy gives up."""
+"""The copy gives up after this many passes if the source never stops changing."""
 
 _NOTES: Final = RESERVED + "copy"
-_IDENTITY: Final = "/identity"  # no space can be called this, so it is never the note of one
+_IDENTITY: Final = "/identity"  # not a valid name of a space, so it cannot be a note
 _SCOPE: Final = str(Scope("", "store", "copy"))
 _COUNTED: Final = ("commits", "events", "refs", "lists", "items", "texts")
 
-_LOADED: Final = failpoints.declare("copy.loaded", "a slice was loaded, its position is not noted yet")
-_NOTED: Final = failpoints.declare("copy.noted", "the position behind a slice was noted in the target")
+_LOADED: Final = failpoints.declare("copy.loaded", "a slice was loaded, its position is not stored yet")
+_NOTED: Final = failpoints.declare("copy.noted", "the position after a slice was stored in the target")
 _COMPARED: Final = failpoints.declare(
-    "copy.compared", "both sides are equal, the copy is not marked as finished"
+    "copy.compared", "both sides are equal, the copy is not marked as finished yet"
 )
 
 
 class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a copy is. ``of_rows`` is what the source held when it began; later passes go past it."""
+    """The progress of a copy. ``of_rows`` is the size of the source at the start; later passes exceed it."""
 
     space: str
     passes: int
@@ -55,7 +55,7 @@ class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a copy did. Rows and bytes are those that this call sent, which is less than all if it resumed."""
+    """The result of a copy. Rows and bytes count only this call, so they are fewer if it resumed."""
 
     source: str
     target: str
@@ -74,7 +74,7 @@ OnCopy = Callable[[CopyProgress], None]
 
 
 class _Note(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the copy into one space is: behind ``position`` of the pass that began at ``seq``."""
+    """The state of a copy into one space: after ``position`` of the pass that began at ``seq``."""
 
     source: str
     space: str
@@ -86,7 +86,7 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
 def copy_space(
     source: Engine, target: Engine, *, space: str, into: str, on_progress: OnCopy | None = None
 ) -> CopyReport:
-    """Make ``into`` on the target equal to ``space`` on the source, or go on with it."""
+    """Make ``into`` on the target equal to ``space`` on the source, resuming an earlier copy."""
     return _Copy(source, target, space=space, into=into, on_progress=on_progress).run()
 
 
@@ -107,10 +107,10 @@ class _Copy:
         if is_unwritten(self.source, self.space):
             return self._report(resumed=False, seq=0)
         identity = _identity(self.source)
-        old = self._former_note(identity)
+        old = self._earlier_note(identity)
         note = _Note(source=identity, space=self.space, seq=last_seq(self.source, self.space))
         if old is not None and not old.finished and old.seq == note.seq:
-            note = old  # a source that moved on has rows in front of the position as well: from the start
+            note = old  # if the source has changed, rows before the position may be new, so start over
         self._save(note)
         done = self._until_equal(note)
         failpoints.hit(_COMPARED)
@@ -151,7 +151,7 @@ class _Copy:
             note = _Note(source=note.source, space=note.space, seq=last_seq(self.source, self.space))
         raise Conflict(
             f"{self.source.url} (space {self.space!r}) was written to during each of {MAX_PASSES} passes; "
-            "pause its writers and copy again, it goes on from here"
+            "pause its writers and copy again; it resumes from here"
         )
 
     def _one_pass(self, note: _Note) -> None:
@@ -176,10 +176,10 @@ class _Copy:
                     )
                 )
 
-    def _former_note(self, identity: str) -> _Note | None:
-        """The note of an earlier copy, or the reason why nothing may be copied there."""
+    def _earlier_note(self, identity: str) -> _Note | None:
+        """Return the note of an earlier copy; raise `Conflict` if nothing may be copied there."""
         if self.space == self.into and _known_identity(self.target) == identity:
-            raise InvalidInput(f"{self.target.url} is the store that is being copied, or a backup of it")
+            raise InvalidInput(f"{self.target.url} is the source itself, or a backup of it")
         there = f"{self.target.url} (space {self.into!r})"
         note = self._load_note()
         seq = last_seq(self.target, self.into)
@@ -213,13 +213,13 @@ class _Copy:
         ]
         seq, copied = last_seq(self.source, self.space), last_seq(self.target, self.into)
         if seq != copied:
-            found.append(f"it ends at {copied} instead of {seq}")
+            found.append(f"its last sequence number is {copied} instead of {seq}")
         if not _same_refs(self.source, self.space, self.target, self.into):
-            found.append("refs have other values")
+            found.append("refs have different values")
         return found or self._new_problems()
 
     def _new_problems(self) -> list[str]:
-        """What leads nowhere in the copy but not in the source; derived rows are built afterwards."""
+        """Return problems of the copy that the source does not have. Derived data is rebuilt later."""
         copied = verify(self.target, self.into, read_content=False)
         problems = [problem for problem in copied.problems if problem.kind != "derived"]
         if problems:
@@ -228,7 +228,7 @@ class _Copy:
         return [f"{problem.where}: {problem.detail}" for problem in problems]
 
     def _prune(self) -> None:
-        """Remove from the target what the source has forgotten or dropped since it was copied."""
+        """Remove from the target what was forgotten or dropped in the source since it was copied."""
         gone = _only_in_second(
             each_scope(self.source, self.space, ""), each_scope(self.target, self.into, "")
         )
@@ -246,7 +246,7 @@ class _Copy:
 
 
 def _identity(engine: Engine) -> str:
-    """What tells this store from every other one; made the first time that it is asked for."""
+    """Return the unique id of a store, creating it on first use."""
     known = _known_identity(engine)
     if known is not None:
         return known
@@ -255,7 +255,7 @@ def _identity(engine: Engine) -> str:
     try:
         engine.commit(draft.batch())
     except Conflict:
-        pass  # another process was quicker
+        pass  # another process created it
     except ReadOnly:
         return engine.url
     return _known_identity(engine) or engine.url
@@ -281,7 +281,7 @@ def _row_count(part: Slice) -> int:
 
 
 def _byte_count(part: Slice) -> int:
-    """The content in a slice; the rows around it are small."""
+    """Return the size of the content in a slice; its rows are small in comparison."""
     total = sum(len(content.data) for content in part.objects)
     total += sum(len(content.data) for body in part.bodies for content in body.slots)
     total += sum(len(item.item.data) for item in part.items if not isinstance(item.item, str))
@@ -298,12 +298,12 @@ def _seqs(engine: Engine, space: str) -> Iterator[int]:
 
 
 def _only_in_second(first: Iterator[_T], second: Iterator[_T]) -> list[_T]:
-    """What only the second of two sorted streams has."""
+    """Return the items that only the second of two sorted streams has."""
     only: list[_T] = []
     mine = next(first, None)
-    for theirs in second:
-        while mine is not None and mine < theirs:
+    for each in second:
+        while mine is not None and mine < each:
             mine = next(first, None)
-        if mine != theirs:
-            only.append(theirs)
+        if mine != each:
+            only.append(each)
     return only

@@ -1,12 +1,11 @@
-"""Collection: drop what a policy no longer wants, then sweep what nothing can reach.
+"""Garbage collection: drop history by policy, then sweep whatever is unreachable.
 
-Retention works on journal events of the *retained kinds* (checkpoints, snapshots, versions of a memory),
-group by group: a `Keep` never compares the checkpoints of one thread with those of another. Checkpoints of
-sandboxes are one group, as in a bucket: most have a session to themselves. What a ref names
-(``{"checkpoint": <event id>}`` or ``{"event": ...}``) is pinned, and pins are read again whenever the store
-moved on between the decision and the removal. A graph's step that stays takes along those that it is read
-with (see `core.deltas`). **Invariant:** before anything is dropped, the journal holds a ``retention`` event
-that says what; a dry run decides in the same way and changes nothing.
+Retention decides about journal events of the *retained kinds* (checkpoints, snapshots, versions of a memory),
+separately for each group: a `Keep` never compares the checkpoints of one thread with those of another. An
+event named by a ref (``{"checkpoint": <event id>}`` or ``{"event": ...}``) is pinned, and pins are read again
+whenever something was committed between the decision and the removal. A kept checkpoint also keeps the ones
+that it is stored as a delta of (see `core.retention`). **Invariant:** before anything is dropped, the journal
+has a ``retention`` event that lists it. A dry run decides in the same way and changes nothing.
 """
 
 from __future__ import annotations
@@ -26,64 +25,28 @@ from treering.core.query import Erasure, EventQuery
 from treering.core.records import Record, Swept
 from treering.core.retention import DeltaStep, Keep, RetentionEntry, delta_dependencies, select
 from treering.errors import NotFound
-from treering.maintenance.audit_events import record
+from treering.maintenance.audit_events import record_audit_event
 from treering.maintenance.stats import last_seq
 
-MadeOf = Callable[[Engine, str, Record], DeltaStep | None]
-"""Tells what a checkpoint is made of beside its own content."""
+DeltaOf = Callable[[Engine, str, Record], DeltaStep | None]
+"""Returns how a checkpoint depends on others, or None if it does not."""
 
 _BATCH: Final = 1000
 _PINS: Final = ("checkpoint", "event")
 _CHECKPOINT: Final = "checkpoint"
 
 _RECORDED: Final = failpoints.declare(
-    "gc.recorded", "the journal says what retention drops, nothing is dropped yet"
+    "gc.recorded", "the journal lists what retention drops, nothing is dropped yet"
 )
 _DROPPED: Final = failpoints.declare("gc.dropped", "a batch of events was dropped by retention")
-
-
-def by_thread(event: Event) -> str:
-    """The checkpoints of one thread are decided together."""
-    return event.thread or event.scope
-
-
-def by_scope(event: Event) -> str:
-    """What can be forgotten together is decided together."""
-    return event.scope
-
-
-def together(event: Event) -> str:  # noqa: ARG001 - as the others
-    """All there are are decided together."""
-    return ""
-
-
-def listed_tags(fields: dict[str, Any]) -> frozenset[str]:
-    """What an event's data says in ``tags``."""
-    tags: Any = fields.get("tags")
-    return frozenset(map(str, cast("list[object]", tags))) if isinstance(tags, list) else frozenset()
-
-
-def session_tags(fields: dict[str, Any]) -> frozenset[str]:
-    """The tag of a sandbox's session, what it begins with, and the comment of the checkpoint."""
-    tag = str(fields.get("tag") or "")
-    return frozenset(filter(None, (tag, tag.rpartition("-")[0], str(fields.get("comment") or ""))))
-
-
-class RetainedKind(msgspec.Struct, frozen=True):
-    """How events of a kind are subject to retention: each group by itself, with tags out of their data.
-
-    The size is in the data, too: ``{"size_bytes": ...}``.
-    """
-
-    group: Callable[[Event], str] = by_thread
-    tags: Callable[[dict[str, Any]], frozenset[str]] = listed_tags
 
 
 class Collection(msgspec.Struct, frozen=True, kw_only=True):
     """What `gc` removed, or would remove in a dry run.
 
-    ``dropped`` and ``kept`` count the events that retention decided on, by kind; ``event`` is the id of the
-    journal event that lists the dropped ones (runs have one of their own, told if nothing else went).
+    ``dropped`` and ``kept`` count the events that retention decided about, by kind. ``event`` is the id of
+    the journal event that lists the dropped ones (for runs there is a separate event, returned only if
+    nothing else was dropped).
     """
 
     dropped: dict[str, int]
@@ -91,6 +54,13 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     swept: Swept
     dry_run: bool
     event: str | None = None
+
+
+class _Candidate(msgspec.Struct, frozen=True):
+    """An event that retention decides about."""
+
+    seq: int
+    id: str
 
 
 def collect(
@@ -101,18 +71,18 @@ def collect(
     dry_run: bool,
     grace_seconds: float,
     clock: Clock,
-    made_of: MadeOf,
+    delta_of: DeltaOf,
 ) -> Collection:
-    """Drop by policy (only with ``keep``), then sweep; ``made_of`` tells what a checkpoint is read with."""
-    dropped: dict[str, list[_Entry]] = {}
+    """Drop by policy (only with ``keep``), then sweep; ``delta_of`` finds dependencies of checkpoints."""
+    dropped: dict[str, list[_Candidate]] = {}
     kept: dict[str, int] = {}
     event = None
     if keep is not None:
-        dropped, kept = _decide(engine, space, keep, made_of, now_us=clock.now_us())
+        dropped, kept = _decide(engine, space, keep, delta_of, now_us=clock.now_us())
         if dropped and not dry_run:
             event = _drop(engine, space, dropped, keep, clock)
     return Collection(
-        dropped={kind: len(checkpoints) for kind, checkpoints in dropped.items()},
+        dropped={kind: len(events) for kind, events in dropped.items()},
         kept=kept,
         swept=_sweep(engine, space, dry_run=dry_run, grace_seconds=grace_seconds),
         dry_run=dry_run,
@@ -120,100 +90,85 @@ def collect(
     )
 
 
-def _sweep(engine: Engine, space: str, *, dry_run: bool, grace_seconds: float) -> Swept:
-    """Sweep also where nothing was committed yet: something may have been staged."""
-    try:
-        return engine.sweep(space, dry_run=dry_run, grace_seconds=grace_seconds)
-    except NotFound:
-        return Swept(dry_run=dry_run)
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    """An event that retention decides on."""
-
-    seq: int
-    id: str
-
-
 def _decide(
-    engine: Engine, space: str, keep: Keep, made_of: MadeOf, *, now_us: int
-) -> tuple[dict[str, list[_Entry]], dict[str, int]]:
+    engine: Engine, space: str, keep: Keep, delta_of: DeltaOf, *, now_us: int
+) -> tuple[dict[str, list[_Candidate]], dict[str, int]]:
+    """Return the events to drop and the number of events kept, each by kind."""
     pins = _pins(engine, space)
-    groups: dict[tuple[str, str], tuple[list[RetentionEntry], list[_Entry]]] = {}
-    steps: dict[str, DeltaStep] = {}
-    for each in each_record(engine, space, EventQuery(kinds=tuple(_retained))):
-        seq, committed_at_us, event = each.seq, each.committed_at_us, each.event
+    groups: dict[tuple[str, str], tuple[list[RetentionEntry], list[_Candidate]]] = {}
+    deltas: dict[str, DeltaStep] = {}
+    for record in each_record(engine, space, EventQuery(kinds=tuple(_retained))):
+        event = record.event
         kind = _retained[event.kind]
-        entries, checkpoints = groups.setdefault((event.kind, kind.group(event)), ([], []))
+        entries, candidates = groups.setdefault((event.kind, kind.group(event)), ([], []))
         data = event.data or b""
         fields = _fields(data)
-        if event.kind == _CHECKPOINT and (made := made_of(engine, space, each)) is not None:
-            steps[event.id] = made
+        if event.kind == _CHECKPOINT and (delta := delta_of(engine, space, record)) is not None:
+            deltas[event.id] = delta
         size: Any = fields.get("size_bytes")
-        # An event's id is unique only within its day; its sequence number is unique, and sorts like time.
+        # An event's id is unique only within its day; its sequence number is unique and sorts by time.
         entries.append(
             RetentionEntry(
-                id=f"{seq:020}",
-                ts_us=committed_at_us,
+                id=f"{record.seq:020}",
+                ts_us=record.committed_at_us,
                 tags=kind.tags(fields),
                 size_bytes=size if isinstance(size, int) else len(data),
                 pinned=event.id in pins,
             )
         )
-        checkpoints.append(_Entry(seq, event.id))
-    dropped: dict[str, list[_Entry]] = {}
+        candidates.append(_Candidate(record.seq, event.id))
+    dropped: dict[str, list[_Candidate]] = {}
     kept: dict[str, int] = {}
-    for (kind, _), (entries, checkpoints) in sorted(groups.items()):
+    for (kind, _), (entries, candidates) in sorted(groups.items()):
         decision = select(entries, keep, now_us=now_us)
         kept[kind] = kept.get(kind, 0) + len(decision.kept)
         gone = {int(entry.id) for entry in decision.dropped}
         if gone:
-            dropped.setdefault(kind, []).extend(
-                checkpoint for checkpoint in checkpoints if checkpoint.seq in gone
-            )
-    if steps and _CHECKPOINT in dropped:
-        gone_ids = {checkpoint.id for checkpoint in dropped[_CHECKPOINT]}
-        needed = delta_dependencies(steps.keys() - gone_ids, steps) & gone_ids
+            dropped.setdefault(kind, []).extend(each for each in candidates if each.seq in gone)
+    if deltas and _CHECKPOINT in dropped:
+        gone_ids = {each.id for each in dropped[_CHECKPOINT]}
+        needed = delta_dependencies(deltas.keys() - gone_ids, deltas) & gone_ids
         kept[_CHECKPOINT] += len(needed)
-        left = [checkpoint for checkpoint in dropped.pop(_CHECKPOINT) if checkpoint.id not in needed]
+        left = [each for each in dropped.pop(_CHECKPOINT) if each.id not in needed]
         dropped |= {_CHECKPOINT: left} if left else {}
     return dropped, kept
 
 
-def _drop(engine: Engine, space: str, dropped: dict[str, list[_Entry]], keep: Keep, clock: Clock) -> str:
+def _drop(engine: Engine, space: str, dropped: dict[str, list[_Candidate]], keep: Keep, clock: Clock) -> str:
     check_may_erase(engine, space)
-    event = record(
+    event = record_audit_event(
         engine,
         space,
         kind="retention",
-        data={
-            "keep": _rules(keep),
-            "dropped": {kind: len(checkpoints) for kind, checkpoints in dropped.items()},
-        },
-        body=encode(
-            {kind: [checkpoint.id for checkpoint in checkpoints] for kind, checkpoints in dropped.items()}
-        ),
+        data={"keep": _rules(keep), "dropped": {kind: len(events) for kind, events in dropped.items()}},
+        body=encode({kind: [each.id for each in events] for kind, events in dropped.items()}),
         clock=clock,
     )
     failpoints.hit(_RECORDED)
-    checkpoints = [checkpoint for each in dropped.values() for checkpoint in each]
+    candidates = [each for events in dropped.values() for each in events]
     pins: set[str] = set()
     read_at = -1
-    for start in range(0, len(checkpoints), _BATCH):
+    for start in range(0, len(candidates), _BATCH):
         now_at = last_seq(engine, space)
         if now_at != read_at:
             pins, read_at = _pins(engine, space), now_at
-        seqs = tuple(
-            checkpoint.seq for checkpoint in checkpoints[start : start + _BATCH] if checkpoint.id not in pins
-        )
+        seqs = tuple(each.seq for each in candidates[start : start + _BATCH] if each.id not in pins)
         if seqs:
             engine.erase(space, Erasure(event_seqs=seqs))
         failpoints.hit(_DROPPED)
     return event
 
 
+def _sweep(engine: Engine, space: str, *, dry_run: bool, grace_seconds: float) -> Swept:
+    """Sweep even a space without commits: it may hold staged objects."""
+    try:
+        return engine.sweep(space, dry_run=dry_run, grace_seconds=grace_seconds)
+    except NotFound:
+        return Swept(dry_run=dry_run)
+
+
 def _pins(engine: Engine, space: str) -> set[str]:
-    """The ids of events that a ref names."""
+    """Return the ids of all events that refs name."""
     pins: set[str] = set()
     for ref in each_ref(engine, space, ""):
         named = _fields(ref.value)
@@ -222,7 +177,7 @@ def _pins(engine: Engine, space: str) -> set[str]:
 
 
 def _fields(value: bytes) -> dict[str, Any]:
-    """A JSON object, or an empty one for anything else that a ref or an event may hold."""
+    """Decode a JSON object; return an empty one for any other value."""
     if not value.startswith(b"{"):
         return {}
     try:
@@ -235,9 +190,44 @@ def _rules(keep: Keep) -> dict[str, Any]:
     return {name: value for name, value in msgspec.to_builtins(keep).items() if value}
 
 
-_retained: Final[dict[str, RetainedKind]] = {
-    _CHECKPOINT: RetainedKind(),
-    "snapshot": RetainedKind(by_scope),
-    "memory.version": RetainedKind(by_scope),
-    "sandbox_checkpoint": RetainedKind(together, session_tags),
+def _by_thread(event: Event) -> str:
+    return event.thread or event.scope
+
+
+def _by_scope(event: Event) -> str:
+    return event.scope
+
+
+def _one_group(event: Event) -> str:  # noqa: ARG001 - same signature as the others
+    return ""
+
+
+def _listed_tags(fields: dict[str, Any]) -> frozenset[str]:
+    """Return the ``tags`` in an event's data."""
+    tags: Any = fields.get("tags")
+    return frozenset(map(str, cast("list[object]", tags))) if isinstance(tags, list) else frozenset()
+
+
+def _session_tags(fields: dict[str, Any]) -> frozenset[str]:
+    """Return the tag of a sandbox session, its prefix, and the checkpoint's comment."""
+    tag = str(fields.get("tag") or "")
+    return frozenset(filter(None, (tag, tag.rpartition("-")[0], str(fields.get("comment") or ""))))
+
+
+class _RetainedKind(msgspec.Struct, frozen=True):
+    """How retention treats a kind of event: which ones it compares, and which tags they have.
+
+    Their size is ``size_bytes`` in the event's data.
+    """
+
+    group: Callable[[Event], str] = _by_thread
+    tags: Callable[[dict[str, Any]], frozenset[str]] = _listed_tags
+
+
+_retained: Final[dict[str, _RetainedKind]] = {
+    _CHECKPOINT: _RetainedKind(),
+    "snapshot": _RetainedKind(_by_scope),
+    "memory.version": _RetainedKind(_by_scope),
+    # One group for all sessions, as in a bucket: most sessions have only one.
+    "sandbox_checkpoint": _RetainedKind(_one_group, _session_tags),
 }

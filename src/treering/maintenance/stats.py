@@ -1,4 +1,8 @@
-"""Statistics: what a space holds, and what it takes."""
+"""Statistics: which spaces an engine has, how large one is, and how it grows.
+
+A space exists from its first write on. Before that an engine raises `NotFound` for it, but a store that was
+just opened is empty and healthy, not an error.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +20,12 @@ from treering.core.query import SumQuery, day_start_us
 if TYPE_CHECKING:
     from treering.core.clock import Clock
 
-
-# -----------------------------------------------------------------------------------------------------------
-# Which spaces an engine has, and how far each one is.
-#
-# A space comes into being with the first write to it. Before that, an engine has nothing to say about it; a
-# store that was just opened is nevertheless healthy and empty, not an error.
-
-
 RESERVED: Final = "treering."
-"""Spaces whose names begin like this are treering's own."""
+"""The prefix of spaces that treering uses itself."""
 
 
 def user_spaces(engine: Engine) -> list[str]:
-    """The spaces of an engine that are not treering's own, by name."""
+    """Return the spaces of an engine, by name, without reserved ones."""
     return [name for name in engine.spaces() if not name.startswith(RESERVED)]
 
 
@@ -39,20 +35,18 @@ def is_unwritten(engine: Engine, space: str) -> bool:
 
 
 def last_seq(engine: Engine, space: str) -> int:
-    """The last sequence number of a space, 0 when nothing was ever committed to it."""
+    """Return the last sequence number of a space, or 0 if nothing was committed to it."""
     return engine.wait(space, 0, seconds=0)
 
-
-# -----------------------------------------------------------------------------------------------------------
 
 _ROWS: Final = ("commits", "events", "refs", "lists", "items", "objects", "texts")
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows and stored bytes of one space; reads like a dict as well (``stats["rows"]["events"]``).
+    """Rows and stored bytes of one space; can also be read like a dict (``stats["rows"]["events"]``).
 
-    ``growth_bytes`` are the stored bytes by the UTC day on which they were committed. ``disk_bytes`` is
-    what the files of a local store take, for all of its spaces together; ``None`` for any other store.
+    ``growth_bytes`` are stored bytes by the UTC day of their commit. ``disk_bytes`` is the size of the files
+    of a local store, for all its spaces together; ``None`` for any other store.
     """
 
     url: str
@@ -64,7 +58,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int | None = None
 
     def keys(self) -> tuple[str, ...]:
-        """The names of the fields, as of a dict."""
+        """Return the names of the fields."""
         return self.__struct_fields__
 
     def __getitem__(self, key: str) -> Any:
@@ -80,7 +74,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(engine: Engine, space: str, *, folder: Path | None = None) -> Stats:
-    """Count one space; ``folder`` is where a local store keeps its files."""
+    """Measure one space; ``folder`` is the folder of a local store."""
     counted = None if is_unwritten(engine, space) else engine.stats(space)
     held = {} if counted is None else counted.bytes
     grown = {} if counted is None else counted.growth_bytes
@@ -96,37 +90,33 @@ def measure(engine: Engine, space: str, *, folder: Path | None = None) -> Stats:
 
 
 def folder_bytes(folder: Path) -> int:
-    """What the files below a folder take on disk."""
+    """Return the total size of the files below a folder."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
                 total += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH118 - a Path per file is slow
             except FileNotFoundError:
-                continue  # a log or a pack that was removed while we looked
+                continue  # removed in the meantime
     return total
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Growth: how a space became as large as it is, day by day, and where that leads.
 
 
 _RUN: Final = "run"
 
 
 class GrowthDay(msgspec.Struct, frozen=True, kw_only=True):
-    """What one UTC day brought of what is still there."""
+    """Data of one UTC day that is still stored."""
 
     date: str
     bytes: int
     total_bytes: int
-    """All that was there at its end."""
+    """Everything stored up to the end of that day."""
     events: int
     runs: int
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """The days that brought something, oldest first, and the trend of the last ``days_looked_at``."""
+    """The days with new data, oldest first, and the trend of the last ``days_looked_at``."""
 
     days: tuple[GrowthDay, ...]
     total_bytes: int
@@ -136,7 +126,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grow(engine: Engine, space: str, *, last_days: int, clock: Clock) -> Growth:
-    """Stored bytes, events and runs by day; the trend is that of the last days, with what today brought."""
+    """Return stored bytes, events and runs by day, and the trend of the last days, including today."""
     today = day_of(clock.now_us())
     if is_unwritten(engine, space):
         return Growth(days=(), total_bytes=0, days_looked_at=last_days, bytes_per_day=0.0, in_30_days_bytes=0)

@@ -1,7 +1,7 @@
-"""Verification: read everything that a space holds and say what is wrong with it.
+"""Verification: read everything in a space and report problems.
 
-The engine rehashes content, follows every link and recounts what is derived; this file gathers its report.
-A store with problems is still read: nothing is repaired and nothing is hidden.
+The engine rehashes content, follows every link and recomputes derived data; this module collects its report.
+Nothing is repaired, and reading continues after a problem.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from treering.errors import Corrupt
 from treering.maintenance.stats import is_unwritten
 
 MAX_PROBLEMS: Final = 1000
-"""A report names this many problems and counts the rest, so that a ruined store still gives one."""
+"""Problems listed in a report; further ones are only counted, which bounds its size."""
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """What `verify` found; ``more`` problems were counted but are not in ``problems``."""
+    """The report of `verify`. ``more`` is the number of problems not listed in ``problems``."""
 
     ok: bool
     problems: tuple[Problem, ...]
@@ -29,18 +29,18 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     more: int = 0
 
     def with_problems(self, further: Iterable[Problem]) -> Verification:
-        """The same with what else was found wrong."""
-        problems = [*self.problems, *_until_corrupt(further)]
+        """Return a report with further problems."""
+        problems = [*self.problems, *_stop_at_corrupt(further)]
         more = self.more + len(problems[MAX_PROBLEMS:])
         return msgspec.structs.replace(
             self, ok=not problems, problems=tuple(problems[:MAX_PROBLEMS]), more=more
         )
 
 
-def _until_corrupt(further: Iterable[Problem]) -> Iterator[Problem]:
+def _stop_at_corrupt(further: Iterable[Problem]) -> Iterator[Problem]:
     try:
         yield from further
-    except Corrupt as error:  # what lies behind this cannot be reached
+    except Corrupt as error:  # nothing behind this can be reached
         yield Problem(kind="corrupt", where="threads", detail=str(error))
 
 
@@ -51,7 +51,7 @@ def verify(
     read_content: bool = True,
     on_progress: Callable[[Checked], None] | None = None,
 ) -> Verification:
-    """Check one space. Without ``read_content`` only rows and links are followed, which is quick."""
+    """Check one space. ``read_content=False`` checks only rows and links, which is fast."""
     problems: list[Problem] = []
     checked = Checked()
     more = 0
@@ -65,6 +65,6 @@ def verify(
                 problems.append(report)
             else:
                 more += 1
-    except Corrupt as error:  # what lies behind this cannot be reached
+    except Corrupt as error:  # nothing behind this can be reached
         problems.append(Problem(kind="corrupt", where=engine.url, detail=str(error)))
     return Verification(ok=not problems, problems=tuple(problems), checked=checked, more=more)

@@ -15,7 +15,7 @@ import msgspec
 
 from treering.core.batch import Draft, Event
 from treering.core.encoding import encode, encode_json
-from treering.core.ids import Scope, parse_scope
+from treering.core.ids import MAINTENANCE_SCOPE, parse_scope
 from treering.core.paging import each_record, each_scope
 from treering.core.query import Erasure, EventQuery
 from treering.core.retention import Keep, RetentionEntry, select
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.core.records import Record
 
-_CARE: Final = str(Scope("", "store", "care"))
 _LISTED: Final = ":listed"
 _OWN: Final = frozenset({RUN, MESSAGE, ALERT, LOG, ATTRIBUTES})
 _AT_ONCE: Final = 20_000
@@ -110,9 +109,9 @@ def _note(engine: Engine, space: str, keep: Keep, ids: list[str], clock: Clock) 
             id=draft.id,
             kind="retention",
             ts_us=clock.now_us(),
-            scope=_CARE,
+            scope=MAINTENANCE_SCOPE,
             data=encode_json({"keep": rules, "dropped": {RUN: len(ids)}}),
-            body=draft.put(encode({RUN: ids}), scope=_CARE),
+            body=draft.put(encode({RUN: ids}), scope=MAINTENANCE_SCOPE),
         )
     )
     engine.commit(draft.batch())

@@ -20,7 +20,7 @@ from treering.core.paging import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.core.records import Record
 from treering.errors import NotFound
-from treering.maintenance.audit_events import record
+from treering.maintenance.audit_events import record_audit_event
 from treering.sandbox.archive import Archive, Archived
 from treering.sandbox.records import CheckpointInfo, Pruned, time_of
 from treering.store import Store
@@ -97,7 +97,7 @@ class StoreStorage:
         if not ids:
             return
         store = self._store
-        record(
+        record_audit_event(
             store.engine,
             store.space,
             kind="retention",

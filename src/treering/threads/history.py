@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from treering.core.encoding import decode, decode_json
-from treering.core.ids import Scope, namespace_prefix
+from treering.core.ids import MAINTENANCE_SCOPE, Scope, namespace_prefix
 from treering.core.query import EventQuery
 from treering.errors import Corrupt, NotFound
 from treering.threads.checkpoint_record import KIND, by_id, read_checkpoint
@@ -40,10 +40,9 @@ LEDGER: Final = str(Scope("", "ledger", "threads"))
 _FIRST_PAGE: Final = 20
 _LAST_PAGE: Final = 1000
 RETENTION: Final = "retention"
-_CARE: Final = str(Scope("", "store", "care"))
 REMOVALS: Final = (
-    (_CARE, RETENTION),
-    (_CARE, "forget"),
+    (MAINTENANCE_SCOPE, RETENTION),
+    (MAINTENANCE_SCOPE, "forget"),
     (LEDGER, DELETED),
     (LEDGER, CLEANED),
     (LEDGER, CHAT_DELETED),

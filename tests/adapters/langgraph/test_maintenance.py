@@ -178,7 +178,7 @@ def test_a_thread_with_forks_is_not_deleted_by_accident(store):
     saver = TreeringSaver(store)
     put(saver, {"messages": [HumanMessage("a", id="a")]})
     store.thread("alice").fork("bob")
-    with pytest.raises(Conflict, match="forks share this past"):
+    with pytest.raises(Conflict, match=r"forks in .* share this past"):
         saver.delete_thread("alice")
     assert saver.get(config()) is not None
 

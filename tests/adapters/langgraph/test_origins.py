@@ -87,7 +87,7 @@ def test_an_origin_of_delta_channels_is_not_removed_under_its_forks(store):
     before = seen(graph, "bob")
     for remove in removals(store, saver):
         with pytest.raises(
-            Conflict, match="forks share this past, in '/thread/bob', 'elsewhere/thread/carol'"
+            Conflict, match="forks in '/thread/bob', 'elsewhere/thread/carol' share this past"
         ):
             remove()
         again = walking(TreeringSaver(store))

@@ -36,7 +36,7 @@ from treering.core.query import Erasure, EventQuery
 from treering.core.records import Record
 from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import Conflict, InvalidInput, NotFound, TreeringError
-from treering.maintenance.audit_events import record
+from treering.maintenance.audit_events import record_audit_event
 from treering.store import Store
 from treering.threads.checkpoint import Checkpoint as ThreadCheckpoint
 from treering.threads.checkpoint_record import KIND, MESSAGES, created_at_us, read_checkpoint
@@ -67,7 +67,7 @@ def drop_from_store(store: Store, thread_id: str, namespace: str, keep: Keep) ->
     ids = [each.id for each in decision.dropped if info is not None and each.id != info.head]
     if not ids:
         return
-    record(
+    record_audit_event(
         engine,
         space,
         kind="retention",

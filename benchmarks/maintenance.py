@@ -1,4 +1,4 @@
-"""`verify` and `gc` at one size and at ten times that: linear time, flat memory."""
+"""Measure `verify` and `gc` at two sizes, one ten times the other: linear time, constant memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPACE = "default"
 
 
 def run(scratch: Path) -> Section:
-    """Fill two stores and look after each in a process of its own."""
+    """Fill two stores and maintain each one in its own process."""
     small = _measured(scratch / "small", SMALL)
     large = _measured(scratch / "large", SMALL * 10)
     rows = [_row(f"{verb}: ten times the size", small[verb], large[verb]) for verb in ("verify", "gc")]
@@ -38,7 +38,7 @@ def run(scratch: Path) -> Section:
         )
     )
     return Section(
-        title="Looking after a store",
+        title="Maintenance",
         about=f"{SMALL:,} contents against {SMALL * 10:,} (slots and list items; every tenth an object).",
         measurements=rows,
     )
@@ -59,10 +59,13 @@ def _row(claim: str, small: float, large: float) -> Measurement:
 
 def _measured(folder: Path, count: int) -> dict[str, float]:
     _fill(folder, count)
-    answer = subprocess.run(
-        [sys.executable, "-m", "benchmarks.care", str(folder)], check=True, capture_output=True, text=True
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarks.maintenance", str(folder)],
+        check=True,
+        capture_output=True,
+        text=True,
     )
-    return json.loads(answer.stdout)
+    return json.loads(result.stdout)
 
 
 def _fill(folder: Path, count: int) -> None:
@@ -90,7 +93,7 @@ def _fill(folder: Path, count: int) -> None:
     engine.close()
 
 
-def _look_after(folder: Path) -> None:
+def _maintain(folder: Path) -> None:
     import time
 
     from treering.core.records import Problem
@@ -104,11 +107,11 @@ def _look_after(folder: Path) -> None:
     engine.close()
     if problems:
         raise SystemExit(f"the benchmark's own store is damaged: {problems[:3]}")
-    # Not ru_maxrss: that of a child begins with what its parent had when it was started.
+    # Not ru_maxrss: a child inherits the value of its parent.
     status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     peak_mb = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024
     print(json.dumps({"verify": verified - start, "gc": swept - verified, "peak_mb": peak_mb}))
 
 
 if __name__ == "__main__":
-    _look_after(Path(sys.argv[1]))
+    _maintain(Path(sys.argv[1]))
