@@ -15,7 +15,7 @@ import pytest
 
 import treering
 from treering import errors
-from treering.api import Place, locate, look, migrate, open_existing, redacted
+from treering.api import StoreLocation, locate, migrate, open_existing, probe, redacted
 
 SECRET = "hunter2"  # not anybody's
 HEAVY = {"sqlalchemy", "alembic", "sqlmodel", "pydantic", "psycopg", "obstore", "typer", "rich", "asyncio"}
@@ -93,7 +93,7 @@ class TestLocate:
         "url", ["postgresql://db/agents", "postgres://db/agents", "memory:", "memory://"]
     )
     def test_other_stores_go_by_their_scheme(self, url: str) -> None:
-        assert locate(url) == Place(scheme=url.partition(":")[0], url=url)
+        assert locate(url) == StoreLocation(scheme=url.partition(":")[0], url=url)
 
     @pytest.mark.parametrize(
         "url",
@@ -118,7 +118,7 @@ class TestLocate:
         with pytest.raises(errors.InvalidInput) as caught:
             treering.open(url)
         assert len(str(caught.value)) < 600
-        assert "accepted are a folder" in str(caught.value) or "cannot be a store" in str(caught.value)
+        assert "use a folder (./.treering)" in str(caught.value) or "cannot be a store" in str(caught.value)
 
     def test_something_that_is_no_url_at_all(self) -> None:
         with pytest.raises(errors.InvalidInput):
@@ -167,7 +167,7 @@ class TestOpen:
                 draft = store.draft()
                 draft.set_ref("opened", b"x", scope="/store/test")
                 assert store.commit(draft).versions == {"opened": expected}
-        assert look(locate(tmp_path / "deep" / "store")).there
+        assert probe(locate(tmp_path / "deep" / "store")).exists
 
     def test_every_memory_store_is_a_new_one(self) -> None:
         with treering.open("memory:") as one, treering.open("memory:") as two:
@@ -251,9 +251,9 @@ except treering.errors.MissingExtra as error:
         open_existing(tmp_path / "store").close()
 
     def test_what_must_be_there_is_not_made_in_a_database_either(self, empty_postgres_url: str) -> None:
-        with pytest.raises(errors.NotFound, match="there is no store in postgresql://"):
+        with pytest.raises(errors.NotFound, match="no store found in postgresql://"):
             open_existing(empty_postgres_url)
-        assert not look(locate(empty_postgres_url)).there
+        assert not probe(locate(empty_postgres_url)).exists
         treering.open(empty_postgres_url).close()
         open_existing(empty_postgres_url).close()
         assert migrate(empty_postgres_url).before == migrate(empty_postgres_url).after
@@ -261,7 +261,7 @@ except treering.errors.MissingExtra as error:
     def test_a_damaged_database_is_there_and_says_what_is_wrong(self, tmp_path: Path) -> None:
         (tmp_path / "store").mkdir()
         (tmp_path / "store" / "treering.db").write_bytes(b"not a database, but long enough" * 100)
-        assert look(locate(tmp_path / "store")).there
+        assert probe(locate(tmp_path / "store")).exists
         with pytest.raises(errors.TreeringError, match=r"treering\.db"):
             open_existing(tmp_path / "store")
 

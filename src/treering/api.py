@@ -1,9 +1,11 @@
-"""Opening a store: the one place that wires a URL to an engine and a blob store.
+"""Open a store: the one place that turns a URL into an engine and a blob store.
 
-Every kind of store is one row in `_ENGINES`: the scheme that it answers to and a function that opens it. The
-engine's module is imported by that function, so a store that is not used costs nothing, and one whose driver
-is not installed says which extra to install. **Invariant:** no message shows a secret; URLs are shown as
-`redacted` gives them.
+Every kind of store is one row in `_ENGINES`: its URL scheme and a function that opens it. That function
+imports the engine's module, so an unused engine costs nothing, and one whose driver is missing names the
+extra to install.
+
+Opening a store creates it, and migrates it to the current schema. Commands that only read look first, with
+`probe`, which changes nothing. **Invariant:** no message shows a secret; URLs pass through `redacted`.
 """
 
 from __future__ import annotations
@@ -28,71 +30,15 @@ if TYPE_CHECKING:
     from treering.async_opening import Opening
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Is there a store, and of which version? Looked up without making or changing anything.
-#
-# Opening a store makes it, and migrates it. Where that is not wanted (a command that only reads, a report of
-# what a migration did) this looks first. **Invariant:** "not there" is said only when it is certain; whatever
-# else is wrong is left to opening, which has the better words for it.
-
-
-class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a store is there, and the version of its tables if that could be read."""
-
-    there: bool
-    version: str | None = None
-
-
-def in_folder(folder: Path) -> Presence:
-    """Look into the folder of a local store. Nothing in this process may have it open."""
-    import sqlite3
-    from contextlib import closing
-
-    from treering.engines.sql.schema import SQLITE_FILE
-
-    file = folder / SQLITE_FILE
-    if not file.is_file():
-        return Presence(there=False)
-    try:
-        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=60)) as connection:
-            for (version,) in connection.execute(_VERSION):
-                return Presence(there=True, version=str(version))
-    except sqlite3.Error:
-        pass
-    return Presence(there=True)
-
-
-def in_postgres(url: str) -> Presence:
-    """Look into a PostgreSQL database."""
-    try:
-        import psycopg
-    except ImportError:
-        return Presence(there=True)
-    try:
-        with psycopg.connect(url) as connection:
-            for (version,) in connection.execute(_VERSION):
-                return Presence(there=True, version=str(version))
-    except psycopg.errors.UndefinedTable:
-        return Presence(there=False)
-    except psycopg.Error:
-        pass
-    return Presence(there=True)
-
-
-_VERSION: Final = "SELECT version_num FROM alembic_version"
-
-
-# -----------------------------------------------------------------------------------------------------------
-
 Durability = Literal["full", "fast"]
-"""``full`` survives power loss; ``fast`` survives SIGKILL and may lose the last moments on power loss."""
+"""``full`` survives power loss; ``fast`` survives SIGKILL, but power loss may take the last commits."""
 
 DEFAULT_FOLDER: Final = ".treering"
 BLOBS_FOLDER: Final = "blobs"
-"""Where a local store keeps its packs, unless it is told otherwise."""
+"""Where a local store keeps its packs by default."""
 ENVIRONMENT: Final = "TREERING_URL"
 SLOW_MS: Final = "TREERING_SLOW_MS"
-"""From how many milliseconds on a call of the engine is logged (``treering.slow``); not set: none."""
+"""Log engine calls that take at least this many milliseconds (logger ``treering.slow``)."""
 KEY_ENVIRONMENT: Final = "TREERING_API_KEY"
 
 
@@ -104,48 +50,50 @@ def open(
     namespace: str | None = None,
     api_key: str | None = None,
 ) -> Store:
-    """Open a store, and make it if it is not there yet.
+    """Open a store; create it if it does not exist.
 
-    ``url`` is a folder, ``sqlite:///folder``, ``postgresql://...``, ``memory:``, or ``https://...`` for a
-    treering server; without it, the environment's TREERING_URL or ``./.treering``. ``namespace`` names the
-    space (the tenant; on a server, a space inside of the key's project). ``blobs`` is where packs of large
-    objects go instead of beside the database; give it every time. ``api_key`` opens a server; without it,
-    TREERING_API_KEY.
+    Args:
+        url: A folder, ``sqlite:///folder``, ``postgresql://...``, ``memory:``, or ``https://...`` for a
+            treering server. Defaults to the environment variable TREERING_URL, then to ``./.treering``.
+        durability: ``"full"`` survives power loss. ``"fast"`` survives SIGKILL and is faster, but power loss
+            may take the last commits.
+        blobs: Where packs of large objects go instead of beside the database. Pass it on every open.
+        namespace: The tenant. On a server, a namespace within the key's project.
+        api_key: The key for a server. Defaults to the environment variable TREERING_API_KEY.
     """
-    place = locate(url)
+    location = locate(url)
     if durability not in get_args(Durability):
-        raise InvalidInput(f"durability={durability!r} is not acceptable; use 'full' or 'fast'")
-    if api_key is not None and place.scheme not in _REMOTE:
-        raise InvalidInput(f"api_key goes with an https:// store, not with {place.shown}; leave it out")
+        raise InvalidInput(f"durability={durability!r} is not valid; use 'full' or 'fast'")
+    if api_key is not None and location.scheme not in _REMOTE:
+        raise InvalidInput(f"api_key is for https:// stores, not for {location.display}; leave it out")
     space = check_space("default" if namespace is None else namespace)
     if space.startswith(RESERVED):
-        raise InvalidInput(f"namespaces that begin with {RESERVED!r} are treering's own; choose another one")
-    engine = _ENGINES[place.scheme](
-        place, _Wanted(durability=durability, blobs=blobs, clock=SystemClock(), api_key=api_key)
-    )
-    return Store(_timed(engine), space=space, folder=place.folder, opener=open)
+        raise InvalidInput(f"namespaces starting with {RESERVED!r} are reserved; choose another one")
+    options = _Options(durability=durability, blobs=blobs, clock=SystemClock(), api_key=api_key)
+    engine = _with_slow_log(_ENGINES[location.scheme](location, options))
+    return Store(engine, space=space, folder=location.folder, opener=open)
 
 
 def open_existing(
     url: str | Path | None = None, *, blobs: str | Blobs | None = None, namespace: str | None = None
 ) -> Store:
-    """Open a store that is there; `NotFound` instead of a new one."""
-    place = locate(url)
-    if not look(place).there:
-        raise NotFound(f"there is no store in {place.shown}; name yours with --store or {ENVIRONMENT}")
+    """Open an existing store. Raise `NotFound` instead of creating one."""
+    location = locate(url)
+    if not probe(location).exists:
+        raise NotFound(f"no store found in {location.display}; select one with --store or {ENVIRONMENT}")
     return open(url, blobs=blobs, namespace=namespace)
 
 
 def migrate(url: str | Path | None = None, *, blobs: str | Blobs | None = None) -> Migrated:
-    """Bring the tables of a store to this version. Opening does it; this also says what changed."""
-    place = locate(url)
-    if place.scheme == "memory":
-        raise Unsupported("a memory: store has no tables to migrate; name another one with --store")
-    if place.scheme in _REMOTE:
+    """Migrate a store to the current schema. Opening does that too; this also reports what changed."""
+    location = locate(url)
+    if location.scheme == "memory":
+        raise Unsupported("a memory: store has no tables to migrate; select another one with --store")
+    if location.scheme in _REMOTE:
         raise Unsupported(
-            f"{place.shown} is a server, which migrates its own store when it starts; upgrade it"
+            f"{location.display} is a server, which migrates its own store when it starts; upgrade the server"
         )
-    before = look(place).version
+    before = probe(location).version
     with open_existing(url, blobs=blobs) as store:
         from treering.engines.sql.schema import SCHEMA_VERSION
 
@@ -160,18 +108,19 @@ def open_async(
     namespace: str | None = None,
     api_key: str | None = None,
 ) -> Opening:
-    """Open a store for asyncio: use it as an async context manager, or await it and `close` the store.
+    """Open a store for asyncio: use the result as an async context manager, or await it and `close` the
+    store.
 
-    The arguments are those of `open`.
+    Takes the arguments of `open`.
     """
-    from treering.async_opening import Opening  # brings asyncio, which a sync store does not need
+    from treering.async_opening import Opening  # imports asyncio, which a sync store does not need
 
     return Opening(
         lambda: open(url, durability=durability, blobs=blobs, namespace=namespace, api_key=api_key)
     )
 
 
-def _timed(engine: Engine) -> Engine:
+def _with_slow_log(engine: Engine) -> Engine:
     given = os.environ.get(SLOW_MS)
     if not given:
         return engine
@@ -179,35 +128,37 @@ def _timed(engine: Engine) -> Engine:
         threshold_ms = float(given)
     except ValueError:
         engine.close()
-        raise InvalidInput(f"{SLOW_MS}={given!r} is no number of milliseconds; use one like 200") from None
+        raise InvalidInput(
+            f"{SLOW_MS}={given!r} is not a number of milliseconds; use a value like 200"
+        ) from None
     from treering.engines.slow_log import log_slow_queries
 
     return log_slow_queries(engine, threshold_ms)
 
 
 class Migrated(msgspec.Struct, frozen=True, kw_only=True):
-    """Which version the tables of a store had, and which one they have now."""
+    """The schema version of a store before and after a migration."""
 
     url: str
     before: str
     after: str
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """What a URL means: which engine, and for a local store which folder."""
+class StoreLocation(msgspec.Struct, frozen=True, kw_only=True):
+    """A parsed store URL: its scheme and, for a local store, its folder."""
 
     scheme: str
     url: str
     folder: Path | None = None
 
     @property
-    def shown(self) -> str:
-        """The place in words that may stand in a message."""
+    def display(self) -> str:
+        """The location as messages show it: without secrets."""
         return str(self.folder) if self.folder is not None else redacted(self.url)
 
 
-def locate(url: str | Path | None) -> Place:
-    """Read a URL (``None``: the environment's, or the default folder)."""
+def locate(url: str | Path | None) -> StoreLocation:
+    """Parse a store URL (``None``: TREERING_URL, or the default folder)."""
     if url is None:
         url = os.environ.get(ENVIRONMENT) or DEFAULT_FOLDER
     if isinstance(url, Path):
@@ -222,33 +173,82 @@ def locate(url: str | Path | None) -> Place:
         return _folder(Path(url[found.end() + 1 :]))
     if scheme == "sqlite" or scheme not in _ENGINES or not (found["slashes"] or scheme == "memory"):
         raise InvalidInput(f"{redacted(url)[:200]!r} is not a store; {_FORMS}")
-    return Place(scheme=scheme, url=url)
+    return StoreLocation(scheme=scheme, url=url)
 
 
-def look(place: Place) -> Presence:
-    """Whether a store is there and of which version, without opening it."""
-    if place.folder is not None:
-        return in_folder(place.folder)
-    if place.scheme in _POSTGRES:
-        return in_postgres(place.url)
-    return Presence(there=True)
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a store exists, and the version of its schema if that could be read."""
+
+    exists: bool
+    version: str | None = None
+
+
+def probe(location: StoreLocation) -> Probe:
+    """Look for a store without opening, creating or changing it.
+
+    It says that a store does not exist only when that is certain. Every other problem is left to `open`,
+    which reports it better.
+    """
+    if location.folder is not None:
+        return _probe_folder(location.folder)
+    if location.scheme in _POSTGRES:
+        return _probe_postgres(location.url)
+    return Probe(exists=True)
+
+
+def _probe_folder(folder: Path) -> Probe:
+    """Read the schema version from the folder of a local store, which this process must not have open."""
+    import sqlite3
+    from contextlib import closing
+
+    from treering.engines.sql.schema import SQLITE_FILE
+
+    file = folder / SQLITE_FILE
+    if not file.is_file():
+        return Probe(exists=False)
+    try:
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=60)) as connection:
+            for (version,) in connection.execute(_VERSION):
+                return Probe(exists=True, version=str(version))
+    except sqlite3.Error:
+        pass
+    return Probe(exists=True)
+
+
+def _probe_postgres(url: str) -> Probe:
+    try:
+        import psycopg
+    except ImportError:
+        return Probe(exists=True)
+    try:
+        with psycopg.connect(url) as connection:
+            for (version,) in connection.execute(_VERSION):
+                return Probe(exists=True, version=str(version))
+    except psycopg.errors.UndefinedTable:
+        return Probe(exists=False)
+    except psycopg.Error:
+        pass
+    return Probe(exists=True)
+
+
+_VERSION: Final = "SELECT version_num FROM alembic_version"
 
 
 def redacted(url: str) -> str:
-    """A URL without its password and without query values that look like secrets."""
+    """Return a URL without its password and without query values that look like secrets."""
     scheme, slashes, rest = url.partition("://")
     if not slashes:
         return url
-    place, question, query = rest.partition("?")
-    user, at, host = place.rpartition("@")
+    authority, question, query = rest.partition("?")
+    user, at, host = authority.rpartition("@")
     name, colon, _ = user.partition(":")
     return "".join(
         (scheme, slashes, name, ":***" if colon else "", at, host, question, _SECRET.sub(r"\1***", query))
     )
 
 
-class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """How to open, apart from where."""
+class _Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of `open` that an engine may need."""
 
     durability: Durability
     blobs: str | Blobs | None
@@ -256,44 +256,42 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None
 
 
-def _open_memory(_: Place, wanted: _Wanted) -> Engine:
+def _open_memory(_: StoreLocation, options: _Options) -> Engine:
     from treering.engines.memory.engine import MemoryEngine
 
-    if wanted.blobs is not None:
-        raise InvalidInput("a memory: store keeps its objects in memory; leave blobs out, or open a folder")
-    return MemoryEngine(clock=wanted.clock)
+    if options.blobs is not None:
+        raise InvalidInput("a memory: store keeps objects in memory; leave blobs out, or open a folder")
+    return MemoryEngine(clock=options.clock)
 
 
-def _open_folder(place: Place, wanted: _Wanted) -> Engine:
+def _open_folder(location: StoreLocation, options: _Options) -> Engine:
     from treering.blobs.folder import FolderBlobs
     from treering.engines.sqlite.engine import open_sqlite
 
-    folder = place.folder or Path(DEFAULT_FOLDER)
-    blobs = _open_blobs(wanted.blobs) or FolderBlobs(folder / BLOBS_FOLDER, clock=wanted.clock)
-    return open_sqlite(folder, durability=wanted.durability, blobs=blobs, clock=wanted.clock)
+    folder = location.folder or Path(DEFAULT_FOLDER)
+    blobs = _open_blobs(options.blobs) or FolderBlobs(folder / BLOBS_FOLDER, clock=options.clock)
+    return open_sqlite(folder, durability=options.durability, blobs=blobs, clock=options.clock)
 
 
-def _open_postgres(place: Place, wanted: _Wanted) -> Engine:
+def _open_postgres(location: StoreLocation, options: _Options) -> Engine:
     try:
         from treering.engines.postgres import open_postgres
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in {"psycopg", "psycopg_pool"}:
             raise MissingExtra("a postgresql:// store", "postgres") from error
         raise
-    return open_postgres(place.url, blobs=_open_blobs(wanted.blobs), clock=wanted.clock)
+    return open_postgres(location.url, blobs=_open_blobs(options.blobs), clock=options.clock)
 
 
-def _open_remote(place: Place, wanted: _Wanted) -> Engine:
+def _open_remote(location: StoreLocation, options: _Options) -> Engine:
     from treering.engines.remote.engine import open_remote
 
-    if wanted.blobs is not None:
-        raise InvalidInput(
-            f"{place.shown} is a server, which keeps objects where it was told to; leave blobs out"
-        )
-    return open_remote(place.url, api_key=wanted.api_key or os.environ.get(KEY_ENVIRONMENT) or None)
+    if options.blobs is not None:
+        raise InvalidInput(f"{location.display} is a server with its own object storage; leave blobs out")
+    return open_remote(location.url, api_key=options.api_key or os.environ.get(KEY_ENVIRONMENT) or None)
 
 
-_ENGINES: Final[dict[str, Callable[[Place, _Wanted], Engine]]] = {
+_ENGINES: Final[dict[str, Callable[[StoreLocation, _Options], Engine]]] = {
     "memory": _open_memory,
     "sqlite": _open_folder,
     "postgresql": _open_postgres,
@@ -304,25 +302,27 @@ _ENGINES: Final[dict[str, Callable[[Place, _Wanted], Engine]]] = {
 _POSTGRES: Final = frozenset({"postgresql", "postgres"})
 _REMOTE: Final = frozenset({"https", "http"})
 _FORMS: Final = (
-    "accepted are a folder (./.treering), sqlite:///folder, sqlite:////absolute/folder, "
-    "postgresql://user@host/database, https://server and memory: (write ./a:b for a folder with a colon)"
+    "use a folder (./.treering), sqlite:///folder, sqlite:////absolute/folder, "
+    "postgresql://user@host/database, https://server or memory: (write ./a:b for a folder with a colon)"
 )
 _SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>//)?")
 _SECRET: Final = re.compile(r"((?:^|&)[^=&]*(?:pass|secret|token|key|sig)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
-def _folder(path: Path) -> Place:
+def _folder(path: Path) -> StoreLocation:
     if "\0" in str(path):
-        raise InvalidInput(f"{ascii(str(path))[:80]} cannot be a store: no path has a NUL in it")
+        raise InvalidInput(
+            f"{ascii(str(path))[:80]} cannot be a store: a path cannot contain a NUL character"
+        )
     try:
         folder = path.expanduser().absolute()
         if folder.exists() and not folder.is_dir():
-            raise InvalidInput(f"{folder} is a file; a store is a folder, choose another path")
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~user of nobody
+            raise InvalidInput(f"{folder} is a file, but a store is a folder; choose another path")
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~user does not exist
         kind = Unreachable if isinstance(error, PermissionError) else InvalidInput
         reason = getattr(error, "strerror", None) or error
         raise kind(f"{str(path)[:200]} cannot be a store: {reason}; choose another folder") from error
-    return Place(scheme="sqlite", url=f"sqlite:///{folder}", folder=folder)
+    return StoreLocation(scheme="sqlite", url=f"sqlite:///{folder}", folder=folder)
 
 
 def _open_blobs(blobs: str | Blobs | None) -> Blobs | None:

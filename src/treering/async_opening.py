@@ -1,4 +1,4 @@
-"""An async store that is about to be opened: awaitable, and an async context manager."""
+"""The result of `treering.open_async`: awaitable, and an async context manager."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treering.store import Store
 
 
 class Opening:
-    """What `open_async` gives. The store is opened in a thread when it is awaited or entered."""
+    """A store to be opened, in a thread, when this is awaited or entered."""
 
     def __init__(self, opener: Callable[[], Store]) -> None:
         self._opener = opener
@@ -39,7 +39,7 @@ class Opening:
         try:
             return AsyncStore(await bridge.future(opening), bridge)
         except asyncio.CancelledError:
-            opening.add_done_callback(_close)  # nobody will get the store that the thread is still opening
+            opening.add_done_callback(_close)  # the thread is still opening a store that nobody will receive
             bridge.shut_down()
             raise
         except BaseException:

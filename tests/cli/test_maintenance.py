@@ -110,7 +110,7 @@ class TestEveryCommand:
         ran = cli(*command, "--store", tmp_path / "nowhere")
         assert ran.code == 3
         assert ran.out == ""
-        assert "there is no store in" in ran.err
+        assert "no store found in" in ran.err
         assert "--store" in ran.err
         assert "Traceback" not in ran.err
         assert list(tmp_path.iterdir()) == []
@@ -119,7 +119,7 @@ class TestEveryCommand:
     def test_a_url_that_means_nothing_is_a_usage_error(self, cli: Cli, command: tuple[str, ...]) -> None:
         ran = cli(*command, "--store", f"mysql://me:{SECRET}@db/x")
         assert ran.code == 2
-        assert "accepted are a folder" in ran.err
+        assert "use a folder a folder" in ran.err
         assert SECRET not in ran.err
 
     @pytest.mark.parametrize("command", COMMANDS)
@@ -301,7 +301,7 @@ class TestProcess:
         ran = run_process("verify", TREERING_URL=str(tmp_path / "nowhere"))
         assert ran.code == 3
         assert ran.out == ""
-        assert ran.err.startswith("treering: there is no store in")
+        assert ran.err.startswith("treering: no store found in")
         assert "Traceback" not in ran.err
 
     def test_help_loads_no_engine_and_no_rich(self) -> None:

@@ -27,7 +27,7 @@ from treering.cli.console import clean, rows, show, size
 from treering.cli.options import JsonOption, StorePlace, takes_store
 
 if TYPE_CHECKING:
-    from treering.api import Place
+    from treering.api import StoreLocation
     from treering.store import Store
 
 Status = Literal["ok", "note", "warning", "broken"]
@@ -98,7 +98,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _check_store(place: StorePlace, located: Place, *, verify: bool) -> Iterator[Finding]:
+def _check_store(place: StorePlace, located: StoreLocation, *, verify: bool) -> Iterator[Finding]:
     from treering.errors import TreeringError
     from treering.maintenance.stats import user_spaces
 
@@ -194,12 +194,12 @@ def check_extras() -> Iterator[Finding]:
         )
 
 
-def check_settings(given: str | None, place: Place) -> Iterator[Finding]:
+def check_settings(given: str | None, place: StoreLocation) -> Iterator[Finding]:
     """Report which store is used, where that was configured, and which settings are set."""
     from treering.api import ENVIRONMENT, redacted
 
     source = "--store" if given is not None else ENVIRONMENT if os.environ.get(ENVIRONMENT) else "the default"
-    yield Finding(what="store", status="ok", detail=f"{place.shown} (from {source})")
+    yield Finding(what="store", status="ok", detail=f"{place.display} (from {source})")
     for name in sorted(os.environ):
         if name.startswith("TREERING_"):
             value = redacted(os.environ[name]) if name in _SHOWN_SETTINGS else "set"
@@ -221,13 +221,13 @@ def check_clock() -> Iterator[Finding]:
         yield Finding(what="clock", status="ok", detail=shown)
 
 
-def check_presence(place: Place) -> Iterator[Finding]:
+def check_presence(place: StoreLocation) -> Iterator[Finding]:
     """Check that the store exists with the current schema. It may be opened if the last finding is ok."""
-    from treering.api import look
+    from treering.api import probe
     from treering.engines.sql.schema import SCHEMA_VERSION
 
-    seen = look(place)
-    if not seen.there:
+    seen = probe(place)
+    if not seen.exists:
         yield Finding(
             what="presence",
             status="broken",

@@ -62,4 +62,4 @@ def claude_code(
     # Hooks run in the project's folder. A URL out of the environment may hold a secret, and stays there.
     url = store if place.folder is None else str(place.folder.resolve())
     changed = hooks.install(path, hooks.hook_command(url, namespace=namespace, waits=wait))
-    say(f"{'installed into' if changed else 'already in'} {path}; sessions go to {place.shown}")
+    say(f"{'installed into' if changed else 'already in'} {path}; sessions go to {place.display}")

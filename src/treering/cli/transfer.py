@@ -195,14 +195,14 @@ def _run(
 
     ``is_sure`` says that a bad line stops nothing, so that there is no need to read everything twice.
     """
-    from treering.api import locate, look
+    from treering.api import locate, probe
     from treering.api import open as open_store
     from treering.importers.registry import importer, loaded
 
     function = loaded(importer(name).function)
     report: Any = None  # one of the two below makes it
     located = locate(place.store)
-    is_there = look(located).there
+    is_there = probe(located).exists
     if not is_there and (dry_run or not is_sure):
         with open_store("memory:", namespace=place.namespace) as empty:
             report = function(source, empty, dry_run=True, **options)
@@ -213,7 +213,7 @@ def _run(
         ):
             report = function(source, opened, on_progress=update, dry_run=dry_run, **options)
         if not is_there:
-            say(f"note: made a new store in {located.shown}")
+            say(f"note: made a new store in {located.display}")
     if report.seconds and report.lines:
         speed = report.lines / report.seconds
         say(f"note: {report.lines:,} lines in {report.seconds:.1f} s, {speed:,.0f} a second")

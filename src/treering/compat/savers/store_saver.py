@@ -430,12 +430,12 @@ class PostgresSaver(StoreSaver):
 def _open_folder(path: str | Path, durability: Durability) -> Store:
     place = api.locate(path)
     if place.folder is None:
-        raise InvalidInput(f"{place.shown} is no folder; SqliteSaver keeps its database in one")
+        raise InvalidInput(f"{place.display} is no folder; SqliteSaver keeps its database in one")
     return api.open(path, durability=durability)
 
 
 def _open_postgres(url: str) -> Store:
     place = api.locate(url)
     if place.scheme not in {"postgresql", "postgres"}:
-        raise InvalidInput(f"{place.shown} is no PostgreSQL; use postgresql://user@host/database")
+        raise InvalidInput(f"{place.display} is no PostgreSQL; use postgresql://user@host/database")
     return api.open(url)
