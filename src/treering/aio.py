@@ -62,13 +62,13 @@ from treering.state.state import JsonStore, State, StateChange, StateEntry
 from treering.state.user_sessions import RestoredSessions, UserSessions
 from treering.store import Store
 from treering.threads.actions import Actions
+from treering.threads.chat_ids import ChatId, TaskId
 from treering.threads.chats import Chat, ChatLine, ChatLog
 from treering.threads.checkpoint import Checkpoint
 from treering.threads.checkpoint_record import Decision
 from treering.threads.diff import Difference
 from treering.threads.directory import ThreadInfo
 from treering.threads.hooks import Hooks
-from treering.threads.ids import ChatId, TaskId
 from treering.threads.thread import Cleaned, Thread
 from treering.threads.tool_budgets import Budgets
 from treering.threads.transcripts import Role, Transcript, TranscriptEvent

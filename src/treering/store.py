@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from treering.core.batch import Batch, Draft, Receipt
 from treering.core.clock import Clock, SystemClock
 from treering.core.engine import Engine
-from treering.core.ids import check_space
+from treering.core.ids import check_space, thread_key
 from treering.errors import InvalidInput
+from treering.graphs.extension import install as install_graphs
 from treering.threads.hooks import Hooks
-from treering.threads.ids import thread_key
 from treering.threads.thread import Thread, ThreadContext
 from treering.workspaces.workspace import Workspace
 
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from treering.threads.chats import Chat
     from treering.threads.directory import ThreadInfo
     from treering.threads.transcripts import Transcript
+
+
+install_graphs()  # so that every process that opens a store can read what graphs saved
 
 
 class Opener(Protocol):
@@ -365,13 +368,21 @@ class Store:
         from msgspec import structs
 
         from treering.graphs.step import delta_step
+        from treering.limits.alert import ALERT
         from treering.maintenance.gc import collect
         from treering.runs.retention import drop_runs
         from treering.runs.run import RUN
 
         runs = None
         if keep_runs is not None:
-            runs = drop_runs(self._engine, self._space, keep_runs, dry_run=dry_run, clock=self._clock)
+            runs = drop_runs(
+                self._engine,
+                self._space,
+                keep_runs,
+                dry_run=dry_run,
+                clock=self._clock,
+                further_kinds=(ALERT,),
+            )
         collected = collect(
             self._engine,
             self._space,

@@ -14,7 +14,7 @@ import treering
 from treering.core.batch import Delete, RefChange, Set
 from treering.core.ids import check_id
 from treering.errors import InvalidInput
-from treering.threads.ids import ChatId, TaskId, parse_thread_id
+from treering.threads.chat_ids import ChatId, TaskId, parse_thread_id
 
 
 def say(text):

@@ -10,10 +10,10 @@ from tests.importers.histories import bring, exported
 from treering.core.batch import Event, Usage
 from treering.core.content import list_address
 from treering.core.encoding import decode, decode_json, encode, encode_json
+from treering.core.ids import thread_scope
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput
 from treering.importers.export import export_jsonl
-from treering.threads.history import thread_scope
 
 
 class TestOtherEvents:

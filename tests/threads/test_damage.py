@@ -18,7 +18,7 @@ def folder(tmp_path):
 def test_a_record_that_cannot_be_read_is_corrupt(folder):
     with treering.open(folder) as store:
         head = told(store).head
-    damage(folder, f"UPDATE event SET data = X'7b2273746570223a317d' WHERE id = '{head.id}'")
+    damage(folder, f"UPDATE event SET data = X'7b2273746570223a' WHERE id = '{head.id}'")
     with treering.open(folder) as store:
         with pytest.raises(Corrupt, match=head.id):
             store.thread("t").load()

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from treering.core.batch import Draft
 from treering.core.clock import SystemClock, day_of
-from treering.core.ids import check_id
+from treering.core.ids import check_id, thread_scope
 from treering.core.paging import check_may_erase
 from treering.core.query import Erasure
 from treering.errors import Conflict, Corrupt, InvalidInput, NotFound
@@ -37,7 +37,7 @@ from treering.threads.checkpoint_record import (
     read_checkpoint,
 )
 from treering.threads.directory import ThreadInfo
-from treering.threads.history import Journal, head_ref, read_head, thread_scope
+from treering.threads.history import Journal, head_ref, read_head
 from treering.threads.hooks import Saved, SaveRequest
 from treering.threads.lists import ListChange, behind
 from treering.threads.state_values import read_state

@@ -23,11 +23,10 @@ from treering.compat.savers.checkpoint import NEW
 from treering.compat.savers.saver import Saver as TreeringSaver
 from treering.core.batch import Event
 from treering.core.encoding import encode_json
-from treering.core.ids import new_id, time_of
+from treering.core.ids import new_id, thread_scope, time_of
 from treering.errors import InvalidInput
 from treering.store import Store
 from treering.threads.checkpoint_record import Decision, answer
-from treering.threads.history import thread_scope
 from treering.threads.hooks import Hook, HookName, Hooks
 
 FAILED: Final = "checkpoint.failed"

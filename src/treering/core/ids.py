@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from threading import Lock
-from typing import Final
+from typing import Final, overload
 from weakref import WeakSet
 
 import msgspec
@@ -238,6 +238,30 @@ def thread_of_scope(scope: str) -> str | None:
 def namespace_prefix(namespace: str) -> str:
     """Return the common prefix of all scopes in a namespace."""
     return _quote(namespace) + "/"
+
+
+@lru_cache(maxsize=4096)
+def thread_scope(thread_id: str, namespace: str) -> str:
+    """Return the scope of a thread."""
+    return str(Scope(namespace, _THREAD, thread_id))
+
+
+@overload
+def thread_key(thread_id: str, namespace: str) -> str: ...
+@overload
+def thread_key(thread_id: str | None, namespace: str) -> str | None: ...
+def thread_key(thread_id: str | None, namespace: str) -> str | None:
+    """Return the name of a thread in events: its namespace, then its id. Two threads never share one."""
+    return None if thread_id is None else namespace_prefix(namespace) + thread_id
+
+
+def thread_of_key(key: str | None) -> tuple[str | None, str]:
+    """Return the id and the namespace of a thread, given its name in events. The inverse of `thread_key`."""
+    scope = None if key is None else thread_scope_of(key)
+    if scope is None:
+        return key, ""
+    parsed = parse_scope(scope)
+    return parsed.id, parsed.namespace
 
 
 def _quote(part: str) -> str:

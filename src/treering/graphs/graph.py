@@ -20,7 +20,6 @@ from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import Corrupt, InvalidInput
 from treering.graphs.step import (
-    FORKED,
     GRAPH,
     GraphHead,
     Place,
@@ -31,7 +30,7 @@ from treering.graphs.step import (
     step_id,
     writes_key,
 )
-from treering.threads.checkpoint_record import KIND, by_id, read_checkpoint
+from treering.threads.checkpoint_record import FORKED_FROM, KIND, by_id, read_checkpoint
 from treering.threads.history import REWIND, encode_head
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class Graphs:
             for step in self._own(place, None):
                 if step.graph_id == graph_id and step.within == place.within:
                     return step
-                if FORKED in step.checkpoint.metadata:
+                if FORKED_FROM in step.checkpoint.metadata:
                     oldest = step
             origin = None if oldest is None else self._origin(oldest)
         elif place.within and (first := self._first(place)) is not None:
@@ -129,13 +128,13 @@ class Graphs:
         """
         copies: set[str] = set()
         for step in self._own(place, until_us):
-            if FORKED in step.checkpoint.metadata:
+            if FORKED_FROM in step.checkpoint.metadata:
                 copies.add(step.graph_id)
             if within is None or step.within == within:
                 yield step
         step = self.inherited(self.place(place.thread, within)) if within else self._first(place)
         if step is not None and not within:
-            step = self._behind(step) if FORKED in step.checkpoint.metadata else None
+            step = self._behind(step) if FORKED_FROM in step.checkpoint.metadata else None
         while step is not None:
             if step.graph_id not in copies:
                 yield step
@@ -224,7 +223,7 @@ class Graphs:
                 behind = max((seq for seq in passed.children(wanted) if seq < step.seq), default=0)
             else:
                 passed = _Passed(self._own(there, None))
-                if step.checkpoint.metadata.get(FORKED) == wanted:
+                if step.checkpoint.metadata.get(FORKED_FROM) == wanted:
                     step = parent
                     continue
                 behind = self._last_child(there, parent, self.forked_at(place_of(step)))
@@ -258,7 +257,7 @@ class Graphs:
     def forked_at(self, place: Place) -> int | None:
         """The commit in which a thread began as a fork; ``None`` for one that is no fork."""
         first = self._first(place)
-        return first.seq if first is not None and FORKED in first.checkpoint.metadata else None
+        return first.seq if first is not None and FORKED_FROM in first.checkpoint.metadata else None
 
     def _first(self, place: Place) -> Step | None:
         query = EventQuery(kinds=(KIND,), scope=place.scope, brief=True)
@@ -279,13 +278,13 @@ class Graphs:
         head = self.head(root)
         step = None if head is None else head.step
         passed = _Passed(self._own(root, None))
-        while step is not None and FORKED not in step.checkpoint.metadata:
+        while step is not None and FORKED_FROM not in step.checkpoint.metadata:
             step = passed.find(step.checkpoint.parent or "")
         return step or first
 
     def _origin(self, step: Step) -> Step | None:
         """The step of another thread that this one is a copy of."""
-        origin = step.checkpoint.metadata.get(FORKED)
+        origin = step.checkpoint.metadata.get(FORKED_FROM)
         return None if origin is None else self.by_id(origin)
 
     def _last_child(self, place: Place, step: Step, until: int | None) -> int:

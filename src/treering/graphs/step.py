@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from treering.core.encoding import is_tagged
-from treering.core.ids import MAX_ID_CHARS, namespace_prefix
+from treering.core.ids import MAX_ID_CHARS, namespace_prefix, thread_scope
 from treering.core.query import EventQuery
 from treering.core.retention import DeltaStep
 from treering.graphs.rows import GRAPH, Named
-from treering.threads.checkpoint_record import KIND, PREFIX, read_checkpoint
-from treering.threads.history import head_ref, thread_scope
+from treering.threads.checkpoint_record import FORKED_FROM, KIND, PREFIX, read_checkpoint
+from treering.threads.history import head_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,8 +132,6 @@ def _ticks(graph_id: str) -> int | None:
 
 HIDDEN: Final = "hidden"
 """Where the framework's metadata goes whose names are ours."""
-FORKED: Final = "forked_from"
-"""The key under which a copy names the checkpoint of another thread that it is a copy of."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +159,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     def metadata(self) -> dict[str, Any]:
         """What the framework calls its metadata."""
         metadata = {
-            name: value for name, value in self.checkpoint.metadata.items() if name not in (GRAPH, FORKED)
+            name: value
+            for name, value in self.checkpoint.metadata.items()
+            if name not in (GRAPH, FORKED_FROM)
         }
         return metadata | self.graph.get(HIDDEN, {})
 
@@ -187,19 +187,6 @@ def place_of(step: Step, within: str | None = None) -> Place:
     """Where a step lies, whoever reads it; or another namespace ``within`` the same thread."""
     checkpoint = step.checkpoint
     return placed(checkpoint.thread, checkpoint.namespace, step.within if within is None else within)
-
-
-def needed_scope(copy: CheckpointRecord, origin: CheckpointRecord | None) -> str | None:
-    """The scope without which a copy of another thread's step cannot be read; ``None`` if there is none.
-
-    What a graph's delta channels are made of, what its tasks wrote and where its subgraphs are lies in rows
-    of the thread that it was forked from, not in the content that both share.
-    """
-    if origin is None or GRAPH not in copy.metadata:
-        return None
-    if (origin.thread, origin.namespace) == (copy.thread, copy.namespace):
-        return None
-    return thread_scope(origin.thread, origin.namespace)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -250,7 +237,7 @@ def metadata_of(
             else:
                 continue
             if rest.get("ns", "") == place.within:
-                metadata.pop(FORKED, None)
+                metadata.pop(FORKED_FROM, None)
                 if HIDDEN in rest:
                     metadata |= rest[HIDDEN]
                 found.append((graph_id, metadata if is_plain else unpacked(metadata)))
@@ -285,7 +272,7 @@ def delta_step(engine: Engine, space: str, record: Record) -> DeltaStep | None:
     counted: Any = checkpoint.metadata.get("counters_since_delta_snapshot") or ()
     return DeltaStep(
         parent=checkpoint.parent,
-        copy_of=checkpoint.metadata.get(FORKED),
+        copy_of=checkpoint.metadata.get(FORKED_FROM),
         open=frozenset(name for name in counted if name in known["versions"] and name not in held),
         held=held,
     )

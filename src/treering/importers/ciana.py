@@ -22,7 +22,7 @@ from treering.memory.markdown import read_file
 from treering.schedules.tasks import Task, task_ref
 from treering.schedules.timing import TaskType, Timing, parse_timing
 from treering.state.user_sessions import UserSession
-from treering.threads.ids import ChatId, parse_thread_id
+from treering.threads.chat_ids import ChatId, parse_thread_id
 
 if TYPE_CHECKING:
     from treering.importers.registry import Root

@@ -25,6 +25,7 @@ from treering.core.content import (
     slot_address,
 )
 from treering.core.encoding import decode_json
+from treering.core.ids import thread_scope
 from treering.core.paging import each_record, each_ref
 from treering.core.query import EventQuery
 from treering.graphs.graph import BEGUN, HOLDER, WRITES
@@ -48,7 +49,7 @@ from treering.importers.jsonl_format import (
     write_line,
 )
 from treering.threads.checkpoint_record import KIND, CheckpointRecord, ListPrefix, Value, read_checkpoint
-from treering.threads.history import Journal, thread_scope
+from treering.threads.history import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,12 +19,12 @@ from msgspec import structs
 from treering.core.batch import ABSENT, Draft, Event
 from treering.core.content import Content, ObjectAddress, list_address, parse_address
 from treering.core.encoding import encode_json
-from treering.core.ids import namespace_prefix
+from treering.core.ids import namespace_prefix, thread_scope
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import Conflict, NotFound, RefMoved
 from treering.threads.checkpoint_record import CheckpointRecord, ListPrefix, by_id, read_checkpoint
-from treering.threads.history import Journal, head_ref, read_head, thread_scope
+from treering.threads.history import Journal, head_ref, read_head
 from treering.threads.lists import ListChange, encode_items
 from treering.threads.state_values import read_state
 from treering.threads.writer import CheckpointWriter, NewCheckpoint

@@ -20,7 +20,7 @@ from treering.core.batch import Event, Usage
 from treering.core.clock import day_of, from_datetime
 from treering.core.content import Address, SlotAddress, list_address, object_address, parse_address
 from treering.core.encoding import encode_json
-from treering.core.ids import check_id
+from treering.core.ids import check_id, thread_scope
 from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, TreeringError, Unreachable
 from treering.importers.histories import COLUMNS, REWIND, HeadMade, Histories, ListMade, Made, further_heads
 from treering.importers.jsonl_format import (
@@ -41,7 +41,6 @@ from treering.importers.jsonl_format import (
 from treering.importers.report import FileReport, ImportReport, Progress
 from treering.store import Store
 from treering.threads.checkpoint_record import KIND, created_at_us
-from treering.threads.history import thread_scope
 
 # -----------------------------------------------------------------------------------------------------------
 # What the lines of an exported history stand for: checkpoints and events that can be stored.

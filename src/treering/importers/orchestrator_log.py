@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from treering.core.clock import DAY_US, SECOND_US
-from treering.core.ids import check_id
+from treering.core.ids import check_id, thread_key
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.importers.claude_code.turns import time_us
@@ -28,7 +28,6 @@ from treering.importers.report import FileReport, ImportReport
 from treering.importers.sessions import raw_lines
 from treering.runs.run import Run, run_info, run_ref
 from treering.runs.span import usage_of
-from treering.threads.ids import thread_key
 
 if TYPE_CHECKING:
     from treering.core.batch import Usage

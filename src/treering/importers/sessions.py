@@ -18,7 +18,7 @@ import msgspec
 
 from treering.core.batch import Event
 from treering.core.encoding import decode_json, encode, encode_json
-from treering.core.ids import Scope
+from treering.core.ids import Scope, thread_key
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput, Unreachable
@@ -28,7 +28,6 @@ from treering.importers.recording import BatchRecorder
 from treering.importers.report import FileReport, ImportReport, Spent, Tally
 from treering.runs.run import Run
 from treering.threads.checkpoint_record import PREFIX
-from treering.threads.ids import thread_key
 
 if TYPE_CHECKING:
     from treering.core.batch import Draft, Usage

@@ -17,9 +17,8 @@ import msgspec
 from treering.core.batch import Draft, Event
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import Scope
+from treering.core.ids import Scope, thread_key, thread_of_key
 from treering.core.query import EventQuery
-from treering.threads.ids import thread_key, thread_of_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

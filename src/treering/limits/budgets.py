@@ -17,7 +17,7 @@ import msgspec
 from treering.core.batch import ANY, Draft
 from treering.core.clock import day_of, to_datetime
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import Scope, check_id
+from treering.core.ids import Scope, check_id, thread_key, thread_of_key
 from treering.core.money import check_currency, from_nanos, to_nanos
 from treering.core.paging import each_ref
 from treering.core.query import SumQuery
@@ -25,7 +25,6 @@ from treering.errors import BudgetExceeded, Corrupt, InvalidInput, TreeringError
 from treering.limits.alert import LEDGER, Alert, alert_id, log, raise_alert
 from treering.runs.cost import cost_of
 from treering.runs.span import SPAN
-from treering.threads.ids import thread_key, thread_of_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from treering.core.batch import Usage
+from treering.core.ids import thread_key
 from treering.core.money import check_currency, from_nanos
 from treering.core.query import SumQuery
 from treering.runs.prices import ExchangeRate, exchange
 from treering.runs.run import run_info, run_ref
-from treering.threads.ids import thread_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

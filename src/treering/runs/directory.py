@@ -13,6 +13,7 @@ from msgspec import structs
 
 from treering.core.batch import Draft
 from treering.core.clock import from_datetime
+from treering.core.ids import thread_key
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound, RefMoved
 from treering.runs.compare import AgentComparison, RunComparison, compare_agents, compare_runs
@@ -29,7 +30,6 @@ from treering.runs.run import (
     run_ref,
     write_state,
 )
-from treering.threads.ids import thread_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

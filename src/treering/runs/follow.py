@@ -19,11 +19,11 @@ from treering.core.clock import to_iso
 from treering.core.content import Address
 from treering.core.encoding import decode_json
 from treering.core.engine import Engine
+from treering.core.ids import thread_key, thread_of_key
 from treering.core.money import from_nanos
 from treering.core.query import EventQuery
 from treering.core.records import Record
 from treering.errors import InvalidInput
-from treering.threads.ids import thread_key, thread_of_key
 
 PAGE: Final = 500
 _SLICE_SECONDS: Final = 0.5

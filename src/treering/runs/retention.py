@@ -20,7 +20,6 @@ from treering.core.paging import each_record, each_scope
 from treering.core.query import Erasure, EventQuery
 from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import InvalidInput
-from treering.limits.alert import ALERT
 from treering.runs.directory import Runs
 from treering.runs.otlp.logs import LOG
 from treering.runs.otlp.spans import ATTRIBUTES
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from treering.core.records import Record
 
 _LISTED: Final = ":listed"
-_OWN: Final = frozenset({RUN, MESSAGE, ALERT, LOG, ATTRIBUTES})
+_OWN: Final = frozenset({RUN, MESSAGE, LOG, ATTRIBUTES})
 _AT_ONCE: Final = 20_000
 """Events that one erasure takes: each of them looks at the whole store once."""
 
@@ -50,8 +49,19 @@ class DroppedRuns(msgspec.Struct, frozen=True, kw_only=True):
     """The journal event that lists them."""
 
 
-def drop_runs(engine: Engine, space: str, keep: Keep, *, dry_run: bool, clock: Clock) -> DroppedRuns:
-    """Decide about every run of every namespace, and drop those that no rule wants."""
+def drop_runs(
+    engine: Engine,
+    space: str,
+    keep: Keep,
+    *,
+    dry_run: bool,
+    clock: Clock,
+    further_kinds: tuple[str, ...] = (),
+) -> DroppedRuns:
+    """Apply retention to the runs of every namespace, and drop those that no rule keeps.
+
+    ``further_kinds`` are events of other layers that belong to a run and are dropped with it.
+    """
     if keep.max_bytes is not None:
         raise InvalidInput(
             "keep max_bytes is not for runs: their contents are shared; use last, daily, within"
@@ -68,7 +78,7 @@ def drop_runs(engine: Engine, space: str, keep: Keep, *, dry_run: bool, clock: C
     event = None
     if dropped and not dry_run:
         event = _note(engine, space, keep, [info.id for _, info in dropped], clock)
-        _drop(engine, space, dropped)
+        _drop(engine, space, dropped, _OWN.union(further_kinds))
     return DroppedRuns(
         dropped=tuple(info.id for _, info in dropped), kept=len(listed) - len(dropped), event=event
     )
@@ -118,13 +128,13 @@ def _note(engine: Engine, space: str, keep: Keep, ids: list[str], clock: Clock) 
     return draft.id
 
 
-def _drop(engine: Engine, space: str, runs: list[tuple[Record, RunInfo]]) -> None:
+def _drop(engine: Engine, space: str, runs: list[tuple[Record, RunInfo]], kinds: frozenset[str]) -> None:
     index = EventIndex(engine, space)
     seqs: list[int] = []
     refs: list[str] = []
     for record, info in runs:
         refs += [run_ref(info.id), *index.take_out(info.id)]
-        seqs += [record.seq, *_events(engine, space, info.id)]
+        seqs += [record.seq, *_events(engine, space, info.id, kinds)]
         if len(seqs) >= _AT_ONCE:
             engine.erase(space, Erasure(event_seqs=tuple(seqs), refs=tuple(refs)))
             seqs, refs = [], []
@@ -132,14 +142,14 @@ def _drop(engine: Engine, space: str, runs: list[tuple[Record, RunInfo]]) -> Non
         engine.erase(space, Erasure(event_seqs=tuple(seqs), refs=tuple(refs)))
 
 
-def _events(engine: Engine, space: str, run: str) -> Iterator[int]:
+def _events(engine: Engine, space: str, run: str, kinds: frozenset[str]) -> Iterator[int]:
     for record in each_record(engine, space, EventQuery(run=run, order="time")):
-        if _is_recorded(record.event.kind):
+        if _is_recorded(record.event.kind, kinds):
             yield record.seq
 
 
-def _is_recorded(kind: str) -> bool:
+def _is_recorded(kind: str, kinds: frozenset[str]) -> bool:
     """Whether an event is the run's own. Checkpoints, memories and snapshots that were saved inside of it
     are only linked to it: they stay, and go by their own policies.
     """
-    return kind in _OWN or kind.startswith((SPAN, OPEN))
+    return kind in kinds or kind.startswith((SPAN, OPEN))

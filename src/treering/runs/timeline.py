@@ -18,6 +18,7 @@ from msgspec import structs
 from treering.core.clock import to_iso
 from treering.core.content import Address
 from treering.core.encoding import decode, decode_json
+from treering.core.ids import thread_key
 from treering.core.money import from_nanos
 from treering.core.paging import each_record, record_pages
 from treering.core.query import EventQuery, encode_cursor
@@ -26,7 +27,6 @@ from treering.runs.follow import Following, LiveEvent, Selection
 from treering.runs.run import RUNNING
 from treering.runs.search import AskedWords, EventIndex, Found, Wanted, pieces_of, search
 from treering.runs.span import FIRST_TOKEN, MESSAGE, OPEN, SPAN, input_of
-from treering.threads.ids import thread_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

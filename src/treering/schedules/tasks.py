@@ -18,10 +18,10 @@ from msgspec import structs
 from treering.core.batch import Event
 from treering.core.clock import to_datetime, to_iso
 from treering.core.encoding import decode, decode_json, encode, encode_json
-from treering.core.ids import Scope, namespace_prefix, parse_scope
+from treering.core.ids import Scope, namespace_prefix, parse_scope, thread_key
 from treering.errors import Corrupt, Unencodable
 from treering.schedules.timing import TaskType, Timing, time_zone
-from treering.threads.ids import TaskId, thread_key
+from treering.threads.chat_ids import TaskId
 
 if TYPE_CHECKING:
     from treering.core.batch import Draft

@@ -1,10 +1,10 @@
 """A checkpoint: one immutable checkpoint of a thread, as a row of the journal.
 
 The row holds no content, only where it lies: for each list channel (the messages are one) its list and
-length, for each state value its address and a digest that tells whether it changed. A step therefore
-costs the bytes that are new in it, however long the conversation is. What the event says already (how the
-parent's id begins, and of a graph's step its thread) is left out; older rows spell all of it. **Invariant:**
-everything that a checkpoint points at is among the links of its event, so it stays as long as the event does.
+length, for each state value its address and a digest that tells whether it changed. A step therefore costs
+the bytes that are new in it, however long the conversation is. What the event says already (the thread, and
+how the parent's id begins) is left out. **Invariant:** everything that a checkpoint points at is among the
+links of its event, so it stays as long as the event does.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from treering.core.batch import Event
 from treering.core.clock import DAY_US, day_of, to_iso
 from treering.core.content import Address, Content, list_address
 from treering.core.encoding import decode_json, encode_json, is_tagged
-from treering.core.ids import Scope, new_id, new_id_with_time, parse_scope, time_of
+from treering.core.ids import new_id, new_id_with_time, parse_scope, thread_scope, time_of
 from treering.core.query import EventQuery
-from treering.errors import Conflict, Corrupt, InvalidInput
-from treering.graphs.rows import GRAPH, lengthened, shortened
+from treering.errors import Conflict, Corrupt, InvalidInput, Unsupported
 from treering.runs.span import current_node
+from treering.threads.extensions import registered
 
 if TYPE_CHECKING:
     from treering.core.batch import Draft
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 KIND: Final = "checkpoint"
 PREFIX: Final = "ckpt_"
 MESSAGES: Final = "messages"
+FORKED_FROM: Final = "forked_from"
+"""The metadata key under which a copy names the checkpoint of another thread that it is a copy of."""
 MAX_ROW_BYTES: Final = 16 * 1024
 """A longer record goes into the body of its event, so that pages of history stay small."""
 
@@ -43,7 +45,6 @@ _SHORT: Final = 13
 _SHARED: Final = len(PREFIX) + 6
 """How much of an id a parent leaves out that begins like its child: both were made in the same 17 minutes."""
 _TITLE_CHARS: Final = 200
-_THREAD: Final = "thread"
 
 
 class ListPrefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -65,10 +66,10 @@ StateValue = Value | dict[str, Value]
 
 
 class EncodedMetadata(NamedTuple):
-    """The metadata of a checkpoint as JSON without tags: the caller's own, and a framework's fields in it."""
+    """The metadata of a checkpoint as JSON: without the fields of the extension, and these fields packed."""
 
     metadata: bytes
-    graph: bytes
+    packed: bytes | None
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +140,6 @@ def write_checkpoint(
     draft: Draft,
     checkpoint: CheckpointRecord,
     *,
-    scope: str,
     metadata: EncodedMetadata | None = None,
     depends_on: str | None = None,
 ) -> None:
@@ -149,27 +149,28 @@ def write_checkpoint(
     the caller has encoded it already. ``depends_on`` is the scope of another thread whose rows are needed to
     read this one: an empty list of that scope is linked, so that erasing it finds out about this fork.
     """
-    record = _record(checkpoint, scope, metadata)
+    scope = thread_scope(checkpoint.thread, checkpoint.namespace)
+    data: bytes | None = _encode(checkpoint, metadata)
     body = None
-    if len(record) > MAX_ROW_BYTES:
-        body = draft.put(Content("json", record), scope=scope)
-        record = None
+    if len(data) > MAX_ROW_BYTES:
+        body = draft.put(Content("json", data), scope=scope)
+        data = None
     links = _links(checkpoint)
     if depends_on is not None:
         draft.append(anchor(depends_on), scope=depends_on, at=0)
         links = (*links, list_address(anchor(depends_on)))
-    place = current_node.get()
+    node = current_node.get()
     draft.event(
         Event(
             id=checkpoint.id,
             kind=KIND,
             ts_us=checkpoint.created_at_us,
             scope=scope,
-            run=None if place is None else place.run_id,
-            span=None if place is None else place.span_id,
-            agent=None if place is None else place.agent,
+            run=None if node is None else node.run_id,
+            span=None if node is None else node.span_id,
+            agent=None if node is None else node.agent,
             name=_title(checkpoint.note),
-            data=record,
+            data=data,
             body=body,
             links=links,
         )
@@ -177,7 +178,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(engine: Engine, space: str, record: Record) -> CheckpointRecord:
-    """A checkpoint out of its row in the journal."""
+    """Decode a checkpoint from its row in the journal. Raise `Corrupt` if that is not possible."""
     event = record.event
     if event.data is not None:
         data = event.data
@@ -185,24 +186,27 @@ def read_checkpoint(engine: Engine, space: str, record: Record) -> CheckpointRec
         data = engine.get(space, [event.body])[0].data
     else:
         raise Corrupt(f"checkpoint {event.id!r} has no record; restore it from a backup")
+    extension = registered()
     try:
         row = msgspec.convert(decode_json(data), _Row) if is_tagged(data) else _decode_row(data)
-        thread, namespace, metadata = row.thread, row.namespace, row.metadata
-        if thread is None:
-            place = _place_in(event.scope)
-            thread, namespace = place.id, place.namespace
-        if row.graph is not None or row.thread is None:
-            metadata[GRAPH] = lengthened(row.graph or [])
+        thread, metadata = _parse_scope(event.scope), row.metadata
+        if row.packed is not None and extension is not None:
+            metadata[extension.key] = extension.unpack(row.packed)
         step = metadata["step"] if row.step is None else row.step
     except (msgspec.DecodeError, InvalidInput, LookupError, TypeError, ValueError) as error:
         raise Corrupt(
             f"the record of checkpoint {event.id!r} cannot be read ({error}); restore it from a backup"
         ) from error
+    if row.packed is not None and extension is None:
+        raise Unsupported(
+            f"checkpoint {event.id!r} was saved by a graph, which this process cannot read; "
+            "import treering.store first"
+        )
     parent = row.parent
     return CheckpointRecord(
         id=event.id,
-        thread=thread,
-        namespace=namespace,
+        thread=thread.id,
+        namespace=thread.namespace,
         parent=parent if parent is None or parent.startswith(PREFIX) else event.id[:_SHARED] + parent,
         step=step,
         created_at_us=event.ts_us,
@@ -217,20 +221,17 @@ def read_checkpoint(engine: Engine, space: str, record: Record) -> CheckpointRec
 
 
 class _Row(msgspec.Struct, omit_defaults=True, gc=False):
-    """A checkpoint as its event holds it: what the event has columns for is left out."""
+    """A checkpoint as its event holds it; what the event has columns for (thread, namespace) is left out."""
 
-    thread: str | None = None
-    """And the namespace: left out of a graph's step if they are those of the event's scope."""
     step: int | None = None
     """Left out if the metadata says the same."""
-    namespace: str = ""
     parent: str | None = None
-    """Without what it begins with like its child, if that is enough of it."""
+    """Without the beginning that it shares with the id of its child, if that is long enough."""
     lists: dict[str, ListPrefix] = {}
     state: dict[str, StateValue] = {}
     metadata: Any = {}
-    graph: Any = None
-    """What the metadata has under `GRAPH`, shortened."""
+    packed: Any = msgspec.field(default=None, name="graph")
+    """What the metadata has under the key of the registered extension, in its compact form."""
     note: str | None = None
     tags: tuple[str, ...] = ()
     snapshot: str | None = None
@@ -239,59 +240,43 @@ class _Row(msgspec.Struct, omit_defaults=True, gc=False):
 
 _decode_row: Final = msgspec.json.Decoder(_Row).decode
 _encode_row: Final = msgspec.json.Encoder().encode
+_parse_scope: Final = lru_cache(maxsize=4096)(parse_scope)
 
 
-def _record(checkpoint: CheckpointRecord, scope: str, encoded: EncodedMetadata | None) -> bytes:
-    known, parent, step = checkpoint.metadata, checkpoint.parent, checkpoint.metadata.get("step")
+def _encode(checkpoint: CheckpointRecord, encoded: EncodedMetadata | None) -> bytes:
+    parent, step = checkpoint.parent, checkpoint.step
     if parent is not None and parent[:_SHARED] == checkpoint.id[:_SHARED]:
         parent = parent[_SHARED:]
-    metadata: Any
-    if encoded is not None:
-        metadata, graph = msgspec.Raw(encoded.metadata), msgspec.Raw(encoded.graph)
-    elif (graph := _graph(known)) is not None:
-        metadata = _raw({name: value for name, value in known.items() if name != GRAPH})
-    else:
-        metadata = _raw(known) if known else {}
-    is_here = graph is not None and _scope_of(checkpoint.thread, checkpoint.namespace) == scope
+    named_step = checkpoint.metadata.get("step")
+    metadata, packed = encoded or _encode_metadata(checkpoint.metadata)
     row = _Row(
-        thread=None if is_here else checkpoint.thread,
-        step=None if type(step) is int and step == checkpoint.step else checkpoint.step,
-        namespace="" if is_here else checkpoint.namespace,
+        step=None if type(named_step) is int and named_step == step else step,
         parent=parent,
         lists=checkpoint.lists,
         state=checkpoint.state,
-        metadata=metadata,
-        graph=graph,
+        metadata=msgspec.Raw(metadata) if metadata else {},
+        packed=None if packed is None else msgspec.Raw(packed),
         note=checkpoint.note,
         tags=checkpoint.tags,
         snapshot=checkpoint.snapshot,
         interrupt=None if checkpoint.pending_interrupt is None else _raw(checkpoint.pending_interrupt),
     )
     try:
-        record = _encode_row(row)
+        data = _encode_row(row)
     except UnicodeEncodeError:  # a lone surrogate has no place in plain JSON
         return encode_json(_plain(checkpoint), keep_order=True)
     # Tags, and names that look like one, take the longer way, which knows them all.
-    return encode_json(_plain(checkpoint), keep_order=True) if is_tagged(record) else record
+    return encode_json(_plain(checkpoint), keep_order=True) if is_tagged(data) else data
 
 
-def _graph(metadata: Mapping[str, Any]) -> msgspec.Raw | None:
-    """What is under `GRAPH`, shortened; ``None`` if there is nothing, or something else than it should be."""
-    if GRAPH not in metadata:
-        return None
-    try:
-        short = encode_json(shortened(metadata[GRAPH]), keep_order=True)
-        return msgspec.Raw(short) if lengthened(decode_json(short)) == metadata[GRAPH] else None
-    except (AttributeError, LookupError, TypeError, ValueError):  # someone else's metadata has that name too
-        return None
-
-
-@lru_cache(maxsize=4096)
-def _scope_of(thread: str, namespace: str) -> str:
-    return str(Scope(namespace, _THREAD, thread))
-
-
-_place_in: Final = lru_cache(maxsize=4096)(parse_scope)
+def _encode_metadata(metadata: dict[str, Any]) -> EncodedMetadata:
+    extension = registered()
+    if extension is not None and extension.key in metadata:
+        packed = extension.pack(metadata[extension.key])
+        if packed is not None:
+            rest = {name: value for name, value in metadata.items() if name != extension.key}
+            return EncodedMetadata(encode_json(rest, keep_order=True), packed)
+    return EncodedMetadata(encode_json(metadata, keep_order=True) if metadata else b"", None)
 
 
 def _raw(value: Any) -> msgspec.Raw:
@@ -299,24 +284,22 @@ def _raw(value: Any) -> msgspec.Raw:
 
 
 def _plain(checkpoint: CheckpointRecord) -> dict[str, Any]:
-    plain: dict[str, Any] = {"thread": checkpoint.thread, "step": checkpoint.step}
     optional = {
-        "namespace": checkpoint.namespace,
         "parent": checkpoint.parent,
         "lists": {name: [each.list, each.length] for name, each in checkpoint.lists.items()},
-        "state": {name: _place(each) for name, each in checkpoint.state.items()},
+        "state": {name: _address_of(each) for name, each in checkpoint.state.items()},
         "metadata": checkpoint.metadata,
         "note": checkpoint.note,
         "tags": list(checkpoint.tags),
         "snapshot": checkpoint.snapshot,
     }
-    plain.update({name: value for name, value in optional.items() if value})
+    plain = {"step": checkpoint.step, **{name: value for name, value in optional.items() if value}}
     if checkpoint.pending_interrupt is not None:
         plain["interrupt"] = checkpoint.pending_interrupt
     return plain
 
 
-def _place(value: StateValue) -> Any:
+def _address_of(value: StateValue) -> Any:
     if isinstance(value, Value):
         return [value.address, value.digest]
     return {key: [each.address, each.digest] for key, each in value.items()}

@@ -15,14 +15,14 @@ import msgspec
 
 from treering.core.clock import DAY_US, day_of, to_iso
 from treering.core.encoding import decode_json
-from treering.core.ids import time_of
+from treering.core.ids import thread_scope, time_of
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.threads.checkpoint_record import KIND, PREFIX, CheckpointRecord, read_checkpoint
 from treering.threads.directory import ThreadInfo, list_threads, thread_info
 from treering.threads.head import find_position
-from treering.threads.history import Journal, thread_scope
+from treering.threads.history import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

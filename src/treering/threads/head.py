@@ -19,11 +19,17 @@ from treering.core.batch import Event
 from treering.core.clock import from_datetime
 from treering.core.content import object_address
 from treering.core.encoding import encode_json
-from treering.core.ids import MAX_ID_CHARS
+from treering.core.ids import MAX_ID_CHARS, thread_scope
 from treering.errors import Conflict, Corrupt, InvalidInput, NotFound, RefMoved
-from treering.graphs.rewind import rewind_subgraphs
-from treering.threads.checkpoint_record import MESSAGES, PREFIX, CheckpointRecord, new_checkpoint_id
-from treering.threads.history import REWIND, Journal, head_ref, read_head, thread_scope
+from treering.threads.checkpoint_record import (
+    FORKED_FROM,
+    MESSAGES,
+    PREFIX,
+    CheckpointRecord,
+    new_checkpoint_id,
+)
+from treering.threads.extensions import registered
+from treering.threads.history import REWIND, Journal, head_ref, read_head
 from treering.threads.lists import Channel, First
 from treering.threads.writer import CheckpointWriter, HeadState, NewCheckpoint
 
@@ -270,9 +276,11 @@ class Head:
                         data=encode_json(data),
                     )
                 )
-                rewind_subgraphs(
-                    draft, self._engine, target, thread=self._thread_id, namespace=self._namespace
-                )
+                extension = registered()
+                if extension is not None:
+                    extension.rewind(
+                        draft, self._engine, target, thread=self._thread_id, namespace=self._namespace
+                    )
 
             if target.thread == self._thread_id:
                 checkpoint = self._move(target, also=record_rewind)
@@ -325,7 +333,7 @@ class Head:
             namespace=self._namespace,
             parent=origin.id,
             created_at_us=now_us,
-            metadata={**origin.metadata, "forked_from": origin.id},
+            metadata={**origin.metadata, FORKED_FROM: origin.id},
         )
         return NewCheckpoint(record=record, origin=origin)
 

@@ -10,14 +10,13 @@ event that says why it was removed is `Corrupt`; a chain that was cut never pass
 from __future__ import annotations
 
 import heapq
-from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from treering.core.encoding import decode, decode_json
-from treering.core.ids import MAINTENANCE_SCOPE, Scope, namespace_prefix
+from treering.core.ids import MAINTENANCE_SCOPE, Scope, namespace_prefix, thread_scope
 from treering.core.query import EventQuery
 from treering.errors import Corrupt, NotFound
 from treering.threads.checkpoint_record import KIND, by_id, read_checkpoint
@@ -58,12 +57,6 @@ def head_ref(thread_id: str, namespace: str) -> str:
 def heads_prefix(namespace: str) -> str:
     """What the heads of a namespace start with, and of no other."""
     return HEADS + namespace_prefix(namespace)
-
-
-@lru_cache(maxsize=4096)
-def thread_scope(thread_id: str, namespace: str) -> str:
-    """Return the erasure scope of a thread."""
-    return str(Scope(namespace, "thread", thread_id))
 
 
 class HeadValue(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -19,9 +19,9 @@ from treering.core.ids import check_id, new_id
 from treering.core.paging import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.errors import NotFound
-from treering.graphs.graph import WRITES
 from treering.threads import checkpoint_record
 from treering.threads.actions import Actions, do_actions, read_actions
+from treering.threads.chat_ids import ChatId, TaskId, parse_thread_id
 from treering.threads.checkpoint import Checkpoint, is_of
 from treering.threads.checkpoint_record import (
     KIND,
@@ -32,6 +32,7 @@ from treering.threads.checkpoint_record import (
     read_checkpoint,
 )
 from treering.threads.diff import Difference, difference
+from treering.threads.extensions import registered
 from treering.threads.head import Head, ThreadMoved
 from treering.threads.history import CLEANED, DELETED, LEDGER, REWIND
 from treering.threads.hooks import (
@@ -43,7 +44,6 @@ from treering.threads.hooks import (
     check_tags,
     check_wanted,
 )
-from treering.threads.ids import ChatId, TaskId, parse_thread_id
 from treering.threads.lists import First
 from treering.threads.state_object import portray, put_back
 from treering.threads.tool_budgets import Budgets, Counters
@@ -137,6 +137,7 @@ class _Events:
         self.writes: list[int] = []
         self.lists: dict[str, None] = {}
         named: set[str] = set()
+        extension = registered()
         for record in each_record(engine, space, EventQuery(scope=scope)):
             kind = record.event.kind
             if kind == KIND:
@@ -145,7 +146,7 @@ class _Events:
                 named.update(stretch.list for stretch in stretches)
             elif kind == REWIND:
                 self.rewinds.append(record.seq)
-            elif kind == WRITES:
+            elif extension is not None and kind in extension.event_kinds:
                 self.writes.append(record.seq)
             elif record.event.run is None:
                 self.transcript.append(record.seq)

@@ -19,13 +19,12 @@ import msgspec
 
 from treering.core.batch import Draft, Event
 from treering.core.encoding import decode, decode_json, encode, encode_json
-from treering.core.ids import Scope, check_id, file_name
+from treering.core.ids import Scope, check_id, file_name, thread_key
 from treering.core.paging import record_pages
 from treering.core.query import Erasure, EventQuery, encode_cursor
 from treering.errors import InvalidInput
 from treering.files import Drafts, opened_folder, read_range, translated
 from treering.threads.actions import Actions, read_actions
-from treering.threads.ids import thread_key
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -37,10 +37,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec import structs
 
 from treering.core.batch import ABSENT, Draft
+from treering.core.ids import thread_scope
 from treering.errors import ListMoved
-from treering.graphs.step import needed_scope
 from treering.threads.checkpoint_record import MESSAGES, EncodedMetadata, write_checkpoint
-from treering.threads.history import encode_head, head_ref, thread_scope
+from treering.threads.extensions import registered
+from treering.threads.history import encode_head, head_ref
 from treering.threads.lists import write_list
 from treering.threads.state_values import write_state
 
@@ -154,7 +155,7 @@ class CheckpointWriter:
 
     def put(self, draft: Draft, new: NewCheckpoint, *, append: bool = True) -> CheckpointRecord:
         """Add a checkpoint to a batch, with what is new in its lists and state; return its whole record."""
-        record, origin = new.record, new.origin
+        record = new.record
         scope = thread_scope(record.thread, record.namespace)
         lists, state = record.lists, record.state
         if new.lists:
@@ -167,9 +168,9 @@ class CheckpointWriter:
             state = {**state, **write_state(draft, new.previous_state, new.state, scope=scope)}
         if new.lists or new.state:
             record = structs.replace(record, lists=lists, state=state)
-        write_checkpoint(
-            draft, record, scope=scope, metadata=new.metadata, depends_on=needed_scope(record, origin)
-        )
+        extension = registered()
+        depends_on = None if extension is None else extension.required_scope(record, new.origin)
+        write_checkpoint(draft, record, metadata=new.metadata, depends_on=depends_on)
         return record
 
     def put_head(self, draft: Draft, record: CheckpointRecord, *, expect: Expect, first_us: int) -> None:

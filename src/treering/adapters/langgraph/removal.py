@@ -21,16 +21,17 @@ from treering.core.paging import check_may_erase, each_record
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, InvalidInput
 from treering.graphs.graph import BEGUN, HOLDER, WRITES, Graphs, graph_head
-from treering.graphs.step import FORKED, GRAPH, Place, Step, copied_id, needed_scope, step_id, writes_key
+from treering.graphs.step import GRAPH, Place, Step, copied_id, step_id, writes_key
 from treering.threads.checkpoint_record import (
+    FORKED_FROM,
     KIND,
     CheckpointRecord,
     ListPrefix,
     Value,
     new_checkpoint_id,
-    write_checkpoint,
 )
 from treering.threads.history import CLEANED, DELETED, LEDGER
+from treering.threads.writer import CheckpointWriter, NewCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -178,6 +179,7 @@ class _Copying:
     ) -> None:
         self._engine = engine
         self._space = space
+        self._writer = CheckpointWriter(engine, space)
         self._graphs = graphs
         self._source = source
         self._target = target
@@ -211,7 +213,7 @@ class _Copying:
             return
         old = step.checkpoint
         there = self._graphs.place(self._target.thread, step.within)
-        if FORKED in old.metadata:  # its parent has the same id of LangGraph's, and is older
+        if FORKED_FROM in old.metadata:  # its parent has the same id of LangGraph's, and is older
             made = copied_id(there, old.id), old.created_at_us
         else:
             made = step_id(there, step.graph_id) or new_checkpoint_id(clock)
@@ -228,7 +230,7 @@ class _Copying:
             state={name: self._copy_value(draft, value) for name, value in old.state.items()},
             metadata={**old.metadata, GRAPH: graph},
         )
-        write_checkpoint(draft, copy, scope=self._target.scope, depends_on=self._needed_scope(copy))
+        self._writer.put(draft, NewCheckpoint(record=copy, origin=self._origin(copy)))
         self._ids[old.id] = copy
 
     def _copied_parent(self, parent: str | None) -> str | None:
@@ -239,9 +241,9 @@ class _Copying:
         origin = self._graphs.by_id(parent)
         return None if origin is None or origin.checkpoint.thread == self._source.thread else parent
 
-    def _needed_scope(self, copy: CheckpointRecord) -> str | None:
-        origin = self._graphs.by_id(copy.parent) if copy.parent and FORKED in copy.metadata else None
-        return None if origin is None else needed_scope(copy, origin.checkpoint)
+    def _origin(self, copy: CheckpointRecord) -> CheckpointRecord | None:
+        origin = self._graphs.by_id(copy.parent) if copy.parent and FORKED_FROM in copy.metadata else None
+        return None if origin is None else origin.checkpoint
 
     def _copy_list(self, draft: Draft, stretch: ListPrefix) -> ListPrefix:
         known = self._lists.get(stretch.list)

@@ -15,8 +15,8 @@ from treering.adapters.names import thread_name
 from treering.core.encoding import encode_json
 from treering.errors import Unencodable
 from treering.graphs.rows import shortened
-from treering.graphs.step import FORKED, GRAPH, HIDDEN
-from treering.threads.checkpoint_record import EncodedMetadata, Value
+from treering.graphs.step import GRAPH, HIDDEN
+from treering.threads.checkpoint_record import FORKED_FROM, EncodedMetadata, Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,7 +104,7 @@ def graph_of(place: Place, request: Request, values: Values) -> dict[str, Any]:
     updated = checkpoint.get("updated_channels")
     if updated is not None:
         graph["updated"] = list(updated)
-    hidden = {name: request.metadata[name] for name in (GRAPH, FORKED) if name in request.metadata}
+    hidden = {name: request.metadata[name] for name in (GRAPH, FORKED_FROM) if name in request.metadata}
     if hidden:
         graph[HIDDEN] = _plain_values(values, hidden)
     sends = checkpoint.get("pending_sends")
@@ -133,7 +133,7 @@ def is_small(value: Any) -> bool:
 
 def plain_metadata(values: Values, metadata: dict[str, Any]) -> dict[str, Any]:
     """LangGraph's metadata in a form that can be stored, but for what has names of ours."""
-    plain = {name: value for name, value in metadata.items() if name not in (GRAPH, FORKED)}
+    plain = {name: value for name, value in metadata.items() if name not in (GRAPH, FORKED_FROM)}
     counters = plain.get("counters_since_delta_snapshot")
     if counters:
         plain["counters_since_delta_snapshot"] = {name: list(each) for name, each in counters.items()}

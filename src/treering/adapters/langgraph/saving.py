@@ -208,7 +208,7 @@ class Scribe:
         )
         for number, writes in enumerate(riding):
             write_event(draft, writes, number)
-        write_checkpoint(draft, saved, scope=place.scope, metadata=json_of(metadata, graph))
+        write_checkpoint(draft, saved, metadata=json_of(metadata, graph))
         return Base(Step(checkpoint=saved, seq=0), channels.known)
 
     def _write_shadow(self, channels: Channels, values: Values, parent: Base | None, channel: str) -> None:

@@ -31,6 +31,7 @@ from treering.compat.savers.saver import HooksLike, Saver, as_hooks
 from treering.core.clock import SystemClock
 from treering.core.encoding import encode
 from treering.core.engine import Engine
+from treering.core.ids import thread_scope
 from treering.core.paging import each_record
 from treering.core.query import Erasure, EventQuery
 from treering.core.records import Record
@@ -42,7 +43,7 @@ from treering.threads.checkpoint import Checkpoint as ThreadCheckpoint
 from treering.threads.checkpoint_record import KIND, MESSAGES, created_at_us, read_checkpoint
 from treering.threads.directory import thread_info
 from treering.threads.head import Adopted, Head, ThreadMoved
-from treering.threads.history import Journal, thread_scope
+from treering.threads.history import Journal
 from treering.threads.hooks import SaveRequest
 from treering.threads.thread import Thread
 

@@ -17,7 +17,7 @@ from treering.core.batch import ABSENT, Event
 from treering.core.clock import DAY_US, day_of
 from treering.core.content import Content
 from treering.core.encoding import decode_json, encode, encode_json
-from treering.core.ids import check_id, new_id, time_of
+from treering.core.ids import check_id, new_id, thread_key, time_of
 from treering.core.money import to_cost
 from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput, NotFound
@@ -25,7 +25,6 @@ from treering.runs.prices import EUR, fill_in
 from treering.runs.reports import MAX_LINES, cost_report, timeline_report
 from treering.runs.run import RunInfo, checked, run_scope
 from treering.runs.span import MESSAGE, OK, OPEN, SPAN, usage_of
-from treering.threads.ids import thread_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

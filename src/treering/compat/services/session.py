@@ -19,11 +19,10 @@ from msgspec import structs
 from treering import api
 from treering.core.batch import ABSENT, Delete, Draft, RefChange, Set
 from treering.core.content import Address, ObjectAddress, object_address, parse_address
-from treering.core.ids import Scope
+from treering.core.ids import Scope, thread_key
 from treering.errors import InvalidInput, NotFound, ReadOnly, TreeringError
 from treering.runs.run import run_info, run_ref, write_listing, write_state
 from treering.sync_async import Closing
-from treering.threads.ids import thread_key
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -16,12 +16,11 @@ from msgspec import structs
 
 from treering.core.batch import ABSENT, Event
 from treering.core.encoding import encode_json
-from treering.core.ids import RUN_MOVED
+from treering.core.ids import RUN_MOVED, thread_key
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.runs.run import RUN, RUNNING, RunInfo, run_info, run_ref, run_scope, write_listing
 from treering.runs.span import ERROR, OK, OPEN, SPAN
-from treering.threads.ids import thread_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -10,11 +10,11 @@ and a text that is not the text of any id is read as none.
 from __future__ import annotations
 
 import re
-from typing import Final, cast, overload
+from typing import Final, cast
 
 import msgspec
 
-from treering.core.ids import check_id, namespace_prefix, parse_scope, thread_scope_of
+from treering.core.ids import check_id
 from treering.errors import InvalidInput
 
 _SCHEDULER: Final = "scheduler"
@@ -79,25 +79,3 @@ def parse_thread_id(text: str) -> ChatId | TaskId | None:
 
 def _unescaped(part: str) -> str:
     return part.replace("%5F", "_").replace("%25", "%")
-
-
-# -----------------------------------------------------------------------------------------------------------
-# How the events of a run name the thread that they belong to.
-
-
-@overload
-def thread_key(thread_id: str, namespace: str) -> str: ...
-@overload
-def thread_key(thread_id: str | None, namespace: str) -> str | None: ...
-def thread_key(thread_id: str | None, namespace: str) -> str | None:
-    """The thread's id behind its namespace; two threads never share one."""
-    return None if thread_id is None else namespace_prefix(namespace) + thread_id
-
-
-def thread_of_key(key: str | None) -> tuple[str | None, str]:
-    """The thread's id and its namespace: the inverse of `thread_key`."""
-    scope = None if key is None else thread_scope_of(key)
-    if scope is None:
-        return key, ""
-    parsed = parse_scope(scope)
-    return parsed.id, parsed.namespace
