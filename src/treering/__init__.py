@@ -1,14 +1,14 @@
-"""treering: the persistence layer for AI agents. Every step kept; grow again from any ring.
+"""treering: the persistence layer for AI agents.
 
-Names are looked up on first use, so that ``import treering`` costs next to nothing: no engine, no ORM and
-no web framework is loaded before something asks for it.
+Names are imported on first use, so that ``import treering`` costs next to nothing: no engine, ORM or web
+framework is loaded before it is needed.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # as type checkers know it; importing typing would cost more than all the rest
+TYPE_CHECKING = False  # type checkers treat this name as true; importing typing would cost more than the rest
 if TYPE_CHECKING:
     from typing import Any, Final
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from treering.store import Store
     from treering.threads.tool_budgets import Budget, Budgets
 
-    __version__: str
+__version__ = "0.1.0"
 
 __all__ = [
     "AsyncStore",
@@ -37,7 +37,7 @@ __all__ = [
     "open_async",
 ]
 
-_HOMES: Final = {
+_MODULES: Final = {
     "AsyncStore": "treering.aio",
     "Budget": "treering.threads.tool_budgets",
     "Budgets": "treering.threads.tool_budgets",
@@ -51,12 +51,10 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        value = getattr(import_module(_MODULES[name]), name)
     elif name == "errors":
         value = import_module("treering.errors")
-    elif name == "__version__":
-        value = import_module("importlib.metadata").version("treering")
     else:
         raise AttributeError(f"module 'treering' has no attribute {name!r}")
     globals()[name] = value

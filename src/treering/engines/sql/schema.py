@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
+from treering import __version__
 from treering.core.failpoints import declare, hit
 from treering.errors import InvalidInput, MissingExtra, NewerStore
 
@@ -155,7 +156,7 @@ def _create(connection: Connection, dialect: Dialect, store_id: str) -> State:
         for statement in statements(initial_sql(dialect)):
             connection.execute(statement)
         hit(AFTER_STEP)
-        _set_meta(connection, dialect, "created_by", f"treering {_installed_version()}")
+        _set_meta(connection, dialect, "created_by", f"treering {__version__}")
         _set_meta(connection, dialect, "store_id", store_id)
         hit(BEFORE_COMMIT)
     return State(SCHEMA_VERSION, FORMAT, store_id)
@@ -165,7 +166,7 @@ def _check_not_newer(state: State, name: str) -> None:
     is_ours = len(state.version) == len(SCHEMA_VERSION) and state.version.isdecimal()
     if state.format != FORMAT or not is_ours or state.version > SCHEMA_VERSION:
         raise NewerStore(
-            f"{name} has schema {state.version} (format {state.format}), but treering {_installed_version()} "
+            f"{name} has schema {state.version} (format {state.format}), but treering {__version__} "
             f"knows only up to {SCHEMA_VERSION} (format {FORMAT}); "
             "upgrade it (pip install --upgrade treering) or open another store"
         )
@@ -224,12 +225,3 @@ def _patience(connection: Connection, dialect: Dialect) -> Generator[None]:
         yield
     finally:
         connection.execute(f"PRAGMA busy_timeout = {before}")
-
-
-def _installed_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("treering")
-    except PackageNotFoundError:  # a source tree on the path
-        return "(uninstalled)"
