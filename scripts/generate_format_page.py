@@ -1,4 +1,4 @@
-"""docs/reference/format.md and errors.md: what ARCHITECTURE.md says of the bytes, and the table of errors."""
+"""Generate docs/reference/format.md (from ARCHITECTURE.md) and docs/reference/errors.md."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pages import HEAD, cell, table
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SECTIONS: Final = (
-    "Terms",
-    "What is on disk",
-    "In which order things are written",
-    "Rules that hold everywhere",
+    "Glossary",
+    "On disk",
+    "Order of writes",
+    "Invariants",
 )
 
 FORMAT: Final = """# On-disk format
 
-What a store is made of, exact enough to read it without treering. It only grows: what an older version wrote
-stays readable, and a store of a newer one is refused before it is touched.
+The format of a store, in enough detail to read it without treering. From the first release on it only grows:
+newer versions read what older ones wrote, and refuse a store of a newer version before touching it.
 """
 
 ERRORS: Final = """# Errors
 
-Every error that treering raises on purpose is a class of `treering.errors`, and the class says what follows:
-the exit code of the command line, the HTTP status of the server (whose problems have the type
-`urn:treering:error:<class>`), and whether the same call may succeed later. An error of a server is raised as
-the same class by whoever opened the store over HTTP.
+Every error that treering raises on purpose is a class of `treering.errors`. The class determines the exit
+code of the command line, the HTTP status of the server (whose problems have the type
+`urn:treering:error:<class>`), and whether a retry may succeed. A store opened over HTTP raises the server's
+errors as the same classes.
 """
 
 

@@ -90,7 +90,7 @@ class TestOpening:
             return Store(Slow())
 
         async def main() -> None:
-            from treering.async_opening import Opening
+            from treering.api import Opening
 
             task = asyncio.ensure_future(Opening(open_slowly).__aenter__())
             await asyncio.to_thread(started.wait, 60)

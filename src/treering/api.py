@@ -27,7 +27,12 @@ from treering.maintenance.stats import RESERVED
 from treering.store import Store
 
 if TYPE_CHECKING:
-    from treering.async_opening import Opening
+    from collections.abc import Generator
+    from concurrent.futures import Future
+    from types import TracebackType
+    from typing import Any
+
+    from treering.aio import AsyncStore
 
 
 Durability = Literal["full", "fast"]
@@ -113,11 +118,54 @@ def open_async(
 
     Takes the arguments of `open`.
     """
-    from treering.async_opening import Opening  # imports asyncio, which a sync store does not need
-
     return Opening(
         lambda: open(url, durability=durability, blobs=blobs, namespace=namespace, api_key=api_key)
     )
+
+
+class Opening:
+    """The result of `open_async`: a store to be opened, in a thread, when this is awaited or entered."""
+
+    def __init__(self, opener: Callable[[], Store]) -> None:
+        self._opener = opener
+        self._store: AsyncStore | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncStore]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AsyncStore:
+        self._store = await self._open()
+        return self._store
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._store is not None:
+            await self._store.close()
+
+    async def _open(self) -> AsyncStore:
+        import asyncio  # which a sync store does not need
+
+        from treering.aio import AsyncStore
+        from treering.bridge import Bridge
+
+        bridge = Bridge()
+        opening = bridge.submit(self._opener)
+        try:
+            return AsyncStore(await bridge.future(opening), bridge)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unclaimed)
+            bridge.shut_down()
+            raise
+        except BaseException:
+            bridge.shut_down()
+            raise
+
+
+def _close_unclaimed(opened: Future[Store]) -> None:
+    """Close a store that a thread finished opening after its caller was cancelled."""
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close()
 
 
 def _with_slow_log(engine: Engine) -> Engine:
