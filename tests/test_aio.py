@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import treering
-from treering.bridge import Bridge
+from treering.bridge import POOL_SIZE, Bridge
 from treering.core.batch import Batch, Receipt
 from treering.core.records import Checked
 from treering.engines.memory.engine import MemoryEngine
@@ -166,6 +166,20 @@ class TestCalls:
             assert not call.done()
             ticked.set()
             assert await call
+
+        run(main())
+
+    def test_hooks_that_call_the_store_do_not_wait_for_the_threads_that_wait_for_them(self) -> None:
+        async def main() -> None:
+            async with treering.open_async("memory:") as store:
+
+                async def hook(request: Any) -> dict[str, Any]:
+                    return {"metadata": {"first": await store.thread(request.thread_id).head() is None}}
+
+                store.hooks.add("pre_checkpoint_save", hook)
+                saves = (store.thread(f"t{number}").append("hello") for number in range(3 * POOL_SIZE))
+                saved = await asyncio.gather(*saves)
+                assert all(each is not None and each.metadata == {"first": True} for each in saved)
 
         run(main())
 

@@ -1,9 +1,13 @@
 """The bridge from asyncio to the synchronous core.
 
-Calls hop to a small pool of threads; commits need no thread, they wait for the future that the engine gives
-anyway. **Invariant:** cancelling an await cancels the waiting, never the work: a call that has begun runs to
-its end, and a batch that was submitted is committed whole or refused whole. So a cancelled write is never
-torn; whether it happened can be asked by sending the same batch again.
+A call runs in a small pool of threads; a commit needs none, it awaits the future that the engine returns.
+Coroutines that the call meets (a user's hooks, a user's async key-value store) run in the caller's event loop
+meanwhile. **Invariant:** cancelling an await cancels the waiting, never the work: a call that has begun runs
+to its end, and a submitted batch is committed whole or refused whole. So a cancelled write is never torn, and
+submitting the same batch again tells whether it happened.
+
+A call that is made from such a coroutine gets a thread of its own: the call that awaits the coroutine holds a
+thread of the pool, and if every thread of the pool were held in this way, none would ever be released.
 """
 
 from __future__ import annotations
@@ -11,29 +15,30 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 from treering.errors import Closed
 from treering.runs.follow import Following, LiveEvent
-from treering.sync_async import lend_running_loop
+from treering.sync_async import has_borrowed_loop, lend_running_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 POOL_SIZE: Final = 8
-"""As many calls at once as a store's own pool of read connections serves well."""
+"""As many concurrent calls as a store's own pool of read connections serves well."""
 
-_AHEAD: Final = 256
-"""Events that a follower reads ahead of whoever awaits them."""
+_READ_AHEAD: Final = 256
+"""How many events a follower reads before they are awaited."""
 
 _END: Final[Any] = object()
 
 
-def shown(of: object) -> str:
-    """How an async twin is shown: as what it is the twin of."""
-    name = repr(of)
+def async_repr(sync: object) -> str:
+    """Return the repr of an async twin, made from that of its sync object."""
+    name = repr(sync)
     return f"<Async{name[1:]}" if name.startswith("<") else f"Async{name}"
 
 
@@ -47,12 +52,14 @@ class Bridge:
     def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run a function in the pool, with the caller's context variables.
 
-        Coroutines that it meets (hooks) run in the caller's event loop, if there is one.
+        Coroutines that it meets run in the caller's event loop, if the caller has one.
         """
         if not self._open:
             raise Closed("the store was closed; open it again")
         context = contextvars.copy_context()
         context.run(lend_running_loop)
+        if has_borrowed_loop():
+            return _run_in_new_thread(lambda: context.run(function, *args, **kwargs))
         return self._pool.submit(context.run, function, *args, **kwargs)
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -60,13 +67,13 @@ class Bridge:
         return await self.future(self.submit(function, *args, **kwargs))
 
     def future(self, future: Future[T]) -> asyncio.Future[T]:
-        """A future of another thread as one of this loop; cancelling it leaves the other one alone."""
+        """Return a future of this loop for one of another thread, which cancelling does not cancel."""
         return asyncio.shield(asyncio.wrap_future(future))
 
     async def iterate(
         self, function: Callable[P, Iterator[T]], *args: P.args, **kwargs: P.kwargs
     ) -> AsyncIterator[T]:
-        """The items of an iterator whose steps block, one hop each."""
+        """Yield the items of an iterator whose steps block, each of them read in the pool."""
         iterator = await self.call(function, *args, **kwargs)
         if isinstance(iterator, Following):
             async for item in _followed(iterator):
@@ -80,7 +87,7 @@ class Bridge:
                 await self.call(iterator.close)
 
     def in_loop(self, callback: Callable[[T], None] | None) -> Callable[[T], None] | None:
-        """The same callback for use in the pool: it runs in the event loop that asked."""
+        """Wrap a callback for use in the pool, so that it runs in the current event loop."""
         if callback is None:
             return None
         loop = asyncio.get_running_loop()
@@ -92,7 +99,7 @@ class Bridge:
         return post
 
     async def finish(self, close: Callable[[], None]) -> None:
-        """Make the last call and let the threads end; only the first time."""
+        """Make the last call and end the threads. Does nothing when called again."""
         if not self._open:
             return
         closing = self.submit(close)
@@ -100,18 +107,63 @@ class Bridge:
         await self.future(closing)
 
     def shut_down(self) -> None:
-        """Take no more calls; the threads end when they have finished theirs."""
+        """Accept no more calls; the threads end when they have finished theirs."""
         self._open = False
         self._pool.shutdown(wait=False)
 
 
+class HasBridge(Protocol):
+    """An object whose awaited methods run on a bridge."""
+
+    @property
+    def bridge(self) -> Bridge:
+        """The threads of this object."""
+        ...
+
+
+OwnerT = TypeVar("OwnerT", bound=HasBridge)
+
+
+def awaited(
+    method: Callable[Concatenate[OwnerT, P], T],
+) -> Callable[Concatenate[OwnerT, P], Coroutine[Any, Any, T]]:
+    """Return the async twin of a method.
+
+    For a class that has both on one object: ``asave = awaited(save)``.
+    """
+
+    @wraps(method)
+    async def twin(self: OwnerT, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.bridge.call(method, self, *args, **kwargs)
+
+    twin.__name__ = f"a{method.__name__}"
+    twin.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{twin.__name__}"
+    twin.__doc__ = f"Async twin of `{method.__name__}`."
+    return twin
+
+
+def _run_in_new_thread(function: Callable[[], T]) -> Future[T]:
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="treering-aio-nested", daemon=True).start()
+    return future
+
+
 async def _followed(following: Following) -> AsyncIterator[LiveEvent]:
-    """What an endless iterator gives, from a thread of its own: it waits most of the time, and must not do
-    that in the pool. A loop that does not keep up makes it wait.
+    """Yield what an endless iterator returns.
+
+    It is read in a thread of its own, because it waits most of the time and would hold a thread of the pool
+    for ever. A slow reader makes it wait.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[LiveEvent | BaseException | None] = asyncio.Queue()
-    room = threading.Semaphore(_AHEAD)
+    free = threading.Semaphore(_READ_AHEAD)
 
     def post(item: LiveEvent | BaseException | None) -> bool:
         try:
@@ -120,24 +172,24 @@ async def _followed(following: Following) -> AsyncIterator[LiveEvent]:
             return False
         return True
 
-    def work() -> None:
+    def read() -> None:
         try:
             for event in following:
-                room.acquire()
+                free.acquire()
                 if not post(event):
                     return
-        except Exception as error:  # noqa: BLE001 - whoever follows must hear of it
+        except Exception as error:  # noqa: BLE001 - raised where the events are awaited
             post(error)
         else:
             post(None)
 
-    threading.Thread(target=work, name="treering-following", daemon=True).start()
+    threading.Thread(target=read, name="treering-following", daemon=True).start()
     try:
         while (item := await queue.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            room.release()
+            free.release()
             yield item
     finally:
         following.close()
-        room.release()
+        free.release()

@@ -1,4 +1,19 @@
-"""Closing: what is used in a ``with`` statement, plain or async, and closed at its end."""
+"""Code that is sync or async, whichever its caller or its callee is.
+
+`call` returns the result of a method that may be either, such as one of a user's key-value store or a hook:
+
+======================  ===========================================
+the method is sync      it is called
+the method is async     its coroutine runs in a loop, this thread waits
+======================  ===========================================
+
+That loop is the one lent to this context (see `lent`), which the caller of our async API runs in another
+thread, or else a private one in a daemon thread of this process. **Invariant:** a running loop is never
+blocked: `call` refuses an async method on a thread that runs a loop, because waiting there would stop that
+loop, for ever if the method's own connections belong to it. An object that keeps connections should be used
+either from sync or from async code, because asyncio binds a connection to the loop that created it.
+`call_async` is for coroutines: it awaits an async method, and runs a sync one in a thread.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +32,15 @@ from treering.errors import Unsupported
 
 
 class Closing(ABC):
-    """Leaving the ``with`` statement closes; the two forms differ only in who waits."""
+    """Closed at the end of a ``with`` or ``async with`` statement."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what was opened. May be called twice."""
+        """Close what was opened. May be called twice."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """As `close`, for async code."""
+        """Async twin of `close`."""
 
     def __enter__(self) -> Self:
         return self
@@ -44,27 +59,8 @@ class Closing(ABC):
         await self.aclose()
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Calling a store that may be plain or ``async``, from code that may be either.
-#
-# =================  ==========================================  ==========================================
-# the method is plain                         the method is ``async``
-# =================  ==========================================  ==========================================
-# `call`             called here                                 run on a private loop, this thread waits
-# `call_async`       called in a worker thread                   awaited in the caller's own loop
-# =================  ==========================================  ==========================================
-#
-# Longer work that is written as plain code can be lent a loop: inside `lent`, in a worker thread, `call` runs
-# what is ``async`` on the loop of whoever waits for that thread, instead of the private one.
-#
-# The private loop runs in one daemon thread of the process, made at the first need. **Invariant:** no running
-# loop is ever blocked. That is why `call` refuses an async store on a thread that runs a loop: waiting there
-# would stop that loop, and for ever if the store's own connections belong to it. A store that keeps
-# connections should be used from one side only, because asyncio ties a connection to the loop that made it.
-
-
 def call(method: Callable[..., Any], /, *args: Any) -> Any:
-    """The result of ``method(*args)``, waited for if it is awaitable.
+    """Return the result of ``method(*args)``, waiting for it if it is awaitable.
 
     Raises `Unsupported` for an async method on a thread that runs an event loop.
     """
@@ -80,7 +76,7 @@ def call(method: Callable[..., Any], /, *args: Any) -> Any:
 
 
 async def call_async(method: Callable[..., Any], /, *args: Any) -> Any:
-    """The result of ``method(*args)``, awaited if need be; a plain method runs in a worker thread."""
+    """Return the result of ``method(*args)``, awaited if need be; a sync method runs in a worker thread."""
     if inspect.iscoroutinefunction(method):
         return await method(*args)
     result = await asyncio.to_thread(method, *args)
@@ -88,7 +84,7 @@ async def call_async(method: Callable[..., Any], /, *args: Any) -> Any:
 
 
 def refuse_to_block(*methods: Callable[..., Any]) -> None:
-    """Raise `Unsupported` where `call` would for one of these: ask before taking a lock."""
+    """Raise `Unsupported` if `call` would do so for one of these. For use before a lock is taken."""
     for method in methods:
         if inspect.iscoroutinefunction(method) and _runs_a_loop():
             raise _would_block(method)
@@ -96,7 +92,7 @@ def refuse_to_block(*methods: Callable[..., Any]) -> None:
 
 @contextlib.contextmanager
 def lent(loop: asyncio.AbstractEventLoop) -> Generator[None]:
-    """Let `call` run what is async on this loop, which must go on running in another thread."""
+    """Make `call` run coroutines in this loop, which must be running in another thread meanwhile."""
     token = _lent.set(loop)
     try:
         yield
@@ -105,13 +101,18 @@ def lent(loop: asyncio.AbstractEventLoop) -> Generator[None]:
 
 
 def lend_running_loop() -> None:
-    """As `lent` for the rest of this context, with the loop that runs on this thread (if one does)."""
+    """Lend the loop that runs on this thread, if one does, for the rest of this context (see `lent`)."""
     if _runs_a_loop():
         _lent.set(asyncio.get_running_loop())
 
 
+def has_borrowed_loop() -> bool:
+    """Whether this context is a coroutine that a `call` in another thread waits for, or part of one."""
+    return _lent.get() is not None
+
+
 class _PrivateLoop:
-    """An event loop in a thread of its own; a forked child starts another one."""
+    """An event loop in a thread of its own. A forked child starts another one."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -125,7 +126,7 @@ class _PrivateLoop:
             return self._loop
 
     def abandon(self) -> None:
-        # Its thread is not in the child, and the parent still uses its pipes: leave it, open or not.
+        # The child has no such thread, and the parent still uses its pipes: leave it alone.
         self._lock = Lock()
         self._loop = None
 

@@ -257,7 +257,7 @@ class _SaverBook:
         return (yield from self.save(answered))
 
     def report(self, error: Exception, run_id: str) -> Calls:
-        store = getattr(getattr(self._saver, "shelf", None), "store", None)
+        store = getattr(getattr(self._saver, "storage", None), "store", None)
         if isinstance(store, Store):
             yield Call(_report, (store, self._id, self._saver.namespace, error, run_id))
 

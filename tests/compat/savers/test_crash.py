@@ -177,7 +177,7 @@ def test_killed_at_any_file_the_files_are_whole(failpoint, tmp_path):
     last.save(thread_id="t", messages=[say("only this")])
     last.save(thread_id="t", messages=[say("only this")])
     left = sorted(path.name[:2] for path in (tmp_path / "data" / "t").iterdir())
-    assert left == ["ck", "ck", "m-", "s-"]
+    assert left == ["ck", "ck", "m-", "ma", "s-"]
 
 
 def damage(path, how):
@@ -211,7 +211,7 @@ def test_a_damaged_file_is_named_and_never_empty(tmp_path, how, part, compress):
     assert [each.thread_id for each in again.list()] == ["other"]
 
 
-def test_a_severed_history_is_an_error_and_not_a_short_one(tmp_path):
+def test_a_history_with_a_missing_checkpoint_is_an_error_and_not_a_short_one(tmp_path):
     saver = FileSaver(tmp_path)
     talk(saver)
     third = list(saver.list("conversation-1"))[2]
@@ -355,9 +355,11 @@ def test_what_is_on_disk_is_what_the_docstring_says(tmp_path):
     assert {re.sub(r"~[0-9a-f]{32}|ckpt_.*|(?<=/m-).*", "*", name) for name in shown} == {
         "head/conversation-1",
         "data/conversation-1/*",
+        "data/conversation-1/marker",
         "data/conversation-1/m-*",
         "@alice/head/a-b*",
         "@alice/data/a-b*/*",
+        "@alice/data/a-b*/marker",
         "@alice/data/a-b*/m-*",
     }
     raw = next((tmp_path / "data" / "conversation-1").glob("m-*")).read_bytes()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import treering
 from tests.compat.savers.savers_under_test import PlainStore, say
 from treering.compat.savers import FileSaver, KeyValueStoreSaver
-from treering.compat.savers.chunk_tree import FAN, Part, chunks, first, grown, length
 
 
 class CountingStore(PlainStore):
@@ -84,28 +84,32 @@ def test_files_on_disk_grow_in_step(tmp_path):
     assert size(60) < 11 * size(6)
 
 
-@pytest.mark.parametrize("saves", [1, 7, 8, 9, 63, 64, 65, 600])
-def test_a_spine_stays_short_and_can_be_cut_anywhere(saves):
-    nodes = {}
+@pytest.mark.parametrize("keep", [treering.Keep(last=5), treering.Keep(last=5, tagged=("pin",))])
+def test_bytes_grow_with_the_steps_under_any_retention(keep):
+    def written(steps):
+        store = CountingStore()
+        saver, messages = KeyValueStoreSaver(store, keep=keep), []
+        for step in range(steps):
+            messages.append(say("x" * 100 + str(step)))
+            saver.save(thread_id="t", messages=messages, tags=("pin",) if step % 3 == 0 else ())
+        assert store.largest < 2_000
+        return store.written
 
-    def write(parts):
-        nodes[str(len(nodes))] = parts
-        return str(len(nodes) - 1)
+    assert written(400) < 11 * written(40)
 
-    spine = ()
-    for number in range(saves):
-        spine = grown(spine, f"c{number}", 2, write)
-    assert length(spine) == 2 * saves
-    assert [part.id for part in chunks(spine, nodes.__getitem__)] == [f"c{number}" for number in range(saves)]
-    levels = [part.level for part in spine]
-    assert levels == sorted(levels, reverse=True)
-    assert all(levels.count(level) < FAN for level in levels)
-    for cut in {0, 1, saves, 2 * saves - 1, 2 * saves, 2 * saves + 5}:
-        kept = first(spine, cut, nodes.__getitem__)
-        parts = list(chunks(kept, nodes.__getitem__))
-        assert sum(part.count for part in parts) == min(cut, 2 * saves)
-        assert [part.id for part in parts] == [f"c{number}" for number in range(len(parts))]
-        again = grown(kept, "new", 1, write)
-        assert list(chunks(again, nodes.__getitem__)) == [*parts, Part("new", 1)]
-        cut_levels = [part.level for part in again]
-        assert cut_levels == sorted(cut_levels, reverse=True)
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 8, 59, 60])
+def test_an_edited_conversation_shares_what_precedes_the_edit(cut):
+    store = CountingStore()
+    saver, messages = KeyValueStoreSaver(store), []
+    for step in range(30):
+        messages += [say(f"{step} a"), say(f"{step} b")]
+        saver.save(thread_id="t", messages=messages)
+    chunks = {key for key in store if "/m-" in key}
+    edited = [*messages[:cut], say("edited")]
+    saver.save(thread_id="t", messages=edited)
+    (new,) = {key for key in store if "/m-" in key} - chunks
+    assert len(store[new]) < 200
+    saver.save(thread_id="t", messages=[*edited, say("next")])
+    saved = [each.messages for each in saver.list("t")]
+    assert saved == [[*edited, say("next")], edited, *(messages[: 2 * n] for n in range(30, 0, -1))]

@@ -167,7 +167,7 @@ def test_a_thread_with_another_history_is_left_alone():
     report = migrate_checkpoints(source=source, destination=destination)
     assert not report.ok
     assert list(report.failed) == ["taken"]
-    assert "history of its own" in report.failed["taken"]
+    assert "different history" in report.failed["taken"]
     assert everything(destination)["taken"] == before
     assert everything(destination)["mine"] == everything(source)["mine"]
 

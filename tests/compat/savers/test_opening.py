@@ -120,7 +120,7 @@ def test_keys_stay_short_whatever_the_ids():
 
 @pytest.mark.parametrize("wrong", [None, 7, b"bytes", ["list"], object()])
 def test_a_place_that_is_none_is_refused_in_words(wrong):
-    with pytest.raises(InvalidInput, match=r"no place for checkpoints; give a folder, or an open store"):
+    with pytest.raises(InvalidInput, match=r"cannot keep checkpoints; give a folder, or an open store"):
         SqliteSaver(wrong)
     with pytest.raises(InvalidInput, match=r"give the URL of a database, or an open store"):
         PostgresSaver(wrong)

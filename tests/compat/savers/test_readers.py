@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Event, Thread
 
-from treering.compat.savers.checkpoint import Checkpoint, Facts
+from treering.compat.savers.checkpoint import Checkpoint, CheckpointHeader
 
 
 class Slow:
@@ -33,10 +33,10 @@ class Quick:
 
 
 def made(contents):
-    facts = Facts(
+    header = CheckpointHeader(
         id="ckpt_1", thread_id="t", namespace="", parent_id=None, step=0, created_at_us=0, updated_at_us=0
     )
-    return Checkpoint(facts, contents)
+    return Checkpoint(header, contents)
 
 
 def test_one_who_reads_does_not_wait_for_another():

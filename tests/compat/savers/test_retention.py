@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import treering
 from tests.compat.savers.savers_under_test import KEY_VALUES, PlainStore, kinds, place, say, talk
 from treering.compat.savers import FileSaver, KeyValueStoreSaver, MemorySaver
-from treering.compat.savers.kv_thread import WITNESS, values_of
+from treering.compat.savers.kv_thread import MARKER, _values_in
 from treering.core.clock import ManualClock
 from treering.errors import InvalidInput
 
@@ -72,7 +72,7 @@ def test_what_only_dropped_checkpoints_needed_is_gone():
                 state={"files": {"a": "x" * 5000 + str(step), "b": "y" * 5000}},
             )
     assert len(all_of_it) > 200
-    assert sorted(key.split("/")[-1][:2] for key in kept) == ["ck", "fi", "m-", "s-", "s-", "t"]
+    assert sorted(key.split("/")[-1][:2] for key in kept) == ["ck", "m-", "ma", "s-", "s-", "t"]
     assert small.load("t") is not None
 
 
@@ -97,15 +97,12 @@ def test_an_older_clock_does_not_drop_the_newest():
 
 def needed_by(saver, thread_id):
     """The names of all values that the checkpoints of a thread refer to."""
-    drawer = saver.shelf._drawer(thread_id)
-    names = {thread_id, WITNESS}
-    for record in drawer.line(drawer.newest()):
-        names |= {record.id, *values_of(record.state)}
-        waiting = list(record.messages)
-        while waiting:
-            part = waiting.pop()
-            names.add(part.id)
-            waiting += drawer.nodes(record)(part.id) if part.level else ()
+    thread = saver.storage._thread(thread_id)
+    names = {thread_id, MARKER}
+    for checkpoint in thread.history(thread.newest()):
+        names |= {checkpoint.id, *_values_in(checkpoint.state)}
+        for items in (checkpoint.messages, checkpoint.archived):
+            names |= {chunk.id for chunk in thread._chunks(items, checkpoint)}
     return names
 
 

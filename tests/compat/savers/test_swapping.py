@@ -1,8 +1,9 @@
-"""Stores that compare and swap: savers of several processes meet on a thread, and nothing is lost or torn."""
+"""Stores that compare and swap: several processes may save to one thread, and nothing is lost or torn."""
 
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 
@@ -37,7 +38,7 @@ def _nothing(_call, _key):
 
 
 class Interrupted(InMemoryStore):
-    """Does something of another process in between two calls."""
+    """Runs something of another process before any call."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +75,7 @@ class Interrupted(InMemoryStore):
 
 
 def once(wanted, action):
-    """Do it at the first checkpoint at which a head is treated so."""
+    """Run the action before the first such call for a head."""
     left = [action]
 
     def between(call, key):
@@ -99,6 +100,42 @@ def test_a_save_comes_behind_the_one_that_was_faster():
     assert texts(history) == [["one", "mine"], ["one", "theirs"], ["one"]]
     assert [each.step for each in history] == [2, 1, 0]
     assert len(store.list()) == before + 4  # a record and a chunk each; the first try left nothing
+
+
+@pytest.mark.parametrize("held_at", ["ckpt_", "m-"])
+def test_a_save_whose_past_is_pruned_while_it_reads_it_starts_again(held_at):
+    """A saver that does not know the thread yet reads its history, and then its messages."""
+    store, keep = Interrupted(), treering.Keep(last=3)
+    theirs = KeyValueStoreSaver(store, keep=keep)
+    for step in range(3):
+        theirs.save(thread_id="t", messages=[say(f"{step}")])
+    newest = theirs.load("t").id
+    left = [lambda step=step: theirs.save(thread_id="t", messages=[say(f"{step}")]) for step in range(3, 7)]
+
+    def between(call, key):
+        if call == "get" and f"/{held_at}" in key and newest not in key:
+            while left:
+                left.pop(0)()
+
+    store.between = between
+    mine = KeyValueStoreSaver(store, keep=keep)
+    mine.save(thread_id="t", messages=[say("mine")])
+    assert not left
+    assert texts(mine.list("t")) == [["mine"], ["6"], ["5"]]
+    mine.delete("t")
+    assert store.list() == []
+
+
+def test_a_history_that_is_pruned_while_it_is_read_continues_with_what_is_kept():
+    store, keep = Interrupted(), treering.Keep(last=2, tagged=("pin",))
+    theirs = KeyValueStoreSaver(store, keep=keep)
+    for step in range(6):
+        theirs.save(thread_id="t", messages=[say(f"{step}")], tags=("pin",) if step in (0, 2) else ())
+    history = KeyValueStoreSaver(store).list("t")
+    assert next(history).step == 5
+    for step in range(6, 9):
+        theirs.save(thread_id="t", messages=[say(f"{step}")])
+    assert texts(history) == [["2"], ["0"]]
 
 
 def test_without_it_the_later_head_stays():
@@ -137,7 +174,7 @@ def test_a_delete_takes_along_what_was_saved_while_it_looked():
     assert store.list() == []
 
 
-def test_a_save_that_is_about_to_be_taken_back_is_no_lost_head():
+def test_a_save_that_is_about_to_be_undone_is_no_lost_head():
     store = Interrupted()
     mine, theirs = KeyValueStoreSaver(store), KeyValueStoreSaver(store)
     mine.save(thread_id="t", messages=[say("one")])
@@ -155,12 +192,12 @@ def test_a_save_that_is_about_to_be_taken_back_is_no_lost_head():
     assert texts(mine.list("t")) == [["one", "mine"]]
 
 
-def test_of_two_forks_to_one_name_one_is_told():
+def test_of_two_forks_to_one_name_one_is_refused():
     store = Interrupted()
     mine, theirs = KeyValueStoreSaver(store), KeyValueStoreSaver(store)
     mine.save(thread_id="t", messages=[say("one")])
     store.between = once("swap", lambda: theirs.fork("t", "f"))
-    with pytest.raises(Conflict, match="exists already"):
+    with pytest.raises(Conflict, match="already exists"):
         mine.fork("t", "f")
     assert texts(mine.list("f")) == [["one"]]
 
@@ -197,7 +234,7 @@ def test_a_save_that_a_deletion_overtakes_begins_anew():
 
 
 @pytest.mark.parametrize("seed", [*range(25), 272])
-def test_whatever_meets_the_thread_can_be_read(seed):
+def test_a_thread_that_two_savers_change_at_random_can_always_be_read(seed):
     """Two savers with retention save, delete and look at one thread, each in the middle of the other."""
     dice = random.Random(seed)
     store = Interrupted()
@@ -224,3 +261,95 @@ def test_whatever_meets_the_thread_can_be_read(seed):
         assert each.state is not None
     fresh.delete("t")
     assert fresh.load("t") is None
+
+
+class Turns(InMemoryStore):
+    """Lets writers take turns, one store call each, in an order that a seed decides."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self._dice = random.Random(seed)
+        self._may_call = {}
+        self._has_called = threading.Semaphore(0)
+        self._running = threading.local()
+
+    def run(self, writers):
+        """Run all writers to their end, each in a thread of its own; return their errors."""
+        errors, left = [], set(range(len(writers)))
+        self._may_call = {number: threading.Semaphore(0) for number in left}
+
+        def work(number):
+            self._running.number = number
+            self._may_call[number].acquire()
+            try:
+                writers[number]()
+            except Exception as error:  # noqa: BLE001 - returned to the test
+                errors.append(error)
+            left.discard(number)
+            self._has_called.release()
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in sorted(left)]
+        for thread in threads:
+            thread.start()
+        while left:
+            self._may_call[self._dice.choice(sorted(left))].release()
+            self._has_called.acquire()
+        for thread in threads:
+            thread.join()
+        return errors
+
+    def get(self, key):
+        self._wait_for_turn()
+        return super().get(key)
+
+    def set(self, key, value):
+        self._wait_for_turn()
+        super().set(key, value)
+
+    def delete(self, key):
+        self._wait_for_turn()
+        super().delete(key)
+
+    def compare_and_swap(self, key, old, new):
+        self._wait_for_turn()
+        return super().compare_and_swap(key, old, new)
+
+    def list(self, prefix=""):
+        self._wait_for_turn()
+        return super().list(prefix)
+
+    def _wait_for_turn(self):
+        number = getattr(self._running, "number", None)
+        if number is not None:
+            self._has_called.release()
+            self._may_call[number].acquire()
+
+
+@pytest.mark.parametrize(
+    "keep", [treering.Keep(last=2), treering.Keep(last=1), treering.Keep(last=2, tagged=("pin",))]
+)
+@pytest.mark.parametrize("seed", [*range(40), 49, 58, 61, 82, 85, 89])
+def test_three_savers_that_prune_one_thread_step_by_step_lose_nothing(seed, keep):
+    store = Turns(seed)
+
+    def writer(number):
+        saver = KeyValueStoreSaver(store, keep=keep)
+
+        def write():
+            for step in range(4):
+                messages = [say(f"{number}"), say(f"{number} {step}")]
+                saver.save(thread_id="t", messages=messages, tags=("pin",) if step == 1 else ())
+
+        return write
+
+    assert store.run([writer(number) for number in range(3)]) == []
+    saver = KeyValueStoreSaver(store)
+    history = list(saver.list("t"))
+    assert history[0].step == 11
+    assert all(len(each.messages) == 2 for each in history)
+    if keep.tagged:
+        assert sum(bool(each.tags) for each in history) == 3
+    else:
+        assert len(history) == keep.last
+    saver.delete("t")
+    assert store.list() == []

@@ -1,33 +1,42 @@
-"""A drawer: the keys and values of one thread in a key-value store.
+"""One thread in a key-value store: its layout, and how it is read, committed, pruned and deleted.
 
 ::
 
-    <root>head/<thread>               {"thread", "namespace", "checkpoint"}
-    <root>data/<thread>/ckpt_...      the record of a checkpoint
-    <root>data/<thread>/m-...         a chunk: the messages that one save brought
-    <root>data/<thread>/n-...         a node: references to chunks or nodes (see `spine`)
+    <root>head/<thread>               {"thread", "namespace", "checkpoint"}: the newest checkpoint
+    <root>data/<thread>/ckpt_...      a checkpoint, without its content
+    <root>data/<thread>/m-...         a chunk: the messages that one save added, and what precedes them
     <root>data/<thread>/s-...         a larger state value
-    <root>data/<thread>/first         that there are values (see `witnesses`; not in a folder)
+    <root>data/<thread>/marker        says that the thread has values, so that a lost head is noticed
 
-``<thread>`` is `treering.core.ids.file_name` of the thread's id. Everything but a head is written once, under
-a name that was never used before; only ``earlier`` of a record changes, when retention leads past others.
-What does change is compared and swapped where the store can do that: of two writers one begins again.
-**Invariant:** a thread's head is there before its first value and goes after its last one (it names no
-checkpoint then), so checkpoints without a head mean that the head was lost.
+``<thread>`` is `treering.core.ids.file_name` of the thread's id. Everything but the head is written once,
+under a name that was never used before, and is immutable. A save writes its values, then its checkpoint,
+and then moves the head: that is the commit. Where the store can compare and swap, a save that finds the head
+moved deletes what it wrote and starts again behind the other one.
+
+The messages of a thread are a linked list of chunks, newest first. A checkpoint refers to the first ``n``
+messages of the list that ends with one chunk, so all checkpoints share their common past, a save writes only
+what is new, and a conversation that was edited in the middle shares what precedes the edit.
+
+Retention is decided before the commit and is part of it: the newest checkpoint says which older ones are
+kept, and what was dropped is deleted after the commit. So no reader looks for anything that was dropped as of
+the head it started from, and one that finds a value missing reads the head again: if it has moved, the value
+was pruned meanwhile; if not, the thread is damaged.
+
+**Invariant:** everything that the head leads to exists, or reading it raises `Corrupt`. A thread's head is
+created before its first value and deleted after its last one (until then it names no checkpoint), so
+checkpoints without a head mean that the head was lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, Final, TypeGuard, cast
 from zlib import crc32
 
 import msgspec
-from msgspec import structs
 
-from treering.compat.savers import chunk_tree
-from treering.compat.savers.checkpoint import Facts
-from treering.compat.savers.chunk_tree import Spine
+from treering.compat.savers.checkpoint import CheckpointHeader
 from treering.core.content import Content
 from treering.core.encoding import decode_json, encode, encode_json
 from treering.core.frame import INLINE_LIMIT
@@ -37,57 +46,52 @@ from treering.errors import Corrupt, NotFound
 from treering.sync_async import call
 from treering.threads.checkpoint_record import PREFIX
 
-# -----------------------------------------------------------------------------------------------------------
-# The record of a checkpoint in a key-value store: all that is said about it, and where its content lies.
-#
-# A small state value stands in the record; a larger one is a value of its own, written again only when it
-# changed; a large dict (an agent's virtual files) is kept key by key, so that a step writes the files that
-# changed. ``earlier`` leads to the checkpoint before it that is still there; ``parent`` is the one that it
-# was saved upon, kept or not.
+MARKER: Final = "marker"
+
+_CACHED_CHARS: Final = 1 << 25
+"""How much of a thread's values is cached while its checkpoints are read: they share most of it."""
 
 
-_INLINE: Final = 512
-_REFERENCE: Final = 64
-"""A part of a large dict that is not longer than a reference to it stands in the record too."""
-_DIGEST: Final = 24
+class SharedList(msgspec.Struct, frozen=True, array_like=True):
+    """The first ``length`` items of the list that ends with ``chunk``."""
 
-_USUAL: Final[dict[str, Any]] = {
-    "namespace": "",
-    "parent": None,
-    "interrupt": None,
-    "metadata": {},
-    "note": None,
-    "tags": (),
-}
-
-Put = Callable[[Any], str]
-Get = Callable[[str], Any]
+    chunk: str
+    length: int
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint."""
+class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint without its content, as it is stored.
+
+    ``parent`` is the checkpoint that it was saved upon; a fork's first one has a parent in another thread.
+    ``previous`` was the thread's newest checkpoint before it, and ``number`` counts the thread's saves.
+
+    The kept checkpoints are those that ``previous`` leads to, down to ``oldest_in_sequence``, and before that
+    the ``archived`` ones. Without retention, both are ``None``. ``size`` is how much its save wrote.
+    """
 
     id: str
     thread: str
-    namespace: str
-    parent: str | None
-    earlier: str | None
+    namespace: str = ""
+    parent: str | None = None
+    previous: str | None = None
+    oldest_in_sequence: str | None = None
+    archived: SharedList | None = None
+    number: int
     step: int
     first_us: int
     ts_us: int
-    messages: Spine
-    state: dict[str, Any]
-    interrupt: Any
-    metadata: dict[str, Any]
-    note: str | None
-    tags: tuple[str, ...]
-    size: int
-    """Bytes that its save wrote."""
+    messages: SharedList | None = None
+    state: dict[str, Any] = {}
+    interrupt: Any = None
+    metadata: dict[str, Any] = {}
+    note: str | None = None
+    tags: tuple[str, ...] = ()
+    size: int = 0
 
     @property
-    def facts(self) -> Facts:
-        """As a checkpoint shows it."""
-        return Facts(
+    def header(self) -> CheckpointHeader:
+        """What a saver's user sees of it."""
+        return CheckpointHeader(
             id=self.id,
             thread_id=self.thread,
             namespace=self.namespace,
@@ -102,220 +106,32 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def to_plain(record: Record) -> dict[str, Any]:
-    """For storing: only what is not as it usually is."""
-    plain = {
-        name: value for name, value in msgspec.structs.asdict(record).items() if value != _USUAL.get(name)
-    }
-    plain["messages"] = chunk_tree.plain(record.messages)
-    if record.tags:
-        plain["tags"] = list(record.tags)
-    if record.earlier == record.parent:
-        plain.pop("earlier", None)
-    elif record.earlier is None:
-        plain["earlier"] = None
-    return plain
-
-
-def from_plain(plain: Mapping[str, Any]) -> Record:
-    """What `to_plain` gave."""
-    fields: dict[str, Any] = {**_USUAL, **plain}
-    fields["earlier"] = plain["earlier"] if "earlier" in plain else fields["parent"]
-    fields["messages"] = chunk_tree.parse(plain["messages"])
-    fields["tags"] = tuple(fields["tags"])
-    return Record(**fields)
-
-
-def write_state(known: Mapping[str, Any], state: Mapping[str, Any], put: Put) -> dict[str, Any]:
-    """Where each value lies; those that are not as ``known`` are put."""
-    return {name: _placed(known.get(name), value, put) for name, value in state.items()}
-
-
-def read_state(state: Mapping[str, Any], get: Get) -> dict[str, Any]:
-    """All values."""
-    return {name: _read(place, get) for name, place in state.items()}
-
-
-def values_of(state: Mapping[str, Any]) -> Iterator[str]:
-    """The ids of all values that a state refers to."""
-    for place in state.values():
-        if place[0] == "at":
-            yield place[1]
-        elif place[0] == "keys":
-            yield from values_of(place[1])
-
-
-def _placed(known: Any, value: Any, put: Put) -> list[Any]:
-    content = encode(value, keep_order=True)
-    if len(content.data) >= INLINE_LIMIT and _is_splittable(value):
-        before: dict[str, Any] = known[1] if known is not None and known[0] == "keys" else {}
-        parts = {key: (before.get(key), each, encode(each, keep_order=True)) for key, each in value.items()}
-        return ["keys", {key: _kept(*part, put, _REFERENCE) for key, part in parts.items()}]
-    return _kept(known, value, content, put, _INLINE)
-
-
-def _kept(known: Any, value: Any, content: Content, put: Put, inline: int) -> list[Any]:
-    if len(content.data) < inline:
-        return ["is", value]
-    digest = content.name[:_DIGEST]
-    if known is not None and known[0] == "at" and known[2] == digest:
-        return list(known)
-    return ["at", put(value), digest]
-
-
-def _read(place: Any, get: Get) -> Any:
-    if place[0] == "is":
-        return place[1]
-    if place[0] == "at":
-        return get(place[1])
-    return read_state(place[1], get)
-
-
-def _is_splittable(value: Any) -> TypeGuard[dict[str, Any]]:
-    if not isinstance(value, dict):
-        return False
-    keys = list(cast("dict[Any, Any]", value))
-    return len(keys) > 1 and all(isinstance(key, str) for key in keys)
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Witnesses: which threads of a key-value store have values, without listing them for each.
-#
-# A thread that has no head is new, or has lost it, and then its values are still there. To find out, they
-# can be listed, which in many stores means to walk through everything that is stored. So a thread's first
-# save leaves a key of a known name among its values, its witness, and asking for that is enough. Threads
-# that older versions saved have none: they are found by listing all values once, when a saver first needs
-# to know. **Invariant:** a thread that has values has a witness, or is known to be one of those.
-
-
-WITNESS: Final = "first"
-"""The name of a thread's witness; other values have a ``-`` or a ``_`` in theirs."""
-
-
-class Witnesses:
-    """The witnesses of the threads below one root."""
-
-    def __init__(self, store: KeyValueStore, root: str) -> None:
-        self._store = store
-        self._folder = f"{root}data/"
-        self._without: frozenset[str] | None = None
-
-    def may_have_values(self, name: str) -> bool:
-        """Whether there are, or may be, values of the thread with this name."""
-        without = self._without
-        if without is None:
-            without = self._without = self._found_without()
-        if without is None or name in without:
-            return True
-        try:
-            return call(self._store.get, f"{self._folder}{name}/{WITNESS}") is not None
-        except Corrupt:
-            return True
-
-    def _found_without(self) -> frozenset[str] | None:
-        """The threads that have values and no witness; ``None`` if the store cannot tell."""
-        try:
-            keys = [key.removeprefix(self._folder) for key in call(self._store.list, self._folder)]
-        except Corrupt:  # a damaged value of any thread
-            return None
-        parts = [key.partition("/") for key in keys]
-        witnessed = {name for name, _, value in parts if value == WITNESS}
-        return frozenset(name for name, _, _ in parts) - witnessed
-
-
-# -----------------------------------------------------------------------------------------------------------
-# What a key-value saver puts under a key: a text, so that any store can keep it.
-#
-# A text is eight hex digits, the CRC-32 of the rest, and then ``[key, record]`` as JSON with treering's tags.
-# **Invariant:** a record is given back only if it is whole and belongs to the key that it was asked under;
-# anything else is `Corrupt`, with the thread, the key and what to do.
-
-
-_CRC_DIGITS: Final = 8
-
-
-def seal(key: str, record: dict[str, Any]) -> str:
-    """A record as text. Raises `Unencodable` for what has no safe encoding."""
-    body = encode_json([key, record], keep_order=True)
-    return f"{crc32(body):08x}{body.decode()}"
-
-
-def unseal(key: str, text: Any, *, thread_id: str) -> dict[str, Any]:
-    """The record of a text that was stored under ``key``."""
-    raw = text.encode(errors="replace") if isinstance(text, str) else text
-    if not isinstance(raw, bytes):
-        raise _damaged(thread_id, key, f"it holds a {type(text).__name__}, not what a saver wrote")
-    crc, body = raw[:_CRC_DIGITS], raw[_CRC_DIGITS:]
-    if crc != f"{crc32(body):08x}".encode():
-        raise _damaged(thread_id, key, "its checksum does not match")
-    try:
-        found, record = decode_json(body)
-    except (Corrupt, TypeError, ValueError) as error:
-        raise _damaged(thread_id, key, str(error)) from error
-    if found != key:
-        raise _damaged(thread_id, key, f"it belongs to key {found!r}")
-    return record
-
-
-def damaged(thread_id: str, error: Corrupt) -> Corrupt:
-    """A store's own complaint about a value, with the thread that it belongs to."""
-    return Corrupt(f"thread {thread_id!r} is damaged: {error}")
-
-
-def missing(thread_id: str, key: str) -> Corrupt:
-    """A value that must be there is not."""
-    return _damaged(thread_id, key, "it is missing, though a checkpoint needs it")
-
-
-def _damaged(thread_id: str, key: str, problem: str) -> Corrupt:
-    return Corrupt(
-        f"thread {thread_id!r} is damaged: the value under {key!r} cannot be used, {problem}; "
-        f"restore it from a backup, or delete({thread_id!r}) to begin anew"
-    )
-
-
-# -----------------------------------------------------------------------------------------------------------
-
-_REMEMBERED_CHARS: Final = 1 << 25
-"""So much of a thread is read once while its checkpoints are looked through, which share most of it."""
-
-
-class Drawer:
+class KeyValueThread:
     """The values of one thread. ``thread_id`` is ``None`` while only the name of its head is known."""
 
     def __init__(
-        self,
-        store: KeyValueStore,
-        root: str,
-        namespace: str,
-        name: str,
-        thread_id: str | None,
-        witnesses: Witnesses | None,
+        self, store: KeyValueStore, root: str, namespace: str, name: str, thread_id: str | None
     ) -> None:
+        self.head_key = f"{root}head/{name}"
+        self.folder = f"{root}data/{name}/"
         self._store = store
-        self._witnesses = witnesses
-        self._name = name
-        self._is_new = False
-        self._swap = getattr(store, "compare_and_swap", None)
-        self._delete_all = getattr(store, "delete_all", None)
-        """What a store that has folders can do."""
-        self._head_text: Any = None
+        self._compare_and_swap = getattr(store, "compare_and_swap", None)
         self._namespace = namespace
         self._thread_id = thread_id
         self._shown = name if thread_id is None else thread_id
-        self._texts: dict[str, Any] = {}
-        self._room = _REMEMBERED_CHARS
-        self.head_key = f"{root}head/{name}"
-        self._folder = f"{root}data/{name}/"
+        self._head_text: Any = None
+        self._cache: dict[str, Any] = {}
+        self._room = _CACHED_CHARS
+
+    # Reading
 
     def head(self) -> dict[str, Any] | None:
-        """What the head says; ``None`` for a thread that was never saved."""
-        self._head_text = self._text(self.head_key)
+        """Return what the head says, ``None`` for a thread that does not exist."""
+        self._head_text = self._get_text(self.head_key)
         if self._head_text is None:
-            self._refuse_a_lost_head()
-        head = self._unsealed(self.head_key, self._head_text)
-        self._is_new = head is None or head["checkpoint"] is None
-        if head is None or self._is_new:
+            self._check_head_not_lost()
+        head = self._unseal(self.head_key, self._head_text)
+        if head is None or head["checkpoint"] is None:
             return None
         if self._thread_id not in (None, head["thread"]) or head["namespace"] != self._namespace:
             raise Corrupt(
@@ -324,275 +140,454 @@ class Drawer:
             )
         return head
 
-    def newest(self) -> Record | None:
-        """The checkpoint that the head names."""
+    def newest(self) -> StoredCheckpoint | None:
+        """Return the checkpoint that the head names."""
         head = self.head()
         while head is not None:
-            record = self.record(head["checkpoint"])
-            if record is not None:
-                return record
+            found = self.checkpoint(head["checkpoint"])
+            if found is not None:
+                return found
             again = self.head()
             if again == head:
-                raise missing(self._shown, self.key(head["checkpoint"]))
+                raise self._missing(head["checkpoint"])
             head = again
         return None
 
-    def record(self, checkpoint_id: str) -> Record | None:
-        """The record of a checkpoint, if it is there."""
-        plain = self._get(self.key(checkpoint_id))
-        return None if plain is None else from_plain(plain)
+    def checkpoint(self, checkpoint_id: str) -> StoredCheckpoint | None:
+        """Return the checkpoint with this id, if it exists."""
+        key = self._key(checkpoint_id)
+        fields = self._unseal(key, self._get_text(key))
+        return None if fields is None else _from_fields(fields)
 
-    def needed(self, checkpoint_id: str) -> Record:
-        """The record of a checkpoint that must be there."""
-        record = self.record(checkpoint_id)
-        if record is None:
-            raise missing(self._shown, self.key(checkpoint_id))
-        return record
-
-    def earlier(self, record: Record) -> Record | None:
-        """The checkpoint before, if there is one still."""
-        current: Record | None = record
-        while current is not None and current.earlier is not None:
-            found = self.record(current.earlier)
-            if found is not None:
-                return found
-            again = self.record(current.id)
-            if again is not None and again.earlier == current.earlier:
-                raise missing(self._shown, self.key(current.earlier))
-            current = again  # retention went by in this checkpoint, or the thread was deleted
-        return None
-
-    def line(self, record: Record) -> Iterator[Record]:
-        """A checkpoint and all before it."""
-        found: Record | None = record
-        while found is not None:
+    def history(self, newest: StoredCheckpoint) -> Iterator[StoredCheckpoint]:
+        """Yield a checkpoint and those before it, newest first, as far as they are kept."""
+        found = newest
+        chunks = self._chunks(newest.archived, newest)
+        archived = (checkpoint_id for chunk in chunks for checkpoint_id in reversed(chunk.items))
+        is_in_sequence = True
+        while True:
             yield found
-            found = self.earlier(found)
+            is_in_sequence = is_in_sequence and found.id != newest.oldest_in_sequence
+            previous = None
+            try:
+                previous = found.previous if is_in_sequence else next(archived, None)
+                if previous is None:
+                    return
+                found = self._existing(previous)
+            except NotFound:
+                yield from self._history_after_pruning(newest, found, previous or newest.id)
+                return
 
-    def messages(self, record: Record) -> list[Any]:
-        """All messages of a checkpoint."""
-        found: list[Any] = []
-        for part in chunk_tree.chunks(record.messages, self.nodes(record)):
-            items = self._part(part.id, record)["items"]
-            found += items[: part.count]
-        return found
+    def messages(self, checkpoint: StoredCheckpoint) -> list[Any]:
+        """Return all messages of a checkpoint."""
+        chunks = [chunk.items for chunk in self._chunks(checkpoint.messages, checkpoint)]
+        return [message for items in reversed(chunks) for message in items]
 
-    def nodes(self, record: Record | None) -> Callable[[str], Spine]:
-        """How to open the nodes of a checkpoint."""
-        return lambda name: chunk_tree.parse(self._part(name, record)["parts"])
+    def state(self, checkpoint: StoredCheckpoint) -> dict[str, Any]:
+        """Return all state values of a checkpoint."""
+        return _read_state(checkpoint.state, lambda name: self._value(name, checkpoint)["value"])
 
-    def value(self, id: str, record: Record) -> Any:
-        """A state value of a checkpoint."""
-        return self._part(id, record)["value"]
+    def first(self, items: SharedList | None, count: int, checkpoint: StoredCheckpoint) -> SharedList | None:
+        """Return the list of the first ``count`` items of a checkpoint's list; only later chunks are read."""
+        if items is None or count in (0, items.length):
+            return items if count else None
+        chunks = self._chunks(items, checkpoint)
+        return next(SharedList(chunk.id, count) for chunk in chunks if chunk.start < count)
 
-    def lead_past(self, checkpoint_id: str, *, earlier: str, to: str | None) -> Record | None:
-        """Let a checkpoint follow upon another one than ``earlier``; ``None`` if someone else was faster."""
-        key = self.key(checkpoint_id)
-        text = self._text(key)
-        plain = self._unsealed(key, text)
-        found = None if plain is None else from_plain(plain)
-        if found is None or found.earlier != earlier:
-            return None
-        record = structs.replace(found, earlier=to)
-        return record if self._put(key, text, seal(key, to_plain(record))) else None
+    # Saving
 
-    def drop(self, records: Iterable[str], values: Iterable[str]) -> None:
-        """Remove checkpoints, and then values that nobody else needs."""
-        self._delete(self.key(name) for name in (*records, *sorted(values)))
+    def commit(self, values: Sequence[tuple[str, str]], checkpoint: StoredCheckpoint) -> bool:
+        """Write sealed values, then the checkpoint, then let the head name it.
 
-    def sweep(self, line: Iterable[Record]) -> None:
-        """Remove what none of a thread's checkpoints needs; only while nobody else can be saving to it."""
-        needed: set[str] = {WITNESS}
-        for record in line:
-            needed |= {record.id, *values_of(record.state)}
-            chunk_tree.collect(record.messages, self.nodes(record), needed)
-        for key in sorted(call(self._store.list, self._folder)):  # records first, as in `drop`
-            if key.removeprefix(self._folder) not in needed:
-                call(self._store.delete, key)
-
-    def clear(self) -> bool:
-        """Remove all values, then the head; whether there was one."""
-        try:
-            there = self.head() is not None
-        except Corrupt:
-            there = True
-        if self._swap is not None:
-            self._clear_beside_others(self._swap)
-            return there
-        if there:
-            call(self._store.set, self.head_key, self._empty_head())
-        if self._delete_all is not None:
-            self._delete_all(self._folder)
-        else:
-            self._delete(self._all())
-        call(self._store.delete, self.head_key)
-        return there
-
-    def write(self, values: Sequence[tuple[str, str]], *, head: str) -> bool:
-        """Write sealed values in this order, then let the head name a checkpoint among them.
-
-        False, with nothing left behind, if the head has moved since it was read; only a store that can swap
-        notices that.
+        Return False, with nothing left behind, if the head has moved since it was read. Only a store that
+        can compare and swap notices that.
         """
         if self._head_text is None:
-            # Whoever deletes what is there by now changes this head, which "no head" would not tell.
+            # A unique head, so that a save and a deletion that run at the same time notice each other.
             empty = self._empty_head()
-            if not self._put(self.head_key, None, empty):
+            if not self._replace(self.head_key, None, empty):
                 return False
             self._head_text = empty
-        if self._is_new and self._witnesses is not None:
-            # It stays if this save is taken back: another one that begins the thread relies on it.
-            key = self.key(WITNESS)
-            call(self._store.set, key, seal(key, {"thread": self._thread_id}))
+        if checkpoint.previous is None:
+            # The marker stays if this save is taken back: another one that creates the thread relies on it.
+            key = self._key(MARKER)
+            call(self._store.set, key, _seal(key, {"thread": self._thread_id}))
+        key = self._key(checkpoint.id)
+        values = [*values, (key, _seal(key, _to_fields(checkpoint)))]
         for key, text in values:
             call(self._store.set, key, text)
-        if self._put(self.head_key, self._head_text, self._sealed_head(head)):
+        if self._replace(self.head_key, self._head_text, self._sealed_head(checkpoint.id)):
             return True
         self._delete(key for key, _ in reversed(values))
         return False
 
-    def key(self, id: str) -> str:
-        """The key of a value."""
-        return self._folder + id
+    # Deleting
 
-    def _refuse_a_lost_head(self) -> None:
-        """Raise `Corrupt` if there are values without a head; else the head is as it was read last."""
-        if self._witnesses is not None and not self._witnesses.may_have_values(self._name):
-            return
-        while values := self._values():
-            self._head_text = self._text(self.head_key)
-            if self._head_text is not None:
-                return
-            left = values & self._values()  # these were there all the time, and the head was not
-            records = sorted((name for name in left if name.startswith(PREFIX)), reverse=True)
-            if self._swap is not None and not any(self._has_its_past(each, left) for each in records):
-                return
-            if left:
-                raise Corrupt(
-                    f"thread {self._shown!r} is damaged: its head {self.head_key!r} is missing, its "
-                    f"checkpoints are not (the newest is {records[0] if records else None}); restore the "
-                    "head from a backup, load what you need by the id of its checkpoint, or delete the thread"
-                )
+    def drop(self, older: str | None, dropped: Sequence[str], younger: str) -> None:
+        """Delete checkpoints between two that are kept, and the values that only they needed.
 
-    def _has_its_past(self, checkpoint_id: str, values: set[str]) -> bool:
-        """Whether a checkpoint is not of a save that lost its thread to a `clear` and will be taken back."""
-        record = self.record(checkpoint_id)
-        return record is not None and (record.earlier is None or record.earlier in values)
-
-    def _values(self) -> set[str]:
-        """The names of all values, as far as the store can tell them."""
-        try:
-            found = {key.removeprefix(self._folder) for key in call(self._store.list, self._folder)}
-            return found - {WITNESS}
-        except Corrupt:  # a damaged value of any thread: this one has to be none the worse for it
-            return set()
-
-    def _delete(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            call(self._store.delete, key)
-
-    def _part(self, id: str, record: Record | None) -> dict[str, Any]:
-        key = self.key(id)
-        text = self._texts.get(key)
-        if text is None:
-            text = self._text(key)
-            if text is not None and len(text) <= self._room:
-                self._room -= len(text)
-                self._texts[key] = text
-        if text is not None:
-            return unseal(key, text, thread_id=self._shown)
-        if record is not None and self.record(record.id) is None:
-            raise NotFound(
-                f"checkpoint {record.id!r} of thread {self._shown!r} was removed since it was listed"
-            )
-        raise missing(self._shown, key)
-
-    def _get(self, key: str) -> dict[str, Any] | None:
-        return self._unsealed(key, self._text(key))
-
-    def _unsealed(self, key: str, text: Any) -> dict[str, Any] | None:
-        return None if text is None else unseal(key, text, thread_id=self._shown)
-
-    def _put(self, key: str, before: Any, text: str) -> bool:
-        """Write a text over the one that was read, if the store can tell whether that is still there."""
-        if self._swap is not None:
-            return call(self._swap, key, before, text)
-        call(self._store.set, key, text)
-        return True
-
-    def _clear_beside_others(self, swap: Callable[..., Any]) -> None:
-        """Remove what is there by now, and nothing of a save that goes on meanwhile.
-
-        A head that no save has seen takes the place of the one that was read, so that a save whose values
-        are among those that go is told to begin again, under other names.
+        Sharing is contiguous: what neither neighbour needs, no other checkpoint does. If another process
+        prunes at the same time, values may stay until the thread is deleted; none is deleted too early.
         """
+        try:
+            kept = [self._existing(each) for each in (younger, older) if each is not None]
+            values = {name for each in dropped for name in self._values_only_of(self._existing(each), kept)}
+        except NotFound:
+            values = set[str]()
+        self._delete(map(self._key, [*dropped, *sorted(values)]))
+
+    def sweep(self, history: Iterable[StoredCheckpoint]) -> None:
+        """Delete all values that none of these checkpoints needs, while nobody else can save."""
+        needed = {MARKER}
+        for checkpoint in history:
+            needed |= {checkpoint.id, *_values_in(checkpoint.state)}
+            for items in (checkpoint.messages, checkpoint.archived):
+                for chunk in self._chunks(items, checkpoint):
+                    if chunk.id in needed:  # and so is everything before it
+                        break
+                    needed.add(chunk.id)
+        self._delete([key for key in self._keys() if key.removeprefix(self.folder) not in needed])
+
+    def delete(self) -> bool:
+        """Delete all values, then the head; return whether the thread existed, damaged or not.
+
+        A head that no save has read is put in place before anything is deleted, so that a save whose values
+        are among those fails to commit and starts again under new names.
+        """
+        try:
+            existed = self.head() is not None
+        except Corrupt:
+            existed = True
+        delete_folder = getattr(self._store, "delete_folder", None)
         empty: str | None = None
-        while (keys := self._all()) or empty is None:
+        while (keys := self._keys()) or empty is None:
             try:
                 before = call(self._store.get, self.head_key) if empty is None else empty
             except Corrupt:  # nobody saves behind a head that cannot be read
                 call(self._store.delete, self.head_key)
                 continue
             fresh = self._empty_head()
-            if call(swap, self.head_key, before, fresh):
-                self._delete(keys)
+            if self._replace(self.head_key, before, fresh):
+                if delete_folder is not None:
+                    delete_folder(self.folder)
+                else:
+                    self._delete(keys)
                 empty = fresh
             elif empty is not None:
-                return  # a later save has begun the thread anew
-        call(swap, self.head_key, empty, None)
+                return existed  # a later save has created the thread again
+        self._replace(self.head_key, empty, None)
+        return existed
 
-    def _all(self) -> list[str]:
-        """All keys in the order in which they are removed: who reads meanwhile misses a checkpoint first."""
-        keys = sorted(call(self._store.list, self._folder), reverse=True)
-        return sorted(keys, key=lambda key: not key.startswith(self.key(PREFIX)))
+    # Helpers
+
+    def _history_after_pruning(
+        self, newest: StoredCheckpoint, last: StoredCheckpoint, missing: str
+    ) -> Iterator[StoredCheckpoint]:
+        """Continue after ``last`` from the current head, which has moved, or the thread is damaged."""
+        other = copy(self)  # a save that is based on the head as it was read here must fail
+        now = other.newest()
+        if now is not None and now.id == newest.id:
+            raise self._missing(missing)
+        if now is not None and now.first_us == newest.first_us:  # else deleted, and perhaps created again
+            yield from (each for each in other.history(now) if each.number < last.number)
+
+    def _chunks(self, items: SharedList | None, checkpoint: StoredCheckpoint) -> Iterator[_Chunk]:
+        """Yield the chunks of a list that a checkpoint refers to, last one first."""
+        while items is not None:
+            chunk = self._value(items.chunk, checkpoint)
+            before = SharedList(*chunk["before"]) if "before" in chunk else None
+            start = 0 if before is None else before.length
+            yield _Chunk(id=items.chunk, start=start, items=chunk["items"][: items.length - start])
+            items = before
+
+    def _values_only_of(self, dropped: StoredCheckpoint, kept: Sequence[StoredCheckpoint]) -> set[str]:
+        """Return the names of the values that a checkpoint needs and none of its neighbours does."""
+        names = set(_values_in(dropped.state)).difference(*(_values_in(each.state) for each in kept))
+        for field in ("messages", "archived"):
+            others = [_Cursor(self._chunks(getattr(each, field), each)) for each in kept]
+            for chunk in self._chunks(getattr(dropped, field), dropped):
+                if any(other.reaches(chunk) for other in others):  # and so everything before it
+                    break
+                names.add(chunk.id)
+        return names
+
+    def _existing(self, checkpoint_id: str) -> StoredCheckpoint:
+        found = self.checkpoint(checkpoint_id)
+        if found is None:
+            raise NotFound(
+                f"checkpoint {checkpoint_id!r} of thread {self._shown!r} was removed since it was listed"
+            )
+        return found
+
+    def _value(self, name: str, checkpoint: StoredCheckpoint) -> dict[str, Any]:
+        """Return a value that a checkpoint needs."""
+        key = self._key(name)
+        text = self._cache.get(key)
+        if text is None:
+            text = self._get_text(key)
+            if text is None:
+                self._existing(checkpoint.id)
+                raise self._missing(name)
+            if len(text) <= self._room:
+                self._room -= len(text)
+                self._cache[key] = text
+        return cast("dict[str, Any]", self._unseal(key, text))
+
+    def _check_head_not_lost(self) -> None:
+        """Raise `Corrupt` if there are checkpoints without a head; otherwise read the head again."""
+        if self._marker_text() is None:
+            return
+        while values := self._names():
+            self._head_text = self._get_text(self.head_key)
+            if self._head_text is not None:
+                return
+            left = values & self._names()  # these existed all the time, and the head did not
+            checkpoints = sorted((name for name in left if name.startswith(PREFIX)), reverse=True)
+            if self._compare_and_swap is not None and not any(
+                self._has_past(each, left) for each in checkpoints
+            ):
+                return
+            if left:
+                raise Corrupt(
+                    f"thread {self._shown!r} is damaged: its head {self.head_key!r} is missing, its "
+                    f"checkpoints are not (the newest is {checkpoints[0] if checkpoints else None}); restore "
+                    "the head from a backup, load what you need by checkpoint id, or delete the thread"
+                )
+
+    def _marker_text(self) -> Any:
+        try:
+            return call(self._store.get, self._key(MARKER))
+        except Corrupt:
+            return ""
+
+    def _has_past(self, checkpoint_id: str, names: set[str]) -> bool:
+        """Whether a checkpoint is not one of a save that a deletion overtook, and that will be taken back."""
+        found = self.checkpoint(checkpoint_id)
+        return found is not None and (found.previous is None or found.previous in names)
+
+    def _names(self) -> set[str]:
+        """Return the names of all values but the marker; none if the store cannot list them."""
+        try:
+            return {key.removeprefix(self.folder) for key in self._keys()} - {MARKER}
+        except Corrupt:  # a damaged value of any thread must not make this one unusable
+            return set()
+
+    def _keys(self) -> list[str]:
+        """Return all keys, checkpoints first: a reader misses a checkpoint before its values."""
+        keys = sorted(call(self._store.list, self.folder), reverse=True)
+        return sorted(keys, key=lambda key: not key.startswith(self._key(PREFIX)))
+
+    def _delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            call(self._store.delete, key)
+
+    def _replace(self, key: str, old: Any, new: str | None) -> bool:
+        """Replace one text by another; False if it changed meanwhile, where the store can tell."""
+        if self._compare_and_swap is not None:
+            return call(self._compare_and_swap, key, old, new)
+        if new is None:
+            call(self._store.delete, key)
+        else:
+            call(self._store.set, key, new)
+        return True
 
     def _empty_head(self) -> str:
-        """A head of no checkpoint, unlike any other: the thread is not there, for who reads."""
-        return self._sealed_head(None, by=new_id())
+        """Return a head of no checkpoint, unlike any other. To readers, the thread does not exist."""
+        return self._sealed_head(None, nonce=new_id())
 
     def _sealed_head(self, checkpoint_id: str | None, **more: str) -> str:
-        plain = {"thread": self._thread_id, "namespace": self._namespace, "checkpoint": checkpoint_id}
-        return seal(self.head_key, plain | more)
+        fields = {"thread": self._thread_id, "namespace": self._namespace, "checkpoint": checkpoint_id}
+        return _seal(self.head_key, fields | more)
 
-    def _text(self, key: str) -> Any:
+    def _get_text(self, key: str) -> Any:
         try:
             return call(self._store.get, key)
         except Corrupt as error:
-            raise damaged(self._shown, error) from error
+            raise Corrupt(f"thread {self._shown!r} is damaged: {error}") from error
+
+    def _key(self, name: str) -> str:
+        return self.folder + name
+
+    def _unseal(self, key: str, text: Any) -> dict[str, Any] | None:
+        """Return what `_seal` was given, if the text is whole and belongs to this key."""
+        if text is None:
+            return None
+        raw = text.encode(errors="replace") if isinstance(text, str) else text
+        if not isinstance(raw, bytes):
+            raise self._damaged(key, f"it holds a {type(text).__name__}, not what a saver wrote")
+        crc, body = raw[:_CRC_DIGITS], raw[_CRC_DIGITS:]
+        if crc != f"{crc32(body):08x}".encode():
+            raise self._damaged(key, "its checksum does not match")
+        try:
+            found, fields = decode_json(body)
+        except (Corrupt, TypeError, ValueError) as error:
+            raise self._damaged(key, str(error)) from error
+        if found != key:
+            raise self._damaged(key, f"it belongs to key {found!r}")
+        return fields
+
+    def _missing(self, name: str) -> Corrupt:
+        return self._damaged(self._key(name), "it is missing, though a checkpoint needs it")
+
+    def _damaged(self, key: str, problem: str) -> Corrupt:
+        return Corrupt(
+            f"thread {self._shown!r} is damaged: the value under {key!r} cannot be used, {problem}; "
+            f"restore it from a backup, or delete({self._shown!r}) to start anew"
+        )
 
 
-class Pending:
-    """What one save will write; nothing is, before everything could be encoded."""
+class PendingValues:
+    """The values that one save will write. None is written before everything could be encoded."""
 
-    def __init__(self, drawer: Drawer) -> None:
-        self._drawer = drawer
-        self._values: list[tuple[str, str]] = []
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self.sealed: list[tuple[str, str]] = []
 
-    def chunk(self, items: Sequence[Any]) -> str:
-        """New messages."""
-        return self._add("m", {"items": list(items)})
+    @property
+    def size(self) -> int:
+        """How much there is to write."""
+        return sum(len(text) for _, text in self.sealed)
 
-    def node(self, parts: Spine) -> str:
-        """References that became one."""
-        return self._add("n", {"parts": chunk_tree.plain(parts)})
+    def append(self, before: SharedList | None, items: Sequence[Any]) -> SharedList | None:
+        """Return a list with more items, which are written as one chunk."""
+        if not items:
+            return before
+        start = 0 if before is None else before.length
+        chunk: dict[str, Any] = {"items": list(items)}
+        if before is not None:
+            chunk["before"] = [before.chunk, before.length]
+        return SharedList(self._add("m", chunk), start + len(items))
 
-    def value(self, value: Any) -> str:
-        """A state value."""
-        return self._add("s", {"value": value})
+    def put_state(self, known: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return references to state values; those that differ from ``known`` are added.
 
-    def record(self, record: Record) -> Record:
-        """The checkpoint itself, which comes last and says how much was written."""
-        whole = structs.replace(record, size=sum(len(text) for _, text in self._values))
-        key = self._drawer.key(record.id)
-        self._values.append((key, seal(key, to_plain(whole))))
-        return whole
+        A small value is part of the reference. A large dict (an agent's virtual files) is stored key by key,
+        so that a step writes only the files that changed.
+        """
+        return {name: self._put(known.get(name), value) for name, value in state.items()}
 
-    def write(self, *, head: str) -> bool:
-        """Write it all; when this returns True, the save has happened, else another one came first."""
-        return self._drawer.write(self._values, head=head)
+    def _put(self, known: Any, value: Any) -> list[Any]:
+        content = encode(value, keep_order=True)
+        if len(content.data) < INLINE_LIMIT or not _is_splittable(value):
+            return self._put_whole(known, value, content, _INLINE)
+        before: dict[str, Any] = known[1] if known is not None and known[0] == "keys" else {}
+        parts = {key: (before.get(key), each, encode(each, keep_order=True)) for key, each in value.items()}
+        return ["keys", {key: self._put_whole(*part, _INLINE_PART) for key, part in parts.items()}]
 
-    def _add(self, kind: str, plain: dict[str, Any]) -> str:
+    def _put_whole(self, known: Any, value: Any, content: Content, inline: int) -> list[Any]:
+        if len(content.data) < inline:
+            return ["is", value]
+        digest = content.name[:_DIGEST_CHARS]
+        if known is not None and known[0] == "at" and known[2] == digest:
+            return list(known)
+        return ["at", self._add("s", {"value": value}), digest]
+
+    def _add(self, kind: str, fields: dict[str, Any]) -> str:
         name = f"{kind}-{new_id()}"
-        key = self._drawer.key(name)
-        self._values.append((key, seal(key, plain)))
+        key = self._folder + name
+        self.sealed.append((key, _seal(key, fields)))
         return name
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    """Items that one save added, cut to the length of the list that they are read for."""
+
+    id: str
+    start: int
+    items: list[Any]
+
+
+class _Cursor:
+    """Walks the chunks of a list backwards."""
+
+    def __init__(self, chunks: Iterator[_Chunk]) -> None:
+        self._chunks = chunks
+        self._at = next(chunks, None)
+
+    def reaches(self, chunk: _Chunk) -> bool:
+        """Whether the list contains a chunk, and so everything before it. Ask for later chunks first."""
+        while self._at is not None and self._at.start > chunk.start:
+            self._at = next(self._chunks, None)
+        return self._at is not None and self._at.id == chunk.id
+
+
+# Encoding
+
+_CRC_DIGITS: Final = 8
+_DIGEST_CHARS: Final = 24
+_INLINE: Final = 512
+_INLINE_PART: Final = 64
+"""A part of a large dict that is no longer than a reference to it is stored in the checkpoint too."""
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "namespace": "",
+    "previous": None,
+    "oldest_in_sequence": None,
+    "archived": None,
+    "messages": None,
+    "state": {},
+    "interrupt": None,
+    "metadata": {},
+    "note": None,
+    "tags": (),
+}
+
+
+def _seal(key: str, fields: dict[str, Any]) -> str:
+    """Encode fields as text, which any store can keep, with their key and a checksum."""
+    body = encode_json([key, fields], keep_order=True)
+    return f"{crc32(body):08x}{body.decode()}"
+
+
+def _to_fields(checkpoint: StoredCheckpoint) -> dict[str, Any]:
+    """Return the fields that differ from their defaults; ``parent`` defaults to ``previous``."""
+    every = msgspec.structs.asdict(checkpoint)
+    fields = {name: value for name, value in every.items() if value != _DEFAULTS.get(name, _REQUIRED)}
+    for name, items in (("messages", checkpoint.messages), ("archived", checkpoint.archived)):
+        if items is not None:
+            fields[name] = [items.chunk, items.length]
+    if checkpoint.tags:
+        fields["tags"] = list(checkpoint.tags)
+    if checkpoint.parent == checkpoint.previous:
+        del fields["parent"]
+    return fields
+
+
+def _from_fields(fields: Mapping[str, Any]) -> StoredCheckpoint:
+    every: dict[str, Any] = {"parent": fields.get("previous"), **fields}
+    for name in ("messages", "archived"):
+        if name in every:
+            every[name] = SharedList(*every[name])
+    every["tags"] = tuple(every.get("tags", ()))
+    return StoredCheckpoint(**every)
+
+
+_REQUIRED: Final = object()
+
+
+def _read_state(state: Mapping[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
+    return {name: _read_value(reference, get) for name, reference in state.items()}
+
+
+def _read_value(reference: Any, get: Callable[[str], Any]) -> Any:
+    if reference[0] == "is":
+        return reference[1]
+    if reference[0] == "at":
+        return get(reference[1])
+    return _read_state(reference[1], get)
+
+
+def _values_in(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of all values that a state refers to."""
+    for reference in state.values():
+        if reference[0] == "at":
+            yield reference[1]
+        elif reference[0] == "keys":
+            yield from _values_in(reference[1])
+
+
+def _is_splittable(value: Any) -> TypeGuard[dict[str, Any]]:
+    if not isinstance(value, dict):
+        return False
+    keys = list(cast("dict[Any, Any]", value))
+    return len(keys) > 1 and all(isinstance(key, str) for key in keys)
