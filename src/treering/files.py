@@ -1,13 +1,13 @@
-"""Files that are there whole or not at all, and what the operating system's refusals mean.
+"""Atomic, durable files, safe access to folders, and translation of operating system errors.
 
-A file is first a draft: written under a name of its own in the hidden folder ``.drafts``, synced, and only
-then renamed to where it belongs, after which the folder is synced too. A process that dies on the way
-leaves a draft, which nobody reads; a day later the next writer sweeps it away. Every draft is locked as long
-as its writer lives, so whoever cannot wait for that day (`Drafts.clear`) can tell the dead. **Invariant:**
-under its own name a file is always complete, and once `Draft.publish` returned it survives a loss of power.
+A file is first written as a draft: under a unique name in the hidden folder ``.drafts``, synced, and only
+then renamed to its final name, after which its folder is synced too. A process that dies halfway leaves a
+draft that nobody reads; a writer removes it after a day. A draft is locked while its writer lives, so
+`Drafts.clear` can remove the drafts of dead writers immediately. **Invariant:** a file with its final name is
+always complete, and it survives power loss once `Draft.publish` returned.
 
-Folders are reached by descriptors, one component at a time, and a symbolic link is never followed on the
-way: what is planted inside a store's folder cannot lead a read or a write out of it.
+Folders are opened by descriptor, one component at a time, without following symbolic links: nothing planted
+inside the folder of a store can redirect a read or a write out of it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from treering.errors import InvalidInput, ReadOnly, StoreFull, TreeringError, Un
 DRAFTS: Final = ".drafts"
 
 _PIECES: Final = 256
-"""So many are written in one call; the system allows 1,024."""
+"""Pieces written in one call; the system allows 1,024."""
 _GATHERED: Final = 1 << 20
 
-_SYNCED: Final = failpoints.declare("file.synced", "a file is complete and synced, but only as a draft")
-_RENAMED: Final = failpoints.declare("file.renamed", "a file has its name, but its folder is not synced")
+_SYNCED: Final = failpoints.declare("file.synced", "a file is complete and synced, but still a draft")
+_RENAMED: Final = failpoints.declare("file.renamed", "a file has its name, but its folder is not synced yet")
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DRAFT_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -43,25 +43,25 @@ _MISPLACED: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.E
 
 
 class Draft:
-    """A file that is complete and synced, and has no name yet."""
+    """A complete, synced file without its final name."""
 
     def __init__(self, drafts: int, name: str) -> None:
         self._drafts = drafts
         self._name = name
 
     def rename(self, folder: int, name: str) -> None:
-        """Give it its name, in place of the file that may have it; `sync` the folder afterwards."""
+        """Rename it, replacing an existing file. The caller must sync the folder afterwards."""
         os.rename(self._name, name, src_dir_fd=self._drafts, dst_dir_fd=folder)
         failpoints.hit(_RENAMED)
 
     def publish(self, folder: int, name: str) -> None:
-        """Give it its name, for good."""
+        """Rename it and sync the folder."""
         self.rename(folder, name)
         os.fsync(folder)
 
 
 class Drafts:
-    """Where the files of one folder are written before they get their names."""
+    """The drafts of one folder."""
 
     def __init__(self, root: Path, *, clock: Clock) -> None:
         self._root = root
@@ -70,7 +70,7 @@ class Drafts:
 
     @contextlib.contextmanager
     def write(self, pieces: Iterable[bytes | bytearray | memoryview]) -> Generator[Draft]:
-        """A draft of these bytes; what is not renamed inside the block is removed behind it."""
+        """Write a draft; unless it is renamed inside the block, it is removed afterwards."""
         with self._opened() as drafts:
             if not self._swept:
                 self._swept = True
@@ -87,30 +87,30 @@ class Drafts:
                 os.close(file)
 
     def clear(self) -> None:
-        """Remove the drafts of writers that died, however young they are."""
-        with contextlib.suppress(FileNotFoundError), opened_folder(self._root, (DRAFTS,)) as drafts:
-            for name in os.listdir(drafts):  # noqa: PTH208 - by descriptor, which a Path has none of
+        """Remove the drafts of dead writers, however recent."""
+        with contextlib.suppress(FileNotFoundError), open_folder(self._root, (DRAFTS,)) as drafts:
+            for name in os.listdir(drafts):  # noqa: PTH208 - by descriptor, which Path does not support
                 with contextlib.suppress(OSError):
                     _remove_unlocked(drafts, name)
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
-        """Keep out every other holder of this lock, in any thread and any process on this machine."""
+        """Hold an exclusive lock among all threads and processes of this machine."""
         with self._opened() as drafts:
             fcntl.flock(drafts, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                # Closing is not enough: a child forked meanwhile holds a copy of the descriptor.
+                # Closing is not enough: a child forked meanwhile has a copy of the descriptor.
                 fcntl.flock(drafts, fcntl.LOCK_UN)
 
     def _opened(self) -> contextlib.AbstractContextManager[int]:
-        return opened_folder(self._root, (DRAFTS,), make=True)
+        return open_folder(self._root, (DRAFTS,), make=True)
 
 
 @contextlib.contextmanager
-def opened_folder(root: Path, parts: Sequence[str] = (), *, make: bool = False) -> Generator[int]:
-    """A descriptor of the folder ``parts`` below ``root``; ``make`` makes what is missing, durably.
+def open_folder(root: Path, parts: Sequence[str] = (), *, make: bool = False) -> Generator[int]:
+    """Open the folder ``parts`` below ``root`` as a descriptor; ``make`` creates missing folders durably.
 
     A symbolic link below ``root`` raises `NotADirectoryError`.
     """
@@ -128,16 +128,16 @@ def opened_folder(root: Path, parts: Sequence[str] = (), *, make: bool = False) 
 
 
 @contextlib.contextmanager
-def translated(where: str, *, writing: bool) -> Generator[None]:
-    """Turn the operating system's errors into ours; ``where`` names the place in the message."""
+def translate_os_errors(where: str, *, writing: bool) -> Generator[None]:
+    """Translate `OSError` into treering's errors; ``where`` is the location for the message."""
     try:
         yield
     except OSError as error:
-        raise _meaning(error, where, writing=writing) from error
+        raise _translate(error, where, writing=writing) from error
 
 
 def read_range(file: int, start: int, stop: int) -> bytes:
-    """The bytes of a file from ``start`` up to ``stop`` or its end."""
+    """Return the bytes of a file from ``start`` up to ``stop`` or its end."""
     pieces: list[bytes] = []
     while start < stop and (piece := os.pread(file, stop - start, start)):
         pieces.append(piece)
@@ -145,15 +145,15 @@ def read_range(file: int, start: int, stop: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _meaning(error: OSError, where: str, *, writing: bool) -> TreeringError:
+def _translate(error: OSError, where: str, *, writing: bool) -> TreeringError:
     reason = error.strerror or str(error)
     if error.errno in _FULL:
-        return StoreFull(f"{where}: {reason}; nothing of this write was kept, free space and try again")
+        return StoreFull(f"{where}: {reason}; nothing was written, free some space and try again")
     if error.errno in _REFUSED and writing:
-        return ReadOnly(f"{where} cannot be written: {reason}; check its permissions, or open another folder")
+        return ReadOnly(f"cannot write {where}: {reason}; check its permissions, or use another folder")
     if error.errno in _MISPLACED:
-        return InvalidInput(f"{where}: {reason}; a link or a file of another kind is in the way")
-    return Unreachable(f"{where}: {reason}; check that it is mounted and may be accessed")
+        return InvalidInput(f"{where}: {reason}; the path contains a link or is not of the expected kind")
+    return Unreachable(f"{where}: {reason}; check that it is mounted and accessible")
 
 
 def _make_root(root: Path) -> None:
@@ -162,7 +162,7 @@ def _make_root(root: Path) -> None:
     _make_root(root.parent)
     with contextlib.suppress(FileExistsError):
         root.mkdir()
-    with opened_folder(root.parent) as parent:
+    with open_folder(root.parent) as parent:
         os.fsync(parent)
 
 
@@ -179,7 +179,7 @@ def _below(folder: int, part: str, *, make: bool) -> int:
 
 
 def _write_all(file: int, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
-    """Write pieces one behind the other, many small ones in one call."""
+    """Write pieces in sequence, combining small ones into one call."""
     some: list[memoryview] = []
     size = 0
     for piece in pieces:
@@ -193,7 +193,7 @@ def _write_all(file: int, pieces: Iterable[bytes | bytearray | memoryview]) -> N
 
 def _write_some(file: int, pieces: list[memoryview]) -> None:
     written = os.writev(file, pieces) if pieces else 0
-    for piece in pieces:  # a disk that is nearly full takes a part
+    for piece in pieces:  # a nearly full disk accepts only a part
         rest = piece[written:]
         written = max(0, written - len(piece))
         while rest:
@@ -201,7 +201,7 @@ def _write_some(file: int, pieces: list[memoryview]) -> None:
 
 
 def _new_draft(drafts: int) -> tuple[str, int]:
-    """A new file, locked, and its name."""
+    """Create and lock a new file; return its name and descriptor."""
     while True:
         name = new_id()
         file = os.open(name, _DRAFT_FLAGS, 0o666, dir_fd=drafts)
@@ -212,7 +212,7 @@ def _new_draft(drafts: int) -> tuple[str, int]:
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # cleared away in the moment before it was locked
+        os.close(file)  # removed by `clear` before it was locked
 
 
 def _remove_unlocked(drafts: int, name: str) -> None:
@@ -226,7 +226,7 @@ def _remove_unlocked(drafts: int, name: str) -> None:
 
 def _sweep(drafts: int, *, before_us: int) -> None:
     for name in os.listdir(drafts):
-        # Another process may sweep at the same moment, and what cannot be removed is only litter.
+        # Another process may be sweeping too; a draft that cannot be removed does no harm.
         with contextlib.suppress(OSError):
             if os.stat(name, dir_fd=drafts, follow_symlinks=False).st_mtime_ns // 1000 < before_us:
                 os.unlink(name, dir_fd=drafts)

@@ -101,7 +101,7 @@ def test_the_deadline_is_kept_and_the_last_error_raised(folder, waits):
     with pytest.raises(Unreachable, match="failure 4") as caught:
         waits.retrying(shaky, deadline_seconds=10, first_wait_seconds=1).get("one")
     assert waits.slept == [1, 2, 4]
-    assert caught.value.__notes__ == ["tried 4 times in 7.0 s"]
+    assert caught.value.__notes__ == ["4 attempts in 7.0 s"]
 
 
 @pytest.mark.parametrize("error", [NotFound, ReadOnly, StoreFull, Conflict])

@@ -38,7 +38,7 @@ def test_every_conditional_write_is_refused_and_writes_nothing(blobs):
         lambda: blobs.put_if("new", b"", expect=None),
         lambda: blobs.put_if("one", b"second", expect=blobs.read("one").etag),
     ):
-        with pytest.raises(Unsupported, match="ignores the condition"):
+        with pytest.raises(Unsupported, match="ignores conditions"):
             attempt()
     assert blobs.get("one") == b"first"
     assert blobs.stat("new") is None
@@ -65,5 +65,5 @@ def test_a_bucket_that_does_not_exist_is_named(lossy_s3):
         blobs.list,
         lambda: blobs.conditional,
     ):
-        with pytest.raises(InvalidInput, match="no such bucket"):
+        with pytest.raises(InvalidInput, match="bucket not found"):
             call()

@@ -70,7 +70,7 @@ def test_wrong_keys_are_refused_at_once_and_not_shown(s3):
         blobs.list,
         lambda: blobs.stat("one"),
     ):
-        with pytest.raises(InvalidInput, match="refuses these credentials") as caught:
+        with pytest.raises(InvalidInput, match="rejects these credentials") as caught:
             call()
         assert "a-wrong-secret" not in str(caught.value)
 
@@ -79,7 +79,7 @@ def test_a_server_that_is_not_there_is_unreachable(s3):
     blobs = opened(s3, endpoint="http://127.0.0.1:1", deadline_seconds=0.5)
     with pytest.raises(Unreachable, match=s3.bucket) as caught:
         blobs.get("one")
-    assert any("tried" in note for note in caught.value.__notes__)
+    assert any("attempts" in note for note in caught.value.__notes__)
 
 
 def test_a_forked_child_is_refused_and_the_parent_goes_on(s3):

@@ -181,7 +181,7 @@ def test_a_server_that_ignores_conditions_is_refused_before_anything_is_sent(
     lossy_s3: S3Bucket, place: Place
 ) -> None:
     depot = open_depot(config_of(lossy_s3))
-    with pytest.raises(Unsupported, match="ignores the condition"):
+    with pytest.raises(Unsupported, match="ignores conditions"):
         save(depot, place)
     assert lossy_s3.obstore().list().collect() == []
     depot.close()

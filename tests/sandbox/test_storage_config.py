@@ -15,12 +15,12 @@ import pytest
 
 from tests.sandbox import certificates
 from tests.servers.bucket import S3Bucket
-from treering.blobs.location import Keys, find_keys, find_region
+from treering.blobs.location import AccessKeys, find_credentials, find_region
 from treering.errors import InvalidInput, MissingExtra
 from treering.sandbox import StorageConfig
 from treering.sandbox.config import gateway_of, open_bucket
 
-GIVEN = Keys(access_key_id="given", secret_access_key="given-secret")
+GIVEN = AccessKeys(access_key_id="given", secret_access_key="given-secret")
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "env", "AWS_SECRET_ACCESS_KEY": "env-secret"}
 
 
@@ -126,22 +126,24 @@ def aws_folder(home: Path, *, credentials: str = "", config: str = "") -> None:
 
 def test_keys_that_are_passed_go_first(tmp_path: Path) -> None:
     aws_folder(tmp_path, credentials="[default]\naws_access_key_id = profile\n")
-    found = find_keys(GIVEN, environment=ENVIRONMENT, home=tmp_path)
+    found = find_credentials(GIVEN, environment=ENVIRONMENT, home=tmp_path)
     assert (found.source, found.keys) == ("given", GIVEN)
 
 
 def test_the_environment_goes_before_a_profile(tmp_path: Path) -> None:
     aws_folder(tmp_path, credentials="[work]\naws_access_key_id = profile\n")
     environment = {**ENVIRONMENT, "AWS_SESSION_TOKEN": "token", "AWS_PROFILE": "work"}
-    found = find_keys(environment=environment, home=tmp_path)
+    found = find_credentials(environment=environment, home=tmp_path)
     assert found.source == "environment"
-    assert found.keys == Keys(access_key_id="env", secret_access_key="env-secret", session_token="token")
+    assert found.keys == AccessKeys(
+        access_key_id="env", secret_access_key="env-secret", session_token="token"
+    )
 
 
 @pytest.mark.parametrize("name", ENVIRONMENT)
 def test_half_a_pair_in_the_environment_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="half a pair"):
-        find_keys(environment={name: "x"}, home=tmp_path)
+    with pytest.raises(InvalidInput, match="set both keys"):
+        find_credentials(environment={name: "x"}, home=tmp_path)
 
 
 @pytest.mark.parametrize("profile", [None, "work"])
@@ -153,7 +155,7 @@ def test_a_profile_is_read_by_boto3(profile: str | None, tmp_path: Path, monkeyp
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / ".aws" / "credentials"))
     web = {"AWS_WEB_IDENTITY_TOKEN_FILE": "/token", "AWS_ROLE_ARN": "arn:aws:iam::1:role/r"}
     environment = {**web, **({"AWS_PROFILE": profile} if profile else {})}
-    found = find_keys(environment=environment, home=tmp_path)
+    found = find_credentials(environment=environment, home=tmp_path)
     assert (found.source, found.profile) == ("profile", section)
     assert found.provider is not None
     given = found.provider()
@@ -164,20 +166,20 @@ def test_an_sso_profile_needs_boto3_and_says_how_to_get_it(tmp_path: Path, monke
     aws_folder(tmp_path, config="[profile work]\nsso_session = corp\nsso_account_id = 1\n")
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(MissingExtra, match=r"pip install 'treering\[aws\]'"):
-        find_keys(environment={"AWS_PROFILE": "work"}, home=tmp_path)
+        find_credentials(environment={"AWS_PROFILE": "work"}, home=tmp_path)
 
 
 def test_a_profile_that_is_named_and_not_there_is_refused(tmp_path: Path) -> None:
     aws_folder(tmp_path, config="[profile other]\nregion = eu-west-1\n")
     with pytest.raises(InvalidInput, match="'work'"):
-        find_keys(environment={"AWS_PROFILE": "work"}, home=tmp_path)
+        find_credentials(environment={"AWS_PROFILE": "work"}, home=tmp_path)
 
 
 def test_a_profile_with_only_a_region_signs_nobody_in(tmp_path: Path) -> None:
     aws_folder(tmp_path, config="[default]\nregion = eu-west-1\n")
     web = {"AWS_WEB_IDENTITY_TOKEN_FILE": "/token", "AWS_ROLE_ARN": "arn:aws:iam::1:role/r"}
-    assert find_keys(environment=web, home=tmp_path).source == "web identity"
-    assert find_keys(environment={}, home=tmp_path).source == "machine"
+    assert find_credentials(environment=web, home=tmp_path).source == "web identity"
+    assert find_credentials(environment={}, home=tmp_path).source == "machine"
 
 
 def test_the_region_is_given_or_from_the_environment_or_the_default() -> None:

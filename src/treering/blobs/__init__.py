@@ -1,4 +1,4 @@
-"""Blob stores: immutable named bytes, and small ones that move by compare-and-swap.
+"""Blob stores: immutable named bytes, and small ones updated by compare-and-swap.
 
-`location.open_blobs` chooses by URL: a folder of this machine, or a bucket behind the S3 protocol.
+`location.open_blobs` opens a store by its URL: a local folder, or a bucket of an S3-compatible server.
 """

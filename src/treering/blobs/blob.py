@@ -1,8 +1,13 @@
-"""Names of blobs: relative paths that mean the same in a folder and in every bucket.
+"""Names and data of blobs, for every kind of store.
 
-Servers differ over what they do to odd names (one turns a backslash into a slash, another drops a trailing
-slash, clients refuse control characters), so a name that any of them would change is refused before the
-first byte is sent. **Invariant:** whatever `check_name` accepts is listed back exactly as it was put.
+A name is a relative path that means the same in a folder and in every bucket. Servers handle unusual names
+differently (one turns a backslash into a slash, another drops a trailing slash, clients reject control
+characters), so a name that any of them would change is rejected before anything is sent. **Invariant:** a
+name that `check_name` accepts is listed exactly as it was written.
+
+Data is bytes, in one or several pieces, or a file too large to hold in memory, which is read piece by piece.
+Errors of such a file are distinguished from errors of the store: an unreadable file is the caller's problem,
+and nothing was written.
 """
 
 from __future__ import annotations
@@ -17,18 +22,18 @@ from treering.core.storage import BlobData
 from treering.errors import InvalidInput
 
 MAX_NAME_BYTES: Final = 800
-"""A bucket allows 1,024 for its own prefix and the name together."""
+"""A bucket allows 1,024 bytes for its prefix and the name together."""
 
 MAX_PART_BYTES: Final = 255
 
 RESERVED: Final = ".drafts"
-"""The folder at the root of every store where unfinished things live; no blob has a name in it."""
+"""The folder at the root of every store for unfinished writes; blobs cannot have a name in it."""
 
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
 def check_name(name: str) -> tuple[str, ...]:
-    """The components of a name that every store can hold; any other name raises `InvalidInput`."""
+    """Return the components of a name, or raise `InvalidInput`."""
     parts = tuple(name.split("/"))
     problem = _problem(name, parts)
     if problem:
@@ -37,18 +42,18 @@ def check_name(name: str) -> tuple[str, ...]:
 
 
 def check_folder(folder: str) -> tuple[str, ...]:
-    """The components of a folder to list, given with or without a slash at its end; '' is all."""
+    """Return the components of a folder; a trailing slash is optional, and '' is the root."""
     return check_name(folder.removesuffix("/")) if folder else ()
 
 
 def check_range(name: str, start: int, stop: int | None) -> None:
-    """Refuse a range that counts from the end."""
+    """Reject a range with negative numbers."""
     if start < 0 or (stop is not None and stop < 0):
-        raise InvalidInput(f"range {start}:{stop} of blob {name!r} is not acceptable; count from 0")
+        raise InvalidInput(f"range {start}:{stop} of blob {name!r} is invalid; count from 0")
 
 
 def is_name(name: str) -> bool:
-    """Whether a blob can have this name."""
+    """Whether this is a valid name."""
     return not _problem(name, tuple(name.split("/")))
 
 
@@ -56,28 +61,21 @@ def _problem(name: str, parts: tuple[str, ...]) -> str:
     if "" in parts:
         return "has an empty component; write it as 'packs/ab/name', without a slash at either end"
     if "." in parts or ".." in parts:
-        return "has '.' or '..' as a component; give the path from the root of the store"
+        return "has '.' or '..' as a component; use the path from the root of the store"
     if found := _FORBIDDEN.search(name):
-        return f"contains U+{ord(found[0]):04X}; leave out control characters, surrogates and backslashes"
+        return f"contains U+{ord(found[0]):04X}; remove control characters, surrogates and backslashes"
     if len(name.encode()) > MAX_NAME_BYTES or any(len(part.encode()) > MAX_PART_BYTES for part in parts):
-        return f"is too long; the limit is {MAX_NAME_BYTES} bytes, and {MAX_PART_BYTES} between two slashes"
+        return f"is too long; the limit is {MAX_NAME_BYTES} bytes, and {MAX_PART_BYTES} per component"
     if parts[0] == RESERVED:
-        return f"lies in {RESERVED}, which the store keeps for itself; choose another folder"
+        return f"is in {RESERVED}, which is reserved; use another folder"
     return ""
-
-
-# -----------------------------------------------------------------------------------------------------------
-# What a blob is made of: bytes at hand, in one piece or several, or a file that is too large to hold.
-#
-# A file is read in pieces, so that the memory in use does not depend on its size. Its errors are told apart
-# from those of the store: a file that cannot be read is the caller's, and nothing was written.
 
 
 _PIECE: Final = 1 << 20
 
 
 def size_of(data: BlobData) -> int:
-    """How many bytes there are."""
+    """Return the size in bytes."""
     if isinstance(data, tuple):
         return sum(map(len, data))
     if not isinstance(data, Path):
@@ -89,7 +87,7 @@ def size_of(data: BlobData) -> int:
 
 
 def pieces_of(data: BlobData) -> Iterator[bytes | bytearray | memoryview]:
-    """The bytes: those of a file a megabyte at a time, others as they came."""
+    """Yield the bytes: those of a file one megabyte at a time, others as given."""
     if isinstance(data, tuple):
         yield from data
         return
@@ -106,7 +104,7 @@ def pieces_of(data: BlobData) -> Iterator[bytes | bytearray | memoryview]:
 
 
 def whole_of(data: BlobData) -> bytes:
-    """The bytes, all at once."""
+    """Return all bytes at once."""
     return data if isinstance(data, bytes) else b"".join(pieces_of(data))
 
 
@@ -118,4 +116,4 @@ def _next_piece(file: FileIO, path: Path) -> bytes:
 
 
 def _unreadable(path: Path, error: OSError) -> InvalidInput:
-    return InvalidInput(f"{path} cannot be read ({error.strerror or error}); nothing was written")
+    return InvalidInput(f"cannot read {path} ({error.strerror or error}); nothing was written")

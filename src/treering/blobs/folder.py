@@ -1,11 +1,11 @@
-"""Blobs as files of one folder: names are paths, and what is on disk is what was put.
+"""Blobs as files in a folder: a name is a path, and a file holds exactly the bytes of its blob.
 
-A blob is written as a draft, synced and renamed (see `treering.files`). Every rename and every delete
-happens under one lock of the folder, which is held for that moment only and never while bytes are written;
-a conditional write looks at the current blob under the same lock. The etag of a blob is the hash of its
-content, so it survives a copy of the folder, and a value that came back counts as the value expected.
-**Invariant:** among processes of one machine, of any number of conditional writes with the same
-expectation one succeeds. Over a network file system this holds as far as its `flock` does.
+A blob is written as a draft, synced and renamed (see `treering.files`). Renames and deletes happen under one
+lock of the folder, which is never held while bytes are written; a conditional write checks the current blob
+under the same lock. The ETag of a blob is the hash of its content, so it survives copying the folder, and
+restoring an earlier content restores its ETag. **Invariant:** of several racing conditional writes with the
+same expectation, exactly one succeeds, among all processes of a machine. On a network file system this
+depends on its `flock`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from treering.blobs.blob import check_folder, check_name, check_range, is_name, 
 from treering.core.clock import Clock, SystemClock
 from treering.core.storage import BlobData, BlobInfo, ETag, VersionedBlob
 from treering.errors import Conflict, NotFound
-from treering.files import Drafts, opened_folder, read_range, translated
+from treering.files import Drafts, open_folder, read_range, translate_os_errors
 
-# Without O_NONBLOCK, opening a named pipe that someone planted would wait for its other end.
+# Without O_NONBLOCK, opening a named pipe planted in the folder would block.
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FolderBlobs:
-    """The blobs below one folder, which is made at the first write."""
+    """The blobs below a folder, which is created by the first write."""
 
     def __init__(self, path: str | Path, *, clock: Clock | None = None) -> None:
         self._root = Path(path).absolute()
@@ -44,7 +44,7 @@ class FolderBlobs:
 
     @property
     def conditional(self) -> bool:
-        """Conditions are always honoured."""
+        """Conditional writes are always supported."""
         return True
 
     def put(self, name: str, data: BlobData, *, if_absent: bool = False) -> None:
@@ -61,7 +61,7 @@ class FolderBlobs:
         check_range(name, start, stop)
         with self._opened(name) as file:
             if file is None:
-                raise NotFound(f"{self._url} holds no blob {name!r}")
+                raise NotFound(f"{self._url} has no blob {name!r}")
             return read_range(file, start, os.fstat(file).st_size if stop is None else stop)
 
     def read(self, name: str) -> VersionedBlob | None:
@@ -78,39 +78,39 @@ class FolderBlobs:
             return None if file is None else _info(name, os.fstat(file))
 
     def list(self, folder: str = "", *, after: str | None = None, limit: int = 1000) -> list[BlobInfo]:
-        """See `treering.core.storage.Blobs`. Names come in the order of their UTF-8 bytes throughout."""
+        """See `treering.core.storage.Blobs`. All names are sorted by their UTF-8 bytes."""
         with (
-            translated(f"{self._url}/{folder}", writing=False),
-            contextlib.closing(self._walk(check_folder(folder), after or "")) as found,
+            translate_os_errors(f"{self._url}/{folder}", writing=False),
+            contextlib.closing(self._walk(check_folder(folder), after or "")) as blobs,
         ):
-            return list(islice(found, limit))
+            return list(islice(blobs, limit))
 
     def delete(self, names: Iterable[str]) -> None:
-        """See `treering.core.storage.Blobs`. What writers that died left behind goes as well."""
+        """See `treering.core.storage.Blobs`. Also removes the drafts of dead writers."""
         changed: set[tuple[str, ...]] = set()
         for name in names:
             *folders, last = check_name(name)
             with (
-                translated(f"{self._url}/{name}", writing=True),
+                translate_os_errors(f"{self._url}/{name}", writing=True),
                 contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
-                opened_folder(self._root, folders) as folder,
+                open_folder(self._root, folders) as folder,
                 self._drafts.lock(),
             ):
                 os.unlink(last, dir_fd=folder)
                 changed.add(tuple(folders))
         for folders in changed:
-            with translated(self._url, writing=True), opened_folder(self._root, folders) as folder:
+            with translate_os_errors(self._url, writing=True), open_folder(self._root, folders) as folder:
                 os.fsync(folder)
-        with translated(self._url, writing=True):
+        with translate_os_errors(self._url, writing=True):
             self._drafts.clear()
 
     def _write(self, name: str, data: BlobData, *, allowed: Callable[[], bool]) -> None:
         *folders, last = check_name(name)
-        self._expect(name, allowed)  # asked again under the lock: this one only saves the writing
+        self._expect(name, allowed)  # checked again under the lock; failing early saves the write
         with (
-            translated(f"{self._url}/{name}", writing=True),
+            translate_os_errors(f"{self._url}/{name}", writing=True),
             self._drafts.write(pieces_of(data)) as draft,
-            opened_folder(self._root, folders, make=True) as folder,
+            open_folder(self._root, folders, make=True) as folder,
         ):
             with self._drafts.lock():
                 self._expect(name, allowed)
@@ -119,7 +119,7 @@ class FolderBlobs:
 
     def _expect(self, name: str, allowed: Callable[[], bool]) -> None:
         if not allowed():
-            raise Conflict(f"{self._url}: blob {name!r} is not as expected; read it again")
+            raise Conflict(f"{self._url}: blob {name!r} has changed; read it again")
 
     def _etag(self, name: str) -> ETag | None:
         held = self.read(name)
@@ -128,9 +128,9 @@ class FolderBlobs:
     @contextlib.contextmanager
     def _opened(self, name: str) -> Generator[int | None]:
         *folders, last = check_name(name)
-        with translated(f"{self._url}/{name}", writing=False):
+        with translate_os_errors(f"{self._url}/{name}", writing=False):
             try:
-                with opened_folder(self._root, folders) as folder:
+                with open_folder(self._root, folders) as folder:
                     file = os.open(last, _READ, dir_fd=folder)
             except (FileNotFoundError, NotADirectoryError):
                 yield None
@@ -141,12 +141,12 @@ class FolderBlobs:
                 os.close(file)
 
     def _walk(self, parts: tuple[str, ...], after: str) -> Generator[BlobInfo]:
-        """Every blob below a folder that comes after a name, in order."""
+        """Yield every blob below a folder after a name, in order."""
         try:
-            with opened_folder(self._root, parts) as folder:
+            with open_folder(self._root, parts) as folder:
                 for name in _names(folder, "".join(f"{part}/" for part in parts)):
                     if name.endswith("/"):
-                        # The names below begin with this one, so the whole folder lies before or behind.
+                        # All names below share this prefix, so the whole folder sorts before or after.
                         if name > after or after.startswith(name):
                             yield from self._walk(tuple(name.split("/")[:-1]), after)
                     elif name > after and (info := _stat_in(folder, name)) is not None:
@@ -156,9 +156,9 @@ class FolderBlobs:
 
 
 def _names(folder: int, prefix: str) -> list[str]:
-    """What could be blobs in one folder, and its folders with a slash behind them.
+    """Return the blobs and subfolders of a folder; subfolders end with a slash.
 
-    With the slash, sorting one level at a time gives the order of whole names.
+    With the slash, sorting one level at a time gives the order of full names.
     """
     with os.scandir(folder) as entries:
         return sorted(

@@ -1,13 +1,13 @@
-"""Any blob store, tried again for a while when it cannot be reached.
+"""Retries for blob stores that cannot be reached: exponential backoff with full jitter, up to a deadline.
 
-After a failure that may pass, the wait before the next try is drawn at random from zero up to a bound that
-doubles each time, so that clients that failed together do not come back together. When the next wait would
-pass the deadline, the last error is raised, with a note of how often it was tried.
+After a retryable error, the wait before the next attempt is random between zero and a bound that doubles each
+time, so that clients that failed together do not retry together. If the next wait would exceed the deadline,
+the last error is raised, with a note of the number of attempts.
 
-A conditional write is special. When its answer was lost, it may have succeeded, and then the second try
-meets its own first one and is told of a conflict. So after such a failure a conflict is believed only if
-the blob holds something else than what was to be written. **Invariant:** a write that took effect is never
-reported as lost to someone else, unless someone else has overwritten it since.
+Conditional writes need more. If the response is lost, the write may have succeeded, and then the next attempt
+conflicts with the first one. So after a lost response, a conflict is raised only if the blob holds other
+bytes than the ones written. **Invariant:** a write that took effect is never reported as a conflict, unless
+someone else has overwritten it since.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class RetryingBlobs:
-    """``blobs``, with patience. Clock, sleep and randomness may be given, so that tests are exact."""
+    """A blob store that retries. Clock, sleep and randomness can be injected by tests."""
 
     def __init__(
         self,
@@ -48,20 +48,20 @@ class RetryingBlobs:
 
     @property
     def url(self) -> str:
-        """Where the store is."""
+        """Its location, without secrets."""
         return self._blobs.url
 
     @property
     def conditional(self) -> bool:
-        """Whether the store honours conditions."""
-        return self._patiently(lambda: self._blobs.conditional)
+        """Whether the store supports conditional writes."""
+        return self._retry(lambda: self._blobs.conditional)
 
     def put(self, name: str, data: BlobData, *, if_absent: bool = False) -> None:
         """See `treering.core.storage.Blobs`."""
         if if_absent:
             self.put_if(name, whole_of(data), expect=None)
         else:
-            self._patiently(lambda: self._blobs.put(name, data))
+            self._retry(lambda: self._blobs.put(name, data))
 
     def put_if(self, name: str, data: bytes, *, expect: ETag | None) -> ETag:
         """See `treering.core.storage.Blobs`."""
@@ -70,44 +70,44 @@ class RetryingBlobs:
             held = self._blobs.read(name)
             return held.etag if held is not None and held.data == data else None
 
-        return self._patiently(lambda: self._blobs.put_if(name, data, expect=expect), settle=own_etag)
+        return self._retry(lambda: self._blobs.put_if(name, data, expect=expect), resolve_conflict=own_etag)
 
     def get(self, name: str, *, start: int = 0, stop: int | None = None) -> bytes:
         """See `treering.core.storage.Blobs`."""
-        return self._patiently(lambda: self._blobs.get(name, start=start, stop=stop))
+        return self._retry(lambda: self._blobs.get(name, start=start, stop=stop))
 
     def read(self, name: str) -> VersionedBlob | None:
         """See `treering.core.storage.Blobs`."""
-        return self._patiently(lambda: self._blobs.read(name))
+        return self._retry(lambda: self._blobs.read(name))
 
     def stat(self, name: str) -> BlobInfo | None:
         """See `treering.core.storage.Blobs`."""
-        return self._patiently(lambda: self._blobs.stat(name))
+        return self._retry(lambda: self._blobs.stat(name))
 
     def list(self, folder: str = "", *, after: str | None = None, limit: int = 1000) -> list[BlobInfo]:
         """See `treering.core.storage.Blobs`."""
-        return self._patiently(lambda: self._blobs.list(folder, after=after, limit=limit))
+        return self._retry(lambda: self._blobs.list(folder, after=after, limit=limit))
 
     def delete(self, names: Iterable[str]) -> None:
         """See `treering.core.storage.Blobs`."""
-        kept = tuple(names)
-        return self._patiently(lambda: self._blobs.delete(kept))
+        names = tuple(names)
+        return self._retry(lambda: self._blobs.delete(names))
 
-    def _patiently(self, call: Callable[[], T], *, settle: Callable[[], T | None] | None = None) -> T:
-        """The result of ``call``; ``settle`` gives it where a lost answer hid that it had succeeded."""
+    def _retry(self, call: Callable[[], T], *, resolve_conflict: Callable[[], T | None] | None = None) -> T:
+        """Call with retries; ``resolve_conflict`` returns the result if an earlier attempt succeeded."""
         started = self._monotonic()
         failures = 0
         while True:
             try:
                 return call()
             except Conflict:
-                # The question itself may fail to be answered, and is then asked again like any other.
-                if not failures or settle is None:
+                # Reading the blob may fail as well, and is then retried like any other call.
+                if not failures or resolve_conflict is None:
                     raise
-                settled = self._patiently(settle)
-                if settled is None:
+                etag = self._retry(resolve_conflict)
+                if etag is None:
                     raise
-                return settled
+                return etag
             except TreeringError as error:
                 failures += 1
                 wait = self._uniform(0, self._bound(failures))
@@ -118,7 +118,7 @@ class RetryingBlobs:
                     or spent + wait > self._deadline_seconds
                 ):
                     if failures > 1:
-                        error.add_note(f"tried {failures} times in {spent:.1f} s")
+                        error.add_note(f"{failures} attempts in {spent:.1f} s")
                     raise
                 self._sleep(wait)
 

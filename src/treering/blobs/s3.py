@@ -1,16 +1,16 @@
-"""Blobs as objects of a bucket, behind anything that speaks the S3 protocol.
+"""Blobs as objects of a bucket, on any S3-compatible server.
 
-Requests go through obstore's synchronous calls, from whichever thread asks. Small blobs are one request;
-past `WHOLE` bytes they go up in parts, each tried again by itself. A conditional write is always a single
-request that is never repeated here, because an answer that was lost leaves open whether it was the one
-that succeeded; `treering.blobs.retry` knows how to find out.
+Requests are synchronous obstore calls on the calling thread. Small blobs take one request; blobs larger than
+`SINGLE_REQUEST_BYTES` are uploaded in parts, each retried separately. A conditional write is always a single
+request and is never retried here, because after a lost response it is unknown whether it succeeded;
+`treering.blobs.retry` finds out.
 
-Some gateways accept the headers of a conditional write, ignore them, answer 200 and lose updates. So the
-first use that depends on conditions tries them on an object of its own. **Invariant:** no conditional write
-is sent to a bucket that was not seen to honour one.
+Some gateways accept the headers of a conditional write, ignore them, answer 200 and lose updates. Therefore
+the first operation that depends on conditions probes the bucket with an object of its own. **Invariant:** no
+conditional write is sent to a bucket that has not passed this test.
 
-The client's threads do not survive a fork: in a child its calls would wait for ever, and could take the
-parent's answers. A child whose parent has used S3 is therefore refused with `Unsupported`.
+The client's threads do not survive a fork: calls in a child would block, or take responses meant for the
+parent. A child of a process that has used S3 gets `Unsupported` instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from treering.errors import (
 )
 
 try:
-    from obstore import exceptions as refusals
+    from obstore import exceptions as obstore_errors
     from obstore.store import S3Store
 except ModuleNotFoundError as error:
     raise MissingExtra("storage in an S3 bucket", "s3") from error
@@ -49,36 +49,36 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta, PutMode
 
-WHOLE: Final = 32 << 20
-"""Blobs of up to this many bytes are sent in one request: a pack is, and parts would be five."""
+SINGLE_REQUEST_BYTES: Final = 32 << 20
+"""Blobs up to this size, which includes packs, are sent in one request."""
 
-PART: Final = 8 << 20
-"""Larger ones are sent in parts of at least this many bytes."""
+PART_BYTES: Final = 8 << 20
+"""Larger ones are sent in parts of at least this size."""
 
 _MAX_PARTS: Final = 9_000  # S3 allows 10,000
 _PARTS_AT_ONCE: Final = 4
 _PART_TRIES: Final = 4
 _PAGE: Final = 1000
 
-# obstore tells a few refusals apart by class; for the rest, the text of its pinned version is all there is.
+# obstore has classes for a few errors; for the others, parse the text (its version is pinned).
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _NOT_PARTIAL: Final = "NotPartial"
 _BARE_REDIRECT: Final = "BareRedirect"
-_PAST_THE_END: Final = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
-_TRY_AGAIN_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "InternalError"})
-_TRY_AGAIN_STATUSES: Final = frozenset(
+_RANGE_NOT_SATISFIABLE: Final = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+_RETRYABLE_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "InternalError"})
+_RETRYABLE_STATUSES: Final = frozenset(
     {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 )
-_NOT_OFFERED: Final = frozenset({HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED})
+_UNSUPPORTED_STATUSES: Final = frozenset({HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED})
 
 _used_in: set[int] = set()
 
 
 class S3Blobs:
-    """The blobs of one bucket, below ``prefix``. What is not given comes from the environment (``AWS_*``).
+    """The blobs of a bucket, below ``prefix``. Other settings come from the environment (``AWS_*``).
 
-    ``provider`` gives keys when they are needed, instead of a pair that is passed.
+    ``provider`` returns credentials on demand, instead of a fixed pair of keys.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class S3Blobs:
             self._uploads = S3Store(
                 bucket, **settings, retry_config={"max_retries": _PART_TRIES, "retry_timeout": timeout}
             )
-        except (refusals.BaseError, ValueError) as error:
-            raise InvalidInput(f"{self.url} cannot be opened: {_first_line(error)}") from error
+        except (obstore_errors.BaseError, ValueError) as error:
+            raise InvalidInput(f"cannot open {self.url}: {_first_line(error)}") from error
         self._conditional: bool | None = None
         self._probing = Lock()
 
@@ -128,7 +128,7 @@ class S3Blobs:
 
     @property
     def conditional(self) -> bool:
-        """Whether the bucket was seen to honour conditions; the first look tries it out."""
+        """Whether the bucket supports conditional writes; the first call tests it."""
         with self._probing:
             if self._conditional is None:
                 self._conditional = self.probe()
@@ -139,12 +139,12 @@ class S3Blobs:
         key, size = self._key(name), size_of(data)
         if if_absent:
             self.put_if(name, whole_of(data), expect=None)
-        elif size <= WHOLE:
+        elif size <= SINGLE_REQUEST_BYTES:
             with self._translated(name, writing=True):
                 self._store.put(key, whole_of(data), use_multipart=False)
         else:
             with self._translated(name, writing=True):
-                part = max(PART, -(-size // _MAX_PARTS))
+                part = max(PART_BYTES, -(-size // _MAX_PARTS))
                 self._uploads.put(
                     key, data, use_multipart=True, chunk_size=part, max_concurrency=_PARTS_AT_ONCE
                 )
@@ -154,8 +154,8 @@ class S3Blobs:
         key = self._key(name)
         if not self.conditional:
             raise Unsupported(
-                f"{self.url}: this server accepts conditional writes and ignores the condition, so blob "
-                f"{name!r} was not written; use a bucket that honours If-Match and If-None-Match"
+                f"{self.url}: this server ignores conditions of writes, so blob {name!r} was not "
+                "written; use a server that supports If-Match and If-None-Match"
             )
         mode: PutMode = "create" if expect is None else {"e_tag": expect}
         with self._translated(name, writing=True, conditional=True):
@@ -167,7 +167,7 @@ class S3Blobs:
         key = self._key(name)
         options: GetOptions = {}
         if stop is not None and stop <= start:
-            return self._nothing_of(name)
+            return self._empty_range(name)
         if stop is not None:
             options["range"] = (start, stop)
         elif start:
@@ -175,10 +175,10 @@ class S3Blobs:
         with self._translated(name):
             try:
                 return self._store.get(key, options=options).bytes().to_bytes()
-            except refusals.GenericError as error:
-                if _status(error) != _PAST_THE_END:
+            except obstore_errors.GenericError as error:
+                if _status(error) != _RANGE_NOT_SATISFIABLE:
                     raise
-        return self._nothing_of(name)
+        return self._empty_range(name)
 
     def read(self, name: str) -> VersionedBlob | None:
         """See `treering.core.storage.Blobs`."""
@@ -198,12 +198,12 @@ class S3Blobs:
             return None
 
     def list(self, folder: str = "", *, after: str | None = None, limit: int = 1000) -> list[BlobInfo]:
-        """See `treering.core.storage.Blobs`. Across folders, names come in the order of the server."""
+        """See `treering.core.storage.Blobs`. Across folders, names have the order of the server."""
         below = self._prefix + "".join(f"{part}/" for part in check_folder(folder))
         offset = None if after is None else self._key(after)
         page: list[BlobInfo] = []
         with self._translated(folder):
-            # Arrow's types, which another overload names, are not installed and not needed.
+            # The types of another overload come from Arrow, which is not installed or needed.
             pages = self._store.list(below or None, offset=offset, chunk_size=_PAGE)  # pyright: ignore[reportUnknownMemberType]
             for found in pages:
                 infos = (self._info(meta) for meta in found)
@@ -220,24 +220,24 @@ class S3Blobs:
                 self._store.delete(keys)
 
     def probe(self) -> bool:
-        """Try out whether the bucket honours conditions, on an object that is removed again."""
+        """Test whether the bucket supports conditional writes, with a temporary object."""
         name = f"{RESERVED}/probe-{secrets.token_hex(8)}"
         key = self._prefix + name
         try:
             with self._translated(name, writing=True, conditional=True):
                 etag = self._store.put(key, b"1", mode="create")["e_tag"]
-            honoured = (
-                self._refuses(key, mode="create")
-                and self._refuses(key, mode={"e_tag": '"00000000000000000000000000000000"'})
-                and not self._refuses(key, mode={"e_tag": etag})
+            supported = (
+                self._rejects(key, mode="create")
+                and self._rejects(key, mode={"e_tag": '"00000000000000000000000000000000"'})
+                and not self._rejects(key, mode={"e_tag": etag})
             )
         except Unsupported:
-            honoured = False
+            supported = False
         with self._translated(name, writing=True):
             self._store.delete([key])
-        return honoured
+        return supported
 
-    def _refuses(self, key: str, *, mode: PutMode) -> bool:
+    def _rejects(self, key: str, *, mode: PutMode) -> bool:
         try:
             with self._translated("", writing=True, conditional=True):
                 self._store.put(key, b"2", mode=mode)
@@ -245,9 +245,9 @@ class S3Blobs:
             return True
         return False
 
-    def _nothing_of(self, name: str) -> bytes:
+    def _empty_range(self, name: str) -> bytes:
         if self.stat(name) is None:
-            raise NotFound(f"{self.url} holds no blob {name!r}")
+            raise NotFound(f"{self.url} has no blob {name!r}")
         return b""
 
     def _key(self, name: str) -> str:
@@ -266,52 +266,58 @@ class S3Blobs:
         _refuse_after_fork(self.url)
         try:
             yield
-        except (refusals.BaseError, FileNotFoundError, ValueError) as error:
+        except (obstore_errors.BaseError, FileNotFoundError, ValueError) as error:
             where = f"{self.url}/{name}" if name else self.url
-            raise _meaning(error, where, writing=writing, conditional=conditional) from error
+            raise _translate(error, where, writing=writing, conditional=conditional) from error
 
 
-def _meaning(error: Exception, where: str, *, writing: bool, conditional: bool) -> TreeringError:
+def _translate(error: Exception, where: str, *, writing: bool, conditional: bool) -> TreeringError:
     status, code = _status(error), _code(error)
-    said = f"{status or ''} {code or ''}".strip() or _first_line(error)
+    reason = f"{status or ''} {code or ''}".strip() or _first_line(error)
     if isinstance(error, FileNotFoundError) or status == HTTPStatus.NOT_FOUND:
         return _missing(code, where, writing=writing, conditional=conditional)
-    if isinstance(error, refusals.AlreadyExistsError | refusals.PreconditionError):
+    if isinstance(error, obstore_errors.AlreadyExistsError | obstore_errors.PreconditionError):
         if conditional:
-            return Conflict(f"{where} is not as expected; read it again")
-        return Unreachable(f"{where}: another write is under way ({said}); try again")
+            return Conflict(f"{where} has changed; read it again")
+        return Unreachable(f"{where}: another write is in progress ({reason}); try again")
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         if writing and code in {"AccessDenied", None}:
             return ReadOnly(
-                f"{where}: these credentials may not write here ({said}); check the bucket's policy"
+                f"{where}: these credentials have no write access ({reason}); check the bucket's policy"
             )
-        return InvalidInput(f"{where}: the server refuses these credentials ({said}); check keys and region")
+        return InvalidInput(
+            f"{where}: the server rejects these credentials ({reason}); check the keys and the region"
+        )
     if status == HTTPStatus.INSUFFICIENT_STORAGE:
-        return StoreFull(f"{where}: the server has no space left ({said}); free some and try again")
-    if isinstance(error, refusals.NotSupportedError) or status in _NOT_OFFERED or _NOT_PARTIAL in str(error):
-        return Unsupported(f"{where}: this server does not offer what is needed here ({said})")
+        return StoreFull(f"{where}: the server has no space left ({reason}); free some and try again")
+    if (
+        isinstance(error, obstore_errors.NotSupportedError)
+        or status in _UNSUPPORTED_STATUSES
+        or _NOT_PARTIAL in str(error)
+    ):
+        return Unsupported(f"{where}: this server does not support the request ({reason})")
     if isinstance(error, ValueError) or _is_final(error):
         return InvalidInput(
-            f"{where}: the server refuses the request ({said}); check bucket, region and endpoint"
+            f"{where}: the server rejects the request ({reason}); check bucket, region and endpoint"
         )
-    return Unreachable(f"{where}: no proper answer ({said}); check the endpoint and try again")
+    return Unreachable(f"{where}: invalid response ({reason}); check the endpoint and try again")
 
 
 def _missing(code: str | None, where: str, *, writing: bool, conditional: bool) -> TreeringError:
     if conditional and code != "NoSuchBucket":
-        return Conflict(f"{where} is gone; read it again")
+        return Conflict(f"{where} no longer exists; read it again")
     if writing or code == "NoSuchBucket":
-        return InvalidInput(f"{where}: there is no such bucket; create it first, or correct its name")
+        return InvalidInput(f"{where}: bucket not found; create it, or correct its name")
     return NotFound(f"{where} does not exist")
 
 
 def _is_final(error: Exception) -> bool:
-    if _BARE_REDIRECT in str(error):  # how AWS answers about a bucket of another region
+    if _BARE_REDIRECT in str(error):  # the response of AWS for a bucket in another region
         return True
     status = _status(error)
-    if status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _TRY_AGAIN_STATUSES:
+    if status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _RETRYABLE_STATUSES:
         return False
-    return _code(error) not in _TRY_AGAIN_CODES
+    return _code(error) not in _RETRYABLE_CODES
 
 
 def _status(error: Exception) -> int | None:
@@ -330,7 +336,7 @@ def _first_line(error: Exception) -> str:
 
 def _etag(e_tag: str | None) -> ETag:
     if not e_tag:
-        raise Unsupported("this server gives no ETag for what it stores, so nothing can be compared")
+        raise Unsupported("this server returns no ETag, so conditional writes are impossible")
     return ETag(e_tag)
 
 
@@ -339,7 +345,7 @@ def _refuse_after_fork(url: str) -> None:
         return
     if _used_in:
         raise Unsupported(
-            f"{url}: S3 was in use when this process was forked, and its client does not survive that; "
+            f"{url}: S3 was in use when this process was forked, which its client does not survive; "
             "start workers with multiprocessing's 'spawn' or 'forkserver', or use S3 in the children only"
         )
     _used_in.add(os.getpid())

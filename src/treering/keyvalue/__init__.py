@@ -1,4 +1,4 @@
-"""Key-value stores for the savers of seed 002: a dict, a folder, Redis, or a user's own."""
+"""Key-value stores for savers: in memory, in a folder, on Redis, or brought by the user."""
 
 from treering.core.storage import KeyValueStore
 from treering.keyvalue.folder import FolderStore

@@ -1,10 +1,10 @@
 """A key-value store on a server that speaks the Redis protocol (Redis, Valkey, ...).
 
-A value is a string under ``prefix`` + key: its kind, a colon, and its bytes, as in ``json:{"step":1}``.
-Keys are listed with SCAN, which does not hold up the server and may repeat itself; glob characters in a
-prefix are escaped, so ``a*`` lists what begins with an a and a star. How much survives a crash of the
-server is the server's setting (``appendonly``), not this store's. Two stores on one database need prefixes
-of which neither begins with the other.
+A value is a string under ``prefix`` + key: its kind, a colon, and its bytes, as in ``json:{"step":1}``. Keys
+are listed with SCAN, which does not block the server but may return duplicates; glob characters in a prefix
+are escaped, so ``a*`` lists keys that start with an a and an asterisk. What survives a crash of the server
+depends on its settings (``appendonly``). Two stores on one database need prefixes of which neither starts
+with the other.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
 _GLOB: Final = re.compile(rb"([*?\[\]\\])")
 _PAGE: Final = 1000
 _SWAP: Final = """
-local there = redis.call('GET', KEYS[1])
-if (there or '') ~= ARGV[1] then return 0 end
+local current = redis.call('GET', KEYS[1])
+if (current or '') ~= ARGV[1] then return 0 end
 if ARGV[2] == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], ARGV[2]) end
 return 1
 """
-"""An empty text stands for no value: none of ours is empty."""
+"""An empty string means no value: stored values are never empty."""
 _KINDS: Final[dict[bytes, Kind]] = {kind.encode(): kind for kind in KINDS}
 
 
 class RedisStore:
-    """Keys and values on a Redis server; needs ``treering[redis]``. Threads may share it.
+    """Keys and values on a Redis server; needs ``treering[redis]``. Thread-safe.
 
-    ``client`` is used instead of ``url`` where one exists already.
+    ``client`` is an existing client to use instead of ``url``.
     """
 
     def __init__(
         self, url: str = "redis://localhost:6379/0", prefix: str = "treering:", *, client: Redis | None = None
     ) -> None:
         self._prefix = prefix.encode()
-        # redis-py types every answer as plain or awaitable, which it is not for this client.
+        # redis-py types every result as plain or awaitable; for this client it is plain.
         self._client: Any = _connected(url) if client is None else _checked(client)
         self._where = _shown(self._client)
 
     def get(self, key: str) -> Any | None:
-        """The value under a key, None without one."""
+        """Return the value of a key, or None."""
         name = self._name(key)
         with self._translated(key):
             raw: bytes | None = self._client.get(name)
@@ -65,30 +65,30 @@ class RedisStore:
             return None
         kind, colon, data = raw.partition(b":")
         if not colon or kind not in _KINDS:
-            raise Corrupt(f"{self._where}: {name!r} holds no value that treering wrote; move it away")
+            raise Corrupt(f"{self._where}: {name!r} was not written by treering; move it away")
         return decode(Content(_KINDS[kind], data))
 
     def set(self, key: str, value: Any) -> None:
-        """Keep a value under a key."""
+        """Set the value of a key."""
         name, raw = self._name(key), _raw(value)
         with self._translated(key):
             self._client.set(name, raw)
 
     def delete(self, key: str) -> None:
-        """Forget a key."""
+        """Delete a key."""
         name = self._name(key)
         with self._translated(key):
             self._client.delete(name)
 
     def compare_and_swap(self, key: str, old: Any, new: Any) -> bool:
-        """Put a value in the place of another one if that is there; ``None`` is no value."""
+        """Replace ``old`` by ``new`` atomically, or return False; ``None`` means no value."""
         name = self._name(key)
         expected, raw = (b"" if value is None else _raw(value) for value in (old, new))
         with self._translated(key):
             return self._client.eval(_SWAP, 1, name, expected, raw) == 1
 
     def list(self, prefix: str = "") -> list[str]:
-        """All keys that begin with ``prefix``, in order."""
+        """List all keys with a prefix, sorted."""
         begin = self._prefix + prefix.encode()
         with self._translated(f"{prefix}*"):
             found = set(self._client.scan_iter(match=_GLOB.sub(rb"\\\1", begin) + b"*", count=_PAGE))
@@ -96,7 +96,7 @@ class RedisStore:
             return sorted(name.removeprefix(self._prefix).decode() for name in found)
         except UnicodeDecodeError as error:
             raise Corrupt(
-                f"{self._where}: {error.object!r} is no key that treering wrote; move it away"
+                f"{self._where}: {error.object!r} is not a key written by treering; move it away"
             ) from error
 
     def _name(self, key: str) -> bytes:
@@ -109,7 +109,7 @@ class RedisStore:
         try:
             yield
         except RedisError as error:
-            raise _meaning(error, f"{self._where}: key {key!r}") from error
+            raise _translate(error, f"{self._where}: key {key!r}") from error
 
 
 def _raw(value: Any) -> bytes:
@@ -126,8 +126,8 @@ def _connected(url: str) -> Redis:
         return Redis.from_url(url)  # pyright: ignore[reportUnknownMemberType]
     except ValueError as error:
         raise InvalidInput(
-            "the URL of a Redis store begins with redis://, rediss:// (TLS) or unix://, "
-            f"as in redis://localhost:6379/0 ({error})"
+            "the URL of a Redis store starts with redis://, rediss:// (TLS) or unix://, "
+            f"for example redis://localhost:6379/0 ({error})"
         ) from error
 
 
@@ -135,11 +135,9 @@ def _checked(client: Redis) -> Redis:
     from redis import Redis
 
     if not isinstance(client, Redis):  # pyright: ignore[reportUnnecessaryIsInstance] - an async client, say
-        raise InvalidInput(f"client is a {type(client).__qualname__}; pass a redis.Redis, or a url")
+        raise InvalidInput(f"client is a {type(client).__qualname__}; pass a redis.Redis or a URL")
     if client.get_encoder().decode_responses:
-        raise InvalidInput(
-            "client decodes responses, which bytes would not survive; use decode_responses=False"
-        )
+        raise InvalidInput("client decodes responses, which would damage bytes; use decode_responses=False")
     return client
 
 
@@ -148,15 +146,15 @@ def _shown(client: Redis) -> str:
     return at.get("path") or f"redis://{at.get('host', 'localhost')}:{at.get('port', 6379)}/{at.get('db', 0)}"
 
 
-def _meaning(error: Exception, where: str) -> TreeringError:
-    from redis import exceptions as refusals
+def _translate(error: Exception, where: str) -> TreeringError:
+    from redis import exceptions as redis_errors
 
-    if isinstance(error, refusals.AuthenticationError | refusals.AuthorizationError):
-        return InvalidInput(f"{where}: the server refuses these credentials ({error}); check the URL")
-    if isinstance(error, refusals.ReadOnlyError | refusals.NoPermissionError):
-        return ReadOnly(f"{where}: {error}; connect to the primary, as a user that may write")
-    if isinstance(error, refusals.OutOfMemoryError):
+    if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
+        return InvalidInput(f"{where}: the server rejects these credentials ({error}); check the URL")
+    if isinstance(error, redis_errors.ReadOnlyError | redis_errors.NoPermissionError):
+        return ReadOnly(f"{where}: {error}; connect to the primary, as a user with write access")
+    if isinstance(error, redis_errors.OutOfMemoryError):
         return StoreFull(f"{where}: {error}; raise maxmemory or delete keys")
     if str(error).startswith("WRONGTYPE"):
-        return Corrupt(f"{where} holds no value that treering wrote ({error}); move it away")
+        return Corrupt(f"{where} was not written by treering ({error}); move it away")
     return Unreachable(f"{where}: {error}; check that the server runs and is reachable")

@@ -19,7 +19,7 @@ import msgspec
 
 from treering.core.clock import SystemClock
 from treering.errors import Conflict, InvalidInput
-from treering.files import DRAFTS, Drafts, opened_folder, translated
+from treering.files import DRAFTS, Drafts, open_folder, translate_os_errors
 from treering.memory.documents import MemoryDocument
 from treering.memory.markdown import MarkdownFile, path_of, read_file, text_for, walk
 
@@ -104,7 +104,7 @@ def sync_folder(memory: Documents, root: Path, *, dry_run: bool = False) -> Fold
         raise InvalidInput(f"{root} is no folder; memory files are kept in one")
     if dry_run:
         return _Meeting(memory, root, dry_run=True).run()
-    with translated(str(root), writing=True), Drafts(root, clock=SystemClock()).lock():
+    with translate_os_errors(str(root), writing=True), Drafts(root, clock=SystemClock()).lock():
         try:
             return _Meeting(memory, root, dry_run=False).run()
         finally:
@@ -223,8 +223,8 @@ class _Meeting:
         """Write a file whole, unless someone edited it since it was read."""
         *parts, name = path.split("/")
         with (
-            translated(path, writing=True),
-            opened_folder(self._root, parts, make=True) as folder,
+            translate_os_errors(path, writing=True),
+            open_folder(self._root, parts, make=True) as folder,
             Drafts(self._root, clock=SystemClock()).write([data]) as draft,
         ):
             mode = 0o644
@@ -284,7 +284,7 @@ class _Meeting:
         notes = _Notes(self._memory.namespace, dict(sorted(self._met.items())))
         data = msgspec.json.format(msgspec.json.encode(notes), indent=1) + b"\n"
         with (
-            opened_folder(self._root, make=True) as folder,
+            open_folder(self._root, make=True) as folder,
             Drafts(self._root, clock=SystemClock()).write([data]) as draft,
         ):
             draft.publish(folder, NOTES)

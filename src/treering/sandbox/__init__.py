@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # as type checkers know it; importing typing would cost m
 if TYPE_CHECKING:
     from typing import Any, Final
 
-    from treering.blobs.location import Keys
+    from treering.blobs.location import AccessKeys
     from treering.sandbox.aio import AsyncSandbox
     from treering.sandbox.config import StorageConfig
     from treering.sandbox.profiles import AgentProfile, register
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AccessKeys",
     "AgentProfile",
     "AsyncSandbox",
     "CheckpointInfo",
     "CheckpointWarning",
     "Depot",
     "Forgotten",
-    "Keys",
     "Pruned",
     "RunResult",
     "Sandbox",
@@ -55,7 +55,7 @@ _HOMES: Final = {
     "CheckpointWarning": "treering.sandbox.sandbox",
     "Depot": "treering.sandbox.storage",
     "Forgotten": "treering.sandbox.records",
-    "Keys": "treering.blobs.location",
+    "AccessKeys": "treering.blobs.location",
     "Pruned": "treering.sandbox.records",
     "RunResult": "treering.sandbox.records",
     "Sandbox": "treering.sandbox.sandbox",

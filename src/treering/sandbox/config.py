@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from treering.blobs.location import Keys
+from treering.blobs.location import AccessKeys
 from treering.core.storage import Blobs
 from treering.errors import InvalidInput
 
@@ -45,7 +45,7 @@ class StorageConfig(_Url, frozen=True, kw_only=True):
     prefix: str | None = None
     region: str | None = None
     endpoint: str | None = None
-    credentials: Keys | Mapping[str, str] | None = None
+    credentials: AccessKeys | Mapping[str, str] | None = None
     api_key: str | None = None
 
     @property
@@ -110,12 +110,12 @@ def open_bucket(config: StorageConfig) -> Blobs:
     )
 
 
-def _keys(given: Keys | Mapping[str, str] | None) -> Keys | None:
-    if given is None or isinstance(given, Keys):
+def _keys(given: AccessKeys | Mapping[str, str] | None) -> AccessKeys | None:
+    if given is None or isinstance(given, AccessKeys):
         return given
     spelled: dict[str, Any] = {_SPELLINGS.get(name, name): value for name, value in given.items()}
     try:
-        return msgspec.convert(spelled, Keys)
+        return msgspec.convert(spelled, AccessKeys)
     except msgspec.ValidationError as error:
         raise InvalidInput(
             f"credentials= needs access_key_id and secret_access_key ({error}); leave it out to use the "

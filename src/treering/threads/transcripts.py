@@ -23,7 +23,7 @@ from treering.core.ids import Scope, check_id, file_name, thread_key
 from treering.core.paging import record_pages
 from treering.core.query import Erasure, EventQuery, encode_cursor
 from treering.errors import InvalidInput
-from treering.files import Drafts, opened_folder, read_range, translated
+from treering.files import Drafts, open_folder, read_range, translate_os_errors
 from treering.threads.actions import Actions, read_actions
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class LineFile:
 
     def catch_up(self) -> None:
         """Write what the journal has and the file has not."""
-        with translated(str(self.path), writing=True), self._locked() as file:
+        with translate_os_errors(str(self.path), writing=True), self._locked() as file:
             size, count, cursor = self._whole_lines(file)
             lines = self._source(after=cursor) if cursor is not None else self._source(skip=count)
             for position, line in lines:
@@ -183,7 +183,7 @@ class LineFile:
 
     def remove(self) -> None:
         """Take the file away, if it is there."""
-        with translated(str(self.path), writing=True):
+        with translate_os_errors(str(self.path), writing=True):
             self.path.unlink(missing_ok=True)
         self._left = None
 
@@ -331,9 +331,9 @@ class Transcript:
         target = Path(path).expanduser().absolute()
         lines = [line + b"\n" for _, line in self._lines()]
         with (
-            translated(str(target), writing=True),
+            translate_os_errors(str(target), writing=True),
             Drafts(target.parent, clock=self._clock).write(lines) as draft,
-            opened_folder(target.parent) as folder,
+            open_folder(target.parent) as folder,
         ):
             draft.publish(folder, target.name)
         return len(lines)

@@ -30,7 +30,7 @@ from treering.core.content import Content
 from treering.core.ids import new_id
 from treering.core.tree import FileEntry
 from treering.errors import Corrupt
-from treering.files import translated
+from treering.files import translate_os_errors
 from treering.workspaces.ignore import TEMPORARY
 from treering.workspaces.scan import FILE_FLAGS, CachedFile, FileStamp, file_stamp, untrusted_stamp
 from treering.workspaces.snapshot import BATCH_BYTES, BATCH_OBJECTS, batches
@@ -476,7 +476,7 @@ def temporary_names() -> Iterator[str]:
 @contextlib.contextmanager
 def errors_for(path: str) -> Generator[None]:
     """Translate errors of the operating system, naming an entry."""
-    with translated(f"entry {path!r}", writing=True):
+    with translate_os_errors(f"entry {path!r}", writing=True):
         yield
 
 

@@ -38,7 +38,7 @@ from treering.core.frame import MAX_PAYLOAD, seal_pieces, unseal
 from treering.core.ids import new_id
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, encode_tree
 from treering.errors import Corrupt, InvalidInput, TimedOut
-from treering.files import translated
+from treering.files import translate_os_errors
 from treering.workspaces.ignore import RESERVED, TEMPORARY, Rules
 
 FileStamp = tuple[int, int, int, int, int]
@@ -126,7 +126,7 @@ class Scan:
             self._root = yield from self._walk(folder, "", self._entries_by_folder, 0, 0)
             yield from self._read_recent(folder)
         except OSError as error:
-            with translated(f"{self._current or '.'!r} in the workspace", writing=False):
+            with translate_os_errors(f"{self._current or '.'!r} in the workspace", writing=False):
                 raise error from None
 
     def finish(self, names: Sequence[str]) -> tuple[CachedFolder, list[Content]]:

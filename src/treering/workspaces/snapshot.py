@@ -30,7 +30,7 @@ from treering.core.content import Address, Content, is_object_name, object_addre
 from treering.core.text import readable
 from treering.core.tree import FileEntry, FolderEntry, LinkEntry, Tree, TreeEntry, decode_tree
 from treering.errors import Corrupt, InvalidInput, MissingObjects, NotFound
-from treering.files import translated
+from treering.files import translate_os_errors
 from treering.workspaces.ignore import IGNORE_FILE, LISTS_DIGEST, RESERVED, Rules, make_rules, read_rules
 from treering.workspaces.scan import (
     FILE_FLAGS,
@@ -277,7 +277,7 @@ def ensure_folder(folder: str | Path) -> Path:
     given = Path(folder).expanduser()
     if given.exists() and not given.is_dir():
         raise InvalidInput(f"{given} is not a folder; choose another target")
-    with translated(str(given), writing=True):
+    with translate_os_errors(str(given), writing=True):
         given.mkdir(parents=True, exist_ok=True)
     return given
 

@@ -20,7 +20,7 @@ import msgspec
 from treering.compat.memory.stores import MemoryFileWarning
 from treering.core.clock import SystemClock
 from treering.errors import InvalidInput, NotFound, TreeringError
-from treering.files import DRAFTS, Drafts, opened_folder, translated
+from treering.files import DRAFTS, Drafts, open_folder, translate_os_errors
 from treering.memory.documents import MemoryDocument
 from treering.memory.markdown import MarkdownFile, read_file
 
@@ -181,13 +181,13 @@ class AgentFiles:
     def ensure(self) -> list[str]:
         """Make the templates that are missing; gives their names. A file that is there is never touched."""
         made: list[str] = []
-        with translated(str(self._root), writing=True):
+        with translate_os_errors(str(self._root), writing=True):
             for name, text in _TEMPLATES.items():
                 file = f"{name}.md"
                 if (self._root / file).exists():
                     continue
                 with (
-                    opened_folder(self._root, make=True) as folder,
+                    open_folder(self._root, make=True) as folder,
                     Drafts(self._root, clock=SystemClock()).write([text.encode()]) as draft,
                 ):
                     draft.publish(folder, file)

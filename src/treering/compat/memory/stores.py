@@ -19,7 +19,7 @@ from treering import api
 from treering.core.clock import Clock, SystemClock, to_datetime
 from treering.core.ids import check_id
 from treering.errors import Conflict, InvalidInput
-from treering.files import DRAFTS, Drafts, opened_folder, translated
+from treering.files import DRAFTS, Drafts, open_folder, translate_os_errors
 from treering.memory.documents import (
     MemoryDocument,
     TagMatch,
@@ -227,7 +227,7 @@ class FilesystemMemoryStore(MemoryStore):
     def _locked(self) -> Generator[Drafts]:
         """One writer of the folder at a time; the folder for drafts is gone again afterwards."""
         drafts = Drafts(self._root, clock=self._clock)
-        with translated(str(self._root), writing=True), drafts.lock():
+        with translate_os_errors(str(self._root), writing=True), drafts.lock():
             try:
                 yield drafts
             finally:
@@ -236,7 +236,7 @@ class FilesystemMemoryStore(MemoryStore):
 
     def _write(self, drafts: Drafts, path: str, data: bytes, *, is_new: bool) -> None:
         *parts, name = path.split("/")
-        with opened_folder(self._root, parts, make=True) as folder, drafts.write([data]) as draft:
+        with open_folder(self._root, parts, make=True) as folder, drafts.write([data]) as draft:
             mode = 0o644 if is_new else os.stat(name, dir_fd=folder).st_mode & 0o777
             draft.publish(folder, name)
             os.chmod(name, mode, dir_fd=folder)

@@ -29,7 +29,7 @@ from treering.core import frame
 from treering.core.clock import Clock, SystemClock
 from treering.core.retention import Keep
 from treering.errors import InvalidInput
-from treering.files import Drafts, opened_folder, read_range, translated
+from treering.files import Drafts, open_folder, read_range, translate_os_errors
 
 _LOCKS: Final = 64
 _LOCK_FOLDER: Final = ".locks"
@@ -93,9 +93,9 @@ class NestedFolderStore:
         """Return the text under a key, or None."""
         *folders, name = _path(key)
         where = str(self._root / key)
-        with translated(where, writing=False):
+        with translate_os_errors(where, writing=False):
             try:
-                with opened_folder(self._root, folders) as folder:
+                with open_folder(self._root, folders) as folder:
                     file = os.open(name, _READ, dir_fd=folder)
             except FileNotFoundError:
                 return None
@@ -110,9 +110,9 @@ class NestedFolderStore:
         *folders, name = _path(key)
         raw = frame.seal(value.encode(), compress_from=self._compress_from)
         with (
-            translated(str(self._root / key), writing=True),
+            translate_os_errors(str(self._root / key), writing=True),
             self._drafts.write([raw]) as draft,
-            opened_folder(self._root, folders, make=True) as folder,
+            open_folder(self._root, folders, make=True) as folder,
         ):
             draft.publish(folder, name)
 
@@ -120,9 +120,9 @@ class NestedFolderStore:
         """Delete a key; one that does not exist is no error."""
         *folders, name = _path(key)
         with (
-            translated(str(self._root / key), writing=True),
+            translate_os_errors(str(self._root / key), writing=True),
             contextlib.suppress(FileNotFoundError),
-            opened_folder(self._root, folders) as folder,
+            open_folder(self._root, folders) as folder,
         ):
             os.unlink(name, dir_fd=folder)
             os.fsync(folder)
@@ -131,11 +131,11 @@ class NestedFolderStore:
         """Delete all keys below a folder, and the folder."""
         *folders, name = _path(prefix.removesuffix("/"))
         with (
-            translated(str(self._root / prefix), writing=True),
+            translate_os_errors(str(self._root / prefix), writing=True),
             contextlib.suppress(FileNotFoundError),
-            opened_folder(self._root, folders) as above,
+            open_folder(self._root, folders) as above,
         ):
-            with opened_folder(self._root, (*folders, name)) as folder:
+            with open_folder(self._root, (*folders, name)) as folder:
                 for each in os.listdir(folder):  # noqa: PTH208 - by descriptor, which a Path has none of
                     os.unlink(each, dir_fd=folder)
             os.rmdir(name, dir_fd=above)
@@ -144,9 +144,9 @@ class NestedFolderStore:
     def list(self, prefix: str = "") -> Iterator[str]:
         """Return the keys directly below a folder, in order."""
         folders = _path(prefix.removesuffix("/"))
-        with translated(str(self._root / prefix), writing=False):
+        with translate_os_errors(str(self._root / prefix), writing=False):
             try:
-                with opened_folder(self._root, folders) as folder:
+                with open_folder(self._root, folders) as folder:
                     names = os.listdir(folder)  # noqa: PTH208 - by descriptor, which a Path has none of
             except FileNotFoundError:
                 return
@@ -155,8 +155,8 @@ class NestedFolderStore:
     @contextlib.contextmanager
     def locked(self, name: str) -> Generator[None]:
         """Keep out all other threads and processes that lock this name. Names share locks: hold only one."""
-        with translated(str(self._root / _LOCK_FOLDER), writing=True):
-            with opened_folder(self._root, (_LOCK_FOLDER,), make=True) as folder:
+        with translate_os_errors(str(self._root / _LOCK_FOLDER), writing=True):
+            with open_folder(self._root, (_LOCK_FOLDER,), make=True) as folder:
                 number = f"{crc32(name.encode()) % _LOCKS:02}"
                 file = os.open(number, _LOCK_FLAGS, 0o666, dir_fd=folder)
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,8 +1,11 @@
-"""The memory engine: the reference model that every other engine is compared with.
+"""The memory engine: a store in plain dicts, and the reference model for all other engines.
 
-Everything is in plain dicts under one lock (see `memory_space`), so a commit is a critical section and a
-read sees a moment. It is the shortest honest way to meet the contract, good for tests and for agents
-that need no memory of yesterday; nothing survives the process.
+All state is guarded by one lock (see `memory.space`), so a commit is a critical section and a read sees a
+consistent state. Nothing survives the process, which suits tests and agents that need no persistence.
+
+This engine deliberately shares no decision code with the SQL engines. It implements the contract a second
+time, as simply as possible, so that the state machine test (`treering.testing.machine`) can compare two
+independent implementations. Prefer obviously correct code to fast code here.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ _ENDINGS: Final = re.compile(r"(?<=\w{3})(ings?|ed|es|s|ly|e)$")
 
 
 class MemoryEngine:
-    """An engine that keeps everything in this process."""
+    """An engine that keeps everything in the memory of this process."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -67,21 +70,21 @@ class MemoryEngine:
 
     @property
     def caps(self) -> Caps:
-        """What this engine offers."""
+        """What this engine supports."""
         return _CAPS
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Its location."""
         return "memory:"
 
     # Writing
     def submit(self, batch: Batch) -> Future[Receipt]:
-        """Commit a batch; the future is done when this returns."""
+        """Commit a batch; the future is already done."""
         future: Future[Receipt] = Future()
         try:
             future.set_result(self.commit(batch))
-        except Exception as error:  # noqa: BLE001 - whatever went wrong belongs to whoever waits
+        except Exception as error:  # noqa: BLE001 - the error belongs to the caller of result()
             future.set_exception(error)
         return future
 
@@ -97,7 +100,7 @@ class MemoryEngine:
             return receipt
 
     def stage(self, space: str, contents: Iterable[Content]) -> list[str]:
-        """Store objects ahead of the commit that will require them."""
+        """Store objects ahead of the commit that requires them; return their names."""
         check_space(space)
         names: list[str] = []
         for content in contents:
@@ -108,7 +111,7 @@ class MemoryEngine:
         return names
 
     def claim(self, space: str, name: str, *, holder: str, seconds: float) -> Lease | None:
-        """Take a lease, or ``None`` while someone else holds it."""
+        """Take or renew a lease; return ``None`` while another holder has it."""
         check_space(space)
         check_id(name, "lease name")
         check_id(holder, "holder")
@@ -132,14 +135,14 @@ class MemoryEngine:
             return lease
 
     def heartbeat(self, lease: Lease, *, seconds: float) -> Lease | None:
-        """Prolong a lease; ``None`` when it was lost."""
+        """Extend a lease; return ``None`` if it was lost."""
         with self._changed:
             if not self._holds(lease):
                 return None
             return self.claim(lease.space, lease.name, holder=lease.holder, seconds=seconds)
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back, if it is still held."""
+        """Release a lease if it is still held."""
         with self._changed:
             if self._holds(lease):
                 self._space(lease.space).leases[lease.name] = Lease(
@@ -152,45 +155,45 @@ class MemoryEngine:
 
     # Reading
     def missing(self, space: str, names: Sequence[str]) -> set[str]:
-        """Which of these objects are not stored."""
+        """Return the objects that are not stored."""
         with self._changed:
             return set(names) - self._space(space).objects.keys()
 
     def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:
-        """Content, in the order asked for."""
+        """Return content in the given order."""
         with self._changed:
             return [self._space(space).content_at(address) for address in addresses]
 
     def list_info(self, space: str, list_id: str) -> ListInfo | None:
-        """A list's length and parent."""
+        """Return the length and parent of a list."""
         with self._changed:
             stored = self._space(space).lists.get(list_id)
             return stored.info if stored is not None else None
 
     def lineage(self, space: str, list_id: str) -> list[ListInfo]:
-        """A list and its ancestors, itself first."""
+        """Return a list and its ancestors, starting with itself."""
         with self._changed:
             return self._space(space).lineage(list_id)
 
     def read_list(self, space: str, list_id: str, start: int, stop: int) -> list[Content]:
-        """The items from ``start`` up to ``stop`` (or the end), through all parents."""
+        """Return the items from ``start`` up to ``stop`` (or the end), including those of its parents."""
         with self._changed:
             rows = self._space(space)
             if list_id not in rows.lists:
-                raise NotFound(f"there is no list {list_id!r} in space {space!r}")
+                raise NotFound(f"list {list_id!r} not found in space {space!r}")
             return [
                 rows.content_at(item) if isinstance(item, str) else item
                 for item in rows.items(list_id, start, stop)
             ]
 
     def refs(self, space: str, names: Sequence[str]) -> dict[str, Ref]:
-        """The refs among these names that exist."""
+        """Return the refs that exist among these names."""
         with self._changed:
             rows = self._space(space).refs
             return {name: rows[name].ref for name in names if name in rows and not rows[name].deleted}
 
     def scan_refs(self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000) -> list[Ref]:
-        """Refs whose name starts with ``prefix``, by name, behind ``after``."""
+        """Return the next ``limit`` refs with a prefix, by name, behind ``after``."""
         check_limit(limit)
         with self._changed:
             rows = self._space(space).refs
@@ -200,17 +203,23 @@ class MemoryEngine:
             return [rows[name].ref for name in names if not rows[name].deleted][:limit]
 
     def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
-        """Events in order, a page at a time."""
+        """Return a page of events in order."""
         check_limit(limit)
-        place = decode_cursor(query, after) if after is not None else None
+        position = decode_cursor(query, after) if after is not None else None
         with self._changed:
-            found = [record for record in self._space(space).records.values() if _wanted(record.event, query)]
-        found.sort(key=lambda record: _place(record, query), reverse=query.newest_first)
-        if place is not None:
+            found = [
+                record for record in self._space(space).records.values() if _matches(record.event, query)
+            ]
+        found.sort(key=lambda record: _sort_key(record, query), reverse=query.newest_first)
+        if position is not None:
             found = [
                 record
                 for record in found
-                if (_place(record, query) < place if query.newest_first else _place(record, query) > place)
+                if (
+                    _sort_key(record, query) < position
+                    if query.newest_first
+                    else _sort_key(record, query) > position
+                )
             ]
         page = found[:limit]
         more = len(found) > limit
@@ -220,7 +229,7 @@ class MemoryEngine:
         )
 
     def wait(self, space: str, after_seq: int, *, seconds: float) -> int:
-        """Block until the space's last sequence number is past ``after_seq``, or time is up; give it back."""
+        """Wait until the space's last sequence number exceeds ``after_seq``, or time is up; return it."""
         deadline = monotonic() + seconds
         with self._changed:
             while (seq := self._space(space).seq) <= after_seq and (left := deadline - monotonic()) > 0:
@@ -228,12 +237,12 @@ class MemoryEngine:
             return seq
 
     def sums(self, space: str, query: SumQuery) -> list[Sum]:
-        """Totals from the roll-ups."""
+        """Return totals from the roll-ups."""
         with self._changed:
-            return summarise(self._space(space).cells, query)
+            return summarise(self._space(space).rollups, query)
 
     def search(self, space: str, query: SearchQuery) -> SearchResult:
-        """Texts that match, those with the most of the words first."""
+        """Return matching texts, those with the most query words first."""
         check_limit(query.limit)
         terms = query_terms(query.text)
         with self._changed:
@@ -256,56 +265,56 @@ class MemoryEngine:
     def scan_scopes(
         self, space: str, prefix: str, *, after: str | None = None, limit: int = 1000
     ) -> list[str]:
-        """Erasure scopes that anything is stored under, by name, behind ``after``."""
+        """Return the next ``limit`` scopes with a prefix, by name, behind ``after``."""
         check_limit(limit)
         with self._changed:
             names = sorted(self._space(space).scopes())
         return [name for name in names if name.startswith(prefix) and (after is None or name > after)][:limit]
 
     def spaces(self) -> list[str]:
-        """All spaces that were ever written to, by name."""
+        """List all spaces that were ever written to, by name."""
         with self._changed:
             return sorted(self._spaces)
 
-    # Looking after itself
+    # Maintenance
     def erase(self, space: str, plan: Erasure) -> Erased:
         """Remove what the plan names, and the unshared content behind it."""
         with self._changed:
-            return maintenance.erase(self._known(space), plan)
+            return maintenance.erase(self._existing_space(space), plan)
 
     def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
-        """Mark what refs and events can reach, and remove the rest."""
+        """Mark everything reachable from refs and events, and remove the rest."""
         with self._changed:
             now_us = self._clock.now_us()
             return maintenance.sweep(
-                self._known(space), now_us=now_us, dry_run=dry_run, grace_seconds=grace_seconds
+                self._existing_space(space), now_us=now_us, dry_run=dry_run, grace_seconds=grace_seconds
             )
 
     def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
-        """Verify everything, as of now."""
+        """Verify everything in its current state."""
         with self._changed:
-            found = list(maintenance.check(self._known(space), read_content=read_content))
+            found = list(maintenance.check(self._existing_space(space), read_content=read_content))
         return iter(found)
 
     def reindex(self, space: str) -> None:
-        """Count the roll-ups again; the search index is not kept, so it cannot be stale."""
+        """Recompute the roll-ups. There is no stored search index that could be stale."""
         with self._changed:
-            rows = self._known(space)
-            rows.cells = deltas(record.event for record in rows.records.values())
+            rows = self._existing_space(space)
+            rows.rollups = deltas(record.event for record in rows.records.values())
 
     def stats(self, space: str) -> SpaceStats:
-        """What the space holds."""
+        """Measure the space."""
         with self._changed:
-            return maintenance.stats(self._known(space))
+            return maintenance.stats(self._existing_space(space))
 
     def export(self, space: str, *, after: str | None = None) -> Iterator[Slice]:
-        """Everything in the space as slices in a loadable order, behind a position."""
+        """Yield everything in the space behind a position, as slices in a loadable order."""
         with self._changed:
-            slices = maintenance.export(self._known(space), after=after)
+            slices = maintenance.export(self._existing_space(space), after=after)
         return iter(slices)
 
     def load(self, space: str, part: Slice) -> None:
-        """Take a slice of another engine's `export`; loading it twice changes nothing."""
+        """Load a slice of another engine's `export`; loading it twice changes nothing."""
         check_space(space)
         with self._changed:
             rows = self._spaces.setdefault(space, self._space(space))
@@ -313,29 +322,29 @@ class MemoryEngine:
             self._changed.notify_all()
 
     def snapshot_to(self, folder: Path) -> None:
-        """Not offered: nothing here outlives the process."""
+        """Not supported: nothing outlives the process."""
         raise Unsupported(
             f"the memory engine cannot write a snapshot to {folder}; copy the store to a folder instead"
         )
 
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Release all resources. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _space(self, name: str) -> Space:
-        """A space, or an empty one that nobody keeps until something was written to it."""
+        """Return a space, or an empty one that is not stored until something is written to it."""
         if self._closed:
-            raise Closed("this memory engine was closed; open a new one")
+            raise Closed("this memory engine is closed; open a new one")
         return self._spaces.get(name) or Space(name)
 
-    def _known(self, name: str) -> Space:
-        """A space that something was written to."""
+    def _existing_space(self, name: str) -> Space:
+        """Return a space that was written to, or raise `NotFound`."""
         if name not in self._spaces:
             check_space(name)
             self._space(name)
-            raise NotFound(f"there is no space {name!r} in this store; nothing was ever written to it")
+            raise NotFound(f"space {name!r} not found: nothing was ever written to it")
         return self._space(name)
 
     def _holds(self, lease: Lease) -> bool:
@@ -348,7 +357,7 @@ class MemoryEngine:
         )
 
 
-def _wanted(event: Event, query: EventQuery) -> bool:
+def _matches(event: Event, query: EventQuery) -> bool:
     return (
         (not query.kinds or event.kind in query.kinds)
         and (not query.ids or event.id in query.ids)
@@ -361,12 +370,12 @@ def _wanted(event: Event, query: EventQuery) -> bool:
     )
 
 
-def _place(record: Record, query: EventQuery) -> tuple[int, int]:
+def _sort_key(record: Record, query: EventQuery) -> tuple[int, int]:
     return (record.event.ts_us if query.order == "time" else 0, record.seq)
 
 
 def _score(text: TextRow, content: Content, terms: list[str]) -> int:
-    """How many of the terms a text holds."""
+    """Return how many of the terms occur in a text."""
     found = text_of(content).lower()
     if text.tokens == "trigrams":
         return sum(term in found for term in terms)

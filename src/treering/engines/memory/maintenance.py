@@ -1,8 +1,12 @@
-"""How a space of the memory engine looks after itself: erase, sweep and check.
+"""Maintenance of a space of the memory engine: sweep, erase, check, export, load and stats.
 
-All three ask the same question (who reaches what), answered by `holders`: every address that something
-alive leads to, with the name of the first thing that does. Alive are refs, events and index entries;
-lists that nothing links to yet count as alive where a writer may still be about to link them.
+The first three depend on `reachable`: every address that a set of roots leads to, with the name of the first
+root that does. Roots are refs, events and index entries. Lists and content without a link also count as roots
+where a writer may be about to link them.
+
+An export sorts all rows into one loadable order (content first, refs last); the sort key of a slice's last
+row is the position that resumes after it. It is taken at one moment, so a concurrent commit is never half
+included.
 """
 
 from __future__ import annotations
@@ -43,19 +47,19 @@ if TYPE_CHECKING:
 
 
 Root = tuple["str", "Iterable[Address]"]
-"""A thing that keeps addresses alive, by its name, and which ones."""
+"""The name of something that keeps addresses alive, and those addresses."""
 
 
-def holders(space: Space, roots: Iterable[Root]) -> dict[Address, str]:
-    """Every address that the roots lead to, and the first root that leads there."""
+def reachable(space: Space, roots: Iterable[Root]) -> dict[Address, str]:
+    """Return every address reachable from the roots, with the name of the first root that reaches it."""
     held: dict[Address, str] = {}
     for label, addresses in roots:
-        mark_reachable(addresses, is_new=_remember(held, label), links=space.links)
+        mark_reachable(addresses, is_new=_record_first(held, label), links=space.links)
     return held
 
 
 def record_roots(space: Space) -> Iterator[Root]:
-    """The refs, events and index entries of a space, and what they link to."""
+    """Yield the refs, events and index entries of a space, and what they link to."""
     for row in space.refs.values():
         yield f"ref {row.ref.name!r}", row.ref.links
     for record in space.records.values():
@@ -65,15 +69,14 @@ def record_roots(space: Space) -> Iterator[Root]:
 
 
 def list_root(stored: StoredList) -> Root:
-    """A list as a root of its own."""
+    """Return a list as a root."""
     return f"list {stored.info.list!r}", [list_address(stored.info.list)]
 
 
-# Sweep
 def sweep(space: Space, *, now_us: int, dry_run: bool, grace_seconds: float) -> Swept:
-    """Remove what nothing reaches: no record, and nothing young that someone may be about to link."""
+    """Remove whatever is unreachable and older than the grace period."""
     horizon_us = max(now_us, space.committed_at_us) - round(grace_seconds * SECOND_US)
-    held = holders(space, [*record_roots(space), ("young", _young(space, horizon_us))])
+    held = reachable(space, [*record_roots(space), ("recent", _recent(space, horizon_us))])
     objects = [name for name in space.objects if object_address(name) not in held]
     bodies = [
         key for key, body in space.bodies.items() if not any(slot in held for slot in _slots(key, body))
@@ -92,9 +95,9 @@ def sweep(space: Space, *, now_us: int, dry_run: bool, grace_seconds: float) -> 
     return swept
 
 
-def _young(space: Space, horizon_us: int) -> Iterator[Address]:
+def _recent(space: Space, horizon_us: int) -> Iterator[Address]:
     for name, stored in space.objects.items():
-        if stored.wanted_at_us > horizon_us:
+        if stored.used_at_us > horizon_us:
             yield object_address(name)
     for key, body in space.bodies.items():
         if body.committed_at_us > horizon_us:
@@ -104,12 +107,11 @@ def _young(space: Space, horizon_us: int) -> Iterator[Address]:
             yield list_address(list_id)
 
 
-# Erase
 def erase(space: Space, plan: Erasure) -> Erased:
-    """Remove what a plan names and the content that only this led to.
+    """Remove what a plan names, and the content that is reachable only from there.
 
-    A list goes only when the plan names it or its scope; one that just lost its last link is left to
-    `sweep`, because a writer may be about to link it again.
+    A list is erased only if the plan names it or its scope. One that loses its last link is left to `sweep`,
+    because a writer may be about to link it again.
     """
     for name in plan.absent:
         if name in space.refs and not space.refs[name].deleted:
@@ -124,7 +126,7 @@ def erase(space: Space, plan: Erasure) -> Erased:
     texts = {key for key, text in space.texts.items() if text.scope in scopes}
     lists = _planned_lists(space, plan, scopes)
     planned_bodies = {key for key, body in space.bodies.items() if body.scope in scopes}
-    behind = holders(
+    behind = reachable(
         space,
         [
             *(("erased", event_links(space.records[seq].event)) for seq in seqs),
@@ -138,11 +140,11 @@ def erase(space: Space, plan: Erasure) -> Erased:
         space.remove_record(seq)
     for name in refs:
         del space.refs[name]
-    _forget_in_receipts(space, refs)
+    _remove_from_receipts(space, refs)
     for key in texts:
         del space.texts[key]
     other_lists = [stored for list_id, stored in space.lists.items() if list_id not in lists]
-    held = holders(space, [*record_roots(space), *map(list_root, other_lists)])
+    held = reachable(space, [*record_roots(space), *map(list_root, other_lists)])
 
     kept: dict[str, str] = {}
     objects: set[str] = set()
@@ -175,7 +177,7 @@ def erase(space: Space, plan: Erasure) -> Erased:
 
 
 def _all_scopes(space: Space, plan: Erasure) -> set[str]:
-    """The scopes to erase, those that depend on them included if the plan says so."""
+    """Return the scopes to erase; with ``cascade``, including those that depend on them."""
     scopes = set(plan.scopes)
     while dependent := _dependent_scopes(space, plan, scopes):
         if not plan.cascade:
@@ -205,8 +207,8 @@ def _planned_lists(space: Space, plan: Erasure, scopes: set[str]) -> set[str]:
     return {name for name, stored in space.lists.items() if stored.info.scope in scopes or name in plan.lists}
 
 
-def _forget_in_receipts(space: Space, refs: set[str]) -> None:
-    """A receipt names the refs that its batch moved; an erased name must not stand there either."""
+def _remove_from_receipts(space: Space, refs: set[str]) -> None:
+    """Remove erased refs from receipts, which name the refs that their batches updated."""
     for batch, receipt in space.commits.items():
         if not refs.isdisjoint(receipt.versions):
             space.commits[batch] = msgspec.structs.replace(
@@ -216,15 +218,14 @@ def _forget_in_receipts(space: Space, refs: set[str]) -> None:
             )
 
 
-# Check
 def check(space: Space, *, read_content: bool) -> Iterator[Problem | Checked]:
-    """Look for anything that cannot be."""
+    """Yield every inconsistency."""
     last = max(space.records, default=0)
     if last > space.seq:
         yield Problem(
-            kind="counter", where=f"space {space.name!r}", detail=f"event {last} is past seq {space.seq}"
+            kind="counter", where=f"space {space.name!r}", detail=f"event {last} exceeds seq {space.seq}"
         )
-    for address, label in holders(
+    for address, label in reachable(
         space, [*record_roots(space), *map(list_root, space.lists.values())]
     ).items():
         if not space.holds(address):
@@ -232,15 +233,17 @@ def check(space: Space, *, read_content: bool) -> Iterator[Problem | Checked]:
     if read_content:
         for name, stored in space.objects.items():
             if stored.content.name != name:
-                yield Problem(kind="corrupt", where=object_address(name), detail="content has another hash")
+                yield Problem(
+                    kind="corrupt", where=object_address(name), detail="content has a different hash"
+                )
     for list_id, stored in space.lists.items():
         if detail := _list_problem(space, stored):
             yield Problem(kind="list", where=list_address(list_id), detail=detail)
     recount = deltas(record.event for record in space.records.values())
-    for cell in recount.keys() | space.cells.keys():
-        if recount.get(cell) != space.cells.get(cell):
+    for key in recount.keys() | space.rollups.keys():
+        if recount.get(key) != space.rollups.get(key):
             yield Problem(
-                kind="derived", where=f"roll-up {cell}", detail="differs from a recount; run reindex"
+                kind="derived", where=f"roll-up {key}", detail="differs from a recount; run reindex"
             )
     yield Checked(
         objects=len(space.objects),
@@ -255,17 +258,16 @@ def check(space: Space, *, read_content: bool) -> Iterator[Problem | Checked]:
 def _list_problem(space: Space, stored: StoredList) -> str | None:
     info = stored.info
     if info.length != info.start + len(stored.items):
-        return f"length is {info.length}, but {info.start} + {len(stored.items)} items are there"
+        return f"length is {info.length}, but {info.start} + {len(stored.items)} items are stored"
     parent = space.lists.get(info.parent) if info.parent is not None else None
     if info.parent is not None and parent is None:
         return f"parent {info.parent!r} is not stored"
     if parent is not None and (parent.info.length < info.start or parent.info.depth != info.depth - 1):
-        return f"does not fit its parent {info.parent!r}"
+        return f"is inconsistent with its parent {info.parent!r}"
     return None
 
 
-# What they share
-def _remember(held: dict[Address, str], label: str) -> Callable[[Address], bool]:
+def _record_first(held: dict[Address, str], label: str) -> Callable[[Address], bool]:
     def is_new(address: Address) -> bool:
         if address in held:
             return False
@@ -309,14 +311,6 @@ def _size(
     )
 
 
-# -----------------------------------------------------------------------------------------------------------
-# A space of the memory engine as slices, and back (see `core.dump`); and what it all amounts to.
-#
-# Every row has a place in one loadable order (content first, refs last), and the place of a slice's last
-# row is the position that continues behind it. An export is taken from one moment, so that a commit which
-# happens while it is read is not half in it.
-
-
 SLICE_ROWS: Final = 500
 SLICE_BYTES: Final = 4 << 20
 
@@ -324,21 +318,21 @@ _SECTIONS: Final = ("objects", "commits", "bodies", "records", "lists", "items",
 
 
 class _Row(NamedTuple):
-    place: tuple[Any, ...]
+    sort_key: tuple[Any, ...]
     """The section, and the key within it."""
     size: int
     row: Any
 
 
 def export(space: Space, *, after: str | None) -> list[Slice]:
-    """Everything behind a position, in slices bounded in rows and bytes."""
-    last = _place(after) if after is not None else ()
-    rows = sorted((row for row in _rows(space) if row.place > last), key=lambda row: row.place)
+    """Return everything behind a position, in slices of limited size."""
+    last = _parse_position(after) if after is not None else ()
+    rows = sorted((row for row in _rows(space) if row.sort_key > last), key=lambda row: row.sort_key)
     return [_slice(space, part) for part in _cut(rows)]
 
 
 def load(space: Space, part: Slice, *, now_us: int) -> None:
-    """Take the rows of a slice that are not there yet; of refs and lists, the newer state."""
+    """Add the missing rows of a slice; refs and lists are updated to the newer state."""
     for content in part.objects:
         space.objects.setdefault(content.name, StoredObject(content, now_us))
     for commit in part.commits:
@@ -353,21 +347,21 @@ def load(space: Space, part: Slice, *, now_us: int) -> None:
         if stored.info.length < row.info.length:
             stored.info, stored.seq = row.info, row.seq
     for item in part.items:
-        stored = space.lists.get(item.list)  # a list made during the export comes with the next pass
+        stored = space.lists.get(item.list)  # a list created during the export is part of the next pass
         if stored is not None and item.position == stored.info.start + len(stored.items):
             stored.items.append(item.item)
     for text in part.texts:
         space.texts[text.collection, text.name] = text
     for row in part.refs:
-        there = space.refs.get(row.ref.name)
-        if there is None or there.ref.version < row.ref.version:
+        current = space.refs.get(row.ref.name)
+        if current is None or current.ref.version < row.ref.version:
             space.refs[row.ref.name] = row
     space.seq = max(space.seq, part.last_seq)
     space.committed_at_us = max(space.committed_at_us, part.committed_at_us)
 
 
 def stats(space: Space) -> SpaceStats:
-    """Count everything."""
+    """Measure the space."""
     sizes = {"objects": 0, "bodies": 0, "items": 0, "events": 0, "refs": 0}
     growth: Counter[int] = Counter()
 
@@ -376,11 +370,11 @@ def stats(space: Space) -> SpaceStats:
         growth[day_of(at_us)] += size
 
     for stored in space.objects.values():
-        add("objects", len(stored.content.data), stored.wanted_at_us)
+        add("objects", len(stored.content.data), stored.used_at_us)
     for body in space.bodies.values():
-        add("bodies", sum(map(_memory_copy_size, body.slots)), body.committed_at_us)
+        add("bodies", sum(map(_item_size, body.slots)), body.committed_at_us)
     for each in space.lists.values():
-        add("items", len(each.info.list) + sum(map(_memory_copy_size, each.items)), each.changed_at_us)
+        add("items", len(each.info.list) + sum(map(_item_size, each.items)), each.changed_at_us)
     for record in space.records.values():
         event = record.event
         add(
@@ -406,12 +400,12 @@ def stats(space: Space) -> SpaceStats:
 
 def _rows(space: Space) -> Iterator[_Row]:
     for name, stored in space.objects.items():
-        yield _Row((0, name), _memory_copy_size(stored.content), stored.content)
+        yield _Row((0, name), _item_size(stored.content), stored.content)
     for receipt in space.commits.values():
         yield _Row((1, receipt.first_seq), 100, CommitRow(receipt=receipt))
     for (batch, part), body in space.bodies.items():
         row = BodyRow(batch=batch, part=part, scope=body.scope, slots=body.slots)
-        yield _Row((2, batch, part), sum(map(_memory_copy_size, body.slots)), row)
+        yield _Row((2, batch, part), sum(map(_item_size, body.slots)), row)
     for seq, record in space.records.items():
         yield _Row((3, seq), 200 + len(record.event.data or b""), record)
     for list_id, stored in space.lists.items():
@@ -420,7 +414,7 @@ def _rows(space: Space) -> Iterator[_Row]:
         for position, item in enumerate(stored.items, stored.info.start):
             yield _Row(
                 (5, list_id, position),
-                _memory_copy_size(item),
+                _item_size(item),
                 ItemRow(list=list_id, position=position, item=item),
             )
     for (collection, name), text in space.texts.items():
@@ -445,20 +439,20 @@ def _cut(rows: list[_Row]) -> Iterator[list[_Row]]:
 def _slice(space: Space, part: list[_Row]) -> Slice:
     sections: dict[str, Any] = {
         _SECTIONS[section]: tuple(each.row for each in group)
-        for section, group in groupby(part, key=lambda each: each.place[0])
+        for section, group in groupby(part, key=lambda each: each.sort_key[0])
     }
-    position = json.dumps(part[-1].place)
+    position = json.dumps(part[-1].sort_key)
     return Slice(position=position, last_seq=space.seq, committed_at_us=space.committed_at_us, **sections)
 
 
-def _place(position: str) -> tuple[Any, ...]:
+def _parse_position(position: str) -> tuple[Any, ...]:
     try:
         return tuple(json.loads(position))
     except (ValueError, TypeError):
         raise InvalidInput(
-            f"not a position of an export: {position[:80]!r}; pass one that a slice had"
+            f"not a position of an export: {position[:80]!r}; pass the position of a slice"
         ) from None
 
 
-def _memory_copy_size(item: Content | Address) -> int:
+def _item_size(item: Content | Address) -> int:
     return len(item) if isinstance(item, str) else len(item.data)

@@ -1,8 +1,8 @@
 """One space of the memory engine: plain dicts, and the commit that changes them.
 
-A commit first looks at everything it needs and decides (`_check`, `_moved`, `_grown`), then changes
-everything (`_apply`). Only the first half can fail, so a rejected batch leaves no trace. This is the
-reference model that the other engines are compared with: it is written to be obviously right, not fast.
+A commit first checks all preconditions and decides (`_check_fences`, `_check_addresses`, `_updated_ref`,
+`_grown_lists`), then applies all changes (`_apply`). **Invariant:** only the first half can fail, so a
+rejected batch leaves no trace.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class StoredObject:
-    """An object, and when it was last staged, brought or required."""
+    """An object, and the time at which it was last staged, committed or required."""
 
     content: Content
-    wanted_at_us: int
+    used_at_us: int
 
 
 @dataclass
 class StoredBody:
-    """The slots of one part of a commit."""
+    """The slots of one body."""
 
     scope: str
     slots: tuple[Content, ...]
@@ -58,7 +58,7 @@ class StoredList:
 
 @dataclass
 class Space:
-    """All rows of one space."""
+    """All data of one space."""
 
     name: str
     seq: int = 0
@@ -71,22 +71,22 @@ class Space:
     lists: dict[str, StoredList] = field(default_factory=dict[str, StoredList])
     refs: dict[str, RefRow] = field(default_factory=dict[str, RefRow])
     texts: dict[tuple[str, str], TextRow] = field(default_factory=dict[tuple[str, str], TextRow])
-    cells: dict[RollupKey, Measures] = field(default_factory=dict["RollupKey", "Measures"])
+    rollups: dict[RollupKey, Measures] = field(default_factory=dict["RollupKey", "Measures"])
     leases: dict[str, Lease] = field(default_factory=dict[str, "Lease"])
 
     def commit(self, batch: Batch, now_us: int) -> Receipt:
-        """Take all of a batch, or raise and take nothing."""
-        replayed = self.commits.get(batch.id)
-        if replayed is not None:
-            return replayed
+        """Apply a whole batch, or raise and change nothing."""
+        receipt = self.commits.get(batch.id)
+        if receipt is not None:
+            return receipt
         self._check_fences(batch, now_us)
         self._check_addresses(batch)
-        refs = [self._moved(change) for change in batch.refs]
-        lists = self._grown(batch)
+        refs = [self._updated_ref(change) for change in batch.refs]
+        lists = self._grown_lists(batch)
         return self._apply(batch, refs, lists, max(now_us, self.committed_at_us + 1))
 
     def content_at(self, address: Address) -> Content:
-        """The content at an address, or `NotFound`."""
+        """Return the content at an address, or raise `NotFound`."""
         match parse_address(address):
             case ObjectAddress(name) if name in self.objects:
                 return self.objects[name].content
@@ -100,7 +100,7 @@ class Space:
                 raise NotFound(f"nothing is stored at {address!r} in space {self.name!r}")
 
     def holds(self, address: Address) -> bool:
-        """Whether an address resolves."""
+        """Whether something is stored at an address."""
         match parse_address(address):
             case ObjectAddress(name):
                 return name in self.objects
@@ -110,12 +110,12 @@ class Space:
                 return list_id in self.lists
 
     def slots(self, batch: str, part: int) -> tuple[Content, ...]:
-        """The contents of a body; none when it is not there."""
+        """Return the contents of a body; none if it does not exist."""
         body = self.bodies.get((batch, part))
         return body.slots if body is not None else ()
 
     def lineage(self, list_id: str) -> list[ListInfo]:
-        """A list and its ancestors, itself first."""
+        """Return a list and its ancestors, starting with itself."""
         found: list[ListInfo] = []
         next_id: str | None = list_id
         while next_id is not None and next_id in self.lists:
@@ -124,7 +124,7 @@ class Space:
         return found
 
     def items(self, list_id: str, start: int, stop: int) -> list[Content | Address]:
-        """The items of a list, its parents' included."""
+        """Return items of a list, including those of its parents."""
         found: list[Content | Address] = []
         for run in locate(self.lineage(list_id), start, stop):
             stored = self.lists[run.list]
@@ -132,7 +132,7 @@ class Space:
         return found
 
     def links(self, address: Address) -> Iterator[Address]:
-        """What the content or list at an address points at."""
+        """Yield the addresses that the content or list at an address links to."""
         match parse_address(address):
             case ListAddress(list_id):
                 stored = self.lists.get(list_id)
@@ -146,7 +146,7 @@ class Space:
                     yield from content_links(self.content_at(address))
 
     def scopes(self) -> set[str]:
-        """The erasure scopes of everything that is here."""
+        """Return the erasure scopes in use."""
         return {
             *(record.event.scope for record in self.records.values()),
             *(row.ref.scope for row in self.refs.values()),
@@ -156,7 +156,7 @@ class Space:
         }
 
     def add_record(self, record: Record) -> bool:
-        """Put an event into the journal and the totals, unless its id is there already that day."""
+        """Add an event to the journal and the totals, unless its id already exists on that day."""
         key = (day_of(record.event.ts_us), record.event.id)
         if key in self.event_keys:
             return False
@@ -166,29 +166,29 @@ class Space:
         return True
 
     def remove_record(self, seq: int) -> None:
-        """Take an event out of the journal and the totals."""
+        """Remove an event from the journal and the totals."""
         event = self.records.pop(seq).event
         self.event_keys.discard((day_of(event.ts_us), event.id))
         self.add_to_totals([event], sign=-1)
 
     def add_to_totals(self, events: Iterable[Event], *, sign: int) -> None:
-        """Count events in or out; a total of no events is gone."""
-        for cell, measures in deltas(events).items():
-            old = self.cells.get(cell, [0] * len(measures))
+        """Add events to the totals or subtract them; a total without events is removed."""
+        for key, measures in deltas(events).items():
+            old = self.rollups.get(key, [0] * len(measures))
             new = [a + sign * b for a, b in zip(old, measures, strict=True)]
             if new[0]:
-                self.cells[cell] = new
+                self.rollups[key] = new
             else:
-                self.cells.pop(cell, None)
+                self.rollups.pop(key, None)
 
-    # Deciding
+    # Checking preconditions
     def _check_fences(self, batch: Batch, now_us: int) -> None:
         for fence in batch.fences:
             lease = self.leases.get(fence.lease)
             if lease is None or lease.token != fence.token or lease.expires_at_us <= now_us:
                 raise Fenced(
-                    f"lease {fence.lease!r} is not held under token {fence.token} any more; "
-                    "nothing was written: claim it again"
+                    f"lease {fence.lease!r} is no longer held with token {fence.token}; "
+                    "nothing was written, claim it again"
                 )
 
     def _check_addresses(self, batch: Batch) -> None:
@@ -204,7 +204,7 @@ class Space:
                     if name not in self.objects and name not in batch.objects:
                         missing[name] = None
                 case SlotAddress(batch.id, _, _):
-                    pass  # intake has seen that the batch brings it
+                    pass  # validate_batch checked that the batch contains it
                 case ListAddress(list_id) if list_id in own_lists:
                     pass
                 case _:
@@ -214,11 +214,11 @@ class Space:
             raise MissingObjects(tuple(missing))
         if dangling:
             raise NotFound(
-                f"batch {batch.id!r} points at {dangling[0]!r}, which is not stored; nothing was written"
+                f"batch {batch.id!r} refers to {dangling[0]!r}, which is not stored; nothing was written"
             )
 
-    def _moved(self, change: RefChange) -> tuple[RefChange, int, bytes | None]:
-        """The version and value (``None``: deleted) that a ref will have."""
+    def _updated_ref(self, change: RefChange) -> tuple[RefChange, int, bytes | None]:
+        """Return the new version and value (``None``: deleted) of a ref."""
         row = self.refs.get(change.name)
         version = row.ref.version if row is not None else 0
         value = row.ref.value if row is not None and not row.deleted else None
@@ -238,46 +238,48 @@ class Space:
             case Add() as added:
                 return change, version + 1, b"%d" % added.total(change.name, value)
 
-    def _grown(self, batch: Batch) -> list[tuple[Append, ListInfo]]:
-        """What each append makes of its list; later ones see what earlier ones of the batch did."""
+    def _grown_lists(self, batch: Batch) -> list[tuple[Append, ListInfo]]:
+        """Return the list after each append; later appends see earlier ones of the batch."""
         infos: dict[str, ListInfo] = {}
         grown: list[tuple[Append, ListInfo]] = []
         for append in batch.lists:
             info = self._info(append.list, infos)
             if info is None:
-                info = self._created(append, infos)
+                info = self._new_list(append, infos)
             elif info.length != append.at:
                 raise ListMoved(
                     f"list {append.list!r} has {info.length} items, expected {append.at}; "
-                    "start a child list from the position you know"
+                    "create a child list at the position you expected"
                 )
             elif append.parent is not None and append.parent != info.parent:
                 raise Conflict(
                     f"list {append.list!r} exists with parent {info.parent!r}, expected {append.parent!r}; "
-                    "choose another id for a new list"
+                    "use another id for a new list"
                 )
             elif info.scope != append.scope:
-                raise ListMoved(f"list {append.list!r} is of scope {info.scope!r}, not of {append.scope!r}")
+                raise ListMoved(f"list {append.list!r} has scope {info.scope!r}, not {append.scope!r}")
             info = msgspec.structs.replace(info, length=info.length + len(append.items))
             infos[append.list] = info
             grown.append((append, info))
         return grown
 
-    def _created(self, append: Append, infos: dict[str, ListInfo]) -> ListInfo:
+    def _new_list(self, append: Append, infos: dict[str, ListInfo]) -> ListInfo:
         if append.parent is None:
             if append.at:
-                raise Conflict(f"list {append.list!r} does not exist, so it cannot grow at {append.at}")
+                raise Conflict(
+                    f"list {append.list!r} does not exist, so nothing can be appended at {append.at}"
+                )
             return ListInfo(list=append.list, scope=append.scope, parent=None, start=0, length=0, depth=0)
         parent = self._info(append.parent, infos)
         if parent is None:
-            raise NotFound(f"list {append.list!r} names the parent {append.parent!r}, which does not exist")
+            raise NotFound(f"list {append.list!r} has the parent {append.parent!r}, which does not exist")
         if parent.length < append.at:
             raise Conflict(
                 f"list {append.parent!r} has {parent.length} items, cannot branch off at {append.at}"
             )
         if parent.depth >= MAX_DEPTH:
             raise InvalidInput(
-                f"list {append.parent!r} has {parent.depth} ancestors and can have no child; flatten it first"
+                f"list {append.parent!r} has {parent.depth} ancestors and cannot branch; flatten it first"
             )
         return ListInfo(
             list=append.list,
@@ -292,7 +294,7 @@ class Space:
         stored = self.lists.get(list_id)
         return infos.get(list_id) or (stored.info if stored is not None else None)
 
-    # Changing
+    # Applying changes
     def _apply(
         self,
         batch: Batch,
@@ -306,7 +308,7 @@ class Space:
         for name, content in batch.objects.items():
             self.objects.setdefault(name, StoredObject(content, at_us))
         for name in (*batch.requires, *batch.objects, *_objects_in(batch)):
-            self.objects[name].wanted_at_us = at_us
+            self.objects[name].used_at_us = at_us
         for number, part in enumerate(batch.parts):
             self.bodies[batch.id, number] = StoredBody(part.scope, part.slots, at_us)
         for append, info in lists:
@@ -337,7 +339,7 @@ class Space:
 
     def _set_ref(self, change: RefChange, version: int, value: bytes | None, at_us: int) -> None:
         if not version:
-            return  # the deletion of a ref that never was
+            return  # deleted a ref that never existed
         ref = Ref(
             name=change.name,
             scope=change.scope,
@@ -365,7 +367,7 @@ class Space:
 
 
 def addresses_in(batch: Batch) -> Iterator[Address]:
-    """Every address that a batch names."""
+    """Yield every address in a batch."""
     for append in batch.lists:
         yield from (item for item in append.items if isinstance(item, str))
     for event in batch.events:

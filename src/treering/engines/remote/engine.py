@@ -282,7 +282,7 @@ class RemoteEngine:
         return names + (self._stage(space, group) if group else [])
 
     def claim(self, space: str, name: str, *, holder: str, seconds: float) -> Lease | None:
-        """Take a lease, or ``None`` while someone else holds it."""
+        """Take or renew a lease; return ``None`` while another holder has it."""
         check_id(name, "lease name")
         check_id(holder, "holder")
         return _local(
@@ -290,18 +290,18 @@ class RemoteEngine:
         )
 
     def heartbeat(self, lease: Lease, *, seconds: float) -> Lease | None:
-        """Prolong a lease; ``None`` when it was lost."""
+        """Extend a lease; return ``None`` if it was lost."""
         return _local(
             lease.space, self._call("heartbeat", lease.space, protocol.Held(lease=lease, seconds=seconds))
         )
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back, if it is still held."""
+        """Release a lease if it is still held."""
         self._call("release", lease.space, protocol.Held(lease=lease))
 
     # Reading
     def missing(self, space: str, names: Sequence[str]) -> set[str]:
-        """Which of these objects are not stored."""
+        """Return the objects that are not stored."""
         return set(self._call("missing", space, protocol.Names(tuple(names)))) if names else set()
 
     def get(self, space: str, addresses: Sequence[Address]) -> list[Content]:
@@ -311,20 +311,20 @@ class RemoteEngine:
         return self._call_all("get", space, protocol.Addresses(tuple(addresses)))
 
     def list_info(self, space: str, list_id: str) -> ListInfo | None:
-        """A list's length and parent."""
+        """Return the length and parent of a list."""
         line = self.lineage(space, list_id)
         return line[0] if line else None
 
     def lineage(self, space: str, list_id: str) -> list[ListInfo]:
-        """A list and its ancestors, itself first."""
+        """Return a list and its ancestors, starting with itself."""
         return self._call("lineage", space, protocol.OneList(list=list_id))
 
     def read_list(self, space: str, list_id: str, start: int, stop: int) -> list[Content]:
-        """The items from ``start`` up to ``stop`` (or the end), through all parents."""
+        """Return the items from ``start`` up to ``stop`` (or the end), including those of its parents."""
         return self._call_all("read_list", space, protocol.OneList(list=list_id, start=start, stop=stop))
 
     def refs(self, space: str, names: Sequence[str]) -> dict[str, Ref]:
-        """The refs among these names that exist."""
+        """Return the refs that exist among these names."""
         self._connections.check_open()
         if not names:
             return {}
@@ -338,7 +338,7 @@ class RemoteEngine:
         )
 
     def scan(self, space: str, query: EventQuery, *, after: str | None = None, limit: int = 1000) -> Page:
-        """Events in order, a page at a time."""
+        """Return a page of events in order."""
         return self._call("scan", space, protocol.Scan(query=query, after=after, limit=check_limit(limit)))
 
     def wait(self, space: str, after_seq: int, *, seconds: float) -> int:
@@ -352,11 +352,11 @@ class RemoteEngine:
                 return last_seq
 
     def sums(self, space: str, query: SumQuery) -> list[Sum]:
-        """Totals from the roll-ups."""
+        """Return totals from the roll-ups."""
         return self._call("sums", space, query)
 
     def search(self, space: str, query: SearchQuery) -> SearchResult:
-        """Texts that match, best first."""
+        """Return matching texts, best first."""
         return self._call("search", space, query)
 
     def scan_scopes(
@@ -371,13 +371,13 @@ class RemoteEngine:
         """The namespaces of the project that were ever written to, by name."""
         return self._call("spaces", protocol.DEFAULT_NAMESPACE, protocol.Nothing())
 
-    # Looking after itself
+    # Maintenance
     def erase(self, space: str, plan: Erasure) -> Erased:
         """Remove what the plan names, and the unshared content behind it."""
         return self._call("erase", space, plan)
 
     def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
-        """Mark what refs and events can reach, and remove the rest."""
+        """Mark everything reachable from refs and events, and remove the rest."""
         return self._call("sweep", space, protocol.Sweep(dry_run=dry_run, grace_seconds=grace_seconds))
 
     def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
@@ -392,7 +392,7 @@ class RemoteEngine:
         self._call("reindex", space, protocol.Nothing())
 
     def stats(self, space: str) -> SpaceStats:
-        """What the space holds."""
+        """Measure the space."""
         stats: SpaceStats = self._call("stats", space, protocol.Nothing())
         return msgspec.structs.replace(stats, space=space)
 

@@ -279,7 +279,7 @@ class SqliteEngine(SqlEngine):
     def snapshot_to(self, folder: Path) -> None:
         """A consistent copy of database and packs in a new folder, while writers go on."""
         refuse_occupied(folder)
-        with files.translated(str(folder), writing=True):
+        with files.translate_os_errors(str(folder), writing=True):
             folder.mkdir(parents=True, exist_ok=True)
             for attempt in range(_SNAPSHOT_TRIES):
                 self._sqlite.copy_to(folder / schema.SQLITE_FILE)
@@ -300,7 +300,7 @@ class SqliteEngine(SqlEngine):
                 *parents, last = name.split("/")
                 with (
                     drafts.write([self._blobs.get(name)]) as draft,
-                    files.opened_folder(root, parents, make=True) as parent,
+                    files.open_folder(root, parents, make=True) as parent,
                 ):
                     draft.publish(parent, last)
 
