@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from treering.aio import AsyncStore
     from treering.api import open, open_async
     from treering.core.retention import Keep
+    from treering.limits.tool_budgets import Budget, Budgets
     from treering.runs.span import carry
     from treering.state.user_sessions import UserSession
     from treering.store import Store
-    from treering.threads.tool_budgets import Budget, Budgets
 
 __version__ = "0.1.0"
 
@@ -39,8 +39,8 @@ __all__ = [
 
 _MODULES: Final = {
     "AsyncStore": "treering.aio",
-    "Budget": "treering.threads.tool_budgets",
-    "Budgets": "treering.threads.tool_budgets",
+    "Budget": "treering.limits.tool_budgets",
+    "Budgets": "treering.limits.tool_budgets",
     "Keep": "treering.core.retention",
     "Store": "treering.store",
     "UserSession": "treering.state.user_sessions",

@@ -26,6 +26,7 @@ from treering.core.storage import Blobs
 from treering.limits.alert import Alert, AlertPage
 from treering.limits.alerts import Alerts, Rule, Watch, What
 from treering.limits.budgets import Action, Every, Per, SharedBudget, SharedBudgets, Standing, Subject
+from treering.limits.tool_budgets import Budgets
 from treering.limits.webhooks import Delivery, Webhook
 from treering.maintenance.backup import BackupReport
 from treering.maintenance.copy import CopyProgress, CopyReport
@@ -65,12 +66,12 @@ from treering.threads.actions import Actions
 from treering.threads.chat_ids import ChatId, TaskId
 from treering.threads.chats import Chat, ChatLine, ChatLog
 from treering.threads.checkpoint import Checkpoint
-from treering.threads.checkpoint_record import Decision
 from treering.threads.diff import Difference
 from treering.threads.directory import ThreadInfo
 from treering.threads.hooks import Hooks
-from treering.threads.thread import Cleaned, Thread
-from treering.threads.tool_budgets import Budgets
+from treering.threads.interrupts import Decision
+from treering.threads.removal import Cleaned
+from treering.threads.thread import Thread
 from treering.threads.transcripts import Role, Transcript, TranscriptEvent
 from treering.workspaces.browse import SnapshotCheck, SnapshotEntry
 from treering.workspaces.diff import FileChange
@@ -588,6 +589,18 @@ class AsyncThread:
         ):
             yield AsyncCheckpoint(each, self._bridge)
 
+    async def diff(
+        self,
+        before: str | int | datetime | Checkpoint | AsyncCheckpoint,
+        after: str | int | datetime | Checkpoint | AsyncCheckpoint,
+    ) -> Difference:
+        """Async twin of `Thread.diff`."""
+        return await self._bridge.call(
+            self._thread.diff,
+            before.sync if isinstance(before, AsyncCheckpoint) else before,
+            after.sync if isinstance(after, AsyncCheckpoint) else after,
+        )
+
     async def rewind(self, to: str | int | datetime | Checkpoint | AsyncCheckpoint) -> AsyncCheckpoint:
         """Async twin of `Thread.rewind`."""
         return AsyncCheckpoint(
@@ -611,18 +624,6 @@ class AsyncThread:
                 namespace=namespace,
             ),
             self._bridge,
-        )
-
-    async def diff(
-        self,
-        before: str | int | datetime | Checkpoint | AsyncCheckpoint,
-        after: str | int | datetime | Checkpoint | AsyncCheckpoint,
-    ) -> Difference:
-        """Async twin of `Thread.diff`."""
-        return await self._bridge.call(
-            self._thread.diff,
-            before.sync if isinstance(before, AsyncCheckpoint) else before,
-            after.sync if isinstance(after, AsyncCheckpoint) else after,
         )
 
     async def delete(self, *, cascade: bool = False) -> None:

@@ -57,17 +57,17 @@ def test_an_answer_to_something_else_is_an_error(anywhere):
     pending = waiting(saver).pending_interrupt
     with pytest.raises(Conflict, match=f"waits for interrupt '{pending['id']}', not 'another'"):
         saver.resume("t", "approve", interrupt_id="another")
-    with pytest.raises(InvalidInput, match="edit needs the new value"):
+    with pytest.raises(InvalidInput, match="edit requires the new value"):
         saver.resume("t", "edit")
-    with pytest.raises(InvalidInput, match="only edit takes one"):
+    with pytest.raises(InvalidInput, match="the other decisions take none"):
         saver.resume("t", "approve", value={"tool": "other"})
-    with pytest.raises(InvalidInput, match="'perhaps' is no decision"):
+    with pytest.raises(InvalidInput, match="'perhaps' is not a decision"):
         saver.resume("t", "perhaps")
     assert saver.load("t").pending_interrupt == pending
     saver.resume("t", "approve")
-    with pytest.raises(Conflict, match="waits for no decision"):
+    with pytest.raises(Conflict, match="has no pending interrupt"):
         saver.resume("t", "approve", interrupt_id=pending["id"])
-    with pytest.raises(Conflict, match="waits for no decision"):
+    with pytest.raises(Conflict, match="has no pending interrupt"):
         saver.resume("nobody", "approve")
 
 

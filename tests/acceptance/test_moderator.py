@@ -6,7 +6,7 @@ import pytest
 
 from tests.acceptance.test_checkpoints import fresh, kinds, turn
 from treering.errors import InvalidInput
-from treering.threads.tool_budgets import Budget, Budgets
+from treering.limits.tool_budgets import Budget, Budgets
 
 
 def test_continue_changes_nothing(store):

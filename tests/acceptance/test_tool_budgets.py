@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering.errors import BudgetExceeded, InvalidInput
-from treering.threads.tool_budgets import Budget, Budgets, Counters
+from treering.limits.tool_budgets import Budget, Budgets, Counters
 
 
 def spent(budgets, *tools):

@@ -93,7 +93,7 @@ def decide(agent, deleted):
         agent.generate(thread_id="t", prompt="Hurry up")
     with pytest.raises(Conflict, match="not 'other'"):
         agent.resume(thread_id="t", decision="approve", interrupt_id="other")
-    with pytest.raises(InvalidInput, match="no decision"):
+    with pytest.raises(InvalidInput, match="not a decision"):
         agent.resume(thread_id="t", decision="perhaps")
     agent.resume(thread_id="t", decision="edit", value={"path": "z"}, interrupt_id=first.interrupt["id"])
     result = agent.resume(thread_id="t", decision="deny")

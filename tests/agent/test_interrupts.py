@@ -126,7 +126,7 @@ def test_a_model_that_uses_an_id_again_asks_again(store, deleted) -> None:
 
 
 def test_what_does_not_match_is_refused(agent) -> None:
-    with pytest.raises(Conflict, match="waits for no decision"):
+    with pytest.raises(Conflict, match="has no pending interrupt"):
         agent.resume(thread_id="t", decision="approve")
     agent.generate(thread_id="t", prompt="Clean up")
     with pytest.raises(Conflict, match="not 'other'"):

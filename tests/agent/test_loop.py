@@ -313,7 +313,7 @@ class TestMaking:
             create_agent(**{"model": Scripted(), **options})
 
     def test_an_unknown_hook_is_refused(self, store) -> None:
-        with pytest.raises(InvalidInput, match="no hook 'on_save'"):
+        with pytest.raises(InvalidInput, match="unknown hook 'on_save'"):
             create_agent(model=Scripted(), checkpointer=store, hooks={"on_save": [print]})
 
     def test_namespaces_are_apart(self, store) -> None:

@@ -147,11 +147,18 @@ class TestShow:
         first = ids(desk)[0]
         with treering.open(desk) as store:
             time = store.thread("support/alice").at(0).created_at
+            every_id = [
+                checkpoint.id
+                for info in store.threads(namespace=None)
+                for checkpoint in store.thread(info.id, info.namespace).history(everything=True)
+            ]
+        prefixes = (first[:length] for length in range(18, len(first) + 1))
+        unique = next(each for each in prefixes if sum(one.startswith(each) for one in every_id) == 1)
         name = {
             "step": "support/alice@0",
             "back": "support/alice@~3",
             "id": first,
-            "prefix": first[:18],
+            "prefix": unique,
             "time": f"support/alice@{time}",
             "id of thread": f"support/alice@{first}",
         }[way]

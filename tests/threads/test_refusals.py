@@ -187,12 +187,12 @@ def test_hooks_that_are_none_are_refused_when_they_are_added(store):
         lambda: hooks.remove("before", print),
         lambda: hooks.has("before"),
     ):
-        with pytest.raises(InvalidInput, match="no hook"):
+        with pytest.raises(InvalidInput, match=r"is not callable|unknown hook"):
             wrong()
     hooks.remove("pre_checkpoint_save", print)
     assert not hooks.has("pre_checkpoint_save")
     hooks.add("pre_checkpoint_save", lambda _: {"notes": "misspelt", 1: 2})
-    with pytest.raises(InvalidInput, match="a checkpoint has no 1, notes"):
+    with pytest.raises(InvalidInput, match="unknown fields: 1, notes"):
         store.thread("t").checkpoint(messages=["a"])
 
 

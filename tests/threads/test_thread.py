@@ -173,7 +173,7 @@ def test_an_interrupt_waits_for_its_decision(store):
     resumed = again.resume("edit", interrupt_id=pending["id"], value={"tool": "ls"})
     assert resumed.metadata["resumed"]["payload"] == {"tool": "ls"}
     assert resumed.pending_interrupt is None
-    with pytest.raises(Conflict, match="no decision"):
+    with pytest.raises(Conflict, match="no pending interrupt"):
         again.resume("approve")
 
 

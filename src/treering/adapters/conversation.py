@@ -38,7 +38,7 @@ from treering.threads.checkpoint_record import (
 )
 from treering.threads.directory import ThreadInfo
 from treering.threads.history import Journal, head_ref, read_head
-from treering.threads.hooks import Saved, SaveRequest
+from treering.threads.hooks import CheckpointEvent, SaveRequest
 from treering.threads.lists import ListChange, behind
 from treering.threads.state_values import read_state
 from treering.threads.writer import CheckpointWriter, HeadState, NewCheckpoint
@@ -88,7 +88,7 @@ class Transcript:
         """The head with its content; fires the load hooks."""
         checkpoint = Checkpoint(self._engine, self._space, head.checkpoint)
         self._store.hooks.after_load(
-            Saved(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint)
+            CheckpointEvent(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint)
         )
         return checkpoint
 
@@ -134,7 +134,7 @@ class Transcript:
         head = self._writer.save(self._new(before, request, after), before, also=also)
         checkpoint = Checkpoint(self._engine, self._space, head.checkpoint)
         self._store.hooks.after_save(
-            Saved(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint)
+            CheckpointEvent(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint)
         )
         return head
 

@@ -6,7 +6,7 @@ from treering.agent.messages import ToolCall
 from treering.agent.middleware import Middleware
 from treering.agent.results import Context, Part, Result
 from treering.agent.tools import Tool, tool
-from treering.threads.tool_budgets import Budget
+from treering.limits.tool_budgets import Budget
 
 __all__ = [
     "Agent",

@@ -21,10 +21,10 @@ from treering.agent.results import Part, Result
 from treering.agent.tools import toolbox
 from treering.core.ids import check_id
 from treering.errors import InvalidInput
+from treering.limits.tool_budgets import Budget
 from treering.sync_async import Closing
-from treering.threads.checkpoint_record import Decision
 from treering.threads.hooks import HookName
-from treering.threads.tool_budgets import Budget
+from treering.threads.interrupts import Decision
 
 _METHODS: Final = ("before_model", "after_model", "wrap_tool", "needs_approval", "tools")
 
@@ -224,7 +224,7 @@ class _Answering:
             raise InvalidInput(f"value= has to be the new arguments as a dict, not {type(value).__name__}")
         book = keeper.book(thread_id)
         if book is None:
-            raise InvalidInput("an agent without a checkpointer waits for no decision")
+            raise InvalidInput("an agent without a checkpointer has no pending interrupt")
         self.stream: Any = None
         self._book = book
         self._answer: tuple[Decision, str | None, Any] = (decision, interrupt_id, value)

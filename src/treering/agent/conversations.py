@@ -26,8 +26,8 @@ from treering.core.encoding import encode_json
 from treering.core.ids import new_id, thread_scope, time_of
 from treering.errors import InvalidInput
 from treering.store import Store
-from treering.threads.checkpoint_record import Decision, answer
 from treering.threads.hooks import Hook, HookName, Hooks
+from treering.threads.interrupts import Decision, answer_interrupt
 
 FAILED: Final = "checkpoint.failed"
 """The kind of the journal's event that says that an automatic checkpoint could not be saved."""
@@ -250,7 +250,9 @@ class _SaverBook:
 
     def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
         page: Page = (yield from self.load()) or Page()
-        given = answer(self._id, page.pending_interrupt, decision, interrupt_id=interrupt_id, value=value)
+        given = answer_interrupt(
+            self._id, page.pending_interrupt, decision, interrupt_id=interrupt_id, value=value
+        )
         answered = msgspec.structs.replace(
             page, pending_interrupt=None, metadata={"resumed": given}, note=f"resume: {decision}"
         )

@@ -41,8 +41,8 @@ from treering.agent.results import Context, Part, Result
 from treering.agent.tools import Tool, result_text
 from treering.core.ids import new_id
 from treering.errors import BudgetExceeded, Conflict, InvalidInput
+from treering.limits.tool_budgets import Budget, Budgets
 from treering.runs.span import current_node
-from treering.threads.tool_budgets import Budget, Budgets
 
 if TYPE_CHECKING:
     from treering.runs.run import Run

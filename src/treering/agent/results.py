@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from treering.agent.messages import Message, ToolCall
-from treering.threads.tool_budgets import Counters
+from treering.limits.tool_budgets import Counters
 
 PartKind = Literal[
     "text", "piece", "message", "tool_call", "tool_result", "checkpoint", "interrupt", "finish"

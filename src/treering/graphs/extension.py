@@ -12,7 +12,7 @@ heads of a thread move in one commit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from treering.core.batch import ABSENT
 from treering.core.encoding import decode_json, encode_json
@@ -20,7 +20,7 @@ from treering.core.ids import thread_scope
 from treering.core.paging import each_ref
 from treering.graphs.graph import WRITES, Graphs, graph_head
 from treering.graphs.rows import lengthened, shortened
-from treering.graphs.step import GRAPH, Step, place_of, subgraph_refs
+from treering.graphs.step import GRAPH, Step, place_of, placed, subgraph_refs
 from treering.threads.extensions import register
 
 if TYPE_CHECKING:
@@ -34,6 +34,14 @@ class GraphExtension:
 
     key: str = GRAPH
     event_kinds: tuple[str, ...] = (WRITES,)
+
+    def head_of(self, checkpoint: CheckpointRecord) -> str | None:
+        """Return the ref of the head of the subgraph that saved a checkpoint."""
+        fields: Any = checkpoint.metadata.get(GRAPH)
+        within: Any = cast("dict[str, Any]", fields).get("ns") if isinstance(fields, dict) else None
+        return (
+            placed(checkpoint.thread, checkpoint.namespace, within).ref if isinstance(within, str) else None
+        )
 
     def pack(self, fields: Any) -> bytes | None:
         """Return the fields of a step as they are in its row; ``None`` for a user's own under that name."""

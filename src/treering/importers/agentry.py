@@ -25,7 +25,7 @@ from treering.importers.registry import import_folder
 from treering.importers.report import FileReport, ImportReport, Progress
 from treering.importers.sessions import derived_checkpoint_id
 from treering.threads.directory import thread_info
-from treering.threads.state_object import Portrait, portray
+from treering.threads.state_object import CapturedState, capture
 
 if TYPE_CHECKING:
     from treering.store import Store
@@ -163,7 +163,7 @@ def _row(path: Path, thread: Any, payload: Any, updated_at: Any) -> _Row:
     )
 
 
-def _portrait(path: Path, row: _Row, unpickler: Unpickler | None) -> Portrait:
+def _portrait(path: Path, row: _Row, unpickler: Unpickler | None) -> CapturedState:
     state: Any
     if row.is_json:
         try:
@@ -179,10 +179,10 @@ def _portrait(path: Path, row: _Row, unpickler: Unpickler | None) -> Portrait:
             raise InvalidInput(
                 f"{path}: the unpickler failed at thread {row.thread!r}: {error!r}; nothing was imported"
             ) from error
-    return portray(state)
+    return capture(state)
 
 
-def _store(row: _Row, portrait: Portrait, store: Store, *, dry_run: bool) -> str:
+def _store(row: _Row, portrait: CapturedState, store: Store, *, dry_run: bool) -> str:
     """Put a row behind what its thread has: ``new``, ``known``, or ``older`` than what is there."""
     histories = Histories(store)
     if row.checkpoint_id in histories.owners([row.checkpoint_id]):

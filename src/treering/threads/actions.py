@@ -1,7 +1,7 @@
-"""Actions: what a moderator may ask for between two iterations, and where that leads.
+"""Actions: what a moderator may ask for between two iterations of a conversation.
 
-CONTINUE changes nothing, STOP sets ``stop_flag``, STEP_BACK goes back some iterations. An iteration is what
-the state calls ``iter``, or a step where it has none. **Invariant:** an action moves the head or saves a
+CONTINUE changes nothing, STOP sets ``stop_flag``, STEP_BACK goes back some iterations. Iterations are counted
+by ``iter`` in the state, or by steps if it has none. **Invariant:** an action moves the head or saves a
 checkpoint; it never shortens the journal.
 """
 
@@ -16,9 +16,9 @@ from treering.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from treering.limits.tool_budgets import Budgets
     from treering.threads.checkpoint import Checkpoint
     from treering.threads.thread import Thread
-    from treering.threads.tool_budgets import Budgets
 
 STOP_FLAG: Final = "stop_flag"
 SUMMARY: Final = "running_summary"
@@ -26,31 +26,30 @@ ITERATION: Final = "iter"
 
 
 class Actions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do next; ``rollback`` (iterations) and ``clear_summaries`` go with STEP_BACK."""
+    """What to do next; ``rollback`` (iterations) and ``clear_summaries`` apply to STEP_BACK."""
 
     type: Literal["CONTINUE", "STOP", "STEP_BACK"] = "CONTINUE"
     rollback: int = 1
     clear_summaries: bool = False
 
 
-def read_actions(given: Actions | Mapping[str, Any] | None) -> Actions:
-    """Actions as a moderator wrote them (``None``: go on), checked."""
-    if given is None:
+def parse_actions(actions: Actions | Mapping[str, Any] | None) -> Actions:
+    """Validate actions as a moderator wrote them; ``None`` means CONTINUE."""
+    if actions is None:
         return Actions()
     try:
-        actions = given if isinstance(given, Actions) else msgspec.convert(dict(given), Actions)
+        parsed = actions if isinstance(actions, Actions) else msgspec.convert(dict(actions), Actions)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise InvalidInput(
-            f"these are no actions: {error}; give type (CONTINUE, STOP or STEP_BACK), rollback and "
-            "clear_summaries"
+            f"invalid actions: {error}; give type (CONTINUE, STOP or STEP_BACK), rollback and clear_summaries"
         ) from error
-    if actions.rollback < 0:
-        raise InvalidInput(f"rollback is {actions.rollback}; give the iterations to go back, 0 or more")
-    return actions
+    if parsed.rollback < 0:
+        raise InvalidInput(f"rollback is {parsed.rollback}; give the iterations to go back, 0 or more")
+    return parsed
 
 
-def do_actions(thread: Thread, actions: Actions, *, to: Any, budgets: Budgets | None) -> Checkpoint | None:
-    """Carry out actions on a thread and, if there is one, on the live object ``to``; the head after it."""
+def apply_actions(thread: Thread, actions: Actions, *, to: Any, budgets: Budgets | None) -> Checkpoint | None:
+    """Carry out actions on a thread and on the live object ``to``, if given. Return the head after them."""
     head = thread.head
     if actions.type == "STOP":
         return _stop(thread, head, to)
@@ -79,10 +78,9 @@ def _stop(thread: Thread, head: Checkpoint | None, to: Any) -> Checkpoint | None
 
 
 def iterations_back(line: Iterable[Checkpoint], count: int) -> Checkpoint | None:
-    """Where the iteration ``count`` iterations before the newest checkpoint began; the oldest, if none is so
-    old.
+    """Return where the iteration ``count`` iterations before the newest checkpoint began.
 
-    Only ``iter`` is read of the moments on the way.
+    If the line is shorter than that, returns its oldest checkpoint. Reads only ``iter`` of the checkpoints.
     """
     target: Checkpoint | None = None
     goal = 0

@@ -216,7 +216,7 @@ class Checkpoint:
             raise NotFound(f"checkpoint {self.id!r} was removed since it was looked up") from error
 
 
-def is_of(checkpoint: Checkpoint, engine: Engine, space: str) -> bool:
-    """Whether a checkpoint was read through this engine, in this space."""
+def belongs_to(checkpoint: Checkpoint, engine: Engine, space: str) -> bool:
+    """Return whether a checkpoint was read through this engine, in this space."""
     own = checkpoint._engine, checkpoint._space  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - of this file
     return own[0] is engine and own[1] == space

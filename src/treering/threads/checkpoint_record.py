@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -20,9 +20,9 @@ from treering.core.batch import Event
 from treering.core.clock import DAY_US, day_of, to_iso
 from treering.core.content import Address, Content, list_address
 from treering.core.encoding import decode_json, encode_json, is_tagged
-from treering.core.ids import new_id, new_id_with_time, parse_scope, thread_scope, time_of
+from treering.core.ids import new_id_with_time, parse_scope, thread_scope, time_of
 from treering.core.query import EventQuery
-from treering.errors import Conflict, Corrupt, InvalidInput, Unsupported
+from treering.errors import Corrupt, InvalidInput, Unsupported
 from treering.runs.span import current_node
 from treering.threads.extensions import registered
 
@@ -321,32 +321,3 @@ def _links(checkpoint: CheckpointRecord) -> tuple[Address, ...]:
     if checkpoint.snapshot is not None:
         links[checkpoint.snapshot] = None
     return tuple(map(Address, links))
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Interrupts: what an agent waits for a person to decide, and the answer.
-
-
-Decision = Literal["approve", "deny", "edit"]
-
-
-def pending(payload: Any, interrupt_id: str | None) -> dict[str, Any]:
-    """A new interrupt, as a checkpoint keeps it."""
-    return {"id": interrupt_id or new_id(), "payload": payload}
-
-
-def answer(
-    thread_id: str, waits_for: Any, decision: Decision, *, interrupt_id: str | None, value: Any
-) -> dict[str, Any]:
-    """The answer to what a thread waits for. Raises `Conflict` if that is nothing, or something else."""
-    if waits_for is None:
-        raise Conflict(f"thread {thread_id!r} waits for no decision; there is nothing to resume")
-    known = cast("Mapping[str, Any]", waits_for if isinstance(waits_for, Mapping) else {"payload": waits_for})
-    if interrupt_id is not None and known.get("id") != interrupt_id:
-        raise Conflict(f"thread {thread_id!r} waits for interrupt {known.get('id')!r}, not {interrupt_id!r}")
-    if decision not in get_args(Decision):
-        raise InvalidInput(f"{decision!r} is no decision; use approve, deny or edit")
-    if (decision == "edit") != (value is not None):
-        raise InvalidInput("edit needs the new value, and only edit takes one")
-    payload = value if decision == "edit" else known.get("payload")
-    return {"id": known.get("id"), "decision": decision, "payload": payload}

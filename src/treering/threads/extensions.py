@@ -29,6 +29,10 @@ class CheckpointExtension(Protocol):
         """The kinds of further events that belong to checkpoints and are removed with them."""
         ...
 
+    def head_of(self, checkpoint: CheckpointRecord) -> str | None:
+        """Return the ref of the head that a checkpoint is behind, if that is not the head of its thread."""
+        ...
+
     def pack(self, fields: Any) -> bytes | None:
         """Return the fields as compact JSON for the row; ``None`` if they are not the framework's own."""
         ...

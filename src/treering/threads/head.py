@@ -201,7 +201,7 @@ class Head:
         step: int | None,
         adopted: Adopted | None = None,
         *,
-        taken: StagedSnapshot | None = None,
+        snapshot: StagedSnapshot | None = None,
     ) -> CheckpointRecord:
         """Put one checkpoint behind the head. Raises `ThreadMoved` if the head is no longer the one seen."""
         with self._lock:
@@ -214,11 +214,11 @@ class Head:
             else:
                 checkpoint_id, now_us, batch_id = adopted.id, adopted.created_at_us, None
                 parent, first_us = adopted.parent, adopted.first_us
-            snapshot = previous.snapshot if previous else None
+            files = previous.snapshot if previous else None
             metadata = request.metadata
-            if taken is not None:
-                snapshot = object_address(taken.root)
-                metadata = {**metadata, **taken.warnings()}
+            if snapshot is not None:
+                files = object_address(snapshot.root)
+                metadata = {**metadata, **snapshot.warnings()}
             stored = previous.state if previous else {}
             record = CheckpointRecord(
                 id=checkpoint_id,
@@ -233,7 +233,7 @@ class Head:
                 metadata=metadata,
                 note=request.note,
                 tags=request.tags,
-                snapshot=snapshot,
+                snapshot=files,
             )
             new = NewCheckpoint(
                 record=record,
@@ -245,7 +245,7 @@ class Head:
                 new,
                 batch_id=batch_id,
                 first_us=first_us,
-                also=None if taken is None else lambda draft: draft.require(*taken.requires),
+                also=None if snapshot is None else lambda draft: draft.require(*snapshot.requires),
             )
             for name, known in fingerprints.items():
                 self._channels[name] = Channel(saved.lists[name], known)

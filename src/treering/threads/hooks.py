@@ -1,8 +1,8 @@
-"""Hooks: a user's own code around saving and loading a checkpoint.
+"""Hooks: a user's own code around saving and loading a checkpoint, and the request that it may change.
 
-They belong to the store, so that they fire the same whoever saves: our own loop, a saver, an adapter. A
-hook before the save may change what is saved, or veto it; the others look on. A hook may be a coroutine
-function: it is awaited, also where the save itself is synchronous.
+Hooks belong to the store, so they run whatever saves: our own agent loop, a saver or an adapter. A
+`pre_checkpoint_save` hook may change what is saved or veto it; the others only observe. A hook may be a
+coroutine function; it is awaited even if the save itself is synchronous.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ HOOK_NAMES: Final[tuple[HookName, ...]] = (
 
 
 class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that is about to be saved; ``None`` stands for "as in the checkpoint before".
+    """A checkpoint that is about to be saved; ``None`` means "as in the previous checkpoint".
 
-    A `pre_checkpoint_save` hook gets it and returns nothing to let it pass, ``False`` to veto, or a dict
+    A `pre_checkpoint_save` hook receives it and returns nothing to accept it, ``False`` to veto it, or a dict
     of fields to change (``{"metadata": {...}}``). ``messages`` is the whole conversation, or with ``appends``
-    only what comes behind it; ``lists`` are the other list channels, whole; ``workspace`` is the folder whose
-    files are kept with it.
+    only the new messages; ``lists`` are the other list channels, whole; ``workspace`` is the folder whose
+    files are saved with it.
     """
 
     thread_id: str
@@ -52,8 +52,8 @@ class SaveRequest(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str | None = None
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """What the hooks after a save or a load get: the thread, and the checkpoint that was saved or loaded."""
+class CheckpointEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hook after a save or a load receives: the thread, and the checkpoint."""
 
     thread_id: str
     namespace: str
@@ -67,10 +67,10 @@ class Hooks:
         self._hooks: dict[HookName, list[Hook]] = {name: [] for name in HOOK_NAMES}
 
     def add(self, name: HookName, *hooks: Hook) -> None:
-        """Register hooks; they run in the order in which they were added."""
+        """Register hooks. They run in the order in which they were added."""
         for hook in hooks:
             if not callable(hook):
-                raise InvalidInput(f"{hook!r} is no hook for {name!r}; give a function")
+                raise InvalidInput(f"hook {hook!r} for {name!r} is not callable; give a function")
         self._named(name).extend(hooks)
 
     def add_all(self, hooks: Mapping[HookName, list[Hook]]) -> None:
@@ -79,74 +79,73 @@ class Hooks:
             self.add(name, *each)
 
     def remove(self, name: HookName, hook: Hook) -> None:
-        """Take a hook off again, if it is there."""
+        """Unregister a hook, if it is registered."""
         if hook in self._named(name):
             self._named(name).remove(hook)
 
     def has(self, name: HookName) -> bool:
-        """Whether any hook is registered under a name."""
+        """Return whether any hook is registered under a name."""
         return bool(self._named(name))
 
     def _named(self, name: HookName) -> list[Hook]:
         if name not in self._hooks:
-            raise InvalidInput(f"there is no hook {name!r}; use one of {', '.join(HOOK_NAMES)}")
+            raise InvalidInput(f"unknown hook {name!r}; use one of {', '.join(HOOK_NAMES)}")
         return self._hooks[name]
 
-    def before_save(self, saving: SaveRequest) -> SaveRequest | None:
-        """What will be saved after all hooks had their say; ``None`` when one of them vetoed."""
+    def before_save(self, request: SaveRequest) -> SaveRequest | None:
+        """Run the hooks before a save; return the request as they changed it, or ``None`` for a veto."""
         for hook in self._hooks["pre_checkpoint_save"]:
-            answer = _called(hook, saving)
+            answer = _call(hook, request)
             if answer is False:
                 return None
             if answer:
-                saving = _changed(saving, answer, hook)
-        return saving
+                request = _changed(request, answer, hook)
+        return request
 
-    async def abefore_save(self, saving: SaveRequest) -> SaveRequest | None:
+    async def abefore_save(self, request: SaveRequest) -> SaveRequest | None:
         """As `before_save`, with every hook awaited in the caller's own loop."""
         for hook in self._hooks["pre_checkpoint_save"]:
-            answer = await _awaited(hook, saving)
+            answer = await _call_async(hook, request)
             if answer is False:
                 return None
             if answer:
-                saving = _changed(saving, answer, hook)
-        return saving
+                request = _changed(request, answer, hook)
+        return request
 
-    def after_save(self, saved: Saved) -> None:
-        """A checkpoint is durable."""
+    def after_save(self, event: CheckpointEvent) -> None:
+        """Run the hooks after a checkpoint became durable."""
         for hook in self._hooks["post_checkpoint_save"]:
-            _called(hook, saved)
+            _call(hook, event)
 
-    def after_load(self, saved: Saved) -> None:
-        """A checkpoint was loaded."""
+    def after_load(self, event: CheckpointEvent) -> None:
+        """Run the hooks after a checkpoint was loaded."""
         for hook in self._hooks["post_checkpoint_load"]:
-            _called(hook, saved)
+            _call(hook, event)
 
-    async def aafter_save(self, saved: Saved) -> None:
+    async def aafter_save(self, event: CheckpointEvent) -> None:
         """As `after_save`, in the caller's own loop."""
         for hook in self._hooks["post_checkpoint_save"]:
-            await _awaited(hook, saved)
+            await _call_async(hook, event)
 
-    async def aafter_load(self, saved: Saved) -> None:
+    async def aafter_load(self, event: CheckpointEvent) -> None:
         """As `after_load`, in the caller's own loop."""
         for hook in self._hooks["post_checkpoint_load"]:
-            await _awaited(hook, saved)
+            await _call_async(hook, event)
 
 
-def _called(hook: Hook, told: SaveRequest | Saved) -> Any:
-    from treering.sync_async import call  # brings asyncio, which most stores never need
+def _call(hook: Hook, argument: SaveRequest | CheckpointEvent) -> Any:
+    from treering.sync_async import call  # imports asyncio, which most stores never need
 
-    return call(hook, told)
+    return call(hook, argument)
 
 
-async def _awaited(hook: Hook, told: SaveRequest | Saved) -> Any:
+async def _call_async(hook: Hook, argument: SaveRequest | CheckpointEvent) -> Any:
     from treering.sync_async import call_async
 
-    return await call_async(hook, told)
+    return await call_async(hook, argument)
 
 
-def _changed(saving: SaveRequest, answer: Any, hook: Hook) -> SaveRequest:
-
+def _changed(request: SaveRequest, answer: Any, hook: Hook) -> SaveRequest:
     name = getattr(hook, "__name__", hook)
     if not isinstance(answer, Mapping):
         raise InvalidInput(
@@ -154,30 +153,24 @@ def _changed(saving: SaveRequest, answer: Any, hook: Hook) -> SaveRequest:
             "return nothing, False to veto, or a dict of fields to change"
         )
     fields = dict(cast("Mapping[str, Any]", answer))
-    for place in ("thread_id", "namespace"):
-        if fields.pop(place, getattr(saving, place)) != getattr(saving, place):
-            raise InvalidInput(f"hook {name!r} changed {place}; save to the other thread itself")
+    for field in ("thread_id", "namespace"):
+        if fields.pop(field, getattr(request, field)) != getattr(request, field):
+            raise InvalidInput(f"hook {name!r} changed {field}; save to the other thread itself")
     if unknown := sorted(map(str, fields.keys() - set(SaveRequest.__struct_fields__))):
-        raise InvalidInput(f"hook {name!r}: a checkpoint has no {', '.join(unknown)}")
+        raise InvalidInput(f"hook {name!r} returned unknown fields: {', '.join(unknown)}")
     try:
-        checked = asked(saving.thread_id, saving.namespace, **fields)
+        checked = save_request(request.thread_id, request.namespace, **fields)
     except InvalidInput as error:
         raise InvalidInput(f"hook {name!r}: {error}") from None
-    return msgspec.structs.replace(saving, **{field: getattr(checked, field) for field in fields})
+    return msgspec.structs.replace(request, **{field: getattr(checked, field) for field in fields})
 
 
-# -----------------------------------------------------------------------------------------------------------
-# What a caller asks to save, checked before a hook or the store sees any of it.
-#
-# A str is a sequence to Python, and so is a dict: without a look at them, ``messages="Hi"`` would be two
-# messages, and ``tags="draft"`` five tags.
-
-
-_USUAL: Final = frozenset({list, tuple})
+# Validation, before a hook or the store sees anything. Python takes a str for a sequence, and a dict as well:
+# unchecked, ``messages="Hi"`` would be two messages, and ``tags="draft"`` five tags.
 _NOT_LISTS: Final = (str, bytes, Mapping)
 
 
-def asked(
+def save_request(
     thread_id: str,
     namespace: str,
     *,
@@ -191,15 +184,15 @@ def asked(
     tags: Sequence[str] = (),
     workspace: str | Path | None = None,
 ) -> SaveRequest:
-    """What will be saved, in lists and dicts of its own; `InvalidInput` for what is neither."""
+    """Validate what a caller wants to save, and copy it into lists and dicts of its own."""
     if note is not None and not isinstance(cast("object", note), str):
-        raise InvalidInput(f"note is {_kind(note)}; give text")
+        raise InvalidInput(f"note is {_type_name(note)}; give text")
     return SaveRequest(
         thread_id=thread_id,
         namespace=namespace,
-        messages=None if messages is None else _listed("messages", messages, "a list of messages"),
+        messages=None if messages is None else _list("messages", messages, "a list of messages"),
         appends=appends,
-        lists=_all_listed(lists) if lists else {},
+        lists=_lists(lists) if lists else {},
         state=None if state is None else _by_name("state", state),
         pending_interrupt=pending_interrupt,
         metadata=_dict("metadata", metadata, "a dict") if metadata else {},
@@ -210,69 +203,68 @@ def asked(
 
 
 def check_tags(tags: Sequence[str]) -> tuple[str, ...]:
-    """Tags as a tuple; `InvalidInput` for a bare text, and for what is no text in it."""
-    listed = _listed("tags", tags, "a tuple of tags, ('release',)")
+    """Return tags as a tuple. Raise `InvalidInput` for a bare str, or for items that are no str."""
+    listed = _list("tags", tags, "a tuple of tags, ('release',)")
     for tag in listed:
         if not isinstance(tag, str):
-            raise InvalidInput(f"tags has {tag!r}, {_kind(tag)}; give each as a str")
+            raise InvalidInput(f"tags has {tag!r}, {_type_name(tag)}; give each as a str")
     return tuple(listed)
 
 
-def check_wanted(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The metadata that checkpoints are chosen by, as a dict."""
+def check_metadata_filter(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the metadata that checkpoints are filtered by, as a dict."""
     return {} if metadata is None else _dict("metadata", metadata, "a dict")
 
 
 def check_text(what: str, text: Any) -> str:
-    """A text that is looked for; `InvalidInput` for what is none."""
+    """Return a text. Raise `InvalidInput` for anything else."""
     if not isinstance(text, str):
-        raise InvalidInput(f"{what} is {_kind(text)}; pass a str")
+        raise InvalidInput(f"{what} is {_type_name(text)}; pass a str")
     return text
 
 
 def check_count(what: str, count: int | None) -> None:
-    """Raise `InvalidInput` for what is no number of messages or checkpoints; ``None`` is for all."""
+    """Raise `InvalidInput` unless this is a number of messages or checkpoints, or ``None`` (all)."""
     if count is not None and (not isinstance(cast("object", count), int) or count < 0):
         raise InvalidInput(f"{what} is {count!r}; give a number, 0 or more")
 
 
 def check_step(step: int | None) -> None:
-    """Raise `InvalidInput` for a step that cannot be one; ``None`` is for the next one."""
+    """Raise `InvalidInput` unless this can be the number of a step, or ``None`` (the next one)."""
     if step is not None and (type(step) is not int or step < 0 or step >> NUMBER_BITS):
-        raise InvalidInput(f"step={step!r} is not acceptable; give a whole number from 0 on")
+        raise InvalidInput(f"step={step!r} is not acceptable; give a whole number, 0 or more")
 
 
-def check_choice(given: str, choices: tuple[str, ...]) -> None:
-    """Raise `InvalidInput` for an ``on_conflict`` that is none of the choices."""
-    if given not in choices:
-        raise InvalidInput(f"on_conflict is {given!r}; use one of {', '.join(choices)}")
+def check_choice(value: str, choices: tuple[str, ...]) -> None:
+    """Raise `InvalidInput` unless ``on_conflict`` is one of the choices."""
+    if value not in choices:
+        raise InvalidInput(f"on_conflict is {value!r}; use one of {', '.join(choices)}")
 
 
-def _listed(what: str, items: Any, wanted: str) -> list[Any]:
-    if type(items) is list or type(items) is tuple:  # the ordinary case, without a question to two ABCs
-        return list(cast("Iterable[Any]", items))
-    if type(items) not in _USUAL and (not isinstance(items, Iterable) or isinstance(items, _NOT_LISTS)):
-        raise InvalidInput(f"{what} is {_kind(items)}; give {wanted}")
+def _list(what: str, items: Any, expected: str) -> list[Any]:
+    usual = type(items) is list or type(items) is tuple  # then there is no need to ask two ABCs
+    if not usual and (not isinstance(items, Iterable) or isinstance(items, _NOT_LISTS)):
+        raise InvalidInput(f"{what} is {_type_name(items)}; give {expected}")
     return list(cast("Iterable[Any]", items))
 
 
-def _all_listed(lists: Any) -> dict[str, list[Any]]:
-    return {name: _listed(name, items, "a list") for name, items in _by_name("lists", lists).items()}
+def _lists(lists: Any) -> dict[str, list[Any]]:
+    return {name: _list(name, items, "a list") for name, items in _by_name("lists", lists).items()}
 
 
 def _by_name(what: str, values: Any) -> dict[str, Any]:
     named = _dict(what, values, "a dict of state values" if what == "state" else "a dict of lists")
     for name in named:
         if not isinstance(cast("object", name), str):
-            raise InvalidInput(f"{what} has the name {name!r}, {_kind(name)}; give it a str")
+            raise InvalidInput(f"{what} has the name {name!r}, {_type_name(name)}; give it a str")
     return named
 
 
-def _dict(what: str, values: Any, wanted: str) -> dict[Any, Any]:
+def _dict(what: str, values: Any, expected: str) -> dict[Any, Any]:
     if not isinstance(values, Mapping):
-        raise InvalidInput(f"{what} is {_kind(values)}; give {wanted}")
+        raise InvalidInput(f"{what} is {_type_name(values)}; give {expected}")
     return dict(cast("Mapping[Any, Any]", values))
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return f"a {type(value).__name__}"

@@ -1,10 +1,10 @@
 """State objects: a program's own object as the state of a thread, attribute by attribute.
 
-Every attribute becomes a state value of its own name, and lists that grow (``history``) become list
-channels, so that a snapshot costs what changed. Nothing is pickled: an attribute that has no safe encoding
-(a config object, validators) is kept as ``{"_opaque": "<type>"}`` and listed in ``metadata["opaque"]``.
-**Invariant:** putting a snapshot back never touches what was opaque, nor attributes that the snapshot does
-not know: these stay as the live object has them.
+Every attribute becomes a state value of its own name, and lists that grow (``history``) become list channels,
+so a snapshot costs only what changed. Nothing is pickled: an attribute without a safe encoding (a config
+object, validators) is stored as ``{"_opaque": "<type>"}`` and listed in ``metadata["opaque"]``.
+**Invariant:** restoring never touches opaque attributes, nor attributes that the checkpoint does not have;
+they stay as they are in the live object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from treering.threads.checkpoint import Checkpoint
 
 LISTS: Final = ("history",)
-"""Attributes that are kept as list channels unless the caller names others."""
+"""Attributes that are stored as list channels unless the caller names others."""
 
 _OPAQUE: Final = "_opaque"
 _OPAQUE_NAMES: Final = "opaque"
@@ -30,20 +30,20 @@ _LIST_NAMES: Final = "state_lists"
 _ABSENT: Final = object()
 
 
-class Portrait(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot of an object holds."""
+class CapturedState(msgspec.Struct, frozen=True, kw_only=True):
+    """The attributes of an object, as a checkpoint stores them."""
 
     state: dict[str, Any]
     lists: dict[str, list[Any]]
     opaque: tuple[str, ...]
 
-    def metadata(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The caller's metadata, and which attributes are opaque and which are lists."""
-        return {**(given or {}), _OPAQUE_NAMES: list(self.opaque), _LIST_NAMES: list(self.lists)}
+    def metadata(self, own: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the caller's own metadata with the names of opaque attributes and of lists."""
+        return {**(own or {}), _OPAQUE_NAMES: list(self.opaque), _LIST_NAMES: list(self.lists)}
 
 
-def portray(obj: Any, *, lists: Sequence[str] = LISTS, leave_out: Sequence[str] = ()) -> Portrait:
-    """Look at an object (or a dict) as it is now."""
+def capture(obj: Any, *, lists: Sequence[str] = LISTS, leave_out: Sequence[str] = ()) -> CapturedState:
+    """Return the attributes of an object (or the items of a dict) as they are now."""
     state: dict[str, Any] = {}
     channels: dict[str, list[Any]] = {}
     opaque: list[str] = []
@@ -61,26 +61,26 @@ def portray(obj: Any, *, lists: Sequence[str] = LISTS, leave_out: Sequence[str] 
             channels[name] = cast("list[Any]", plain)
         else:
             state[name] = plain
-    return Portrait(state=state, lists=channels, opaque=tuple(opaque))
+    return CapturedState(state=state, lists=channels, opaque=tuple(opaque))
 
 
 def attributes(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a checkpoint knows of an object: its state values and lists, opaque markers included."""
+    """Return the attributes of an object that a checkpoint holds, opaque markers included."""
     names: Any = checkpoint.metadata.get(_LIST_NAMES)
     if names is None:  # the checkpoint was not made from an object
         names = [name for name in checkpoint.list_names if name != MESSAGES]
     return {**checkpoint.state, **{name: checkpoint.items(name) for name in names}}
 
 
-def put_back(obj: Any, checkpoint: Checkpoint) -> None:
-    """Give an object (or a dict) the attributes that a checkpoint knows, except for the opaque ones.
+def set_attributes(obj: Any, checkpoint: Checkpoint) -> None:
+    """Set the attributes of an object (or the items of a dict) to those of a checkpoint, except opaque ones.
 
-    Where the object has a dict or list of a type of its own (a `Counter`), that one is filled anew.
+    A dict or list of a special type (a `Counter`) is refilled in place, so that it keeps its type.
     """
     opaque = set(checkpoint.metadata.get(_OPAQUE_NAMES, ()))
-    known = {name: value for name, value in attributes(checkpoint).items() if name not in opaque}
+    stored = {name: value for name, value in attributes(checkpoint).items() if name not in opaque}
     has = _attributes(obj)
-    for name, value in known.items():
+    for name, value in stored.items():
         own = has.get(name, _ABSENT)
         if isinstance(value, dict) and isinstance(own, dict) and type(cast("object", own)) is not dict:
             _refill(cast("dict[Any, Any]", own), cast("dict[Any, Any]", value))
@@ -103,12 +103,12 @@ def _attributes(obj: Any) -> dict[str, Any]:
                 found[name] = getattr(obj, name)
     found.update(getattr(obj, "__dict__", {}))
     if not found and not hasattr(obj, "__dict__"):
-        raise InvalidInput(f"a {type(obj).__name__} has no attributes to keep; pass an object or a dict")
+        raise InvalidInput(f"a {type(obj).__name__} has no attributes to save; pass an object or a dict")
     return found
 
 
 def _plain(value: Any) -> Any:
-    """The contents of a dict or list of a special type; its own type is up to the live object."""
+    """Return the contents of a dict or list of a special type; the live object knows its own type."""
     if isinstance(value, dict):
         return dict(cast("dict[Any, Any]", value))
     return list(cast("list[Any]", value)) if isinstance(value, list) else value

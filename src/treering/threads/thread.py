@@ -1,8 +1,8 @@
 """Threads: a conversation and its state, checkpoint by checkpoint.
 
-A thread is a ref (its head) that moves over immutable checkpoints, as a branch moves over commits. How the
-next checkpoint gets behind the head is told in `heads`. Two writers on one thread never overwrite each other:
-the second gets a `ThreadMoved` that names both heads, or (``on_conflict="fork"``) a fork of its own.
+A thread is a ref (its head) that moves over immutable checkpoints, as a branch moves over commits; `head`
+tells how the next checkpoint gets behind it. Two writers on one thread never overwrite each other: the second
+gets a `ThreadMoved` that names both heads, or (``on_conflict="fork"``) a fork of its own.
 """
 
 from __future__ import annotations
@@ -11,42 +11,29 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
-from treering.core.batch import Draft, Event
-from treering.core.encoding import encode_json
 from treering.core.ids import check_id, new_id
-from treering.core.paging import each_record
-from treering.core.query import Erasure, EventQuery
 from treering.errors import NotFound
-from treering.threads import checkpoint_record
-from treering.threads.actions import Actions, do_actions, read_actions
+from treering.limits.tool_budgets import Budgets, Counters
+from treering.threads import removal
+from treering.threads.actions import Actions, apply_actions, parse_actions
 from treering.threads.chat_ids import ChatId, TaskId, parse_thread_id
-from treering.threads.checkpoint import Checkpoint, is_of
-from treering.threads.checkpoint_record import (
-    KIND,
-    MESSAGES,
-    CheckpointRecord,
-    Decision,
-    anchor,
-    read_checkpoint,
-)
+from treering.threads.checkpoint import Checkpoint, belongs_to
+from treering.threads.checkpoint_record import MESSAGES, CheckpointRecord
 from treering.threads.diff import Difference, difference
-from treering.threads.extensions import registered
 from treering.threads.head import Head, ThreadMoved
-from treering.threads.history import CLEANED, DELETED, LEDGER, REWIND
 from treering.threads.hooks import (
-    Saved,
-    asked,
+    CheckpointEvent,
     check_choice,
     check_count,
+    check_metadata_filter,
     check_step,
     check_tags,
-    check_wanted,
+    save_request,
 )
+from treering.threads.interrupts import Decision, answer_interrupt, new_interrupt
 from treering.threads.lists import First
-from treering.threads.state_object import portray, put_back
-from treering.threads.tool_budgets import Budgets, Counters
+from treering.threads.removal import Cleaned
+from treering.threads.state_object import capture, set_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,131 +47,33 @@ if TYPE_CHECKING:
     from treering.workspaces.workspace import Workspace
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Cleaning: remove a thread's transcript, its checkpoints, or all of it, and say so without saying whose.
-#
-# The transcript is what was logged in the thread; its checkpoints take the head, the lists, the state and
-# what a graph's tasks wrote along. Runs that were recorded in the thread stay: they go with `delete` and
-# `forget`. Storage is wiped as `forget` wipes it.
+@dataclass(frozen=True, slots=True)
+class ThreadContext:
+    """What all threads of a store share: its engine, namespace, clock, hooks and workspace."""
 
-
-class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
-    """How much was removed; ``kept`` names shared content that had to stay, and why."""
-
-    transcript_events: int = 0
-    checkpoints: int = 0
-    bytes: int = 0
-    kept: dict[str, str] = {}
-
-
-def clean(
-    engine: Engine,
-    space: str,
-    head: Head,
-    *,
-    transcript: bool,
-    checkpoints: bool,
-    cascade: bool,
-    clock: Clock,
-) -> Cleaned:
-    """Remove what was chosen of the thread behind a head; nothing there is nothing done."""
-    events = _Events(engine, space, head.scope)
-    chosen = (events.transcript if transcript else []) + (
-        [*events.checkpoints, *events.rewinds, *events.writes] if checkpoints else []
-    )
-    has_head = checkpoints and head.ref in engine.refs(space, [head.ref])
-    if not chosen and not has_head:
-        return Cleaned()
-    erased = engine.erase(
-        space,
-        Erasure(
-            event_seqs=tuple(chosen),
-            refs=(head.ref,) if has_head else (),
-            lists=tuple(events.lists) if checkpoints else (),
-            cascade=cascade,
-            secure=True,
-        ),
-    )
-    head.forget()
-    cleaned = Cleaned(
-        transcript_events=len(events.transcript) if transcript else 0,
-        checkpoints=len(events.checkpoints) if checkpoints else 0,
-        bytes=erased.bytes,
-        kept=dict(erased.kept),
-    )
-    counts = {"transcript_events": cleaned.transcript_events, "checkpoints": cleaned.checkpoints}
-    _say(engine, space, CLEANED, counts, clock)
-    return cleaned
-
-
-def delete(engine: Engine, space: str, head: Head, *, cascade: bool, clock: Clock) -> None:
-    """Remove everything of the thread behind a head; nothing there is nothing done."""
-    is_there = head.ref in engine.refs(space, [head.ref])
-    if not is_there and not engine.scan(space, EventQuery(scope=head.scope), limit=1).records:
-        return
-    engine.erase(space, Erasure(scopes=(head.scope,), cascade=cascade))
-    head.forget()
-    _say(engine, space, DELETED, None, clock)
-
-
-class _Events:
-    """What is in the scope of a thread, by sequence number, and the lists that are its own."""
-
-    def __init__(self, engine: Engine, space: str, scope: str) -> None:
-        self.transcript: list[int] = []
-        self.checkpoints: list[int] = []
-        self.rewinds: list[int] = []
-        self.writes: list[int] = []
-        self.lists: dict[str, None] = {}
-        named: set[str] = set()
-        extension = registered()
-        for record in each_record(engine, space, EventQuery(scope=scope)):
-            kind = record.event.kind
-            if kind == KIND:
-                self.checkpoints.append(record.seq)
-                stretches = read_checkpoint(engine, space, record).lists.values()
-                named.update(stretch.list for stretch in stretches)
-            elif kind == REWIND:
-                self.rewinds.append(record.seq)
-            elif extension is not None and kind in extension.event_kinds:
-                self.writes.append(record.seq)
-            elif record.event.run is None:
-                self.transcript.append(record.seq)
-        for list_id in sorted(named):
-            for info in engine.lineage(space, list_id):
-                if info.scope == scope:
-                    self.lists[info.list] = None
-        if engine.list_info(space, anchor(scope)) is not None:
-            self.lists[anchor(scope)] = None
-
-
-def _say(engine: Engine, space: str, kind: str, counts: dict[str, int] | None, clock: Clock) -> None:
-    draft = Draft(space)
-    data = None if counts is None else encode_json(counts)
-    draft.event(Event(id=draft.id, kind=kind, ts_us=clock.now_us(), scope=LEDGER, data=data))
-    engine.commit(draft.batch())
-
-
-# -----------------------------------------------------------------------------------------------------------
+    engine: Engine
+    space: str
+    clock: Clock
+    hooks: Hooks
+    workspace: Workspace
 
 
 class Thread:
-    """One thread, as this object last saw it. It may be used from several threads at once."""
+    """One thread, as this object last saw it. Safe to use from several threads at once."""
 
-    def __init__(self, ground: ThreadContext, thread_id: str, namespace: str) -> None:
+    def __init__(self, context: ThreadContext, thread_id: str, namespace: str) -> None:
         self._id = check_id(thread_id, "thread id")
         self._namespace = check_id(namespace, "thread namespace") if namespace else ""
-        self._ground = ground
-        self._engine = ground.engine
-        self._space = ground.space
-        self._clock = ground.clock
-        self._hooks = ground.hooks
-        self._head = Head(ground.engine, ground.space, self._id, self._namespace, clock=ground.clock)
+        self._context = context
+        self._engine = context.engine
+        self._space = context.space
+        self._clock = context.clock
+        self._hooks = context.hooks
+        self._head = Head(context.engine, context.space, self._id, self._namespace, clock=context.clock)
 
     def __repr__(self) -> str:
-        return (
-            f"Thread({self.id!r}, namespace={self.namespace!r})" if self.namespace else f"Thread({self.id!r})"
-        )
+        namespace = f", namespace={self.namespace!r}" if self.namespace else ""
+        return f"Thread({self.id!r}{namespace})"
 
     @property
     def id(self) -> str:
@@ -198,15 +87,15 @@ class Thread:
 
     @property
     def chat(self) -> ChatId | TaskId | None:
-        """Channel, chat and number of resets (or the scheduled task), where the id names them."""
+        """The chat (channel, chat id, number of resets) or scheduled task that the id names, if it does."""
         return parse_thread_id(self._id)
 
     @property
     def workspace(self) -> Workspace:
-        """What keeps and restores files for this thread; the store's own."""
-        return self._ground.workspace
+        """The store's workspace, which saves and restores files for this thread."""
+        return self._context.workspace
 
-    # SaveRequest
+    # Saving
     def checkpoint(
         self,
         messages: Sequence[Any] | None = None,
@@ -223,17 +112,16 @@ class Thread:
         exclude: Sequence[str] = (),
         include: Sequence[str] = (),
     ) -> Checkpoint | None:
-        """Save one checkpoint and move the head to it.
+        """Save one checkpoint and move the head to it. Return it, or ``None`` if a hook vetoed the save.
 
-        ``messages`` and ``lists`` are the whole lists (only what is new in them is written), ``state`` the
-        whole state, ``workspace`` a folder whose files are kept with it in the same commit (``exclude`` and
-        ``include`` as for `Workspace.snapshot`); what is left out stays as it was, but the agent waits for a
-        decision only as long as ``pending_interrupt`` is given. Gives back the saved checkpoint, or ``None``
-        when a hook vetoed it.
+        ``messages`` and ``lists`` are whole lists, of which only new items are written; ``state`` is the
+        whole state. ``workspace`` is a folder whose files are saved in the same commit (``exclude`` and
+        ``include`` as for `Workspace.snapshot`). What is left out stays as it was, except for
+        ``pending_interrupt``: an interrupt is pending only in the checkpoints that are given one.
         """
         check_choice(on_conflict, ("raise", "fork"))
         check_step(step)
-        saving = self._asked(
+        request = self._request(
             messages=messages,
             lists=lists,
             state=state,
@@ -243,16 +131,16 @@ class Thread:
             tags=tags,
             workspace=workspace,
         )
-        if saving is None:
+        if request is None:
             return None
-        wanted: dict[str, Sequence[Any]] = dict(saving.lists)
-        if saving.messages is not None:
-            wanted[MESSAGES] = saving.messages
-        if saving.workspace is None:
-            return self._save(saving, wanted, (), step, on_conflict)
+        whole_lists: dict[str, Sequence[Any]] = dict(request.lists)
+        if request.messages is not None:
+            whole_lists[MESSAGES] = request.messages
+        if request.workspace is None:
+            return self._save(request, whole_lists, (), step, on_conflict)
         return self.workspace.stage_and_commit(
-            saving.workspace,
-            lambda taken: self._save(saving, wanted, (), step, on_conflict, taken),
+            request.workspace,
+            lambda staged: self._save(request, whole_lists, (), step, on_conflict, staged),
             exclude=exclude,
             include=include,
         )
@@ -266,51 +154,49 @@ class Thread:
         tags: Sequence[str] = (),
         on_conflict: Literal["raise", "fork", "retry"] = "raise",
     ) -> Checkpoint | None:
-        """Save one checkpoint with further messages; the cost does not depend on how many there are already.
+        """Save one checkpoint with further messages. The cost does not depend on how many there are already.
 
-        ``on_conflict="retry"`` puts them behind whatever another writer saved in between.
+        ``on_conflict="retry"`` appends them to whatever another writer saved in between.
         """
         check_choice(on_conflict, ("raise", "fork", "retry"))
-        saving = self._asked(
+        request = self._request(
             messages=messages, appends=True, state=state, metadata=metadata, note=note, tags=tags
         )
-        if saving is None:
+        if request is None:
             return None
-        return self._save(saving, saving.lists, tuple(saving.messages or ()), None, on_conflict)
+        return self._save(request, request.lists, tuple(request.messages or ()), None, on_conflict)
 
     def shorten(
         self, length: int, *, metadata: Mapping[str, Any] | None = None, note: str | None = None
     ) -> Checkpoint | None:
-        """Save one checkpoint that keeps only the first ``length`` messages; reads and writes none of them.
+        """Save one checkpoint that keeps only the first ``length`` messages, without reading or writing any.
 
-        Like `rewind`, but to any length: the checkpoints before still have what is cut off here.
+        Like `rewind`, but to any length. Earlier checkpoints still have the messages that are cut off.
         """
         check_count("length", length)
-        saving = self._asked(metadata=metadata, note=note)
-        if saving is None:
+        request = self._request(metadata=metadata, note=note)
+        if request is None:
             return None
-        wanted = First(length) if saving.messages is None else saving.messages
-        return self._save(saving, {**saving.lists, MESSAGES: wanted}, (), None, "raise")
+        messages = First(length) if request.messages is None else request.messages
+        return self._save(request, {**request.lists, MESSAGES: messages}, (), None, "raise")
 
     def interrupt(
         self, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
     ) -> Checkpoint | None:
-        """Save that the agent waits for a decision about ``payload`` (see `resume`)."""
-        waits_for = checkpoint_record.pending(payload, interrupt_id)
-        return self.checkpoint(pending_interrupt=waits_for, note=note or "interrupt")
+        """Save a checkpoint that waits for a decision about ``payload`` (see `resume`)."""
+        interrupt = new_interrupt(payload, interrupt_id)
+        return self.checkpoint(pending_interrupt=interrupt, note=note or "interrupt")
 
     def resume(
         self, decision: Decision, *, interrupt_id: str | None = None, value: Any = None
     ) -> Checkpoint | None:
         """Answer the pending interrupt and save the answer (``metadata["resumed"]``).
 
-        Raises `Conflict` when nothing is pending or another interrupt is. ``edit`` needs the new value.
+        ``edit`` requires the new value. Raises `Conflict` if nothing is pending, or another interrupt is.
         """
         head = self.head
-        waits_for = None if head is None else head.pending_interrupt
-        answer = checkpoint_record.answer(
-            self.id, waits_for, decision, interrupt_id=interrupt_id, value=value
-        )
+        pending = None if head is None else head.pending_interrupt
+        answer = answer_interrupt(self.id, pending, decision, interrupt_id=interrupt_id, value=value)
         return self.checkpoint(metadata={"resumed": answer}, note=f"resume: {decision}")
 
     # A program's own object as the state
@@ -327,15 +213,16 @@ class Thread:
     ) -> Checkpoint | None:
         """Save the attributes of an object (or the items of a dict) as the state of one checkpoint.
 
-        Attributes named in ``lists`` are kept as growing lists. What has no safe encoding becomes an opaque
-        marker, listed in ``metadata["opaque"]``. ``budgets`` adds its tool-call counters.
+        Attributes named in ``lists`` are stored as growing lists. An attribute without a safe encoding is
+        stored as an opaque marker and listed in ``metadata["opaque"]``. ``budgets`` adds its tool-call
+        counters.
         """
-        portrait = portray(obj, lists=lists, leave_out=leave_out)
+        captured = capture(obj, lists=lists, leave_out=leave_out)
         counters = {} if budgets is None else budgets.counters().to_state()
         return self.checkpoint(
-            state={**portrait.state, **counters},
-            lists=portrait.lists,
-            metadata=portrait.metadata(metadata),
+            state={**captured.state, **counters},
+            lists=captured.lists,
+            metadata=captured.metadata(metadata),
             note=note,
             tags=tags,
         )
@@ -343,14 +230,14 @@ class Thread:
     def restore_state(
         self, obj: Any, *, at: str | int | datetime | Checkpoint | None = None, budgets: Budgets | None = None
     ) -> Checkpoint | None:
-        """Give an object the attributes that were saved (at the head, or at another checkpoint).
+        """Set the attributes of an object to what was saved at the head, or at another checkpoint.
 
-        Opaque attributes, and those that the checkpoint does not know, stay as the object has them. ``None``,
-        and nothing changed, for a thread that was never saved.
+        Opaque attributes, and attributes that the checkpoint does not have, stay as they are. Returns
+        ``None`` and changes nothing if the thread was never saved.
         """
         checkpoint = self.load() if at is None else self.at(at)
         if checkpoint is not None:
-            put_back(obj, checkpoint)
+            set_attributes(obj, checkpoint)
             if budgets is not None:
                 budgets.restore(Counters.from_state(checkpoint.state))
         return checkpoint
@@ -358,45 +245,43 @@ class Thread:
     def apply(
         self, actions: Actions | Mapping[str, Any] | None, *, to: Any = None, budgets: Budgets | None = None
     ) -> Checkpoint | None:
-        """Do what a moderator asks for: CONTINUE, STOP (sets ``stop_flag``) or STEP_BACK.
+        """Carry out the actions of a moderator: CONTINUE, STOP (sets ``stop_flag``) or STEP_BACK.
 
-        STEP_BACK moves the head to where the iteration ``rollback`` iterations ago began (``iter`` of the
-        state; steps where it has none), with the state, lists and tool-call counters of then;
+        STEP_BACK moves the head to where the iteration ``rollback`` iterations ago began (by ``iter`` of the
+        state, or by step if it has none) and restores the state, lists and tool-call counters of that time;
         ``clear_summaries`` also empties ``running_summary``. The journal keeps everything. A live object
-        given as ``to`` follows: a STOP is saved from it, a STEP_BACK restored into it.
+        given as ``to`` follows: STOP saves it, STEP_BACK restores into it.
         """
-        return do_actions(self, read_actions(actions), to=to, budgets=budgets)
+        return apply_actions(self, parse_actions(actions), to=to, budgets=budgets)
 
-    # Looking
+    # Reading
     @property
     def head(self) -> Checkpoint | None:
-        """The newest checkpoint; ``None`` for a thread that was never saved. A small read, if it did not
-        move.
-        """
+        """The newest checkpoint; ``None`` if the thread was never saved. A small read if it did not move."""
         checkpoint = self._head.see()
         return None if checkpoint is None else self._checkpoint(checkpoint)
 
     def load(self, *, last: int | None = None) -> Checkpoint | None:
-        """The newest checkpoint, for going on from it; fires the load hooks.
+        """Return the newest checkpoint, to continue from it; fires the load hooks.
 
-        With ``last``, its ``messages`` are only that many from the end, and no others are read.
+        With ``last``, its ``messages`` are the last ones only, and no others are read.
         """
         check_count("last", last)
         record = self._head.see()
         if record is None:
             return None
         checkpoint = self._checkpoint(record, last=last)
-        self._hooks.after_load(Saved(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint))
+        self._hooks.after_load(self._event(checkpoint))
         return checkpoint
 
     def at(self, which: str | int | datetime | Checkpoint) -> Checkpoint:
-        """A checkpoint by its id, or on the line to the head by its step, ``"~1"`` or a time.
+        """Return a checkpoint by its id, or by its position on the line to the head.
 
-        A time is a `datetime` or ISO 8601 text (without an offset: UTC), and names the newest checkpoint of
-        then.
+        A position is a step, ``"~1"`` (one checkpoint back) or a time: a `datetime` or ISO 8601 text (UTC
+        without an offset), which selects the newest checkpoint at or before it.
         """
         if isinstance(which, Checkpoint):
-            if is_of(which, self._engine, self._space):
+            if belongs_to(which, self._engine, self._space):
                 return which
             which = which.id
         return self._checkpoint(self._head.find(which))
@@ -410,11 +295,11 @@ class Thread:
         metadata: Mapping[str, Any] | None = None,
         everything: bool = False,
     ) -> Iterator[Checkpoint]:
-        """Checkpoints, newest first: the line that leads to the head, through forks into their past.
+        """Iterate over the checkpoints that lead to the head, newest first, including those before a fork.
 
-        ``after`` goes on behind a checkpoint: its id is the cursor of a page. ``tags`` (all of them) and
-        ``metadata`` (equal values) choose before ``last`` counts. ``everything`` gives all of this thread's
-        own checkpoints instead, those left behind by a rewind too.
+        ``after`` continues behind a checkpoint, so its id is the cursor of a page. ``tags`` (all of them) and
+        ``metadata`` (equal values) filter before ``last`` counts. ``everything`` returns all checkpoints of
+        this thread instead, including those left behind by a rewind.
         """
         check_count("last", last)
         cursor = after.id if isinstance(after, Checkpoint) else after
@@ -423,16 +308,22 @@ class Thread:
         else:
             source = self._head.line() if cursor is None else self._head.journal.line_behind(cursor)
         if tags or metadata:
-            wanted_tags, wanted = set(check_tags(tags)), check_wanted(metadata)
-            source = (checkpoint for checkpoint in source if checkpoint.has(wanted_tags, wanted))
+            with_tags, with_metadata = set(check_tags(tags)), check_metadata_filter(metadata)
+            source = (checkpoint for checkpoint in source if checkpoint.has(with_tags, with_metadata))
         yield from map(self._checkpoint, islice(source, last))
 
-    # Going back, and elsewhere
-    def rewind(self, to: str | int | datetime | Checkpoint) -> Checkpoint:
-        """Move the head back to an earlier checkpoint, and give it back. What was after it stays in the
-        journal.
+    def diff(
+        self, before: str | int | datetime | Checkpoint, after: str | int | datetime | Checkpoint
+    ) -> Difference:
+        """Compare two checkpoints: messages, state as a JSON patch, and files."""
+        old, new = self.at(before), self.at(after)
+        return difference(old, new, files=self.workspace.diff(old.snapshot, new.snapshot))
 
-        A checkpoint from before this thread was forked is taken over as one of its own, like by `fork`.
+    # Rewinding, forking, removing
+    def rewind(self, to: str | int | datetime | Checkpoint) -> Checkpoint:
+        """Move the head back to an earlier checkpoint and return it. Later ones stay in the journal.
+
+        A checkpoint from before this thread was forked is copied into this thread, as by `fork`.
         """
         self._head.see_once()
         target = self._head.find(to.id if isinstance(to, Checkpoint) else to)
@@ -445,9 +336,7 @@ class Thread:
         at: str | int | datetime | Checkpoint | None = None,
         namespace: str | None = None,
     ) -> Thread:
-        """A new thread that begins at a checkpoint of this one and shares its past; O(1), whatever the
-        length.
-        """
+        """Start a new thread at a checkpoint of this one. They share their past; O(1) in its length."""
         checkpoint = self.head if at is None else self.at(at)
         if checkpoint is None:
             raise NotFound(f"thread {self.id!r} was never saved; there is nothing to fork")
@@ -455,19 +344,12 @@ class Thread:
         other._head.begin_as(checkpoint.record)  # noqa: SLF001 - another thread of the same class
         return other
 
-    def diff(
-        self, before: str | int | datetime | Checkpoint, after: str | int | datetime | Checkpoint
-    ) -> Difference:
-        """What differs between two checkpoints: messages, state as a JSON patch, and files."""
-        old, new = self.at(before), self.at(after)
-        return difference(old, new, files=self.workspace.diff(old.snapshot, new.snapshot))
-
     def delete(self, *, cascade: bool = False) -> None:
-        """Remove the thread and its checkpoints; the journal keeps that it was deleted, not what it was.
+        """Delete the thread and its checkpoints. The journal keeps that one was deleted, not which.
 
-        Forks that share its past keep it from going, unless ``cascade`` takes them along.
+        Raises `Conflict` if forks share its past, unless ``cascade`` deletes them as well.
         """
-        delete(self._engine, self._space, self._head, cascade=cascade, clock=self._clock)
+        removal.delete(self._engine, self._space, self._head, cascade=cascade, clock=self._clock)
         self.workspace.clear_stat_cache()
 
     def clean(
@@ -478,14 +360,14 @@ class Thread:
         delete_checkpoint: bool = True,
         cascade: bool = False,
     ) -> Cleaned:
-        """Remove the transcript and/or the checkpoints of this thread (or of another one of its namespace).
+        """Delete the transcript and/or the checkpoints of this thread (or of another in its namespace).
 
-        As `forget`, it leaves no byte behind; the journal keeps how much went, not what. Forks that share
-        its past are a `Conflict`, unless ``cascade`` takes them along.
+        Like `forget`, it leaves no bytes behind, and the journal keeps only how much was removed. Raises
+        `Conflict` if forks share its past, unless ``cascade`` deletes them as well.
         """
         chosen = self if thread_id is None else self._sibling(thread_id, self.namespace)
         self.workspace.clear_stat_cache()
-        return clean(
+        return removal.clean(
             self._engine,
             self._space,
             chosen._head,  # noqa: SLF001 - another thread of the same class
@@ -495,59 +377,47 @@ class Thread:
             clock=self._clock,
         )
 
-    def _asked(self, **fields: Any) -> SaveRequest | None:
-        """What will be saved, after the hooks had their say."""
-        return self._hooks.before_save(asked(self._id, self._namespace, **fields))
+    def _request(self, **fields: Any) -> SaveRequest | None:
+        """Validate what is to be saved and run the hooks; ``None`` if one of them vetoed it."""
+        return self._hooks.before_save(save_request(self._id, self._namespace, **fields))
 
     def _save(
         self,
-        saving: SaveRequest,
-        wanted: Mapping[str, Sequence[Any] | First],
+        request: SaveRequest,
+        lists: Mapping[str, Sequence[Any] | First],
         appended: Sequence[Any],
         step: int | None,
         on_conflict: Literal["raise", "fork", "retry"],
-        taken: StagedSnapshot | None = None,
+        snapshot: StagedSnapshot | None = None,
     ) -> Checkpoint:
         while True:
             try:
-                record = self._head.save(saving, wanted, appended, step, taken=taken)
+                record = self._head.save(request, lists, appended, step, snapshot=snapshot)
                 break
             except ThreadMoved:
                 if on_conflict == "raise":
                     raise
                 if on_conflict == "fork":
                     fork = self._fork_off()
-                    return fork._save(saving, wanted, appended, step, "raise", taken)  # noqa: SLF001
+                    return fork._save(request, lists, appended, step, "raise", snapshot)  # noqa: SLF001
                 self._head.see()
         checkpoint = self._checkpoint(record)
-        self._hooks.after_save(Saved(thread_id=self._id, namespace=self._namespace, checkpoint=checkpoint))
+        self._hooks.after_save(self._event(checkpoint))
         return checkpoint
 
     def _fork_off(self) -> Thread:
-        """A fork of what this object last saw, for a writer who came second."""
+        """Fork what this object last saw, for a writer who came second."""
         other = self._sibling(f"{self.id}~{new_id()[-6:]}", self.namespace)
         seen = self._head.checkpoint
         if seen is not None:
-            other._head.begin_as(seen)  # noqa: SLF001
+            other._head.begin_as(seen)  # noqa: SLF001 - another thread of the same class
         return other
 
     def _sibling(self, thread_id: str, namespace: str) -> Thread:
-        return Thread(self._ground, thread_id, namespace)
+        return Thread(self._context, thread_id, namespace)
 
     def _checkpoint(self, checkpoint: CheckpointRecord, *, last: int | None = None) -> Checkpoint:
         return Checkpoint(self._engine, self._space, checkpoint, through=self, last=last)
 
-
-# -----------------------------------------------------------------------------------------------------------
-# The ground that threads grow on: what every one of them has in common with its store.
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadContext:
-    """One space of an engine, the clock, and the store's own hooks and workspace."""
-
-    engine: Engine
-    space: str
-    clock: Clock
-    hooks: Hooks
-    workspace: Workspace
+    def _event(self, checkpoint: Checkpoint) -> CheckpointEvent:
+        return CheckpointEvent(thread_id=self._id, namespace=self._namespace, checkpoint=checkpoint)

@@ -24,7 +24,7 @@ from treering.core.paging import record_pages
 from treering.core.query import Erasure, EventQuery, encode_cursor
 from treering.errors import InvalidInput
 from treering.files import Drafts, open_folder, read_range, translate_os_errors
-from treering.threads.actions import Actions, read_actions
+from treering.threads.actions import Actions, parse_actions
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -297,7 +297,7 @@ class Transcript:
                 role=role,
                 content=content,
                 metadata=dict(metadata) if metadata is not None else None,
-                actions=None if actions is None else read_actions(actions),
+                actions=None if actions is None else parse_actions(actions),
                 latency_ms=latency_ms,
             )
         )
@@ -382,7 +382,7 @@ def _event(entry: Entry) -> TranscriptEvent:
         role=row.role or "agent",
         content=entry.content,
         metadata=rest.get("metadata"),
-        actions=None if actions is None else read_actions(actions),
+        actions=None if actions is None else parse_actions(actions),
         latency_ms=rest.get("latency_ms"),
         error=rest.get("error"),
     )

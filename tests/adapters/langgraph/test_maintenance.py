@@ -21,7 +21,7 @@ from treering.adapters.langgraph.materialised import REMOVE_ALL
 from treering.adapters.langgraph.values import DeltaSnapshot
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, Corrupt
-from treering.threads.hooks import HOOK_NAMES, Saved, SaveRequest
+from treering.threads.hooks import HOOK_NAMES, CheckpointEvent, SaveRequest
 
 
 def joined(state, writes):
@@ -282,11 +282,11 @@ def test_async_hooks_are_awaited_whether_the_graph_is_or_not(store):
         return asyncio.get_running_loop()
 
     loop = asyncio.run(awaited())
-    steps = [SaveRequest, Saved] * 3
-    assert seen == [(each, loop) for each in (*steps, Saved)]
+    steps = [SaveRequest, CheckpointEvent] * 3
+    assert seen == [(each, loop) for each in (*steps, CheckpointEvent)]
     seen.clear()
     graph.invoke({"seen": ["in"]}, config("plain"))
     graph.get_state(config("plain"))
-    assert [each for each, _ in seen] == [*steps, Saved]
+    assert [each for each, _ in seen] == [*steps, CheckpointEvent]
     for thread in ("awaited", "plain"):
         assert all(each.metadata["stamped"] for each in graph.get_state_history(config(thread)))

@@ -191,3 +191,20 @@ def test_retention_keeps_what_a_fork_goes_on_from(store):
     assert store.gc(keep=treering.Keep(last=1), grace_seconds=0).dropped["checkpoint"] > 3
     again = asking(TreeringSaver(store))
     assert again.invoke(Command(resume=10), config("bob")) == {"count": 11}
+
+
+def test_cleaning_a_thread_removes_the_heads_of_its_subgraphs(store):
+    """A subgraph with a memory of its own has a head of its own, which must not outlive its checkpoints."""
+    inner = StateGraph(Small)
+    inner.add_node("count", lambda _: {"count": 1})
+    inner.add_edge(START, "count")
+    outer = StateGraph(Small)
+    outer.add_node("inner", inner.compile(checkpointer=True))
+    outer.add_edge(START, "inner")
+    saver = TreeringSaver(store)
+    graph = outer.compile(checkpointer=saver)
+    first = graph.invoke({"count": 1}, config("alice"))
+    store.thread("alice").clean()
+    assert store.engine.scan_refs(store.space, "") == []
+    assert outer.compile(checkpointer=TreeringSaver(store)).invoke({"count": 1}, config("alice")) == first
+    assert store.verify().ok

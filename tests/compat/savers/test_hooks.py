@@ -81,7 +81,7 @@ def test_a_hook_that_answers_nonsense_is_told(somewhere):
         saver = somewhere.open(hooks={"pre_checkpoint_save": [lambda _, answer=answer: answer]})
         with pytest.raises(InvalidInput, match="lambda"):
             saver.save(thread_id="t")
-    with pytest.raises(InvalidInput, match="no hook 'pre_save'"):
+    with pytest.raises(InvalidInput, match="unknown hook 'pre_save'"):
         somewhere.open(hooks={"pre_save": []})
 
 

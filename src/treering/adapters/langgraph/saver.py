@@ -39,7 +39,7 @@ from treering.store import Store
 from treering.sync_async import Closing
 from treering.threads import checkpoint as checkpoints
 from treering.threads.checkpoint_record import MESSAGES
-from treering.threads.hooks import Saved, SaveRequest
+from treering.threads.hooks import CheckpointEvent, SaveRequest
 
 if TYPE_CHECKING:
     from treering.graphs.graph import Step
@@ -109,9 +109,9 @@ class Hooked:
             if step is not None:
                 hooks.after_load(self._told(place, step))
 
-    def _told(self, place: Place, step: Step) -> Saved:
+    def _told(self, place: Place, step: Step) -> CheckpointEvent:
         checkpoint = checkpoints.Checkpoint(self._store.engine, self._store.space, step.checkpoint)
-        return Saved(thread_id=place.thread, namespace=place.namespace, checkpoint=checkpoint)
+        return CheckpointEvent(thread_id=place.thread, namespace=place.namespace, checkpoint=checkpoint)
 
     def _saving(self, values: Values, place: Place, request: Request) -> SaveRequest:
         channels = request.checkpoint["channel_values"]

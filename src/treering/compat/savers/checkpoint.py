@@ -20,7 +20,7 @@ from treering.core.clock import from_datetime, to_iso
 from treering.core.ids import check_id
 from treering.core.retention import Keep
 from treering.errors import Conflict, InvalidInput, TreeringError
-from treering.threads.hooks import asked, check_step
+from treering.threads.hooks import check_step, save_request
 
 NEW: Final = "new"
 """As ``expect``: the thread must not exist yet."""
@@ -290,7 +290,7 @@ def parse_checkpoint(
     step = given.get("step")
     check_step(step)
     content: dict[str, Any] = {name: given[name] for name in _CONTENT if name in given}
-    request = asked(check_thread_id(given["thread_id"]), namespace, **content)
+    request = save_request(check_thread_id(given["thread_id"]), namespace, **content)
     return NewCheckpoint(
         thread_id=request.thread_id,
         messages=request.messages,

@@ -27,9 +27,8 @@ from treering.compat.savers.checkpoint import (
 )
 from treering.errors import InvalidInput, NotFound, TreeringError
 from treering.sync_async import Closing, has_borrowed_loop
-from treering.threads import checkpoint_record
-from treering.threads.checkpoint_record import Decision
-from treering.threads.hooks import Hook, HookName, Hooks, Saved, SaveRequest
+from treering.threads.hooks import CheckpointEvent, Hook, HookName, Hooks, SaveRequest
+from treering.threads.interrupts import Decision, answer_interrupt, new_interrupt
 
 HooksLike = Hooks | Mapping[HookName, Hook | Sequence[Hook]]
 """A `treering.threads.hooks.Hooks`, or hooks by name: ``{"post_checkpoint_save": [notify]}``."""
@@ -146,7 +145,7 @@ class Saver(Closing):
         self, thread_id: str, payload: Any, *, interrupt_id: str | None = None, note: str | None = None
     ) -> Checkpoint | None:
         """Save that the agent waits for a decision about ``payload`` (see `resume`)."""
-        pending = checkpoint_record.pending(payload, interrupt_id)
+        pending = new_interrupt(payload, interrupt_id)
         return self.save(thread_id=thread_id, pending_interrupt=pending, note=note or "interrupt")
 
     def resume(
@@ -160,9 +159,7 @@ class Saver(Closing):
         self._storage.refuse_to_block()
         newest = self._newest_header(check_thread_id(thread_id))
         pending = None if newest is None else newest.pending_interrupt
-        answer = checkpoint_record.answer(
-            thread_id, pending, decision, interrupt_id=interrupt_id, value=value
-        )
+        answer = answer_interrupt(thread_id, pending, decision, interrupt_id=interrupt_id, value=value)
         return self.save(
             thread_id=thread_id,
             metadata={"resumed": answer},
@@ -223,8 +220,10 @@ class Saver(Closing):
             tags=new.tags,
         )
 
-    def _event(self, checkpoint: Checkpoint) -> Saved:
-        return Saved(thread_id=checkpoint.thread_id, namespace=self.namespace, checkpoint=checkpoint)
+    def _event(self, checkpoint: Checkpoint) -> CheckpointEvent:
+        return CheckpointEvent(
+            thread_id=checkpoint.thread_id, namespace=self.namespace, checkpoint=checkpoint
+        )
 
 
 def as_hooks(hooks: HooksLike | None) -> Hooks:
