@@ -299,7 +299,7 @@ def _reached(claim: str, value: float, target: float, note: str) -> Measurement:
 
 def _found(memory, question: dict, neighbours: float, embedder, meaning: float) -> float:
     hits = memory.search(
-        question["question"], limit=10, neighbours=neighbours, embedder=embedder, meaning=meaning
+        question["question"], limit=10, neighbours=neighbours, embedder=embedder, semantic_weight=meaning
     )
     found = {hit.document.id for hit in hits}
     evidence = set(question["evidence"])

@@ -1,6 +1,6 @@
-"""An agent that remembers: what it learns in one conversation is known in the next, and a person can edit it.
+"""An agent with memory: what it learns in one conversation is known in the next, and a person can edit it.
 
-Run it twice: the second time it knows you already. ``memory/`` holds what it knows as Markdown files.
+Run it twice: the second time it already knows you. ``memory/`` holds its memory as Markdown files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from treering.compat.memory import create_agent_memory_middleware
 
 
 def model(messages, _tools):
-    """Stands in for a real model: says what it was told to remember."""
+    """Stand in for a real model: repeat the memory in the system message."""
     known = [each["content"] for each in messages if each["role"] == "system"]
     return f"I know: {' '.join(known[0].split())}" if known else "I know nothing about you yet."
 
@@ -22,7 +22,7 @@ def model(messages, _tools):
 def main(folder: Path) -> None:
     with treering.open(folder / "agents") as store:
         memory = store.memory.in_namespace("user/alice")
-        memory.sync_folder(folder / "memory")  # what a person edited since
+        memory.sync_folder(folder / "memory")  # import what a person has edited
         agent = create_agent(
             model=model,
             checkpointer=store,
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
         memory.save("tone", "Alice prefers concise replies.\n", tags=["style"], auto_load=True)
         print([hit.document.id for hit in memory.search("how should I reply?")])
         done = memory.sync_folder(folder / "memory")
-        print(f"written: {', '.join(done.written) or 'nothing'}; unchanged: {done.unchanged}")
+        print(f"exported: {', '.join(done.exported) or 'nothing'}; unchanged: {done.unchanged}")
 
 
 if __name__ == "__main__":

@@ -1606,7 +1606,7 @@ class AsyncMemory:
         everywhere: bool = False,
         neighbours: float = 0.0,
         embedder: Embedder | None = None,
-        meaning: float = 0.5,
+        semantic_weight: float = 0.5,
     ) -> MemorySearch:
         """Async twin of `Memory.search`."""
         return await self._bridge.call(
@@ -1618,7 +1618,7 @@ class AsyncMemory:
             everywhere=everywhere,
             neighbours=neighbours,
             embedder=embedder,
-            meaning=meaning,
+            semantic_weight=semantic_weight,
         )
 
     async def history(self, id: str) -> AsyncIterator[MemoryVersion]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from treering.maintenance.stats import Growth, Stats
     from treering.maintenance.verify import Verification
     from treering.memory.memory import Memory
-    from treering.memory.vectors import Vectors
+    from treering.memory.vectors import VectorIndex
     from treering.runs.cost import Costs
     from treering.runs.directory import LegacyRuns, Runs
     from treering.runs.otlp.ingest import Ingest
@@ -96,7 +96,7 @@ class Store:
         self._guard: Guard | None = None
         self._legacy: LegacyRuns | None = None
         self._ingest: Ingest | None = None
-        self._vectors: Vectors | None = None
+        self._vectors: VectorIndex | None = None
         self._workspace = Workspace(engine, self._space, folder=folder, clock=self._clock)
         self._threads = ThreadContext(engine, self._space, self._clock, self._hooks, self._workspace)
 
@@ -191,10 +191,10 @@ class Store:
     def memory(self) -> Memory:
         """What agents remember: versioned documents by id, with search."""
         from treering.memory.memory import Memory
-        from treering.memory.vectors import Vectors
+        from treering.memory.vectors import VectorIndex
 
         if self._vectors is None:
-            self._vectors = Vectors()
+            self._vectors = VectorIndex()
         return Memory(
             self._engine,
             self._space,
@@ -423,7 +423,7 @@ class Store:
         chosen = selection(thread=thread, namespace=namespace, scope=scope)
         self._workspace.clear_stat_cache()
         if self._vectors is not None:
-            self._vectors.drop()
+            self._vectors.clear()
         return forget(self._engine, self._space, chosen, cascade=cascade, clock=self._clock)
 
     def reindex(self) -> None:

@@ -1,4 +1,4 @@
-"""Seed 004, row E6: IDENTITY.md, AGENT.md, MEMORY.md and skills, and what git must not see."""
+"""CianaParrot: IDENTITY.md, AGENT.md, MEMORY.md and skills, and keeping MEMORY.md out of git."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def git(folder, *arguments):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_templates_are_made_when_missing_and_never_touched_again(files, workspace):
+def test_missing_templates_are_created_and_existing_files_kept(files, workspace):
     assert files.ensure() == ["IDENTITY.md", "AGENT.md"]
     (workspace / "IDENTITY.md").write_text("I am Ciana.")
     assert files.ensure() == []
@@ -40,7 +40,7 @@ def test_templates_are_made_when_missing_and_never_touched_again(files, workspac
     assert sorted(path.name for path in workspace.iterdir()) == ["AGENT.md", "IDENTITY.md"]
 
 
-def test_the_files_are_context_in_their_order_and_edits_are_picked_up(files, workspace):
+def test_the_files_are_loaded_in_order_and_edits_are_picked_up(files, workspace):
     for name in ("MEMORY", "AGENT", "IDENTITY"):
         (workspace / f"{name}.md").write_text(f"This is {name}.")
     model = Scripted(said("one"), said("two"))
@@ -53,7 +53,7 @@ def test_the_files_are_context_in_their_order_and_edits_are_picked_up(files, wor
     assert "likes parrots" in model.seen[1][0]["content"]
 
 
-def test_skills_are_listed_by_name_and_read_on_demand(files, workspace):
+def test_skills_are_listed_and_read_on_demand(files, workspace):
     for name, text in {
         "weather": "---\nname: forecast\ndescription: Tells the weather.\n---\nCall the weather service.",
         "plain": "# How to be plain\n\nUse short words.",
@@ -74,7 +74,7 @@ def test_skills_are_listed_by_name_and_read_on_demand(files, workspace):
     assert any("Call the weather service." in str(message["content"]) for message in model.seen[1])
 
 
-def test_a_skill_that_is_not_there_or_leads_elsewhere_is_refused(files, workspace, tmp_path):
+def test_an_unknown_or_symlinked_skill_is_rejected(files, workspace, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "SKILL.md").write_text("secret")
     (workspace / "skills").mkdir()
@@ -83,12 +83,12 @@ def test_a_skill_that_is_not_there_or_leads_elsewhere_is_refused(files, workspac
         assert files.skills() == []
     (workspace / "skills" / "link").unlink()
     for name in ("nothing", "../../elsewhere", ""):
-        with pytest.raises(NotFound, match="there are: none"):
+        with pytest.raises(NotFound, match="Skills: none"):
             files.load_skill(name)
 
 
 @needs_git
-def test_a_tracked_memory_is_skipped_and_a_fresh_clone_is_reported(files, workspace, tmp_path):
+def test_a_tracked_file_gets_skip_worktree_and_a_clone_is_reported(files, workspace, tmp_path):
     git(workspace, "init", "-q")
     (workspace / "MEMORY.md").write_text("template")
     (workspace / "AGENT.md").write_text("template")
@@ -108,7 +108,7 @@ def test_a_tracked_memory_is_skipped_and_a_fresh_clone_is_reported(files, worksp
 
 
 @needs_git
-def test_an_untracked_memory_is_excluded_in_this_clone_alone(workspace):
+def test_an_untracked_file_is_excluded_in_this_clone_only(workspace):
     git(workspace, "init", "-q")
     inner = workspace / "agents" / "a [1]"
     inner.mkdir(parents=True)
@@ -124,6 +124,6 @@ def test_an_untracked_memory_is_excluded_in_this_clone_alone(workspace):
     assert not (workspace / ".gitignore").exists()
 
 
-def test_outside_of_git_there_is_nothing_to_protect(files):
+def test_outside_git_nothing_needs_protection(files):
     assert files.protection().state == "not in git"
     assert files.protect().ok

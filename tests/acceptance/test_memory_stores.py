@@ -1,4 +1,4 @@
-"""Seed 002, rows C1 to C4 and C13: memory stores, documents, middleware, and checkpoints beside them."""
+"""agent-sdk: memory stores, documents, middleware, and checkpoints beside them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def store(request, tmp_path):
     return STORES[request.param](tmp_path)
 
 
-def test_c1_all_memory_of_an_agent_is_loaded(store):
+def test_all_memory_of_an_agent_is_loaded(store):
     assert load_agent_memory(store=store, agent_id="my-agent") == []
     store.save({"id": "house-rules", "content": "for everyone"})
     store.save({"id": "my-agent/notes", "content": "its own"})
@@ -46,7 +46,7 @@ def test_c1_all_memory_of_an_agent_is_loaded(store):
     assert [document.id for document in memory] == ["facts", "house-rules", "my-agent/notes"]
 
 
-def test_c1_a_file_is_markdown_with_front_matter_and_goes_round_without_loss(tmp_path):
+def test_a_file_with_front_matter_round_trips_without_loss(tmp_path):
     store = FilesystemMemoryStore(root_dir=tmp_path)
     written = """\
 ---
@@ -82,11 +82,11 @@ Body with *marks*.
     assert [path.name for path in tmp_path.iterdir()] == ["by-hand.md"]
 
 
-def test_c1_a_broken_file_stops_nobody_and_is_named(tmp_path):
+def test_an_invalid_file_is_named_and_does_not_affect_others(tmp_path):
     store = FilesystemMemoryStore(root_dir=tmp_path)
     store.save({"id": "fine", "content": "x"})
     (tmp_path / "broken.md").write_text("---\ntags: [a\n---\n")
-    with pytest.warns(MemoryFileWarning, match=r"broken\.md: the front matter is not YAML"):
+    with pytest.warns(MemoryFileWarning, match=r"broken\.md: the front matter is not valid YAML"):
         assert [document.id for document in store.query()] == ["fine"]
     with pytest.raises(InvalidInput, match=r"broken\.md"):
         store.get("broken")
@@ -95,7 +95,7 @@ def test_c1_a_broken_file_stops_nobody_and_is_named(tmp_path):
     assert (tmp_path / "broken.md").read_text() == "---\ntags: [a\n---\n"
 
 
-def test_c2_the_documents_example(store):
+def test_the_documented_example(store):
     store.save(
         {
             "id": "note-1",
@@ -115,7 +115,7 @@ def test_c2_the_documents_example(store):
     assert [note.id for note in store.query()] == ["note-2"]
 
 
-def test_c2_the_same_words_awaited(store):
+def test_the_async_api(store):
     async def scene():
         await store.asave({"id": "a", "content": "x", "metadata": {"tags": ["t"]}})
         assert (await store.aget("a")).content == "x"
@@ -125,7 +125,7 @@ def test_c2_the_same_words_awaited(store):
     asyncio.run(scene())
 
 
-def test_c3_a_document_has_its_times_and_any_other_key(store):
+def test_a_document_keeps_its_times_and_custom_metadata(store):
     expires = datetime(2100, 5, 6, 7, 8, 9, tzinfo=UTC)
     saved = store.save(
         {
@@ -149,7 +149,7 @@ def test_c3_a_document_has_its_times_and_any_other_key(store):
     assert changed.metadata["any"] == {"deep": [1, "a", None]}
 
 
-def test_c4_the_middleware_loads_what_it_should(store):
+def test_the_middleware_loads_by_flag_limit_and_filter(store):
     now = datetime.now(UTC)
     documents = {
         "a": {"autoLoad": True},
@@ -173,10 +173,10 @@ def test_c4_the_middleware_loads_what_it_should(store):
     assert system["role"] == "system"
     assert asked == user("Hi")
     assert [name for name in documents if f"document {name}" in system["content"]] == ["a", "c"]
-    assert [(cut.id, cut.reason) for cut in memory.last.cut] == [("f", "max_documents")]
+    assert [(each.id, each.reason) for each in memory.last.omitted] == [("f", "max_documents")]
 
 
-def test_c4_an_edit_counts_from_the_next_call_on_and_is_not_kept_in_the_conversation(store):
+def test_an_edit_takes_effect_with_the_next_call_and_is_not_stored_in_the_thread(store):
     model = Scripted(said("one"), said("two"))
     with treering.open("memory:") as kept:
         agent = create_agent(
@@ -192,7 +192,7 @@ def test_c4_an_edit_counts_from_the_next_call_on_and_is_not_kept_in_the_conversa
         assert all(message["role"] != "system" for message in kept.thread("t").load().messages)
 
 
-def test_c4_store_memory_itself_can_be_loaded_plain_and_async(tmp_path):
+def test_the_middleware_accepts_the_memory_of_an_async_store(tmp_path):
     async def scene():
         async with treering.open_async(tmp_path / "store") as kept:
             await kept.memory.save("a", "remembered", auto_load=True)
@@ -204,12 +204,12 @@ def test_c4_store_memory_itself_can_be_loaded_plain_and_async(tmp_path):
     asyncio.run(scene())
 
 
-def test_c4_what_is_no_store_is_refused():
+def test_the_middleware_rejects_what_is_not_a_store():
     with pytest.raises(InvalidInput, match="query"):
         create_agent_memory_middleware(store=object())
 
 
-def test_c13_memory_and_checkpoints_together(tmp_path):
+def test_memory_and_checkpoints_together(tmp_path):
     memory_store = FilesystemMemoryStore(root_dir=tmp_path / ".agent" / "memory")
     checkpointer = savers.FileSaver(tmp_path / ".agent" / "checkpoints")
     model = Scripted(said("Noted."), said("Done."))

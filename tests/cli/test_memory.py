@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 
-def test_a_document_goes_through_its_life(run):
+def test_the_life_of_a_document(run):
     assert run("memory", "save", "alice/tone", "Concise.", "--tag", "style", "--auto-load").code == 0
     saved = run("memory", "save", "alice/tone", "Very concise.", "--tag", "style", "--json")
     assert (saved.json["version"], saved.json["metadata"]["tags"]) == (2, ["style"])
@@ -26,7 +26,7 @@ def test_a_document_goes_through_its_life(run):
     assert run("memory", "history", "alice/tone").code == 3
 
 
-def test_conflicts_and_unranked_searches_are_told(run):
+def test_conflicts_and_unranked_searches_are_reported(run):
     run("memory", "save", "a", "one")
     refused = run("memory", "save", "a", "two", "--if-version", 0)
     assert (refused.code, "is at version 1" in refused.err) == (4, True)
@@ -36,23 +36,23 @@ def test_conflicts_and_unranked_searches_are_told(run):
     assert run("memory", "save", "a", "x", "--expires-at", "soon").code == 2
 
 
-def test_a_search_by_meaning_needs_vectors_and_says_so(run):
+def test_semantic_search_needs_vectors(run):
     run("memory", "save", "pets", "Carol has a small dog called Rex.")
     assert run("memory", "search", "puppy").out == ""
-    missing = run("memory", "search", "puppy", "--meaning")
+    missing = run("memory", "search", "puppy", "--semantic")
     assert missing.out == ""
     assert "no document here has a vector" in missing.err
     assert run("memory", "embed", "--json").json == {"embedded": 1}
-    assert run("memory", "embed").out == "0 documents got a vector\n"
-    found = run("memory", "search", "puppy", "--meaning", "--json").json
+    assert run("memory", "embed").out == "0 vectors created\n"
+    found = run("memory", "search", "puppy", "--semantic", "--json").json
     assert [hit["id"] for hit in found["hits"]] == ["pets"]
 
 
-def test_whose_memory_it_is(run):
-    run("memory", "save", "a", "walnut", "--of", "alice")
+def test_user_namespaces(run):
+    run("memory", "save", "a", "walnut", "--user-namespace", "alice")
     empty = run("memory", "list")
     assert "alice" in empty.err
-    assert "a   1" in run("memory", "list", "--of", "alice").out
+    assert "a   1" in run("memory", "list", "--user-namespace", "alice").out
     assert "alice: a" in run("memory", "search", "walnut", "--everywhere").out
 
 
@@ -66,7 +66,7 @@ def test_a_folder_is_synced_and_conflicts_set_the_exit_code(run, tmp_path):
     (tmp_path / "notes" / "a.md").write_text("from a file")
     run("memory", "save", "b", "from the store")
     done = run("memory", "sync", "notes")
-    assert (done.code, done.out.splitlines()) == (0, ["taken     a", "written   b", "0 unchanged"])
+    assert (done.code, done.out.splitlines()) == (0, ["imported  a", "exported  b", "0 unchanged"])
     (tmp_path / "notes" / "a.md").write_text("edited here")
     run("memory", "save", "a", "edited there")
     clash = run("memory", "sync", "notes")

@@ -112,7 +112,7 @@ def test_deleting_leaves_the_history(call, filled):
 def test_errors_say_what_is_wrong_and_what_to_do(call):
     assert "memory_search finds what there is" in call("memory_get", id="nobody")
     assert "did you mean 'support/alice'" in call("thread_read", thread="support/alise")
-    assert "not five fields" in call("schedule_create", prompt="p", type="cron", value="often")
+    assert "does not have five fields" in call("schedule_create", prompt="p", type="cron", value="often")
     assert "validation error" in call("memory_search", text="x", limit=0)
     assert "offset is 99" in call("memory_get", id="alice/tone", offset=99)
 

@@ -1,4 +1,4 @@
-"""A folder that a person edits and a memory that agents write, brought together."""
+"""Synchronising a folder that a person edits with memory that agents write."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def memory():
         yield store.memory
 
 
-def picture(folder):
-    """Every file with its bytes, its inode and its time: what a tool would have touched."""
+def fingerprint(folder):
+    """Return every file with its bytes, inode and modification time."""
     return {
         path.relative_to(folder).as_posix(): (path.read_bytes(), path.stat().st_ino, path.stat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))
@@ -36,12 +36,12 @@ def picture(folder):
     }
 
 
-def test_both_sides_end_up_the_same(memory, tmp_path):
+def test_both_sides_end_up_equal(memory, tmp_path):
     (tmp_path / "alice").mkdir()
     (tmp_path / "alice" / "tone.md").write_text(HAND_WRITTEN)
     memory.save("bob/tone", "Long letters.", tags=["style"], metadata={"weight": 2})
     done = memory.sync_folder(tmp_path)
-    assert (done.taken, done.written, done.ok) == (("alice/tone",), ("bob/tone",), True)
+    assert (done.imported, done.exported, done.ok) == (("alice/tone",), ("bob/tone",), True)
     taken = memory.get("alice/tone")
     assert (taken.content, taken.tags, taken.auto_load) == (
         "Prefers concise replies.\n",
@@ -51,25 +51,25 @@ def test_both_sides_end_up_the_same(memory, tmp_path):
     assert (tmp_path / "bob" / "tone.md").read_text() == "---\ntags:\n- style\nweight: 2\n---\nLong letters."
 
 
-def test_nothing_is_touched_when_nothing_was_edited(memory, tmp_path):
+def test_a_sync_without_changes_touches_nothing(memory, tmp_path):
     (tmp_path / "a.md").write_text(HAND_WRITTEN)
     memory.save("b", "from the store")
     memory.sync_folder(tmp_path)
-    before = picture(tmp_path)
+    before = fingerprint(tmp_path)
     done = memory.sync_folder(tmp_path)
-    assert (done.unchanged, done.taken, done.written) == (2, (), ())
-    assert picture(tmp_path) == before
+    assert (done.unchanged, done.imported, done.exported) == (2, (), ())
+    assert fingerprint(tmp_path) == before
     assert memory.get("a").version == memory.get("b").version == 1
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-def test_an_agents_edit_keeps_comments_order_and_mode(memory, tmp_path):
+def test_exporting_keeps_comments_key_order_and_file_mode(memory, tmp_path):
     file = tmp_path / "a.md"
     file.write_text(HAND_WRITTEN)
     file.chmod(0o600)
     memory.sync_folder(tmp_path)
     memory.update("a", lambda text: text + "And tea.\n")
-    assert memory.sync_folder(tmp_path).written == ("a",)
+    assert memory.sync_folder(tmp_path).exported == ("a",)
     assert file.read_text() == HAND_WRITTEN + "And tea.\n"
     now = memory.get("a")
     memory.save("a", now.content, tags=["new"], auto_load=True)
@@ -84,16 +84,16 @@ def test_an_agents_edit_keeps_comments_order_and_mode(memory, tmp_path):
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_persons_edit_becomes_a_version(memory, tmp_path):
+def test_an_edited_file_becomes_a_new_version(memory, tmp_path):
     file = tmp_path / "a.md"
     file.write_text("first")
     memory.sync_folder(tmp_path)
     file.write_text("second")
-    assert memory.sync_folder(tmp_path).taken == ("a",)
+    assert memory.sync_folder(tmp_path).imported == ("a",)
     assert [each.document.content for each in memory.history("a")] == ["second", "first"]
 
 
-def test_an_edit_on_both_sides_is_reported_and_left_alone(memory, tmp_path):
+def test_a_change_on_both_sides_is_a_conflict_and_left_alone(memory, tmp_path):
     file = tmp_path / "a.md"
     file.write_text("first")
     memory.sync_folder(tmp_path)
@@ -108,7 +108,7 @@ def test_an_edit_on_both_sides_is_reported_and_left_alone(memory, tmp_path):
     assert memory.sync_folder(tmp_path).ok
 
 
-def test_files_that_differ_and_never_met_are_a_conflict(memory, tmp_path):
+def test_different_documents_without_a_common_sync_are_a_conflict(memory, tmp_path):
     (tmp_path / "a.md").write_text("one")
     (tmp_path / "b.md").write_text("same")
     memory.save("a", "two")
@@ -117,7 +117,7 @@ def test_files_that_differ_and_never_met_are_a_conflict(memory, tmp_path):
     assert ([each.id for each in done.conflicts], done.unchanged) == (["a"], 1)
 
 
-def test_removals_are_taken_over_unless_the_other_side_was_edited(memory, tmp_path):
+def test_deletions_are_applied_unless_the_other_side_changed(memory, tmp_path):
     for name in "abcd":
         (tmp_path / f"{name}.md").write_text(name)
     memory.sync_folder(tmp_path)
@@ -137,7 +137,7 @@ def test_removals_are_taken_over_unless_the_other_side_was_edited(memory, tmp_pa
     assert memory.restore("a", 1).content == "a"
 
 
-def test_a_file_that_cannot_be_read_is_a_problem_and_costs_nothing(memory, tmp_path):
+def test_an_invalid_file_is_reported_and_deletes_nothing(memory, tmp_path):
     for name in ("yaml", "bytes", "fine"):
         (tmp_path / f"{name}.md").write_text(name)
     memory.sync_folder(tmp_path)
@@ -154,14 +154,14 @@ def test_a_file_that_cannot_be_read_is_a_problem_and_costs_nothing(memory, tmp_p
     (tmp_path / "tag.md").unlink()
     (tmp_path / "huge.md").unlink()
     done = memory.sync_folder(tmp_path)
-    assert (done.ok, done.taken) == (True, ("yaml",))
+    assert (done.ok, done.imported) == (True, ("yaml",))
 
 
-def test_two_files_of_one_id_are_a_problem(memory, tmp_path):
+def test_two_files_with_one_id_are_reported(memory, tmp_path):
     (tmp_path / "a.md").write_text("one")
     (tmp_path / "b.md").write_text("---\nid: a\n---\ntwo")
     done = memory.sync_folder(tmp_path)
-    assert "a.md has the id 'a' as well" in done.problems[0].message
+    assert "a.md has the same id 'a'" in done.problems[0].message
     assert memory.get("a").content == "one"
 
 
@@ -169,12 +169,12 @@ def test_a_dry_run_changes_nothing(memory, tmp_path):
     (tmp_path / "a.md").write_text("one")
     memory.save("b", "two")
     done = memory.sync_folder(tmp_path, dry_run=True)
-    assert (done.taken, done.written, done.dry_run) == (("a",), ("b",), True)
+    assert (done.imported, done.exported, done.dry_run) == (("a",), ("b",), True)
     assert [path.name for path in tmp_path.iterdir()] == ["a.md"]
     assert memory.get("a") is None
 
 
-def test_no_link_leads_out_of_the_folder(memory, tmp_path):
+def test_symbolic_links_never_lead_out_of_the_folder(memory, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret.md").write_text("secret")
@@ -182,13 +182,13 @@ def test_no_link_leads_out_of_the_folder(memory, tmp_path):
     folder.mkdir()
     (folder / "link.md").symlink_to(outside / "secret.md")
     (folder / "sub").symlink_to(outside)
-    assert memory.sync_folder(folder).taken == ()
+    assert memory.sync_folder(folder).imported == ()
     memory.save("sub/secret", "overwritten?")
     memory.save("sub/new", "planted?")
-    memory.save("zoo", "written all the same")
+    memory.save("zoo", "written anyway")
     done = memory.sync_folder(folder)
     assert [each.id for each in done.conflicts] == ["sub/new", "sub/secret"]
-    assert done.written == ("zoo",)
+    assert done.exported == ("zoo",)
     assert [path.name for path in outside.iterdir()] == ["secret.md"]
     assert (outside / "secret.md").read_text() == "secret"
 
@@ -199,31 +199,31 @@ def test_a_folder_belongs_to_one_namespace(memory, tmp_path):
     with pytest.raises(InvalidInput, match="belongs to namespace 'alice'"):
         memory.in_namespace("bob").sync_folder(tmp_path)
     (tmp_path / ".treering-memory.json").write_text("{")
-    with pytest.raises(InvalidInput, match="damaged"):
+    with pytest.raises(InvalidInput, match="corrupt"):
         memory.in_namespace("alice").sync_folder(tmp_path)
-    with pytest.raises(InvalidInput, match="no folder"):
+    with pytest.raises(InvalidInput, match="not a folder"):
         memory.sync_folder(tmp_path / "a.md")
 
 
-def test_an_edit_in_the_middle_of_a_sync_is_not_overwritten(memory, tmp_path, monkeypatch):
+def test_an_edit_during_a_sync_is_not_overwritten(memory, tmp_path, monkeypatch):
     from treering.memory import folder_sync
 
     (tmp_path / "a.md").write_text("first")
     memory.sync_folder(tmp_path)
     memory.save("a", "by an agent")
-    original = folder_sync.text_for
+    original = folder_sync.render_document
 
-    def edited_meanwhile(document, file, **options):
+    def edit_meanwhile(document, file, **options):
         (tmp_path / "a.md").write_text("by a person, just now")
         return original(document, file, **options)
 
-    monkeypatch.setattr(folder_sync, "text_for", edited_meanwhile)
+    monkeypatch.setattr(folder_sync, "render_document", edit_meanwhile)
     (conflict,) = memory.sync_folder(tmp_path).conflicts
-    assert "edited just now" in conflict.reason
+    assert "edited in the meantime" in conflict.reason
     assert (tmp_path / "a.md").read_text() == "by a person, just now"
 
 
-def test_syncs_at_the_same_time_do_not_disturb_each_other(tmp_path):
+def test_concurrent_syncs_are_serialised(tmp_path):
     folder = tmp_path / "notes"
     folder.mkdir()
     for number in range(10):
@@ -254,7 +254,7 @@ IDS = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(documents=st.dictionaries(IDS, st.text(st.characters(codec="utf-8"), max_size=30), max_size=4))
-def test_documents_of_any_id_and_text_go_there_and_back(documents, tmp_path_factory):
+def test_documents_with_any_id_and_text_round_trip(documents, tmp_path_factory):
     folder = tmp_path_factory.mktemp("notes")
     with treering.open("memory:") as one, treering.open("memory:") as other:
         for name, text in documents.items():

@@ -17,7 +17,7 @@ from treering.memory.documents import MemoryDocument, Provenance
 from treering.store import Store
 
 
-def test_a_document_comes_back_as_it_was_saved(store):
+def test_a_document_round_trips(store):
     memory = store.memory
     saved = memory.save(
         "alice/tone",
@@ -42,7 +42,7 @@ def test_a_document_comes_back_as_it_was_saved(store):
     assert memory.get("bob") is None
 
 
-def test_every_version_is_kept_compared_and_restored(store):
+def test_versions_are_kept_compared_and_restored(store):
     memory = store.memory
     memory.save("plan", "one\ntwo\n", tags=["a"])
     memory.save("plan", "one\nthree\n", tags=["b"], metadata={"by": "me"})
@@ -73,7 +73,7 @@ def test_every_version_is_kept_compared_and_restored(store):
     assert store.verify().ok
 
 
-def test_the_same_again_is_no_new_version(store):
+def test_saving_an_identical_document_creates_no_version(store):
     first = store.memory.save("a", "text", tags=["x"])
     assert store.memory.save("a", "text", tags=["x"]) == first
     assert len(list(store.memory.history("a"))) == 1
@@ -81,7 +81,7 @@ def test_the_same_again_is_no_new_version(store):
     assert store.memory.search("text").documents[0].tags == ["y"]
 
 
-def test_a_writer_that_was_not_told_is_refused(store):
+def test_a_write_against_an_older_version_raises(store):
     memory = store.memory
     memory.save("a", "1", if_version=0)
     memory.save("a", "2", if_version=1)
@@ -96,7 +96,7 @@ def test_a_writer_that_was_not_told_is_refused(store):
         memory.save("b", "1", if_version=1)
 
 
-def test_queries_take_any_or_all_tags_a_prefix_and_a_filter(store):
+def test_query_by_tags_prefix_and_filter(store):
     memory = store.memory
     for number in range(12):
         memory.save(f"n/{number:04}", f"note {number}", tags=[f"t{number % 3}", f"u{number % 2}"])
@@ -111,7 +111,7 @@ def test_queries_take_any_or_all_tags_a_prefix_and_a_filter(store):
     assert memory.query(tags=["nothing"]) == []
 
 
-def test_namespaces_are_apart_even_when_one_begins_like_the_other(store):
+def test_namespaces_with_a_common_prefix_are_separate(store):
     names = ["", "user", "user/1", "user/10", "user1", "user%2F1"]
     for name in names:
         memory = store.memory.in_namespace(name) if name else store.memory
@@ -127,7 +127,7 @@ def test_namespaces_are_apart_even_when_one_begins_like_the_other(store):
     assert sorted(hit.namespace for hit in found) == sorted(names)
 
 
-def test_what_has_expired_is_not_found_any_more():
+def test_expired_documents_are_not_found():
     clock = ManualClock()
     with Store(MemoryEngine(), clock=clock) as store:
         now = datetime.fromtimestamp(clock.now_us() / 1e6, UTC)
@@ -142,7 +142,7 @@ def test_what_has_expired_is_not_found_any_more():
         assert [each.id for each in store.memory.context().documents] == ["later"]
 
 
-def test_a_version_says_where_it_came_from_and_trust_is_the_least_of_its_sources(store):
+def test_provenance_is_kept_and_trust_is_that_of_the_least_trusted_source(store):
     memory = store.memory
     memory.save("page", "from the web", provenance=Provenance(source="https://example.org", trust="low"))
     memory.save("told", "from alice", provenance=Provenance(source="alice", trust="high", step=4))
@@ -162,7 +162,7 @@ def test_a_version_says_where_it_came_from_and_trust_is_the_least_of_its_sources
     assert version.provenance.run == run.id
 
 
-def test_update_keeps_tags_and_loses_nothing(store):
+def test_update_keeps_tags_and_metadata(store):
     memory = store.memory
     memory.save("log", "0", tags=["t"], metadata={"k": "v"})
     changed = memory.update("log", lambda text: f"{text},1")
@@ -171,7 +171,7 @@ def test_update_keeps_tags_and_loses_nothing(store):
 
 
 @pytest.mark.parametrize("bad", ["", " ", "a\nb", "x" * 600, "\ud800"])
-def test_an_id_that_cannot_be_one_is_refused(bad):
+def test_an_invalid_id_is_rejected(bad):
     with treering.open("memory:") as store:
         with pytest.raises(InvalidInput):
             store.memory.save(bad, "text")
@@ -193,7 +193,7 @@ def test_an_id_that_cannot_be_one_is_refused(bad):
         ({"content": None}, "has no content"),
     ],
 )
-def test_a_document_that_cannot_be_kept_is_refused_whole(fields, message):
+def test_an_invalid_document_is_rejected_and_changes_nothing(fields, message):
     with treering.open("memory:") as store:
         store.memory.save("a", "before")
         given = {"content": "after"} | fields
@@ -202,14 +202,14 @@ def test_a_document_that_cannot_be_kept_is_refused_whole(fields, message):
         assert [each.content for each in store.memory.query()] == ["before"]
 
 
-def test_large_documents_are_kept_and_found(store):
+def test_large_documents_are_stored_and_found(store):
     text = "filler word here\n" * 20_000 + "hornbeam"
     store.memory.save("large", text)
     assert store.memory.get("large").content == text
     assert [each.id for each in store.memory.search("hornbeam").documents] == ["large"]
 
 
-def test_forgetting_leaves_no_byte(tmp_path):
+def test_forget_leaves_no_byte(tmp_path):
     canary = "zanzibar-canary-7731"
     folder = tmp_path / "store"
     with treering.open(folder) as store:
@@ -231,14 +231,14 @@ def test_forgetting_leaves_no_byte(tmp_path):
     assert hits == []
 
 
-def test_a_namespace_is_forgotten_with_its_memory(store):
+def test_forgetting_a_namespace_erases_its_memory(store):
     store.memory.in_namespace("user/alice").save("a", "text")
     store.memory.in_namespace("user/bob").save("a", "text")
     store.forget(namespace="user/alice")
     assert list(store.memory.namespaces()) == ["user/bob"]
 
 
-def test_old_versions_live_through_a_collection(store):
+def test_old_versions_survive_gc(store):
     large = "x" * 10_000
     store.memory.save("a", large)
     store.memory.save("a", "short")
@@ -247,7 +247,7 @@ def test_old_versions_live_through_a_collection(store):
     assert store.verify().ok
 
 
-def test_a_copy_has_the_memory_and_its_index(tmp_path):
+def test_a_copied_store_has_the_documents_and_the_index(tmp_path):
     with treering.open("memory:") as store, treering.open(tmp_path / "copy") as copy:
         store.memory.save("a", "a walnut")
         store.memory.save("a", "a walnut tree")
@@ -257,7 +257,7 @@ def test_a_copy_has_the_memory_and_its_index(tmp_path):
         assert copy.memory.get("a", version=1).content == "a walnut"
 
 
-def test_the_same_words_awaited(tmp_path):
+def test_the_async_api(tmp_path):
     async def scene():
         async with treering.open_async(tmp_path / "store") as store:
             memory = store.memory.in_namespace("alice")
@@ -274,7 +274,7 @@ def test_the_same_words_awaited(tmp_path):
     asyncio.run(scene())
 
 
-def test_whole_documents_are_taken_too():
+def test_whole_documents_can_be_saved():
     with treering.open("memory:") as store:
         store.memory.save(MemoryDocument(id="a", content="x", metadata={"tags": ["t"], "own": 1}))
         store.memory.save({"id": "b", "content": "y", "metadata": {"autoLoad": True}})
@@ -286,7 +286,7 @@ def test_whole_documents_are_taken_too():
             store.memory.save(MemoryDocument(id="a", content="x"), tags=["t"])
 
 
-def test_many_documents_are_one_commit(store):
+def test_save_many_is_one_commit(store):
     store.memory.save("same", "as before")
     store.memory.save("changed", "before")
     given = [
@@ -322,7 +322,7 @@ def _edit(folder, number, reported):
     reported.put(refused)
 
 
-def test_concurrent_writers_lose_nothing_and_hear_of_every_conflict(tmp_path):
+def test_concurrent_writers_lose_no_update_and_no_conflict(tmp_path):
     folder = tmp_path / "store"
     with treering.open(folder) as store:
         store.memory.save("count", "0")

@@ -1,4 +1,4 @@
-"""What search finds, on every engine, and what it says when it cannot rank."""
+"""Search by words: ranking on every engine, and queries that cannot be ranked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def notes(store):
     return store.memory
 
 
-def test_questions_find_their_document_first(store, notes):
+def test_queries_find_their_document_first(store, notes):
     if store.url == "memory:":
         pytest.skip("the engine for tests knows only the simplest endings")
     first = {question: notes.search(question).hits[0].document.id for question in QUESTIONS}
@@ -53,7 +53,7 @@ def test_better_matches_score_higher_and_tags_filter(notes):
     assert notes.search("elephants").ranked
 
 
-def test_a_rare_tag_is_found_behind_many_better_matches(store):
+def test_a_rare_tag_is_found_among_many_better_matches(store):
     for number in range(120):
         store.memory.save(f"common/{number}", "walnut walnut walnut")
     store.memory.save("rare", "one walnut among many other words about trees", tags=["rare"])
@@ -61,13 +61,13 @@ def test_a_rare_tag_is_found_behind_many_better_matches(store):
 
 
 @pytest.mark.parametrize("question", ["", "   ", "?!", "...", "🌳"])
-def test_a_question_without_words_says_that_it_cannot_be_ranked(notes, question):
+def test_a_query_without_words_is_not_ranked(notes, question):
     found = notes.search(question)
     assert (found.hits, found.ranked) == ((), False)
     assert "no word" in found.note
 
 
-def test_languages_without_spaces_are_found_by_trigrams(store):
+def test_scripts_without_spaces_are_searched_by_trigrams(store):
     store.memory.save("tokyo", "東京の天気は晴れです")
     store.memory.save("kyoto", "京都の寺院を訪れる予定")
     store.memory.save("plain", "no such characters")
@@ -82,7 +82,7 @@ def test_languages_without_spaces_are_found_by_trigrams(store):
     assert [each.id for each in store.memory.search("english").documents] == ["tokyo"]
 
 
-def test_old_and_deleted_texts_are_not_found(notes):
+def test_former_and_deleted_texts_are_not_found(notes):
     notes.save("tone", "Alice now wants long replies with anecdotes.")
     assert notes.search("concise").hits == ()
     notes.delete("tone")
@@ -91,13 +91,13 @@ def test_old_and_deleted_texts_are_not_found(notes):
     assert [each.id for each in notes.search("concise").documents] == ["tone"]
 
 
-def test_a_reindex_finds_the_same(store, notes):
+def test_reindex_keeps_the_results(store, notes):
     before = {question: [hit.document.id for hit in notes.search(question)] for question in QUESTIONS}
     store.reindex()
     assert {question: [hit.document.id for hit in notes.search(question)] for question in QUESTIONS} == before
 
 
-def test_numbered_turns_stand_by_each_other():
+def test_neighbours_of_a_match_score_higher():
     with treering.open("memory:") as store:
         turns = [
             "Good morning!",
@@ -117,6 +117,6 @@ def test_numbered_turns_stand_by_each_other():
         assert "talk/turn-2" in helped
 
 
-def test_a_limit_below_one_is_refused(notes):
+def test_a_limit_below_one_is_rejected(notes):
     with pytest.raises(InvalidInput, match="limit is 0"):
         notes.search("alice", limit=0)

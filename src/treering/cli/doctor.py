@@ -377,12 +377,12 @@ def check_schedules(store: Store) -> Iterator[Finding]:
 
 def check_private_files(folder: Path) -> Iterator[Finding]:
     """Check that git ignores private memory files."""
-    from treering.compat.memory.agent_files import protection_of
+    from treering.compat.memory.agent_files import check_protection
 
     for place in (folder, folder / "workspace"):
         path = place / "MEMORY.md"
         if path.exists():
-            protection = protection_of(path)
+            protection = check_protection(path)
             yield Finding(
                 what=str(path),
                 status="ok" if protection.ok else "warning",

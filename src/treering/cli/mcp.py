@@ -36,8 +36,8 @@ def mcp(
         bool, typer.Option("--allow-destructive", help="Also offer tools that delete and cancel.")
     ] = False,
     read_only: Annotated[bool, typer.Option("--read-only", help="Offer only tools that read.")] = False,
-    meaning: Annotated[
-        bool, typer.Option("--meaning", help="Search memory by meaning as well; needs the extra embeddings.")
+    semantic: Annotated[
+        bool, typer.Option("--semantic", help="Search memory by meaning as well; needs the extra embeddings.")
     ] = False,
     reply_bytes: Annotated[
         int, typer.Option("--reply-bytes", metavar="N", help="No reply of a tool is longer.")
@@ -60,7 +60,7 @@ def mcp(
 
         check_exposure(parse_address(http)[0], api_key)
     embedder = None
-    if meaning:
+    if semantic:
         from treering.compat.memory import StaticEmbedder
 
         embedder = StaticEmbedder()

@@ -40,7 +40,8 @@ NamespaceOption = Annotated[
 AllOption = Annotated[bool, typer.Option("--all", help="All namespaces of the store, one by one.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 UserNamespaceOption = Annotated[
-    str, typer.Option("--user-namespace", metavar="NAME", help="Namespace of the threads: a user or project.")
+    str,
+    typer.Option("--user-namespace", metavar="NAME", help="Namespace of a user or project within the store."),
 ]
 
 _PARAMETER: Final = "place"

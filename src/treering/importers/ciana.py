@@ -18,7 +18,7 @@ from treering.errors import InvalidInput
 from treering.importers.registry import import_folder, read_json
 from treering.importers.report import FileReport, ImportReport, Progress
 from treering.memory.documents import MemoryDocument, Provenance
-from treering.memory.markdown import read_file
+from treering.memory.markdown import read_markdown
 from treering.schedules.tasks import Task, task_ref
 from treering.schedules.timing import TaskType, Timing, parse_timing
 from treering.state.user_sessions import UserSession
@@ -126,7 +126,7 @@ def load_memory_file(
     """Import one Markdown file, with its front matter."""
     is_skill = path.name == _SKILL
     name = f"skills/{path.parent.name}" if is_skill else path.stem
-    read = read_file(path.parent, path.name).document
+    read = read_markdown(path.parent, path.name).document
     document = MemoryDocument(
         id=name, content=read.content, metadata={"auto_load": not is_skill} | read.metadata
     )

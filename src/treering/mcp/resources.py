@@ -221,7 +221,11 @@ class Prompts:
         """The documents that load by themselves."""
         memory = self._store.memory.in_namespace(namespace) if namespace else self._store.memory
         context = memory.context(max_documents=50, max_tokens=8000)
-        left = f"\n\n({len(context.cut)} more did not fit; memory_search finds them.)" if context.cut else ""
+        left = (
+            f"\n\n({len(context.omitted)} more did not fit; memory_search finds them.)"
+            if context.omitted
+            else ""
+        )
         return f"This is what you remember:\n\n{context.text or '(nothing yet)'}{left}"
 
     def resume_thread(self, thread: Annotated[str, Field(description="The thread's id")]) -> str:

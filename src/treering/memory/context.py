@@ -1,8 +1,8 @@
-"""Documents for an agent's context: which of them, in which order, and what did not fit.
+"""Select the documents for an agent's context: which, in which order, and which did not fit.
 
-Pure, once the documents are read: the same documents give the same text. They come in order of their ids,
-those of ``order`` first. A document is taken whole or not at all; what was left out is reported with the
-reason, and a shorter one behind it may still fit. **Invariant:** what has expired is never loaded.
+The result depends only on the documents and the arguments. Documents are ordered by id, those in ``order``
+first. Each is included whole or omitted with a reason; a shorter one after it may still fit.
+**Invariant:** expired documents are never included.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from treering.memory.documents import MemoryDocument
 
 Reason = Literal["max_documents", "max_tokens"]
 
-_BYTES_A_TOKEN: Final = 4
+_BYTES_PER_TOKEN: Final = 4
 
 
-class Readable(Protocol):
-    """A store that documents can be asked of."""
+class DocumentSource(Protocol):
+    """A store whose documents can be loaded into a context."""
 
     def query(self) -> Iterable[MemoryDocument]:
-        """All documents."""
+        """Return all documents."""
         ...
 
 
-class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """A document that was left out, and why."""
+class OmittedDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A document that did not fit, and the limit it exceeded."""
 
     id: str
     reason: Reason
@@ -38,19 +38,19 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryContext(msgspec.Struct, frozen=True, kw_only=True):
-    """A text for the system prompt (empty when there is nothing to load) and what it is made of.
+    """The text for the system prompt (empty if there is nothing to load) and the documents in it.
 
-    ``tokens`` is an estimate: four bytes of UTF-8 each, unless a counter was given.
+    ``tokens`` is an estimate of four bytes of UTF-8 per token, unless a counter was given.
     """
 
     text: str
     documents: tuple[MemoryDocument, ...]
-    cut: tuple[Cut, ...] = ()
+    omitted: tuple[OmittedDocument, ...] = ()
     tokens: int = 0
 
 
 def memory_context(
-    store: Readable | Iterable[MemoryDocument],
+    store: DocumentSource | Iterable[MemoryDocument],
     *,
     auto_load: bool = True,
     max_documents: int | None = None,
@@ -60,48 +60,48 @@ def memory_context(
     count_tokens: Callable[[str], int] | None = None,
     now: datetime | None = None,
 ) -> MemoryContext:
-    """The text to put into an agent's context.
+    """Build the text to put into an agent's context.
 
-    With ``auto_load`` only documents that ask for it, else all; of these the ones that ``filter`` accepts.
+    With ``auto_load`` only documents marked so are considered, else all of them; ``filter`` restricts them
+    further.
     """
     for name, limit in (("max_documents", max_documents), ("max_tokens", max_tokens)):
         if limit is not None and limit < 0:
-            raise InvalidInput(f"{name} is {limit}; use 0 or more, or leave it out for no limit")
-    moment = now or datetime.now(UTC)
-    count = count_tokens or estimated_tokens
-    known = store if isinstance(store, Iterable) else store.query()
+            raise InvalidInput(f"{name} is {limit}; use 0 or more, or omit it for no limit")
+    at = now or datetime.now(UTC)
+    count = count_tokens or estimate_tokens
     wanted = [
         document
-        for document in known
-        if not document.is_expired(moment)
+        for document in (store if isinstance(store, Iterable) else store.query())
+        if not document.is_expired(at)
         and (document.auto_load or not auto_load)
         and (filter is None or filter(document))
     ]
-    rank = {name: at for at, name in enumerate(order)}
+    rank = {name: index for index, name in enumerate(order)}
     wanted.sort(key=lambda document: (rank.get(document.id, len(rank)), document.id))
-    taken: list[MemoryDocument] = []
-    cut: list[Cut] = []
+    included: list[MemoryDocument] = []
+    omitted: list[OmittedDocument] = []
     used = 0
     for document in wanted:
         tokens = count(_section(document))
-        if max_documents is not None and len(taken) >= max_documents:
-            cut.append(Cut(id=document.id, reason="max_documents", tokens=tokens))
+        if max_documents is not None and len(included) >= max_documents:
+            omitted.append(OmittedDocument(id=document.id, reason="max_documents", tokens=tokens))
         elif max_tokens is not None and used + tokens > max_tokens:
-            cut.append(Cut(id=document.id, reason="max_tokens", tokens=tokens))
+            omitted.append(OmittedDocument(id=document.id, reason="max_tokens", tokens=tokens))
         else:
-            taken.append(document)
+            included.append(document)
             used += tokens
-    text = "\n\n".join(map(_section, taken))
-    return MemoryContext(text=text, documents=tuple(taken), cut=tuple(cut), tokens=used)
+    text = "\n\n".join(map(_section, included))
+    return MemoryContext(text=text, documents=tuple(included), omitted=tuple(omitted), tokens=used)
 
 
-def estimated_tokens(text: str) -> int:
-    """About how many tokens a text has."""
-    return -(-len(text.encode("utf-8", "replace")) // _BYTES_A_TOKEN)
+def estimate_tokens(text: str) -> int:
+    """Estimate the number of tokens of a text."""
+    return -(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN)
 
 
 def _section(document: MemoryDocument) -> str:
-    # What a document holds must not be able to end its own section and begin another one.
+    # The content must not be able to close its section and open another one.
     body = document.content.strip().replace("</memory>", "<\\/memory>")
     name = document.id.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     return f'<memory id="{name}">\n{body}\n</memory>'

@@ -1,8 +1,12 @@
-"""What a memory is made of: the document, its versions, where each of them came from.
+"""Memory documents: their public types, validation, and stored form.
 
-``metadata`` is one dict, as agents and front matter have it: ``tags``, ``auto_load``, ``created_at``,
-``updated_at`` and ``expires_at`` mean something here, every other key is the owner's and comes back as it was
-given. **Invariant:** times are aware datetimes in UTC, tags a list without repetition, in order.
+``metadata`` is one dict, as in front matter: ``tags``, ``auto_load``, ``created_at``, ``updated_at`` and
+``expires_at`` have a meaning here, and every other key belongs to the caller and round-trips unchanged.
+**Invariant:** times are aware datetimes in UTC; tags are a list without duplicates, in the given order.
+
+A document is stored as one ref (`DocumentRecord`) that holds all metadata and the address of the content, so
+that a query need not read content. Each change is also an event with the same data, from which the history
+is read.
 """
 
 from __future__ import annotations
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
     from treering.core.batch import Draft
     from treering.core.engine import Engine
 
-
 MAX_DOCUMENT_BYTES: Final = 16 * 1024 * 1024
 MAX_METADATA_BYTES: Final = 32 * 1024
 
@@ -31,20 +34,35 @@ Trust = Literal["low", "medium", "high"]
 TagMatch = Literal["any", "all"]
 Operation = Literal["saved", "deleted"]
 
+SAVED: Final = "memory.saved"
+DELETED: Final = "memory.deleted"
+EMBEDDED: Final = "memory.embedded"
+"""Existing text was given a vector."""
+MEMORY_KINDS: Final = (SAVED, DELETED)
+
+WORDS: Final = "memory"
+"""Name of the text index by words."""
+TRIGRAMS: Final = "memory.trigrams"
+"""Name of the text index by trigrams."""
+
+REF_ROOT: Final = "memory/"
+LAST_CHARACTER: Final = "\U0010ffff"
+
 _TRUST_ORDER: Final[tuple[Trust, ...]] = ("low", "medium", "high")
-_CAMEL: Final = {
+_CAMEL_CASE: Final = {
     "autoLoad": "auto_load",
     "createdAt": "created_at",
     "updatedAt": "updated_at",
     "expiresAt": "expires_at",
 }
+_RESERVED_KEYS: Final = frozenset({"tags", "auto_load", "created_at", "updated_at", "expires_at"})
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a version came from.
 
-    ``source`` is yours to word (a URL, a person, a tool). ``trust`` of a version is never more than that of
-    the documents named in ``derived_from``. Inside ``with store.run()`` the run is filled in.
+    ``source`` is free text (a URL, a person, a tool). The ``trust`` of a version is never higher than that
+    of the documents in ``derived_from``. Inside ``with store.run()`` the run is filled in.
     """
 
     run: str | None = None
@@ -55,7 +73,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that agents remember. ``version`` is 0 as long as it is in no store that counts."""
+    """A text that agents remember. ``version`` is 0 unless it was read from a store with versions."""
 
     id: str
     content: str
@@ -65,17 +83,17 @@ class MemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tags(self) -> list[str]:
-        """What it is tagged with."""
+        """The tags."""
         return list(self.metadata.get("tags") or ())
 
     @property
     def auto_load(self) -> bool:
-        """Whether it belongs into every context."""
+        """Whether it is loaded into every context."""
         return bool(self.metadata.get("auto_load"))
 
     @property
     def created_at(self) -> datetime | None:
-        """When its first version was saved."""
+        """When the first version was saved."""
         return self.metadata.get("created_at")
 
     @property
@@ -85,16 +103,16 @@ class MemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def expires_at(self) -> datetime | None:
-        """From when on it is no longer loaded or found."""
+        """From when on it is neither loaded nor found."""
         return self.metadata.get("expires_at")
 
     def is_expired(self, now: datetime) -> bool:
-        """Whether its time is over."""
+        """Whether it has expired."""
         return self.expires_at is not None and self.expires_at <= now
 
 
 class MemoryVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a document, out of the journal; ``document`` is ``None`` where it was deleted."""
+    """One change of a document, from the journal; ``document`` is ``None`` if it was deleted."""
 
     id: str
     version: int
@@ -111,7 +129,7 @@ class MemoryVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed between two versions: ``text`` is a unified diff, empty when the content is the same."""
+    """The changes between two versions; ``text`` is a unified diff, empty if the content is the same."""
 
     id: str
     old: int
@@ -123,7 +141,7 @@ class MemoryDiff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryHit(msgspec.Struct, frozen=True, kw_only=True):
-    """A document that was found; a higher score is a better match."""
+    """A search result; a higher score is a better match."""
 
     document: MemoryDocument
     namespace: str
@@ -131,10 +149,10 @@ class MemoryHit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemorySearch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search found, best first.
+    """The results of a search, best first.
 
-    ``ranked`` is false when the question has nothing that could be ranked by; ``note`` then says why, and the
-    hits (if any) hold the question literally, newest first.
+    ``ranked`` is false if the query has no terms to rank by. ``note`` then says why, and the hits are the
+    documents that contain the query literally, newest first.
     """
 
     hits: tuple[MemoryHit, ...]
@@ -143,7 +161,7 @@ class MemorySearch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def documents(self) -> list[MemoryDocument]:
-        """The documents alone."""
+        """The documents of the hits."""
         return [hit.document for hit in self.hits]
 
     def __iter__(self) -> Iterator[MemoryHit]:
@@ -153,52 +171,59 @@ class MemorySearch(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.hits)
 
 
-def as_document(given: MemoryDocument | Mapping[str, Any]) -> MemoryDocument:
-    """A document from a dict with ``id``, ``content`` and ``metadata``; camelCase names are understood."""
-    if isinstance(given, MemoryDocument):
-        return msgspec.structs.replace(given, metadata=checked_metadata(given.metadata))
-    unknown = sorted(set(given) - {"id", "content", "metadata"})
-    if unknown or "id" not in given or "content" not in given:
+def parse_document(document: MemoryDocument | Mapping[str, Any]) -> MemoryDocument:
+    """Validate a document, given as such or as a dict with ``id``, ``content`` and ``metadata``.
+
+    Metadata keys of a dict may be in camelCase.
+    """
+    if isinstance(document, MemoryDocument):
+        validate_content(document.id, document.content)
+        return msgspec.structs.replace(document, metadata=validate_metadata(document.metadata))
+    unknown = sorted(set(document) - {"id", "content", "metadata"})
+    if unknown or "id" not in document or "content" not in document:
         raise InvalidInput(
-            f"a memory document has id, content and metadata; got {', '.join(map(repr, given)) or 'nothing'}"
+            "a memory document has id, content and metadata; "
+            f"got {', '.join(map(repr, document)) or 'nothing'}"
         )
-    metadata: Any = given.get("metadata") or {}
+    metadata: Any = document.get("metadata") or {}
     if not isinstance(metadata, Mapping):
-        raise InvalidInput(f"metadata of memory {given['id']!r} is a {type(metadata).__name__}; pass a dict")
-    renamed = {_CAMEL.get(key, key): value for key, value in cast("Mapping[str, Any]", metadata).items()}
+        raise InvalidInput(
+            f"metadata of memory {document['id']!r} is a {type(metadata).__name__}; pass a dict"
+        )
+    renamed = {_CAMEL_CASE.get(key, key): value for key, value in cast("Mapping[str, Any]", metadata).items()}
     return MemoryDocument(
-        id=check_id(given["id"], "memory id"),
-        content=checked_content(given["id"], given["content"]),
-        metadata=checked_metadata(renamed),
+        id=check_id(document["id"], "memory id"),
+        content=validate_content(document["id"], document["content"]),
+        metadata=validate_metadata(renamed),
     )
 
 
-def checked_content(id: str, content: Any) -> str:
-    """Text that can be kept."""
+def validate_content(id: str, content: Any) -> str:
+    """Return the content if it is valid text of an acceptable size."""
     if not isinstance(content, str):
         raise InvalidInput(f"content of memory {id!r} is a {type(content).__name__}; pass a str")
     try:
         size = len(content.encode())
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"content of memory {id!r} is not valid Unicode: {error}; repair it") from None
+        raise InvalidInput(f"content of memory {id!r} is not valid Unicode: {error}") from None
     if size > MAX_DOCUMENT_BYTES:
         raise InvalidInput(
             f"memory {id!r} has {size:,} bytes, the limit is {MAX_DOCUMENT_BYTES:,}; "
-            "split it, or keep the file in a workspace and remember where it is"
+            "split it, or store the file in a workspace and save its path"
         )
     return content
 
 
-def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata whose known keys have their types and whose size is bearable."""
+def validate_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata with its reserved keys normalised, if it is of an acceptable size."""
     result = dict(metadata)
     if "tags" in result:
-        result["tags"] = checked_tags(result["tags"])
+        result["tags"] = validate_tags(result["tags"])
     if "auto_load" in result and not isinstance(result["auto_load"], bool):
         raise InvalidInput(f"auto_load is {result['auto_load']!r}; use true or false")
     for key in ("created_at", "updated_at", "expires_at"):
         if result.get(key) is not None:
-            result[key] = as_time(result[key], key)
+            result[key] = parse_time(result[key], key)
     size = len(encode_json(result))
     if size > MAX_METADATA_BYTES:
         raise InvalidInput(
@@ -207,74 +232,52 @@ def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def checked_tags(tags: Any) -> list[str]:
-    """Tags, each once, in order."""
+def validate_tags(tags: Any) -> list[str]:
+    """Return the tags without duplicates, in order."""
     if tags is None:
         return []
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise InvalidInput(f"tags are {tags!r}; pass a list of strings")
-    given = [check_id(tag, "tag") for tag in cast("Iterable[Any]", tags)]
-    return sorted(set(given)) if isinstance(tags, (set, frozenset)) else list(dict.fromkeys(given))
+    checked = [check_id(tag, "tag") for tag in cast("Iterable[Any]", tags)]
+    return sorted(set(checked)) if isinstance(tags, (set, frozenset)) else list(dict.fromkeys(checked))
 
 
-def as_time(value: Any, what: str) -> datetime:
-    """An aware datetime in UTC from a datetime, a date or ISO text; what has no offset is taken as UTC."""
-    moment: Any = value
-    if isinstance(moment, str):
+def parse_time(value: Any, what: str) -> datetime:
+    """Return an aware datetime in UTC, from a datetime, a date or ISO 8601 text; default offset UTC."""
+    time: Any = value
+    if isinstance(time, str):
         try:
-            moment = datetime.fromisoformat(moment)
+            time = datetime.fromisoformat(time)
         except ValueError:
             raise InvalidInput(f"{what} is {value!r}; use a datetime or ISO 8601 text") from None
-    if not isinstance(moment, datetime):
-        if not isinstance(moment, date):
+    if not isinstance(time, datetime):
+        if not isinstance(time, date):
             raise InvalidInput(f"{what} is {value!r}; use a datetime or ISO 8601 text")
-        moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    aware = moment.astimezone(UTC)
-    return datetime(  # a plain one: parsers hand over subclasses of their own
-        aware.year, aware.month, aware.day, aware.hour, aware.minute, aware.second, aware.microsecond, UTC
-    )
+        time = datetime(time.year, time.month, time.day, tzinfo=UTC)
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    utc = time.astimezone(UTC)
+    # A plain datetime: YAML parsers return subclasses.
+    return datetime(utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second, utc.microsecond, UTC)
 
 
-def has_tags(document_tags: Iterable[str], wanted: Iterable[str], match: TagMatch) -> bool:
-    """Whether a document has any (or all) of the wanted tags; wanting none is always met."""
+def matches_tags(document_tags: Iterable[str], wanted: Iterable[str], match: TagMatch) -> bool:
+    """Whether a document has any (or all) of the wanted tags; no wanted tags match every document."""
     wanted_set = set(wanted)
     if not wanted_set:
         return True
-    found = wanted_set & set(document_tags)
-    return bool(found) if match == "any" else found == wanted_set
+    common = wanted_set & set(document_tags)
+    return bool(common) if match == "any" else common == wanted_set
 
 
-def least_trust(trusts: Iterable[Trust | None]) -> Trust | None:
-    """The least of those that are known."""
+def lowest_trust(trusts: Iterable[Trust | None]) -> Trust | None:
+    """Return the lowest trust, ignoring ``None``."""
     known = [_TRUST_ORDER.index(trust) for trust in trusts if trust is not None]
     return _TRUST_ORDER[min(known)] if known else None
 
 
-# -----------------------------------------------------------------------------------------------------------
-# How a document lies in the store: a ref with what is known about it, and content of its own.
-#
-# The ref holds all metadata, so that a query reads no content; the content is text at an address, the same
-# one as long as it does not change. Every change is also an event with the same facts, which is what
-# history is read from.
-
-
-SAVED: Final = "memory.saved"
-DELETED: Final = "memory.deleted"
-EMBEDDED: Final = "memory.embedded"
-"""A text that was there already got a vector."""
-MEMORY_KINDS: Final = (SAVED, DELETED)
-
-WORDS: Final = "memory"
-TRIGRAMS: Final = "memory.trigrams"
-
-_ROOT: Final = "memory/"
-_KNOWN: Final = frozenset({"tags", "auto_load", "created_at", "updated_at", "expires_at"})
-
-
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """A document without its content."""
+class DocumentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A document as stored in its ref: everything but the content."""
 
     address: Address
     digest: str
@@ -286,40 +289,40 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, Any] = {}
     provenance: Provenance | None = None
     wide: bool = False
-    """The content has characters of a language without spaces, and is indexed by trigrams as well."""
+    """Whether the content is indexed by trigrams as well; see `needs_trigrams`."""
 
-    def facts(self) -> dict[str, Any]:
-        """What the ref and the journal keep."""
-        facts: dict[str, Any] = {
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the ref and the journal store."""
+        data: dict[str, Any] = {
             "address": str(self.address),
             "digest": self.digest,
             "created": self.created_at_us,
             "updated": self.updated_at_us,
         }
         if self.expires_at_us is not None:
-            facts["expires"] = self.expires_at_us
+            data["expires"] = self.expires_at_us
         if self.auto_load:
-            facts["auto_load"] = True
+            data["auto_load"] = True
         if self.tags:
-            facts["tags"] = list(self.tags)
+            data["tags"] = list(self.tags)
         if self.extra:
-            facts["extra"] = self.extra
+            data["extra"] = self.extra
         if self.provenance is not None:
-            facts["provenance"] = msgspec.to_builtins(self.provenance)
+            data["provenance"] = msgspec.to_builtins(self.provenance)
         if self.wide:
-            facts["wide"] = True
-        return facts
+            data["wide"] = True
+        return data
 
-    def encoded(self) -> bytes:
-        """The value of the ref."""
-        return encode_json(self.facts(), keep_order=True)
+    def encode(self) -> bytes:
+        """Return the value of the ref."""
+        return encode_json(self.to_dict(), keep_order=True)
 
     def is_expired(self, now_us: int) -> bool:
-        """Whether its time is over."""
+        """Whether it has expired."""
         return self.expires_at_us is not None and self.expires_at_us <= now_us
 
-    def says_the_same(self, other: Stored) -> bool:
-        """Whether a person would see no difference: content, tags, flags and metadata of their own."""
+    def is_same(self, other: DocumentRecord) -> bool:
+        """Whether content, tags, flags and own metadata are equal; times and provenance may differ."""
         return (
             self.digest == other.digest
             and self.tags == other.tags
@@ -328,8 +331,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
             and encode_json(self.extra) == encode_json(other.extra)
         )
 
-    def document(self, id: str, version: int, content: str) -> MemoryDocument:
-        """The document as it is given out."""
+    def to_document(self, id: str, version: int, content: str) -> MemoryDocument:
+        """Return the document."""
         metadata: dict[str, Any] = {
             "tags": list(self.tags),
             "auto_load": self.auto_load,
@@ -344,43 +347,42 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def stored(data: bytes) -> Stored:
-    """What `Stored.encoded` wrote."""
-    return from_facts(decode_json(data))
+def decode_record(data: bytes) -> DocumentRecord:
+    """Decode the value of a document's ref."""
+    return record_from_dict(decode_json(data))
 
 
-def from_facts(facts: Mapping[str, Any]) -> Stored:
-    """What `Stored.facts` gave."""
-    provenance = facts.get("provenance")
-    return Stored(
-        address=Address(facts["address"]),
-        digest=facts["digest"],
-        created_at_us=facts["created"],
-        updated_at_us=facts["updated"],
-        expires_at_us=facts.get("expires"),
-        auto_load=facts.get("auto_load", False),
-        tags=tuple(facts.get("tags", ())),
-        extra=facts.get("extra", {}),
+def record_from_dict(data: Mapping[str, Any]) -> DocumentRecord:
+    """Build a record from what `DocumentRecord.to_dict` returned."""
+    provenance = data.get("provenance")
+    return DocumentRecord(
+        address=Address(data["address"]),
+        digest=data["digest"],
+        created_at_us=data["created"],
+        updated_at_us=data["updated"],
+        expires_at_us=data.get("expires"),
+        auto_load=data.get("auto_load", False),
+        tags=tuple(data.get("tags", ())),
+        extra=data.get("extra", {}),
         provenance=None if provenance is None else msgspec.convert(provenance, Provenance),
-        wide=facts.get("wide", False),
+        wide=data.get("wide", False),
     )
 
 
-def kept(
+def put_document(
     draft: Draft,
     document: MemoryDocument,
     *,
     scope: str,
-    before: Stored | None,
+    before: DocumentRecord | None,
     now_us: int,
     provenance: Provenance | None,
-) -> Stored:
-    """Put a document into a draft. Content that is as it was keeps its place."""
+) -> DocumentRecord:
+    """Put the content of a document into a draft, unless it is unchanged, and return the new record."""
     content = Content("text", document.content.encode())
     digest = content.name[:32]
-    address = before.address if before is not None and before.digest == digest else None
-    if address is None:
-        address = draft.put(content, scope=scope)
+    is_unchanged = before is not None and before.digest == digest
+    address = before.address if before is not None and is_unchanged else draft.put(content, scope=scope)
     metadata = document.metadata
     created: datetime | None = metadata.get("created_at")
     if before is not None:
@@ -388,7 +390,7 @@ def kept(
     else:
         created_us = now_us if created is None else from_datetime(created)
     expires: datetime | None = metadata.get("expires_at")
-    return Stored(
+    return DocumentRecord(
         address=address,
         digest=digest,
         created_at_us=created_us,
@@ -396,36 +398,36 @@ def kept(
         expires_at_us=None if expires is None else from_datetime(expires),
         auto_load=bool(metadata.get("auto_load")),
         tags=tuple(metadata.get("tags") or ()),
-        extra={key: value for key, value in metadata.items() if key not in _KNOWN},
+        extra={key: value for key, value in metadata.items() if key not in _RESERVED_KEYS},
         provenance=provenance,
-        wide=is_wide(document.content),
+        wide=needs_trigrams(document.content),
     )
 
 
-def contents(engine: Engine, space: str, records: Iterable[Stored]) -> list[str]:
-    """The texts of documents, fetched together."""
+def read_contents(engine: Engine, space: str, records: Iterable[DocumentRecord]) -> list[str]:
+    """Return the texts of documents, fetched in one request."""
     addresses = [each.address for each in records]
     return [decode(content) for content in engine.get(space, addresses)] if addresses else []
 
 
-def prefix_of(namespace: str) -> str:
-    """What the names of a namespace's refs start with."""
-    return _ROOT + namespace_prefix(namespace)
+def ref_prefix(namespace: str) -> str:
+    """Return the prefix of the ref names of a namespace."""
+    return REF_ROOT + namespace_prefix(namespace)
 
 
-def parse_name(name: str) -> tuple[str, str]:
-    """Namespace and id of a ref's name."""
-    namespace, _, document = name[len(_ROOT) :].partition("/")
+def parse_ref_name(name: str) -> tuple[str, str]:
+    """Return the namespace and the document id of a ref name."""
+    namespace, _, document = name[len(REF_ROOT) :].partition("/")
     return parse_scope(f"{namespace}/memory/x").namespace, document
 
 
-def scope_of(namespace: str, id: str) -> str:
-    """What is forgotten together: one document with all its versions."""
+def document_scope(namespace: str, id: str) -> str:
+    """Return the scope of a document: what `forget` erases, all its versions included."""
     return str(Scope(namespace, "memory", id))
 
 
-def is_wide(text: str) -> bool:
-    """Whether the text has characters of languages that put no spaces between words."""
+def needs_trigrams(text: str) -> bool:
+    """Whether the text has characters of a script without spaces between words."""
     return any(
         "\u3040" <= each <= "\u30ff"  # kana
         or "\u3400" <= each <= "\u9fff"  # Han

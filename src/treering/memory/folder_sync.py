@@ -1,54 +1,58 @@
-"""A folder of Markdown files and a namespace of memory, brought together.
+"""Synchronise a folder of Markdown files with a namespace of memory.
 
-Both sides are compared with what they were when they last met, which is noted in the folder itself
-(``.treering-memory.json``: version and hash for each document). What changed on one side is taken over by the
-other; what changed on both is a conflict, reported and left alone. **Invariant:** no edit of either side is
-overwritten, and a file that needs no change is not written.
+Both sides are compared with their state at the last sync, which is stored in the folder itself
+(``.treering-memory.json``: version and digest of each document). A change on one side is applied to the
+other; a change on both is a conflict, reported and left alone. **Invariant:** no edit of either side is
+overwritten, and a file without changes is not written.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from treering.core.clock import SystemClock
 from treering.errors import Conflict, InvalidInput
-from treering.files import DRAFTS, Drafts, open_folder, translate_os_errors
 from treering.memory.documents import MemoryDocument
-from treering.memory.markdown import MarkdownFile, path_of, read_file, text_for, walk
+from treering.memory.markdown import (
+    SUFFIX,
+    MarkdownFile,
+    MarkdownFolder,
+    document_path,
+    markdown_paths,
+    read_markdown,
+    render_document,
+)
 
-NOTES: Final = ".treering-memory.json"
+STATE_FILE: Final = ".treering-memory.json"
 
 
-class Documents(Protocol):
-    """The side of the store."""
+class DocumentStore(Protocol):
+    """The memory to synchronise with."""
 
     @property
     def namespace(self) -> str:
-        """Whose documents."""
+        """The namespace of the documents."""
         ...
 
     def query(self, *, include_expired: bool = False) -> list[MemoryDocument]:
-        """All of them."""
+        """Return all documents."""
         ...
 
     def save(self, document: MemoryDocument, *, if_version: int | None = None) -> MemoryDocument:
-        """Keep one."""
+        """Save a document, if it is at this version."""
         ...
 
     def delete(self, id: str, *, if_version: int | None = None) -> bool:
-        """Take one away."""
+        """Delete a document, if it is at this version."""
         ...
 
 
 class SyncConflict(msgspec.Struct, frozen=True, kw_only=True):
-    """A document that both sides changed; nothing was done about it."""
+    """A document that was changed on both sides; neither was touched."""
 
     id: str
     path: str
@@ -56,7 +60,7 @@ class SyncConflict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SyncProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that could not be read as a document; nothing was done about it."""
+    """A file that is not a valid document; it was not touched."""
 
     path: str
     message: str
@@ -65,14 +69,14 @@ class SyncProblem(msgspec.Struct, frozen=True, kw_only=True):
 class FolderSync(msgspec.Struct, frozen=True, kw_only=True):
     """What a sync did (or would do, in a dry run), by document id."""
 
-    taken: tuple[str, ...] = ()
-    """From files into the store."""
-    written: tuple[str, ...] = ()
-    """From the store into files."""
+    imported: tuple[str, ...] = ()
+    """Documents saved from files."""
+    exported: tuple[str, ...] = ()
+    """Files written from documents."""
     deleted: tuple[str, ...] = ()
-    """Documents whose files were removed."""
+    """Documents deleted because their files were removed."""
     removed: tuple[str, ...] = ()
-    """Files whose documents were deleted."""
+    """Files removed because their documents were deleted."""
     conflicts: tuple[SyncConflict, ...] = ()
     problems: tuple[SyncProblem, ...] = ()
     unchanged: int = 0
@@ -80,78 +84,72 @@ class FolderSync(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Nothing is left to be decided by a person."""
+        """Whether there were neither conflicts nor problems."""
         return not self.conflicts and not self.problems
 
 
-class _Met(msgspec.Struct, frozen=True):
-    """A document when both sides were last the same."""
+class _Synced(msgspec.Struct, frozen=True):
+    """A document at the last sync, when both sides were equal."""
 
     version: int
     digest: str
     path: str
 
 
-class _Notes(msgspec.Struct, frozen=True):
+class _SyncState(msgspec.Struct, frozen=True):
+    """The content of the state file."""
+
     namespace: str
-    documents: dict[str, _Met]
+    documents: dict[str, _Synced]
 
 
-def sync_folder(memory: Documents, root: Path, *, dry_run: bool = False) -> FolderSync:
-    """Bring both sides together (see `Memory.sync_folder`)."""
-    root = root.expanduser().absolute()
-    if root.exists() and not root.is_dir():
-        raise InvalidInput(f"{root} is no folder; memory files are kept in one")
+def sync_folder(memory: DocumentStore, root: Path, *, dry_run: bool = False) -> FolderSync:
+    """Synchronise both sides; see `Memory.sync_folder`."""
+    folder = MarkdownFolder(root)
     if dry_run:
-        return _Meeting(memory, root, dry_run=True).run()
-    with translate_os_errors(str(root), writing=True), Drafts(root, clock=SystemClock()).lock():
-        try:
-            return _Meeting(memory, root, dry_run=False).run()
-        finally:
-            with suppress(OSError):
-                (root / DRAFTS).rmdir()
+        return _Sync(memory, folder, dry_run=True).run()
+    with folder.locked():
+        return _Sync(memory, folder, dry_run=False).run()
 
 
-class _Meeting:
-    """One sync."""
+class _Sync:
+    """One synchronisation."""
 
-    def __init__(self, memory: Documents, root: Path, *, dry_run: bool) -> None:
+    def __init__(self, memory: DocumentStore, folder: MarkdownFolder, *, dry_run: bool) -> None:
         self._memory = memory
-        self._root = root
+        self._folder = folder
+        self._root = folder.root
         self._dry_run = dry_run
-        self._taken: list[str] = []
-        self._written: list[str] = []
+        self._imported: list[str] = []
+        self._exported: list[str] = []
         self._deleted: list[str] = []
         self._removed: list[str] = []
         self._conflicts: list[SyncConflict] = []
         self._problems: list[SyncProblem] = []
         self._unchanged = 0
-        self._met: dict[str, _Met] = {}
 
     def run(self) -> FolderSync:
-        known = self._notes()
-        files, unreadable = self._files()
+        before = self._read_state()
+        files, invalid = self._read_files()
         documents = {document.id: document for document in self._memory.query(include_expired=True)}
-        for name in sorted({*files, *documents, *known}):
-            met = known.get(name)
-            if name in unreadable or (met is not None and met.path in unreadable.values()):
-                if met is not None:
-                    self._met[name] = met
-                continue
-            try:
-                now = self._one(name, files.get(name), documents.get(name), met)
-            except (Conflict, InvalidInput) as error:
-                self._conflicts.append(
-                    SyncConflict(id=name, path=_shown(files.get(name), met), reason=str(error))
-                )
-                now = met
-            if now is not None:
-                self._met[name] = now
-        if not self._dry_run and self._met != known:
-            self._note()
+        after: dict[str, _Synced] = {}
+        for name in sorted({*files, *documents, *before}):
+            last = before.get(name)
+            synced = last
+            if name not in invalid and (last is None or last.path not in invalid.values()):
+                try:
+                    synced = self._sync(name, files.get(name), documents.get(name), last)
+                except (Conflict, InvalidInput) as error:
+                    file = files.get(name)
+                    path = file.path if file is not None else "" if last is None else last.path
+                    self._conflicts.append(SyncConflict(id=name, path=path, reason=str(error)))
+            if synced is not None:
+                after[name] = synced
+        if not self._dry_run and after != before:
+            self._write_state(after)
         return FolderSync(
-            taken=tuple(self._taken),
-            written=tuple(self._written),
+            imported=tuple(self._imported),
+            exported=tuple(self._exported),
             deleted=tuple(self._deleted),
             removed=tuple(self._removed),
             conflicts=tuple(self._conflicts),
@@ -160,137 +158,99 @@ class _Meeting:
             dry_run=self._dry_run,
         )
 
-    def _one(
-        self, id: str, file: MarkdownFile | None, document: MemoryDocument | None, met: _Met | None
-    ) -> _Met | None:
-        """Decide about one document; gives what to remember of it."""
+    def _sync(
+        self, id: str, file: MarkdownFile | None, document: MemoryDocument | None, last: _Synced | None
+    ) -> _Synced | None:
+        """Synchronise one document; return its new state."""
         version = 0 if document is None else document.version
-        is_new_here = file is not None and (met is None or file.digest != met.digest)
-        is_new_there = document is not None and (met is None or document.version != met.version)
+        file_changed = file is not None and (last is None or file.digest != last.digest)
+        document_changed = document is not None and (last is None or document.version != last.version)
         if file is not None and document is not None:
-            if file.says(document):
+            if file.matches(document):
                 self._unchanged += 1
-                return _Met(version, file.digest, file.path)
-            if not is_new_there:
-                return self._take(file, version)
-            if not is_new_here:
-                return self._write(document, file)
-            return self._both(id, file.path, met, "the file and the document were both changed")
+                return _Synced(version, file.digest, file.path)
+            if not document_changed:
+                return self._import(file, version)
+            if not file_changed:
+                return self._export(document, file)
+            return self._conflict(id, file.path, last, "the file and the document were both changed")
         if file is not None:
-            if met is None:
-                return self._take(file, 0)
-            if is_new_here:
-                return self._both(id, file.path, met, "the document was deleted, the file was changed")
+            if last is None:
+                return self._import(file, 0)
+            if file_changed:
+                return self._conflict(id, file.path, last, "the document was deleted, the file was changed")
             self._removed.append(id)
-            self._do(lambda: self._remove(file))
+            self._unless_dry_run(lambda: self._folder.remove(file))
             return None
         if document is not None:
-            if met is None:
-                return self._write(document, None)
-            if is_new_there:
-                return self._both(id, met.path, met, "the file was removed, the document was changed")
+            if last is None:
+                return self._export(document, None)
+            if document_changed:
+                return self._conflict(id, last.path, last, "the file was removed, the document was changed")
             self._deleted.append(id)
-            self._do(lambda: self._memory.delete(id, if_version=document.version))
+            self._unless_dry_run(lambda: self._memory.delete(id, if_version=document.version))
         return None
 
-    def _take(self, file: MarkdownFile, version: int) -> _Met:
+    def _import(self, file: MarkdownFile, version: int) -> _Synced:
         saved = version
         if not self._dry_run:
             saved = self._memory.save(file.document, if_version=version).version
-        self._taken.append(file.id)
-        return _Met(saved, file.digest, file.path)
+        self._imported.append(file.id)
+        return _Synced(saved, file.digest, file.path)
 
-    def _write(self, document: MemoryDocument, file: MarkdownFile | None) -> _Met:
-        path = path_of(document.id) if file is None else file.path
-        data = text_for(document, file).encode()
-        if file is None and (self._root / path).exists():
-            raise Conflict(f"{path} is in the way of memory {document.id!r}; move it and sync again")
-        self._do(lambda: self._put(path, data, None if file is None else file.digest))
-        self._written.append(document.id)
-        return _Met(document.version, sha256(data).hexdigest(), path)
+    def _export(self, document: MemoryDocument, file: MarkdownFile | None) -> _Synced:
+        path = document_path(document.id) if file is None else file.path
+        data = render_document(document, file).encode()
+        if self._dry_run:
+            self._folder.check_writable(path, replacing=file)
+        else:
+            self._folder.write(path, data, replacing=file)
+        self._exported.append(document.id)
+        return _Synced(document.version, sha256(data).hexdigest(), path)
 
-    def _both(self, id: str, path: str, met: _Met | None, reason: str) -> _Met | None:
-        self._conflicts.append(
-            SyncConflict(id=id, path=path, reason=f"{reason} since they last met; make them the same")
-        )
-        return met
+    def _conflict(self, id: str, path: str, last: _Synced | None, reason: str) -> _Synced | None:
+        reason = f"{reason} since the last sync; make them equal and sync again"
+        self._conflicts.append(SyncConflict(id=id, path=path, reason=reason))
+        return last
 
-    def _do(self, action: Callable[[], Any]) -> None:
+    def _unless_dry_run(self, action: Callable[[], Any]) -> None:
         if not self._dry_run:
             action()
 
-    def _put(self, path: str, data: bytes, digest: str | None) -> None:
-        """Write a file whole, unless someone edited it since it was read."""
-        *parts, name = path.split("/")
-        with (
-            translate_os_errors(path, writing=True),
-            open_folder(self._root, parts, make=True) as folder,
-            Drafts(self._root, clock=SystemClock()).write([data]) as draft,
-        ):
-            mode = 0o644
-            if digest is not None:
-                self._check_unchanged(path, digest)
-                mode = os.stat(name, dir_fd=folder).st_mode & 0o777
-            draft.publish(folder, name)
-            os.chmod(name, mode, dir_fd=folder)
-
-    def _remove(self, file: MarkdownFile) -> None:
-        self._check_unchanged(file.path, file.digest)
-        place = self._root / file.path
-        place.unlink()
-        for parent in place.parents:
-            if parent == self._root:
-                break
-            with suppress(OSError):  # others' files are in it
-                parent.rmdir()
-
-    def _check_unchanged(self, path: str, digest: str) -> None:
-        if sha256((self._root / path).read_bytes()).hexdigest() != digest:
-            raise Conflict(f"{path} was edited just now; sync again")
-
-    def _files(self) -> tuple[dict[str, MarkdownFile], dict[str, str]]:
-        """The files by document id, and those that are no documents: id they would have, and path."""
+    def _read_files(self) -> tuple[dict[str, MarkdownFile], dict[str, str]]:
+        """Return the files by document id, and the paths of invalid files by the id of their path."""
         files: dict[str, MarkdownFile] = {}
-        unreadable: dict[str, str] = {}
-        for path in walk(self._root):
+        invalid: dict[str, str] = {}
+        for path in markdown_paths(self._root):
             try:
-                file = read_file(self._root, path)
+                file = read_markdown(self._root, path)
                 if file.id in files:
-                    raise InvalidInput(f"{path}: {files[file.id].path} has the id {file.id!r} as well")
+                    raise InvalidInput(f"{path}: {files[file.id].path} has the same id {file.id!r}")
             except InvalidInput as error:
                 self._problems.append(SyncProblem(path=path, message=str(error)))
-                unreadable[path.removesuffix(".md")] = path
+                invalid[path.removesuffix(SUFFIX)] = path
             else:
                 files[file.id] = file
-        return files, unreadable
+        return files, invalid
 
-    def _notes(self) -> dict[str, _Met]:
+    def _read_state(self) -> dict[str, _Synced]:
+        path = self._root / STATE_FILE
         try:
-            notes = msgspec.json.decode((self._root / NOTES).read_bytes(), type=_Notes)
+            state = msgspec.json.decode(path.read_bytes(), type=_SyncState)
         except FileNotFoundError:
             return {}
         except msgspec.MsgspecError as error:
             raise InvalidInput(
-                f"{self._root / NOTES} is damaged ({error}); remove it, and files that differ are conflicts"
+                f"{path} is corrupt ({error}); remove it, and documents that differ are reported as conflicts"
             ) from None
-        if notes.namespace != self._memory.namespace:
+        if state.namespace != self._memory.namespace:
             raise InvalidInput(
-                f"{self._root} belongs to namespace {notes.namespace!r}, not {self._memory.namespace!r}; "
-                "use one folder for each namespace"
+                f"{self._root} belongs to namespace {state.namespace!r}, not {self._memory.namespace!r}; "
+                "use a separate folder for each namespace"
             )
-        return notes.documents
+        return state.documents
 
-    def _note(self) -> None:
-        notes = _Notes(self._memory.namespace, dict(sorted(self._met.items())))
-        data = msgspec.json.format(msgspec.json.encode(notes), indent=1) + b"\n"
-        with (
-            open_folder(self._root, make=True) as folder,
-            Drafts(self._root, clock=SystemClock()).write([data]) as draft,
-        ):
-            draft.publish(folder, NOTES)
-
-
-def _shown(file: MarkdownFile | None, met: _Met | None) -> str:
-    if file is not None:
-        return file.path
-    return "" if met is None else met.path
+    def _write_state(self, documents: dict[str, _Synced]) -> None:
+        state = _SyncState(self._memory.namespace, dict(sorted(documents.items())))
+        data = msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n"
+        self._folder.write(STATE_FILE, data)

@@ -1,24 +1,42 @@
-"""Memory: texts that agents keep across conversations, by id, with every version.
+"""Memory: documents that agents keep across conversations, by id, with every version.
 
-A document is one ref and content of its own; a change is one commit of the ref, one event and the search
-index. Nothing is overwritten: an older version is read, compared and restored out of the journal until it is
-forgotten. **Invariant:** of any number of writers none takes the place of a version that it was not told of
-when it said ``if_version``; those who did not say it follow one another, and each one's version stays.
+A document is one ref; a change is one commit of the ref, an event and the search index. Nothing is
+overwritten: older versions are read, compared and restored from the journal until the document is forgotten.
+Each change is computed from the stored version and committed only against it; a writer that lost the race
+computes it again.
+
+**Invariant:** a writer that passes ``if_version`` never replaces a version that it has not seen; the others
+are serialised, and each one's version is kept. A version number belongs to exactly one event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from treering.core.batch import ABSENT, Draft, Event, Text
 from treering.core.clock import to_datetime
-from treering.core.ids import check_id
-from treering.errors import InvalidInput, NotFound
+from treering.core.encoding import decode_json, encode_json
+from treering.core.ids import check_id, new_id
+from treering.core.optimistic import Backoff, check_version
+from treering.core.paging import record_pages, ref_pages
+from treering.core.query import Erasure, EventQuery, encode_cursor
+from treering.errors import InvalidInput, MissingObjects, NotFound, RefMoved
 from treering.memory.context import MemoryContext, memory_context
-from treering.memory.document_store import Shelf
 from treering.memory.documents import (
+    DELETED,
+    EMBEDDED,
+    LAST_CHARACTER,
+    MEMORY_KINDS,
+    REF_ROOT,
+    SAVED,
+    TRIGRAMS,
+    WORDS,
+    DocumentRecord,
     MemoryDiff,
     MemoryDocument,
     MemoryHit,
@@ -26,31 +44,46 @@ from treering.memory.documents import (
     MemoryVersion,
     Provenance,
     TagMatch,
-    as_document,
-    checked_content,
-    checked_metadata,
-    checked_tags,
-    contents,
-    has_tags,
-    parse_name,
-    prefix_of,
-    scope_of,
-    stored,
+    decode_record,
+    document_scope,
+    lowest_trust,
+    matches_tags,
+    parse_document,
+    parse_ref_name,
+    put_document,
+    read_contents,
+    record_from_dict,
+    ref_prefix,
+    validate_content,
+    validate_metadata,
+    validate_tags,
 )
 from treering.memory.folder_sync import FolderSync, sync_folder
-from treering.memory.search import Searcher, cannot_rank
-from treering.memory.vectors import Embedder, Vectors, checked_embedder
+from treering.memory.search import Searcher, why_unrankable
+from treering.memory.vectors import (
+    Embedder,
+    Vector,
+    VectorIndex,
+    decode_vector,
+    embed_texts,
+    embedder_prefixes,
+    validate_embedder,
+    vector_ref,
+)
+from treering.runs.span import current_node
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
     from treering.core.engine import Engine
+    from treering.core.records import Record, Ref
     from treering.maintenance.forget import Forgotten
 
-_LAST: Final = "\U0010ffff"
+_PAGE: Final = 500
+_EMBED_BATCH: Final = 100
 
 
 class Memory:
-    """The documents of one namespace: an agent's, a user's, a project's, or (empty) nobody's own."""
+    """The documents of one namespace: of an agent, a user or a project, or (empty) shared ones."""
 
     def __init__(
         self,
@@ -61,7 +94,7 @@ class Memory:
         clock: Clock,
         forgetter: Callable[[str], Forgotten],
         embedder: Embedder | None = None,
-        vectors: Vectors | None = None,
+        vectors: VectorIndex | None = None,
     ) -> None:
         self._engine = engine
         self._space = space
@@ -69,37 +102,36 @@ class Memory:
         self._clock = clock
         self._forgetter = forgetter
         self._embedder = embedder
-        self._vectors = vectors or Vectors()
-        self._shelf = Shelf(engine, space, self._namespace, clock=clock, embedder=embedder)
+        self._vectors = vectors or VectorIndex()
+        self._prefix = ref_prefix(self._namespace)
 
     def __repr__(self) -> str:
         return f"<Memory namespace={self._namespace!r}>"
 
     @property
     def namespace(self) -> str:
-        """Whose memory this is."""
+        """The namespace; empty for shared memory."""
         return self._namespace
 
     def in_namespace(self, namespace: str) -> Memory:
-        """The memory of an agent, a user or a project; it is forgotten with that namespace."""
-        return self._like(namespace, self._embedder)
+        """Return the memory of an agent, a user or a project; forgetting that namespace erases it."""
+        return self._copy(namespace, self._embedder)
 
     def with_embedder(self, embedder: Embedder) -> Memory:
-        """The same memory, searched by meaning as well: what is saved through it gets a vector.
+        """Return the same memory with semantic search: documents saved through it get a vector.
 
-        The vectors are kept beside each version under the embedder's name and forgotten with it.
+        Vectors are stored per embedder name and version of the text, and are forgotten with the document.
         """
-        return self._like(self._namespace, checked_embedder(embedder))
+        return self._copy(self._namespace, validate_embedder(embedder))
 
     def namespaces(self) -> Iterator[str]:
-        """The namespaces that have documents, by name."""
+        """List the namespaces that have documents, by name."""
         after: str | None = None
-        while page := self._engine.scan_refs(self._space, "memory/", after=after, limit=1):
-            namespace, _ = parse_name(page[0].name)
+        while page := self._engine.scan_refs(self._space, REF_ROOT, after=after, limit=1):
+            namespace, _ = parse_ref_name(page[0].name)
             yield namespace
-            after = prefix_of(namespace) + _LAST
+            after = ref_prefix(namespace) + LAST_CHARACTER
 
-    # Writing
     def save(
         self,
         document: str | MemoryDocument | Mapping[str, Any],
@@ -112,28 +144,28 @@ class Memory:
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> MemoryDocument:
-        """Keep a document as given, by its id; durable when this returns.
+        """Save a document under its id; durable when this returns.
 
-        What is not given is empty, not as it was. With ``if_version`` only if the document is at that version
-        (0: if there is none), else `RefMoved`. A document that is the same already gets no new version.
+        Arguments left out are empty; they do not keep their former value. Saving an identical document
+        creates no version. With ``if_version``, raise `RefMoved` unless the document is at that version (0:
+        it does not exist).
         """
         if isinstance(document, str):
             if content is None:
-                raise InvalidInput(f"memory {document!r} has no content; pass it behind the id")
-            own = dict(metadata or {}) | {"tags": checked_tags(tags), "auto_load": auto_load}
+                raise InvalidInput(f"memory {document!r} has no content; pass it after the id")
+            own = dict(metadata or {}) | {"tags": validate_tags(tags), "auto_load": auto_load}
             if expires_at is not None:
                 own["expires_at"] = expires_at
             whole = MemoryDocument(
                 id=check_id(document, "memory id"),
-                content=checked_content(document, content),
-                metadata=checked_metadata(own),
+                content=validate_content(document, content),
+                metadata=validate_metadata(own),
             )
         else:
             if content is not None or metadata is not None or tags or auto_load or expires_at is not None:
-                raise InvalidInput("a whole document has its content and metadata already; pass it alone")
-            whole = as_document(document)
-            checked_content(whole.id, whole.content)
-        return self._shelf.swap(whole.id, lambda _: whole, if_version, provenance)
+                raise InvalidInput("a whole document includes its content and metadata; pass it alone")
+            whole = parse_document(document)
+        return self._swap(whole.id, lambda _: whole, if_version, provenance)
 
     def save_many(
         self,
@@ -141,11 +173,35 @@ class Memory:
         *,
         provenance: Provenance | None = None,
     ) -> list[MemoryDocument]:
-        """Keep many documents in one commit, all or none; far quicker than one by one."""
-        whole = [as_document(each) for each in documents]
-        for each in whole:
-            checked_content(each.id, each.content)
-        return self._shelf.save_all(whole, provenance)
+        """Save many documents in one commit, all or none; much faster than one by one.
+
+        If an id occurs more than once, the last document counts.
+        """
+        by_name = {self._ref_name(each.id): each for each in map(parse_document, documents)}
+        backoff = Backoff()
+        while True:
+            refs = self._engine.refs(self._space, list(by_name))
+            draft = Draft(self._space)
+            origin = self._complete_provenance(provenance)
+            records: dict[str, DocumentRecord] = {}
+            changes: list[tuple[MemoryDocument, DocumentRecord, DocumentRecord | None]] = []
+            for name, document in by_name.items():
+                ref = refs.get(name)
+                before = None if ref is None else decode_record(ref.value)
+                records[name] = self._put(draft, document, ref, before, origin)
+                changes.append((document, records[name], before))
+            self._put_vectors(draft, changes)
+            try:
+                versions = {} if draft.is_empty else self._engine.commit(draft.batch()).versions
+            except RefMoved:
+                backoff.wait()
+                continue
+            return [
+                records[name].to_document(document.id, versions[name], document.content)
+                if name in versions
+                else self._document(refs[name], decode_record(refs[name].value), document.content)
+                for name, document in by_name.items()
+            ]
 
     def update(
         self,
@@ -155,65 +211,98 @@ class Memory:
         default: str = "",
         provenance: Provenance | None = None,
     ) -> MemoryDocument:
-        """Set the content to ``function(content)``; tags and metadata stay as they are.
+        """Set the content to ``function(content)``; tags and metadata are kept.
 
-        When someone else writes in between, the function is called again with what they wrote.
+        The function receives ``default`` if the document does not exist. It is called again when another
+        writer was faster.
         """
 
-        def changed(before: MemoryDocument | None) -> MemoryDocument:
-            content = checked_content(id, function(default if before is None else before.content))
+        def compute(before: MemoryDocument | None) -> MemoryDocument:
+            content = validate_content(id, function(default if before is None else before.content))
             return MemoryDocument(
                 id=check_id(id, "memory id"),
                 content=content,
                 metadata={} if before is None else before.metadata,
             )
 
-        return self._shelf.swap(id, changed, None, provenance)
+        return self._swap(id, compute, None, provenance)
 
     def restore(self, id: str, version: int) -> MemoryDocument:
-        """Make an older version the newest one."""
+        """Save an older version again, as the newest one."""
         old = self.get(id, version=version)
         if old is None:
-            raise NotFound(f"memory {id!r} has no version {version}; see history({id!r})")
+            raise NotFound(
+                f"memory {id!r} has no version {version}. List versions with: treering memory history {id}"
+            )
         source = Provenance(source=f"restored from version {version}")
-        return self._shelf.swap(id, lambda _: old, None, source)
+        return self._swap(id, lambda _: old, None, source)
 
     def embed(self) -> int:
-        """Give a vector to every document here that has none (or one of an older text); says to how many.
+        """Give a vector to every document without a current one; return how many got one.
 
-        Only what was saved without the embedder needs it.
+        Needed only for documents that were saved without the embedder.
         """
-        if self._embedder is None:
+        embedder = self._embedder
+        if embedder is None:
             raise InvalidInput("this memory has no embedder; use memory.with_embedder(...).embed()")
-        return self._shelf.embed_missing()
+        count = 0
+        for page in ref_pages(self._engine, self._space, self._prefix, limit=_PAGE):
+            names = {ref.name: vector_ref(embedder.name, ref.name) for ref in page}
+            vectors = self._engine.refs(self._space, list(names.values()))
+            missing: list[tuple[Ref, DocumentRecord]] = []
+            for ref in page:
+                record, vector = decode_record(ref.value), vectors.get(names[ref.name])
+                if vector is None or decode_vector(vector.value).digest != record.digest:
+                    missing.append((ref, record))
+            for start in range(0, len(missing), _EMBED_BATCH):
+                count += self._embed_stored(embedder, missing[start : start + _EMBED_BATCH])
+        return count
 
     def delete(self, id: str, *, if_version: int | None = None) -> bool:
-        """Take a document away; says whether it was there. Its versions stay until `forget`."""
-        return self._shelf.delete(id, if_version)
+        """Delete a document; return whether it existed. Its versions are kept until `forget`."""
+        backoff = Backoff()
+        while True:
+            ref = self._ref(id)
+            check_version(f"memory {id!r}", ref, if_version)
+            if ref is None:
+                return False
+            draft = Draft(self._space)
+            suffix = ref.name.removeprefix(REF_ROOT)
+            vectors = [prefix + suffix for prefix in embedder_prefixes(self._engine, self._space)]
+            for name in self._engine.refs(self._space, vectors) if vectors else ():
+                draft.delete_ref(name, scope=ref.scope)
+            draft.delete_ref(ref.name, scope=ref.scope, expect=ref.version)
+            self._add_event(draft, DELETED, id, {"version": ref.version + 1}, None)
+            self._put_text(draft, id, None, decode_record(ref.value))
+            try:
+                self._engine.commit(draft.batch())
+            except RefMoved:
+                backoff.wait()
+                continue
+            return True
 
     def forget(self, id: str) -> Forgotten:
-        """Erase a document for good: every version, its index, its content. Gives a receipt."""
-        self._shelf.name(id)
-        self._vectors.drop()
-        return self._forgetter(scope_of(self._namespace, id))
+        """Erase a document with all its versions and index entries; return the receipt."""
+        self._ref_name(id)
+        self._vectors.clear()
+        return self._forgetter(document_scope(self._namespace, id))
 
-    # Reading
     def get(
         self, id: str, *, version: int | None = None, include_expired: bool = False
     ) -> MemoryDocument | None:
-        """A document as it is, or as it was at a version; ``None`` when there is none or its time is over."""
+        """Return a document, or a version of it; ``None`` if it does not exist or has expired."""
         if version is not None:
             for change in self.history(id):
                 if change.version == version:
                     return change.document
             return None
-        ref = self._shelf.ref(id)
+        ref = self._ref(id)
         if ref is None:
             return None
-        record = stored(ref.value)
+        record = decode_record(ref.value)
         if record.is_expired(self._clock.now_us()) and not include_expired:
             return None
-        return self._shelf.document(ref, record)
+        return self._document(ref, record)
 
     def query(
         self,
@@ -226,22 +315,22 @@ class Memory:
         include_expired: bool = False,
         limit: int | None = None,
     ) -> list[MemoryDocument]:
-        """Documents in order of their ids: with any (or all) of the tags, whose ids start with ``prefix``."""
-        wanted = checked_tags(tags)
+        """List documents by id: with any (or all) of the tags, and with ids that start with ``prefix``."""
+        wanted = validate_tags(tags)
         now_us = self._clock.now_us()
         found: list[MemoryDocument] = []
-        for page in self._shelf.pages(prefix):
+        for page in ref_pages(self._engine, self._space, self._prefix + prefix, limit=_PAGE):
             chosen = [
                 (ref, record)
                 for ref in page
-                for record in [stored(ref.value)]
+                for record in [decode_record(ref.value)]
                 if (include_expired or not record.is_expired(now_us))
                 and (auto_load is None or record.auto_load == auto_load)
-                and has_tags(record.tags, wanted, match)
+                and matches_tags(record.tags, wanted, match)
             ]
-            texts = contents(self._engine, self._space, [record for _, record in chosen])
+            texts = read_contents(self._engine, self._space, [record for _, record in chosen])
             for (ref, record), text in zip(chosen, texts, strict=True):
-                document = record.document(self._shelf.id_of(ref), ref.version, text)
+                document = self._document(ref, record, text)
                 if filter is None or filter(document):
                     found.append(document)
             if limit is not None and len(found) >= limit:
@@ -258,51 +347,89 @@ class Memory:
         everywhere: bool = False,
         neighbours: float = 0.0,
         embedder: Embedder | None = None,
-        meaning: float = 0.5,
+        semantic_weight: float = 0.5,
     ) -> MemorySearch:
-        """Documents that hold words of the question, best first, in this namespace or in all.
+        """Find documents by the words of a query, best match first.
 
-        With an ``embedder`` (or `with_embedder`) also those that say it in other words; ``meaning`` is how
-        much of the score that is, the rest is words. ``neighbours`` (0.3 is a good value) is for documents
-        that are numbered in order, such as the turns of a conversation: each gets that share of its
-        neighbours' scores.
+        Args:
+            everywhere: Search all namespaces, not just this one.
+            neighbours: For documents numbered in order, such as the turns of a conversation: the share of
+                its score that a match adds to the documents before and after it (0.3 is a good value).
+            embedder: Search by meaning as well, with this embedder instead of that of `with_embedder`.
+            semantic_weight: The share of meaning in the score, 0 to 1; the rest is words.
         """
-        wanted = checked_tags(tags)
-        reason = cannot_rank(text)
+        wanted = validate_tags(tags)
+        reason = why_unrankable(text)
         if reason:
-            return self._literal(text, reason, tags=wanted, match=match, limit=limit, everywhere=everywhere)
-        namespace = None if everywhere else self._namespace
-        chosen = self._embedder if embedder is None else checked_embedder(embedder)
+            return self._search_literally(
+                text, reason, tags=wanted, match=match, limit=limit, everywhere=everywhere
+            )
         searcher = Searcher(
             self._engine,
             self._space,
-            namespace,
+            None if everywhere else self._namespace,
             now_us=self._clock.now_us(),
-            embedder=chosen,
+            embedder=self._embedder if embedder is None else validate_embedder(embedder),
             vectors=self._vectors,
         )
-        return searcher.ranked(
-            text, tags=wanted, match=match, limit=limit, neighbours=neighbours, meaning=meaning
+        return searcher.search(
+            text,
+            tags=wanted,
+            match=match,
+            limit=limit,
+            neighbours=neighbours,
+            semantic_weight=semantic_weight,
         )
 
     def history(self, id: str) -> Iterator[MemoryVersion]:
-        """Every version, newest first; also of a document that was deleted."""
-        return self._shelf.history(id)
+        """List the versions of a document, newest first; deleted documents have a history too."""
+        ref = self._ref(id)
+        scope = document_scope(self._namespace, id)
+        query = EventQuery(kinds=MEMORY_KINDS, scope=scope, newest_first=True)
+        after = None if ref is None else encode_cursor(query, 0, ref.seq + 1)
+        newer = None if ref is None else ref.version + 1
+        for records in record_pages(self._engine, self._space, query, after=after, limit=_PAGE):
+            for change in self._read_versions(id, records, newer):
+                newer = change.version
+                yield change
 
     def diff(self, id: str, old: int, new: int | None = None) -> MemoryDiff:
-        """What changed from one version to another (without ``new``: to the newest)."""
+        """Compare two versions; without ``new``, the newest one."""
+        from difflib import unified_diff
+
         versions = {change.version: change for change in self.history(id)}
         if not versions:
-            raise NotFound(f"there is no memory {id!r} in namespace {self._namespace!r}; see query()")
+            raise NotFound(
+                f"memory {id!r} not found in namespace {self._namespace!r}. "
+                "List documents with: treering memory list"
+            )
         latest = max(versions) if new is None else new
         for wanted in (old, latest):
             if wanted not in versions:
-                known = ", ".join(map(str, sorted(versions)))
-                raise NotFound(f"memory {id!r} has no version {wanted}; it has {known}")
-        before, after = versions[old].document, versions[latest].document
-        return _difference(id, (old, before), (latest, after))
+                existing = ", ".join(map(str, sorted(versions)))
+                raise NotFound(f"memory {id!r} has no version {wanted}; it has {existing}")
+        empty = MemoryDocument(id=id, content="")
+        before, after = versions[old].document or empty, versions[latest].document or empty
+        lines = unified_diff(
+            before.content.splitlines(),
+            after.content.splitlines(),
+            fromfile=f"{id} version {old}",
+            tofile=f"{id} version {latest}",
+            lineterm="",
+        )
+        keys = sorted((set(before.metadata) | set(after.metadata)) - {"tags", "created_at", "updated_at"})
+        return MemoryDiff(
+            id=id,
+            old=old,
+            new=latest,
+            text="\n".join(lines),
+            added_tags=tuple(tag for tag in after.tags if tag not in before.tags),
+            removed_tags=tuple(tag for tag in before.tags if tag not in after.tags),
+            changed_metadata=tuple(
+                key for key in keys if before.metadata.get(key) != after.metadata.get(key)
+            ),
+        )
 
-    # For people and contexts
     def context(
         self,
         *,
@@ -311,7 +438,7 @@ class Memory:
         max_tokens: int | None = None,
         filter: Callable[[MemoryDocument], bool] | None = None,
     ) -> MemoryContext:
-        """The documents for an agent's context as one text, and what was cut (see `memory_context`)."""
+        """Return the text to put into an agent's context; see `memory_context`."""
         return memory_context(
             self,
             auto_load=auto_load,
@@ -322,14 +449,14 @@ class Memory:
         )
 
     def sync_folder(self, path: str | Path, *, dry_run: bool = False) -> FolderSync:
-        """Bring a folder of Markdown files and this namespace together: edits of either side are taken over.
+        """Synchronise a folder of Markdown files with this namespace, in both directions.
 
-        A document that was changed on both sides is reported and left alone on both. A file that nobody
-        edited is not touched.
+        A document that was changed on both sides is reported as a conflict and left alone on both. Files
+        without changes are not written.
         """
         return sync_folder(self, Path(path), dry_run=dry_run)
 
-    def _like(self, namespace: str, embedder: Embedder | None) -> Memory:
+    def _copy(self, namespace: str, embedder: Embedder | None) -> Memory:
         return Memory(
             self._engine,
             self._space,
@@ -340,12 +467,205 @@ class Memory:
             vectors=self._vectors,
         )
 
-    def _literal(
+    def _ref_name(self, id: str) -> str:
+        scope = document_scope(self._namespace, check_id(id, "memory id"))
+        check_id(scope, "the scope of a memory (/ as %2F)")
+        return check_id(self._prefix + id, "the ref of a memory")
+
+    def _ref(self, id: str) -> Ref | None:
+        name = self._ref_name(id)
+        return self._engine.refs(self._space, [name]).get(name)
+
+    def _document(self, ref: Ref, record: DocumentRecord, content: str | None = None) -> MemoryDocument:
+        if content is None:
+            (content,) = read_contents(self._engine, self._space, [record])
+        return record.to_document(ref.name[len(self._prefix) :], ref.version, content)
+
+    def _swap(
+        self,
+        id: str,
+        compute: Callable[[MemoryDocument | None], MemoryDocument],
+        if_version: int | None,
+        provenance: Provenance | None,
+    ) -> MemoryDocument:
+        """Save what is computed from the stored document; an identical one creates no version."""
+        name = self._ref_name(id)
+        backoff = Backoff()
+        while True:
+            ref = self._ref(id)
+            check_version(f"memory {id!r}", ref, if_version)
+            before = None if ref is None else decode_record(ref.value)
+            document = compute(None if ref is None or before is None else self._document(ref, before))
+            draft = Draft(self._space)
+            record = self._put(draft, document, ref, before, self._complete_provenance(provenance))
+            if draft.is_empty and ref is not None and before is not None:
+                return self._document(ref, before, document.content)
+            self._put_vectors(draft, [(document, record, before)])
+            try:
+                versions = self._engine.commit(draft.batch()).versions
+            except RefMoved:
+                backoff.wait()
+                continue
+            return record.to_document(id, versions[name], document.content)
+
+    def _put(
+        self,
+        draft: Draft,
+        document: MemoryDocument,
+        ref: Ref | None,
+        before: DocumentRecord | None,
+        provenance: Provenance | None,
+    ) -> DocumentRecord:
+        """Put a document into a draft; one that is identical to the stored one adds nothing."""
+        scope = document_scope(self._namespace, document.id)
+        record = put_document(
+            draft, document, scope=scope, before=before, now_us=self._clock.now_us(), provenance=provenance
+        )
+        if before is not None and record.is_same(before):
+            return record
+        draft.set_ref(
+            self._ref_name(document.id),
+            record.encode(),
+            scope=scope,
+            expect=ABSENT if ref is None else ref.version,
+            links=(record.address,),
+        )
+        data = record.to_dict() | ({} if ref is None else {"version": ref.version + 1})
+        self._add_event(draft, SAVED, document.id, data, record)
+        self._put_text(draft, document.id, record, before)
+        return record
+
+    def _put_vectors(
+        self,
+        draft: Draft,
+        changes: Iterable[tuple[MemoryDocument, DocumentRecord, DocumentRecord | None]],
+    ) -> None:
+        """Put vectors for changed texts into the same commit."""
+        if self._embedder is None:
+            return
+        changed = [
+            (document, record)
+            for document, record, before in changes
+            if before is None or before.digest != record.digest
+        ]
+        vectors = embed_texts(self._embedder, [document.content for document, _ in changed])
+        for (document, record), numbers in zip(changed, vectors, strict=True):
+            draft.set_ref(
+                vector_ref(self._embedder.name, self._ref_name(document.id)),
+                Vector(record.digest, numbers).encode(),
+                scope=document_scope(self._namespace, document.id),
+            )
+
+    def _embed_stored(self, embedder: Embedder, missing: Sequence[tuple[Ref, DocumentRecord]]) -> int:
+        """Commit vectors for stored texts; return how many. A text deleted meanwhile gets none."""
+        draft = Draft(self._space)
+        try:
+            texts = read_contents(self._engine, self._space, [record for _, record in missing])
+            for (ref, record), numbers in zip(missing, embed_texts(embedder, texts), strict=True):
+                # The link makes the commit fail if the text was forgotten, so that no vector outlives it.
+                draft.set_ref(
+                    vector_ref(embedder.name, ref.name),
+                    Vector(record.digest, numbers).encode(),
+                    scope=ref.scope,
+                    links=(record.address,),
+                )
+                name = ref.name[len(self._prefix) :]
+                self._add_event(draft, EMBEDDED, name, {"embedder": embedder.name}, None)
+            receipt = self._engine.commit(draft.batch())
+        except (MissingObjects, NotFound):
+            if len(missing) == 1:
+                return 0
+            return sum(self._embed_stored(embedder, [each]) for each in missing)
+        # Content shared with another document survives, so the link alone does not show a deletion.
+        existing = self._engine.refs(self._space, [ref.name for ref, _ in missing])
+        for number, (ref, _) in enumerate(missing):
+            if ref.name not in existing:
+                orphan = (vector_ref(embedder.name, ref.name),)
+                erasure = Erasure(refs=orphan, event_seqs=(receipt.first_seq + number,), secure=True)
+                self._engine.erase(self._space, erasure)
+        return len(existing)
+
+    def _add_event(
+        self, draft: Draft, kind: str, id: str, data: Mapping[str, Any], record: DocumentRecord | None
+    ) -> None:
+        node = current_node.get()
+        draft.event(
+            Event(
+                id=new_id(),
+                kind=kind,
+                ts_us=self._clock.now_us(),
+                scope=document_scope(self._namespace, id),
+                name=id,
+                run=None if node is None else node.run_id,
+                span=None if node is None else node.span_id,
+                agent=None if node is None else node.agent,
+                data=encode_json(data, keep_order=True),
+                body=None if record is None else record.address,
+            )
+        )
+
+    def _put_text(
+        self, draft: Draft, id: str, record: DocumentRecord | None, before: DocumentRecord | None
+    ) -> None:
+        """Update the text index: by words, and by trigrams where the old or new text needs them."""
+        if record is not None and before is not None and record.address == before.address:
+            return
+        collections = [WORDS]
+        if (record is not None and record.wide) or (before is not None and before.wide):
+            collections.append(TRIGRAMS)
+        for collection in collections:
+            is_indexed = record is not None and (collection == WORDS or record.wide)
+            draft.text(
+                Text(
+                    collection=collection,
+                    name=self._ref_name(id),
+                    scope=document_scope(self._namespace, id),
+                    source=record.address if is_indexed and record is not None else None,
+                    namespace=self._namespace,
+                    tokens="words" if collection == WORDS else "trigrams",
+                )
+            )
+
+    def _complete_provenance(self, provenance: Provenance | None) -> Provenance | None:
+        """Fill in the current run, and lower the trust to that of the sources."""
+        node = current_node.get()
+        if provenance is None:
+            return None if node is None else Provenance(run=node.run_id)
+        refs = [self._ref(each) for each in provenance.derived_from]
+        sources = [decode_record(ref.value).provenance for ref in refs if ref is not None]
+        trust = lowest_trust([provenance.trust, *(each.trust for each in sources if each is not None)])
+        run = provenance.run or (None if node is None else node.run_id)
+        return msgspec.structs.replace(provenance, trust=trust, run=run)
+
+    def _read_versions(
+        self, id: str, records: Iterable[Record], newer: int | None
+    ) -> Iterator[MemoryVersion]:
+        """Read the versions of a page of events; ``newer`` is the version after the first of them."""
+        events = [(record, decode_json(record.event.data or b"{}")) for record in records]
+        saved = {record.seq: record_from_dict(data) for record, data in events if record.event.kind == SAVED}
+        texts = dict(zip(saved, read_contents(self._engine, self._space, saved.values()), strict=True))
+        for record, data in events:
+            # The first version after a deletion does not know its number, but the one after it does.
+            version: int = data.get("version") or (1 if newer is None else newer - 1)
+            newer = version
+            state = saved.get(record.seq)
+            yield MemoryVersion(
+                id=id,
+                version=version,
+                operation="deleted" if state is None else "saved",
+                document=None if state is None else state.to_document(id, version, texts[record.seq]),
+                provenance=None if state is None else state.provenance,
+                changed_at_us=record.event.ts_us,
+                seq=record.seq,
+            )
+
+    def _search_literally(
         self, text: str, reason: str, *, tags: list[str], match: TagMatch, limit: int, everywhere: bool
     ) -> MemorySearch:
+        """Find documents that contain a query without rankable terms, newest first."""
         wanted = text.strip().casefold()
         hits: list[MemoryHit] = []
-        if wanted and any(each.isalnum() for each in wanted):
+        if any(each.isalnum() for each in wanted):
             for namespace in list(self.namespaces()) if everywhere else [self._namespace]:
                 documents = self.in_namespace(namespace).query(
                     tags=tags, match=match, filter=lambda each: wanted in each.content.casefold()
@@ -353,30 +673,3 @@ class Memory:
                 hits += [MemoryHit(document=each, namespace=namespace, score=0.0) for each in documents]
         hits.sort(key=lambda hit: hit.document.metadata["updated_at"], reverse=True)
         return MemorySearch(hits=tuple(hits[:limit]), ranked=False, note=reason)
-
-
-def _difference(
-    id: str, old: tuple[int, MemoryDocument | None], new: tuple[int, MemoryDocument | None]
-) -> MemoryDiff:
-    from difflib import unified_diff
-
-    empty = MemoryDocument(id=id, content="")
-    before, after = old[1] or empty, new[1] or empty
-    lines = unified_diff(
-        before.content.splitlines(),
-        after.content.splitlines(),
-        fromfile=f"{id} version {old[0]}",
-        tofile=f"{id} version {new[0]}",
-        lineterm="",
-    )
-    aside = {"tags", "created_at", "updated_at"}
-    keys = sorted((set(before.metadata) | set(after.metadata)) - aside)
-    return MemoryDiff(
-        id=id,
-        old=old[0],
-        new=new[0],
-        text="\n".join(lines),
-        added_tags=tuple(tag for tag in after.tags if tag not in before.tags),
-        removed_tags=tuple(tag for tag in before.tags if tag not in after.tags),
-        changed_metadata=tuple(key for key in keys if before.metadata.get(key) != after.metadata.get(key)),
-    )

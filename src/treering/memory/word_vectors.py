@@ -1,8 +1,8 @@
-"""An embedder that works offline: the static word vectors that the package `wordllama` brings along.
+"""An offline embedder: the static word vectors that ship with the package `wordllama`.
 
-The weights (32,000 pieces of words, 256 numbers each) and the tokenizer are read straight out of the wheel;
-none of its code runs, and nothing is downloaded. The vector of a text is the mean of its pieces. It knows no
-order of words, costs 30 microseconds a text, and finds what says the same in related words.
+The weights (32,000 word pieces, 256 dimensions each) and the tokenizer are read directly from the installed
+package; none of its code runs, and nothing is downloaded. The vector of a text is the mean over its pieces,
+so word order is ignored. Embedding takes about 30 microseconds per text and finds related words.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from threading import Lock
 from typing import Any, Final
 
 from treering.errors import MissingExtra
-from treering.memory.vectors import Embedder, FunctionEmbedder
-
-__all__ = ["Embedder", "FunctionEmbedder", "StaticEmbedder"]
 
 _WEIGHTS: Final = Path("weights", "l2_supercat_256.safetensors")
 _TOKENIZER: Final = Path("tokenizers", "l2_supercat_tokenizer_config.json")
@@ -26,26 +23,26 @@ _BATCH: Final = 256
 
 
 class StaticEmbedder:
-    """Vectors of 256 numbers, offline: ``memory.with_embedder(StaticEmbedder())``. One is enough a process.
+    """Vectors of 256 dimensions, offline: ``memory.with_embedder(StaticEmbedder())``. Create one per process.
 
-    It needs the extra ``embeddings``; the weights are read (0.1 s, 33 MB) when the first text comes.
+    Needs the extra ``embeddings``; the weights (33 MB) are read in 0.1 s when the first text is embedded.
     """
 
     name = "wordllama/l2-supercat-256"
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._folder = _wheel()
+        self._folder = _package_folder()
 
     def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """A vector for each text; of a text without any word, zeros."""
+        """Return a vector for each text; zeros for a text without words."""
         import numpy as np
 
         tokenizer, weights = self._model
         vectors: Any = np.zeros((len(texts), weights.shape[1]), dtype=np.float32)
         for start in range(0, len(texts), _BATCH):
-            part = list(texts[start : start + _BATCH])
-            encoded = tokenizer.encode_batch(part, add_special_tokens=False)
+            batch = list(texts[start : start + _BATCH])
+            encoded = tokenizer.encode_batch(batch, add_special_tokens=False)
             for row, each in enumerate(encoded, start):
                 if each.ids:
                     vectors[row] = weights[each.ids].mean(axis=0)
@@ -65,12 +62,12 @@ class StaticEmbedder:
             return tokenizer, weights
 
 
-def _wheel() -> Path:
-    """Where the package lies; it is looked for, not imported."""
+def _package_folder() -> Path:
+    """Return the folder of the installed package, located without importing it."""
     missing = [
         name for name in ("numpy", "safetensors", "tokenizers", "wordllama") if find_spec(name) is None
     ]
-    found = None if missing else find_spec("wordllama")
-    if found is None or found.origin is None or not (Path(found.origin).parent / _WEIGHTS).exists():
+    spec = None if missing else find_spec("wordllama")
+    if spec is None or spec.origin is None or not (Path(spec.origin).parent / _WEIGHTS).exists():
         raise MissingExtra("StaticEmbedder", "embeddings")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent

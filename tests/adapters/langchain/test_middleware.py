@@ -67,7 +67,7 @@ def test_documents_stand_behind_the_system_prompt_and_edits_count(store):
     assert model.seen[0] == "Be kind."
     assert model.seen[1].startswith("Be kind.")
     assert "Alice likes walnuts." in model.seen[1]
-    assert [cut.id for cut in memory.last.cut] == ["b"]
+    assert [each.id for each in memory.last.omitted] == ["b"]
     assert [message.type for message in messages] == ["human", "ai", "human", "ai"]
 
 

@@ -34,7 +34,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     ``store`` is ``store.memory`` (plain or async), a store of `treering.compat.memory`, or `AgentFiles`,
     whose skills become a tool. The other arguments are those of `create_agent_memory_middleware`. ``last`` is
-    what the model was shown last, with what was cut.
+    what the model was shown last, with what was omitted.
     """
 
     def __init__(

@@ -41,8 +41,8 @@ from treering.core.query import MAX_PAGE, SearchQuery
 from treering.core.records import Ref
 from treering.core.text import text_of
 from treering.errors import InvalidInput, RefMoved
-from treering.memory.documents import is_wide
-from treering.memory.search import cannot_rank
+from treering.memory.documents import needs_trigrams
+from treering.memory.search import why_unrankable
 from treering.sync_async import Closing
 
 # -----------------------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ class TreeringStore(Closing, BaseStore):
         return found
 
     def _ranked(self, op: SearchOp, query: str, wanted: int, now_us: int) -> list[Found]:
-        reason = cannot_rank(query)
+        reason = why_unrankable(query)
         if reason:
             warnings.warn(f"query {query[:60]!r} cannot be ranked: {reason}", UnrankedWarning, stacklevel=2)
             return []
@@ -396,7 +396,7 @@ class TreeringStore(Closing, BaseStore):
         """Names and scores below a prefix, best first, and whether these are all that match."""
         merged: dict[str, float] = {}
         is_all = True
-        indexes = _INDEXES if is_wide(query) else _INDEXES[:1]
+        indexes = _INDEXES if needs_trigrams(query) else _INDEXES[:1]
         begin = prefix_of(prefix)
         for collection, _ in indexes:
             for namespace in [None] if spaces is None else [prefix_of(each) for each in spaces]:
@@ -494,7 +494,7 @@ class TreeringStore(Closing, BaseStore):
             expires_at_us=None if op.ttl is None else now_us + round(op.ttl * _MINUTE_US),
             text=None if source == address else source,
             indexed=fields is not False,
-            wide=is_wide(words),
+            wide=needs_trigrams(words),
         )
         draft.set_ref(name, record.encoded(), scope=scope, links=tuple(links))
         self._index(draft, name, op.namespace, scope, source if record.indexed else None, record, before)

@@ -1,13 +1,13 @@
-"""Memory as seed 002 has it: stores of documents, loaded into an agent's context.
+"""The memory API of agent-sdk and the agent files of CianaParrot.
 
-Names are looked up on first use, so that one of them costs only what it needs.
+Names are imported on first use, so that importing one of them does not load the others.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # as type checkers know it; importing typing would cost more than all the rest
+TYPE_CHECKING = False  # known to type checkers; importing typing would cost more than everything else
 if TYPE_CHECKING:
     from typing import Any, Final
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from treering.compat.memory.stores import (
         FilesystemMemoryStore,
         InMemoryMemoryStore,
-        MemoryFileWarning,
         load_agent_memory,
     )
     from treering.memory.context import MemoryContext, memory_context
     from treering.memory.documents import MemoryDocument, Provenance
+    from treering.memory.markdown import MemoryFileWarning
     from treering.memory.vectors import Embedder, FunctionEmbedder
     from treering.memory.word_vectors import StaticEmbedder
 
@@ -42,7 +42,7 @@ __all__ = [
     "memory_context",
 ]
 
-_HOMES: Final = {
+_MODULES: Final = {
     "AgentFiles": "treering.compat.memory.agent_files",
     "AgentMemoryMiddleware": "treering.compat.memory.middleware",
     "Embedder": "treering.memory.vectors",
@@ -51,7 +51,7 @@ _HOMES: Final = {
     "InMemoryMemoryStore": "treering.compat.memory.stores",
     "MemoryContext": "treering.memory.context",
     "MemoryDocument": "treering.memory.documents",
-    "MemoryFileWarning": "treering.compat.memory.stores",
+    "MemoryFileWarning": "treering.memory.markdown",
     "Provenance": "treering.memory.documents",
     "Skill": "treering.compat.memory.agent_files",
     "StaticEmbedder": "treering.memory.word_vectors",
@@ -62,9 +62,9 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'treering.compat.memory' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

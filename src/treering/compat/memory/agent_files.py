@@ -1,9 +1,13 @@
-"""An agent's own files, as seed 004 has them: who it is, what it can do, what it knows about its user.
+"""The agent files of CianaParrot: who the agent is, what it can do, and what it knows about its user.
 
-``IDENTITY.md``, ``AGENT.md`` and ``MEMORY.md`` are loaded in this order, whole, whenever they are asked for;
-a person edits them. The first two are made from a template when they are missing, the third is private (see
-`keep_private`). ``skills/<name>/SKILL.md`` are listed by name and description; the text of a
-skill is read only when it is wanted.
+``IDENTITY.md``, ``AGENT.md`` and ``MEMORY.md`` are edited by a person and loaded whole, in this order,
+whenever a context is built. The first two are created from templates if they are missing.
+``skills/<name>/SKILL.md`` are listed by name and description; the text of a skill is read on demand.
+
+``MEMORY.md`` is private, so `protect` keeps it out of git. If git tracks the file, it gets the skip-worktree
+bit, which every clone has to set again; if not, it is added to ``.git/info/exclude``. Neither changes a file
+that others see. **Invariant:** `protect` makes git ignore this one file only, and `check_protection` changes
+nothing.
 """
 
 from __future__ import annotations
@@ -11,108 +15,100 @@ from __future__ import annotations
 import subprocess
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
-from treering.compat.memory.stores import MemoryFileWarning
-from treering.core.clock import SystemClock
 from treering.errors import InvalidInput, NotFound, TreeringError
-from treering.files import DRAFTS, Drafts, open_folder, translate_os_errors
 from treering.memory.documents import MemoryDocument
-from treering.memory.markdown import MarkdownFile, read_file
+from treering.memory.markdown import MarkdownFile, MarkdownFolder, MemoryFileWarning, read_markdown
 
-# -----------------------------------------------------------------------------------------------------------
-# Keeping a private file out of git: ``MEMORY.md`` holds what a person told the agent.
-#
-# A file that git tracks gets the skip-worktree bit, which every clone has to set anew; one that it does not
-# track is named in ``.git/info/exclude``. Neither changes a file that others see. **Invariant:** `protect`
-# only ever makes git ignore the one file, and `protection_of` changes nothing.
-
-
-State = Literal["skip-worktree", "ignored", "not in git", "unprotected"]
+ProtectionState = Literal["skip-worktree", "ignored", "not in git", "unprotected"]
 
 
 class Protection(msgspec.Struct, frozen=True, kw_only=True):
-    """How a private file stands with git."""
+    """Whether git would commit a private file."""
 
     path: str
-    state: State
+    state: ProtectionState
     detail: str
 
     @property
     def ok(self) -> bool:
-        """A commit cannot take its changes along by accident."""
+        """Whether its changes cannot be committed by accident."""
         return self.state != "unprotected"
 
 
-def protection_of(path: str | Path) -> Protection:
-    """How the file stands; for ``treering doctor`` after a clone."""
+def check_protection(path: str | Path) -> Protection:
+    """Return whether git would commit the file."""
     file = Path(path).expanduser().absolute()
     if not file.parent.is_dir() or _git(file, "rev-parse", "--is-inside-work-tree") != "true":
-        return Protection(path=str(path), state="not in git", detail="no repository is around it")
+        return Protection(
+            path=str(path), state="not in git", detail="the file is not inside a git repository"
+        )
     listed = _git(file, "ls-files", "-v", "--", _name(file))
     if listed:
         if listed[0] in "Ss":
-            return Protection(
-                path=str(path), state="skip-worktree", detail="git does not look at its changes"
-            )
+            return Protection(path=str(path), state="skip-worktree", detail="git ignores changes of the file")
         return Protection(
             path=str(path),
             state="unprotected",
-            detail="git tracks it and would commit its changes; run treering memory protect",
+            detail="git tracks the file and would commit changes; run: treering memory protect",
         )
     if _git(file, "check-ignore", "-q", "--no-index", "--", _name(file)) is not None:
-        return Protection(path=str(path), state="ignored", detail="git leaves it alone")
+        return Protection(path=str(path), state="ignored", detail="git ignores the file")
     return Protection(
         path=str(path),
         state="unprotected",
-        detail="git add . would take it along; run treering memory protect",
+        detail="git add . would add the file; run: treering memory protect",
     )
 
 
 def protect(path: str | Path) -> Protection:
-    """Keep the file's changes out of commits, and say how. Doing it again changes nothing."""
+    """Keep the file out of commits, and return how. Idempotent."""
     file = Path(path).expanduser().absolute()
-    now = protection_of(path)
+    now = check_protection(path)
     if now.state != "unprotected":
         return now
     if _git(file, "ls-files", "--", _name(file)):
         if _git(file, "update-index", "--skip-worktree", "--", _name(file)) is None:
-            raise TreeringError(f"git did not set skip-worktree on {path}; is its index locked? try again")
+            raise TreeringError(
+                f"git could not set skip-worktree on {path}; check for a locked index and try again"
+            )
     else:
         _exclude(file)
-    after = protection_of(path)
+    after = check_protection(path)
     if not after.ok:
-        raise TreeringError(f"{path} is still not protected: {after.detail}; a .gitignore may bring it back")
+        raise TreeringError(
+            f"{path} is still not protected: {after.detail}; check for a .gitignore that includes it again"
+        )
     return after
 
 
 def _exclude(file: Path) -> None:
     top = _git(file, "rev-parse", "--show-toplevel")
-    place = _git(file, "rev-parse", "--git-path", "info/exclude")
-    if top is None or place is None:
-        raise TreeringError(f"git does not say where the repository of {file} is; run git status there")
-    exclude = file.parent / place
+    exclude_path = _git(file, "rev-parse", "--git-path", "info/exclude")
+    if top is None or exclude_path is None:
+        raise TreeringError(f"git does not find the repository of {file}; run git status there")
+    exclude = file.parent / exclude_path
     exclude.parent.mkdir(parents=True, exist_ok=True)
     pattern = "/" + (file.parent.resolve() / file.name).relative_to(Path(top).resolve()).as_posix()
     escaped = "".join(f"\\{each}" if each in "*?[\\" else each for each in pattern)
     before = exclude.read_text(encoding="utf-8") if exclude.exists() else ""
-    gap = "" if not before or before.endswith("\n") else "\n"
+    newline = "" if not before or before.endswith("\n") else "\n"
     with exclude.open("a", encoding="utf-8") as out:
-        out.write(f"{gap}{escaped}\n")
+        out.write(f"{newline}{escaped}\n")
 
 
 def _name(file: Path) -> str:
     if "\n" in file.name:
-        raise InvalidInput(f"{file.name!r} is not a name for a memory file; rename it")
+        raise InvalidInput(f"{file.name!r} is not a usable name for a memory file; rename it")
     return f":(literal){file.name}"
 
 
 def _git(file: Path, *arguments: str) -> str | None:
-    """What git says, run beside the file; ``None`` when it says no."""
+    """Run git in the folder of the file; return its output, or ``None`` if it failed."""
     named = [each.removeprefix(":(literal)") if arguments[0] != "ls-files" else each for each in arguments]
     try:
         done = subprocess.run(  # noqa: S603 - arguments are built here, never a shell line
@@ -126,8 +122,6 @@ def _git(file: Path, *arguments: str) -> str | None:
         return None
     return done.stdout.strip("\n") if done.returncode == 0 else None
 
-
-# -----------------------------------------------------------------------------------------------------------
 
 ORDER: Final = ("IDENTITY", "AGENT", "MEMORY")
 SKILLS: Final = "skills"
@@ -144,7 +138,7 @@ Who the agent is: its name, how it speaks, what it cares about.
     "AGENT": """\
 # Agent
 
-What the agent can do and how it works: its tools, its rules, where it keeps what.
+What the agent can do and how it works: its tools, its rules, where it stores things.
 
 - Ask before anything that cannot be undone.
 - Keep lasting facts about the user in MEMORY.md.
@@ -153,7 +147,7 @@ What the agent can do and how it works: its tools, its rules, where it keeps wha
 
 
 class Skill(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that an agent can read up on when it needs to."""
+    """Instructions that an agent reads when it needs them."""
 
     name: str
     description: str
@@ -161,45 +155,38 @@ class Skill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentFiles:
-    """The files of one agent. Give it to `create_agent_memory_middleware` like any other store."""
+    """The files of one agent. Pass it to `create_agent_memory_middleware` like any other store."""
 
     order = (*ORDER, SKILLS)
 
     def __init__(self, root_dir: str | Path) -> None:
-        self._root = Path(root_dir).expanduser().absolute()
+        self._folder = MarkdownFolder(Path(root_dir))
+        self._root = self._folder.root
 
     @property
     def root_dir(self) -> Path:
-        """Where the files are."""
+        """The folder."""
         return self._root
 
     @property
     def tools(self) -> list[Callable[..., Any]]:
-        """Tools for an agent: reading a skill."""
+        """Tools for the agent."""
         return [self.load_skill]
 
     def ensure(self) -> list[str]:
-        """Make the templates that are missing; gives their names. A file that is there is never touched."""
-        made: list[str] = []
-        with translate_os_errors(str(self._root), writing=True):
+        """Create the missing templates and return their names. Existing files are never touched."""
+        created: list[str] = []
+        with self._folder.locked():
             for name, text in _TEMPLATES.items():
-                file = f"{name}.md"
-                if (self._root / file).exists():
-                    continue
-                with (
-                    open_folder(self._root, make=True) as folder,
-                    Drafts(self._root, clock=SystemClock()).write([text.encode()]) as draft,
-                ):
-                    draft.publish(folder, file)
-                (self._root / file).chmod(0o644)
-                made.append(file)
-            with suppress(OSError):
-                (self._root / DRAFTS).rmdir()
-        return made
+                path = f"{name}.md"
+                if not (self._root / path).exists():
+                    self._folder.write(path, text.encode())
+                    created.append(path)
+        return created
 
     def query(self) -> list[MemoryDocument]:
-        """The files that are there, as documents to be loaded, and the list of skills behind them."""
-        found = [self._document(name) for name in ORDER if (self._root / f"{name}.md").is_file()]
+        """Return the existing files as documents to load, followed by the list of skills."""
+        found = [self._read(name) for name in ORDER if (self._root / f"{name}.md").is_file()]
         skills = self.skills()
         if skills:
             lines = [f"- {skill.name}: {skill.description}" for skill in skills]
@@ -208,18 +195,18 @@ class AgentFiles:
         return found
 
     def skills(self) -> list[Skill]:
-        """The skills below ``skills/``, by name. One that cannot be read is left out with a warning."""
+        """List the skills below ``skills/``, by name; one that cannot be read is skipped with a warning."""
         found: dict[str, Skill] = {}
         folder = self._root / SKILLS
-        for place in sorted(folder.glob("*/SKILL.md")) if folder.is_dir() else []:
-            path = place.relative_to(self._root).as_posix()
+        for skill in sorted(folder.glob("*/SKILL.md")) if folder.is_dir() else []:
+            path = skill.relative_to(self._root).as_posix()
             try:
-                if place.is_symlink() or place.parent.is_symlink():
-                    raise InvalidInput(f"{path} is a symbolic link; put the skill itself there")
-                file = read_file(self._root, path)
-                name = str(file.document.metadata.get("name") or place.parent.name)
+                if skill.is_symlink() or skill.parent.is_symlink():
+                    raise InvalidInput(f"{path} is a symbolic link; copy the skill instead")
+                file = read_markdown(self._root, path)
+                name = str(file.document.metadata.get("name") or skill.parent.name)
                 if name in found:
-                    raise InvalidInput(f"{path}: {found[name].path} is called {name!r} as well")
+                    raise InvalidInput(f"{path}: {found[name].path} has the same name {name!r}")
             except InvalidInput as error:
                 warnings.warn(f"{self._root}: {error}", MemoryFileWarning, stacklevel=2)
                 continue
@@ -228,25 +215,24 @@ class AgentFiles:
         return [found[name] for name in sorted(found)]
 
     def load_skill(self, name: str) -> str:
-        """Read a skill: the text that says how it is done."""
-        for skill in self.skills():
-            if skill.name == name:
-                return read_file(self._root, skill.path).document.content
-        known = ", ".join(skill.name for skill in self.skills()) or "none"
-        raise NotFound(f"there is no skill {name!r}; there are: {known}")
+        """Read the instructions of a skill."""
+        skills = {skill.name: skill for skill in self.skills()}
+        if name not in skills:
+            raise NotFound(f"skill {name!r} not found. Skills: {', '.join(skills) or 'none'}")
+        return read_markdown(self._root, skills[name].path).document.content
 
     def protect(self) -> Protection:
-        """Keep MEMORY.md out of git's commits."""
+        """Keep MEMORY.md out of git commits."""
         return protect(self._root / "MEMORY.md")
 
     def protection(self) -> Protection:
-        """Whether MEMORY.md is kept out of git's commits; a fresh clone has to do it again."""
-        return protection_of(self._root / "MEMORY.md")
+        """Return whether MEMORY.md is kept out of git commits; a fresh clone has to protect it again."""
+        return check_protection(self._root / "MEMORY.md")
 
-    def _document(self, name: str) -> MemoryDocument:
-        file = read_file(self._root, f"{name}.md")
-        metadata = {"auto_load": True} | file.document.metadata
-        return MemoryDocument(id=name, content=file.document.content, metadata=metadata)
+    def _read(self, name: str) -> MemoryDocument:
+        document = read_markdown(self._root, f"{name}.md").document
+        metadata = {"auto_load": True} | document.metadata
+        return MemoryDocument(id=name, content=document.content, metadata=metadata)
 
 
 def _first_line(file: MarkdownFile) -> str:

@@ -1,7 +1,7 @@
-"""Memory in the context of our own loop (`treering.agent`): read anew before each call of the model.
+"""Memory middleware for `treering.agent`: load documents before each call of the model.
 
-The model is shown one more system message behind those that are there; the conversation that is kept does not
-have it, so that an edit of a document, or the end of its time, counts from the next call on.
+They are added as one more system message, which only the model sees. The stored conversation does not
+contain it, so an edited or expired document takes effect with the next call.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from treering.errors import InvalidInput
-from treering.memory.context import MemoryContext, Readable, memory_context
+from treering.memory.context import DocumentSource, MemoryContext, memory_context
 from treering.memory.documents import MemoryDocument
 
 Message = dict[str, Any]
 
 
 class AgentMemoryMiddleware:
-    """Shows documents to the model. ``last`` is what it was shown last, with what was cut."""
+    """Adds documents to what the model sees. ``last`` is the most recent context, with what was omitted."""
 
     def __init__(
         self,
-        store: Readable,
+        store: DocumentSource,
         *,
         auto_load: bool,
         max_documents: int | None,
@@ -39,7 +39,7 @@ class AgentMemoryMiddleware:
         self.tools: list[Callable[..., Any]] = list(getattr(store, "tools", ()))
 
     def context(self) -> MemoryContext:
-        """What the model would be shown now."""
+        """Return the context that the model would see now."""
         return memory_context(
             self._store,
             auto_load=self._auto_load,
@@ -50,7 +50,7 @@ class AgentMemoryMiddleware:
         )
 
     def before_model(self, messages: list[Message], context: Any) -> list[Message] | None:
-        """The messages with the documents among them; as they are when there is nothing to load."""
+        """Return the messages with the context added, or ``None`` if there is nothing to load."""
         del context
         self.last = self.context()
         if not self.last.text:
@@ -68,14 +68,14 @@ def create_agent_memory_middleware(
     filter: Callable[[MemoryDocument], bool] | None = None,
     order: Sequence[str] | None = None,
 ) -> AgentMemoryMiddleware:
-    """Middleware for `create_agent` that loads memory into the context.
+    """Create middleware for `create_agent` that loads memory into the context.
 
-    ``store`` is ``store.memory`` (plain or async), one of the stores here, `AgentFiles`, or whatever has a
-    ``query()`` of documents. With ``auto_load`` only documents that ask for it are loaded, else all.
+    ``store`` is ``store.memory`` (sync or async), a store of this package, `AgentFiles`, or any object with a
+    ``query()`` that returns documents. With ``auto_load`` only documents marked so are loaded, else all.
     """
     plain = getattr(store, "sync", store)
     if not callable(getattr(plain, "query", None)) or isinstance(plain, Iterable):
-        raise InvalidInput(f"{type(store).__name__} is no store of memory; pass one with query()")
+        raise InvalidInput(f"{type(store).__name__} is not a memory store; pass an object with query()")
     return AgentMemoryMiddleware(
         plain,
         auto_load=auto_load,

@@ -1,4 +1,4 @@
-"""Search by words and by meaning: what it finds, when its vectors change, and that they are forgotten."""
+"""Semantic search: what it finds, how vectors stay current, and how they are forgotten."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import treering
 from treering.compat.memory import FunctionEmbedder, StaticEmbedder
 from treering.errors import InvalidInput, MissingExtra, NotFound
-from treering.memory.search import LEAST_COSINE
-from treering.memory.vectors import VECTORS, Vectors, embedded, stored_vector
+from treering.memory.search import MIN_COSINE
+from treering.memory.vectors import VECTOR_REFS, VectorIndex, decode_vector, embed_texts
 
 NOTES = {
     "allergy": "Alice must never eat peanuts or walnuts.",
@@ -33,14 +33,14 @@ TOPICS = ("nuts peanuts walnuts almond", "train holiday travel lisbon", "dog pup
 
 
 def by_topic(texts):
-    """Three numbers: how many words of each topic a text has."""
+    """Return how many words of each topic a text has."""
     return [
         [float(sum(word in text.lower() for word in topic.split())) for topic in TOPICS] for text in texts
     ]
 
 
 class Counting:
-    """Counts what it is asked for."""
+    """An embedder that records the texts it embeds."""
 
     name = "counting"
 
@@ -62,10 +62,10 @@ def ids(found):
 
 
 def vectors_in(store):
-    return [ref.name for ref in store.engine.scan_refs(store.space, VECTORS)]
+    return [ref.name for ref in store.engine.scan_refs(store.space, VECTOR_REFS)]
 
 
-def test_what_shares_no_word_is_found_by_its_meaning(store, static):
+def test_documents_without_a_common_word_are_found_by_meaning(store, static):
     memory = store.memory.with_embedder(static)
     memory.save_many({"id": name, "content": text} for name, text in NOTES.items())
     for question, wanted in IN_OTHER_WORDS.items():
@@ -76,14 +76,14 @@ def test_what_shares_no_word_is_found_by_its_meaning(store, static):
     assert ids(memory.search("invoice"))[0] == "money"
 
 
-def test_a_search_does_not_fill_up_with_what_merely_comes_closest(static):
+def test_dissimilar_documents_are_not_found(static):
     with treering.open("memory:") as store:
         memory = store.memory.with_embedder(static)
         memory.save_many({"id": name, "content": text} for name, text in NOTES.items())
         assert len(memory.search("quantum chromodynamics", limit=5)) == 0
 
 
-def test_a_vector_is_made_once_for_each_text(store):
+def test_each_text_is_embedded_once(store):
     counting = Counting()
     memory = store.memory.with_embedder(counting)
     memory.save("a", "dog", tags=["x"])
@@ -96,7 +96,7 @@ def test_a_vector_is_made_once_for_each_text(store):
     assert len(vectors_in(store)) == 2
 
 
-def test_another_process_sees_what_changes(tmp_path):
+def test_changes_by_another_process_are_picked_up(tmp_path):
     embedder = Counting()
     with treering.open(tmp_path / "s") as one, treering.open(tmp_path / "s") as two:
         here, there = one.memory.with_embedder(embedder), two.memory.with_embedder(embedder)
@@ -115,7 +115,7 @@ def test_another_process_sees_what_changes(tmp_path):
         assert ids(here.search("dog?", everywhere=True)) == []
 
 
-def test_a_vector_of_an_older_text_does_not_count(store):
+def test_a_vector_of_a_former_text_does_not_count(store):
     memory = store.memory.with_embedder(Counting())
     memory.save("a", "puppy puppy")
     store.memory.save("a", "now about holiday")  # by someone who has no embedder
@@ -128,7 +128,7 @@ def test_a_vector_of_an_older_text_does_not_count(store):
     assert ids(memory.search("lisbon")) == ["a"]
 
 
-def test_documents_without_vectors_are_told_of_and_can_get_them(store):
+def test_missing_vectors_are_reported_and_can_be_created(store):
     store.memory.save("a", "dog")
     memory = store.memory.with_embedder(Counting())
     found = memory.search("dog")
@@ -143,7 +143,7 @@ def test_documents_without_vectors_are_told_of_and_can_get_them(store):
         store.memory.embed()
 
 
-def test_namespaces_do_not_see_each_other(store):
+def test_namespaces_are_separate(store):
     memory = store.memory.with_embedder(Counting())
     memory.in_namespace("user/a").save("x", "puppy")
     memory.in_namespace("user").save("y", "puppy")
@@ -166,21 +166,21 @@ def test_vectors_are_deleted_and_forgotten_with_their_document(store):
     assert store.verify().ok
 
 
-def test_no_byte_of_a_forgotten_vector_is_left(tmp_path):
+def test_forgetting_leaves_no_byte_of_a_vector(tmp_path):
     odd = [0.123456 + number / 1000 for number in range(64)]
     embedder = FunctionEmbedder("odd", lambda texts: [odd for _ in texts])
     with treering.open(tmp_path / "s") as store:
         memory = store.memory.with_embedder(embedder)
         memory.save("a", "something")
-        (ref,) = store.engine.scan_refs(store.space, VECTORS)
-        canary = stored_vector(ref.value).halves
+        (ref,) = store.engine.scan_refs(store.space, VECTOR_REFS)
+        canary = decode_vector(ref.value).numbers
         store.memory.forget("a")
     left = [path for path in (tmp_path / "s").rglob("*") if path.is_file() and canary in path.read_bytes()]
     assert left == []
 
 
 @pytest.mark.parametrize("text", ["dog", "dog " * 3000], ids=["small", "shared"])
-def test_a_vector_does_not_come_back_after_its_text_was_forgotten(store, text):
+def test_no_vector_is_created_for_a_text_forgotten_meanwhile(store, text):
     """Someone forgets a document while another process is embedding what has no vector yet."""
     store.memory.save("a", text)
     store.memory.in_namespace("other").save("same", text)  # large content is stored once for both
@@ -197,14 +197,14 @@ def test_a_vector_does_not_come_back_after_its_text_was_forgotten(store, text):
         store.forget(scope="/memory/a")
 
 
-def test_a_copy_brings_its_vectors_along(tmp_path):
+def test_a_copied_store_has_the_vectors(tmp_path):
     with treering.open(tmp_path / "s") as store, treering.open(tmp_path / "t") as other:
         store.memory.with_embedder(Counting()).save("a", "puppy")
         store.copy_to(other)
         assert ids(other.memory.with_embedder(Counting()).search("dog")) == ["a"]
 
 
-def test_the_same_is_there_asynchronously(tmp_path):
+def test_the_async_api(tmp_path):
     async def main():
         async with treering.open_async(tmp_path / "s") as store:
             memory = store.memory.with_embedder(Counting())
@@ -215,7 +215,7 @@ def test_the_same_is_there_asynchronously(tmp_path):
     asyncio.run(main())
 
 
-def test_neighbours_and_tags_go_with_meaning(store):
+def test_neighbours_and_tags_combine_with_semantic_search(store):
     memory = store.memory.with_embedder(Counting())
     for number, text in enumerate(["puppy", "yes, it is lovely", "something else", "train"]):
         memory.save(f"turn-{number}", text, tags=["odd"] if number % 2 else [])
@@ -226,34 +226,34 @@ def test_neighbours_and_tags_go_with_meaning(store):
 @pytest.mark.parametrize(
     "vectors, what",
     [
-        ([], "gave 0 vectors"),
-        ([[1.0], [1.0]], "gave 2 vectors"),
+        ([], "returned 0 vectors"),
+        ([[1.0], [1.0]], "returned 2 vectors"),
         ([[]], "vectors of"),
         ([[math.nan]], "not finite"),
     ],
 )
-def test_an_embedder_that_misbehaves_changes_nothing(store, vectors, what):
+def test_an_invalid_embedder_result_changes_nothing(store, vectors, what):
     memory = store.memory.with_embedder(FunctionEmbedder("bad", lambda _: vectors))
     with pytest.raises(InvalidInput, match=what):
         memory.save("a", "x")
     assert store.memory.get("a") is None
 
 
-def test_an_embedder_that_changed_under_its_name_is_an_error():
+def test_a_model_that_changed_under_its_name_is_an_error():
     with treering.open("memory:") as store:
         store.memory.with_embedder(FunctionEmbedder("e", lambda texts: [[1.0, 0.0]] * len(texts))).save(
             "a", "x"
         )
         other = store.memory.with_embedder(FunctionEmbedder("e", lambda texts: [[1.0]] * len(texts)))
-        with pytest.raises(InvalidInput, match="another name"):
+        with pytest.raises(InvalidInput, match="rename an embedder"):
             other.search("x")
-        with pytest.raises(InvalidInput, match="is no embedder"):
+        with pytest.raises(InvalidInput, match="is not an embedder"):
             store.memory.with_embedder(by_topic)
-        with pytest.raises(InvalidInput, match="meaning is 2"):
-            store.memory.search("x", meaning=2)
+        with pytest.raises(InvalidInput, match="semantic_weight is 2"):
+            store.memory.search("x", semantic_weight=2)
 
 
-def test_a_function_gets_its_texts_in_batches():
+def test_a_function_embedder_calls_in_batches():
     seen = []
 
     def function(texts):
@@ -264,7 +264,7 @@ def test_a_function_gets_its_texts_in_batches():
     assert seen == [3, 3, 1]
 
 
-def test_the_static_embedder_is_exact_and_names_what_is_missing(static, monkeypatch):
+def test_the_static_embedder_needs_its_extra(static, monkeypatch):
     once, again = static.embed(["a small dog"]), static.embed(["something else", "a small dog"])
     assert once[0] == again[1]
     assert static.embed(["", "x"])[0] == [0.0] * 256
@@ -274,8 +274,8 @@ def test_the_static_embedder_is_exact_and_names_what_is_missing(static, monkeypa
         StaticEmbedder()
 
 
-def test_what_all_have_in_common_is_taken_off():
-    """Vectors that share a large part are told apart by the small rest, as one that has no such part does."""
+def test_what_all_vectors_share_is_removed():
+    """Vectors with a large common part are distinguished by the rest."""
     random = Random(1)
     rest = [[random.gauss(0, 1) for _ in range(32)] for _ in range(300)]
     shifted = {f"text {number}": [each + 20 for each in numbers] for number, numbers in enumerate(rest)}
@@ -283,8 +283,8 @@ def test_what_all_have_in_common_is_taken_off():
     with treering.open("memory:") as store:
         memory = store.memory.with_embedder(embedder)
         memory.save_many({"id": str(number), "content": f"text {number}"} for number in range(300))
-        similar = Vectors().similar(
-            store.engine, store.space, "", embedder, "text 7", most=2, also=["memory//9", "memory//none"]
+        similar = VectorIndex().compare(
+            store.engine, store.space, "", embedder, "text 7", limit=2, include=["memory//9", "memory//none"]
         )
         assert similar.scores["memory//7"] > 0.99
         assert similar.scores["memory//9"] < 0.9
@@ -300,7 +300,7 @@ CHANGES = st.lists(
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(CHANGES)
-def test_a_table_that_caught_up_equals_a_new_one(changes):
+def test_an_index_kept_current_equals_a_new_one(changes):
     embedder = Counting()
     with treering.open("memory:") as store:
         memory = store.memory.with_embedder(embedder)
@@ -310,18 +310,18 @@ def test_a_table_that_caught_up_equals_a_new_one(changes):
             else:
                 memory.save(name, text)
             grown = memory.search("puppy train", limit=10)
-            fresh = Vectors()
-            found = fresh.similar(
-                store.engine, store.space, "", embedder, "puppy train", most=10, also=()
+            fresh = VectorIndex()
+            found = fresh.compare(
+                store.engine, store.space, "", embedder, "puppy train", limit=10, include=()
             ).scores
             assert {f"memory//{hit.document.id}" for hit in grown} == {
-                each for each, cosine in found.items() if cosine >= LEAST_COSINE
+                each for each, cosine in found.items() if cosine >= MIN_COSINE
             } | {f"memory//{each.id}" for each in memory.query(filter=lambda d: "train" in d.content)}
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4).filter(lambda v: math.hypot(*v) > 1e-3))
 def test_a_stored_vector_has_length_one(numbers):
-    (halves,) = embedded(FunctionEmbedder("f", lambda _: [numbers]), ["x"])
+    (stored,) = embed_texts(FunctionEmbedder("f", lambda _: [numbers]), ["x"])
     import numpy as np
 
-    assert abs(float(np.linalg.norm(np.frombuffer(halves, "<f2").astype("f4"))) - 1) < 0.01
+    assert abs(float(np.linalg.norm(np.frombuffer(stored, "<f2").astype("f4"))) - 1) < 0.01

@@ -15,7 +15,7 @@ def run(folder):
 
 
 def test_the_example_knows_more_the_second_time_and_takes_a_persons_edit(tmp_path):
-    assert run(tmp_path) == ["I know nothing about you yet.", "['tone']", "written: tone; unchanged: 0"]
+    assert run(tmp_path) == ["I know nothing about you yet.", "['tone']", "exported: tone; unchanged: 0"]
     file = tmp_path / "memory" / "tone.md"
     file.write_text(file.read_text().replace("concise", "very concise"))
     again = run(tmp_path)
