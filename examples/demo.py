@@ -1,12 +1,12 @@
-"""Two agents are killed half-way, go on, are rewound, forked and compared.
+"""Kill two agents in the middle of their work, resume, rewind, fork and compare them.
 
     make demo            (or: python examples/demo.py)
 
-Two agents build and test a small program (see demo_job.py) in a process of their own, which is killed with
-SIGKILL in the middle of writing a file. Another process goes on; then the work is rewound together with its
-files, forked with another prompt, and both branches are compared: messages, state, files and cost. Everything
-that is printed was read back from the store. Last, the dashboard is served on this data until Ctrl-C; with
-``--no-serve``, or when nobody looks at the output, a summary is all.
+Two agents build and test a small program (see demo_job.py) in a separate process, which is killed with
+SIGKILL while it writes a file. Another process resumes the work; then it is rewound together with its files,
+forked with another prompt, and both branches are compared: messages, state, files and cost. Everything
+printed is read back from the store. Finally the dashboard is served on this data until Ctrl-C, unless
+``--no-serve`` is given or the output is not a terminal.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ OTHER_PROMPT = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--no-serve", action="store_true", help="print the summary and end")
-    parser.add_argument("--folder", type=Path, help="keep everything in this new folder")
-    parser.add_argument("--port", type=int, default=8787, help="of the dashboard; 0 takes a free one")
+    parser.add_argument("--no-serve", action="store_true", help="print the summary and exit")
+    parser.add_argument("--folder", type=Path, help="keep the data in this new folder")
+    parser.add_argument("--port", type=int, default=8787, help="port of the dashboard; 0 picks a free one")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="treering-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        sys.exit(f"{folder} is not empty; give the demo a new folder")
+        sys.exit(f"{folder} is not empty; pass a new folder")
     try:
         play(folder.resolve())
         if not options.no_serve and sys.stdout.isatty():
@@ -64,50 +64,50 @@ def play(folder: Path) -> None:
     with treering.open(place) as store:
         look_back(store, work, acknowledged)
 
-    title("2. Another process goes on")
+    title("2. Another process resumes")
     second_process(place, work)
     with treering.open(place) as store:
         coder = store.thread(CODER)
         show_work(store)
         finished = coder.head
 
-        title("3. Back to an earlier step, with its files")
+        title("3. Rewind to an earlier step, with its files")
         early = go_back(store, coder, work)
 
-        title("4. From there, with another prompt")
+        title("4. Fork from there with another prompt")
         branch = fork(early, place, folder / "work-german")
 
-        title("5. What differs")
+        title("5. Compare the branches")
         show_difference(coder, finished, branch)
         coder.rewind(finished)
         finished.restore(work, delete=True)
-        check(coder.head.id == finished.id, f"{CODER} is at step {coder.head.step} again: nothing was lost")
+        check(coder.head.id == finished.id, f"{CODER} is back at step {coder.head.step}; nothing was lost")
 
-        title("6. What each branch cost")
+        title("6. Cost of each branch")
         show_costs(store)
 
-        title("7. Is all of it whole?")
+        title("7. Verify the store")
         verified, stats = store.verify(), store.stats()
-        check(verified.ok, f"verify: {verified.checked.bytes:,} bytes read, every hash is right")
+        check(verified.ok, f"verify: {verified.checked.bytes:,} bytes read, all hashes match")
         print(f"   {stats.rows['commits']} commits, {stats.disk_bytes or 0:,} bytes on disk")
-    print(f"\nAll of it in {time.monotonic() - started:.1f} s. Nothing that was acknowledged was lost.")
+    print(f"\nDone in {time.monotonic() - started:.1f} s. Nothing acknowledged was lost.")
 
 
-# --- the steps of the story -------------------------------------------------------------------------
+# --- steps ------------------------------------------------------------------------------------------
 
 
 def first_process(place: Path, work: Path) -> list[dict]:
-    """Start the job and kill it in the middle of a file; what the store had acknowledged to it."""
+    """Start the job and kill it while it writes a file; return the checkpoints it was told are saved."""
     acknowledged = []
     with subprocess.Popen(
         job(place, work, "--hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         for line in process.stdout:
-            told = json.loads(line)
-            if "half" in told:
+            message = json.loads(line)
+            if "half" in message:
                 os.kill(process.pid, signal.SIGKILL)
             else:
-                acknowledged.append(told)
+                acknowledged.append(message)
     check(process.returncode == -signal.SIGKILL, f"process {process.pid} was killed with SIGKILL")
     return acknowledged
 
@@ -125,14 +125,14 @@ def job(place: Path, work: Path, *more: str) -> list[str]:
 def look_back(store: treering.Store, work: Path, acknowledged: list[dict]) -> None:
     kept = {checkpoint.id for name in (LEAD, CODER) for checkpoint in store.thread(name).history()}
     check(
-        {told["saved"] for told in acknowledged} <= kept,
-        f"all {len(acknowledged)} checkpoints that it was told are saved are there",
+        {message["saved"] for message in acknowledged} <= kept,
+        f"all {len(acknowledged)} acknowledged checkpoints are stored",
     )
     torn = (work / "slugs.py").read_bytes()
     head = store.thread(CODER).load()
     call = head.messages[-1]["tool_calls"][0]["function"]
     whole = json.loads(call["arguments"])["text"].encode()
-    print(f"   on disk: {len(torn)} of {len(whole)} bytes of slugs.py, torn in the middle")
+    print(f"   on disk: {len(torn)} of {len(whole)} bytes of slugs.py, truncated by the kill")
     print(
         f"   in the store: {CODER} at step {head.step}, about to {call['name']}; files: {files(store, head)}"
     )
@@ -145,7 +145,7 @@ def show_work(store: treering.Store) -> None:
         print(f"   {checkpoint.step:>2}  {message['role']:<9}  {said[:70]}")
     lead = store.thread(LEAD).load()
     print(f"   the lead says: {lead.messages[-1]['content']}")
-    check(lead.state["tests"]["passed"] == lead.state["tests"]["ran"] > 0, "its tests pass, and it ran them")
+    check(lead.state["tests"]["passed"] == lead.state["tests"]["ran"] > 0, "its tests were run and pass")
 
 
 def go_back(store: treering.Store, coder: Thread, work: Path) -> Checkpoint:
@@ -165,9 +165,9 @@ def go_back(store: treering.Store, coder: Thread, work: Path) -> Checkpoint:
 def fork(early: Checkpoint, place: Path, work: Path) -> Checkpoint:
     branch = early.fork(FORK)
     early.restore(work)
-    print(f"   {FORK}, in a folder of its own, is told:")
+    print(f"   {FORK}, in its own folder, gets the prompt:")
     print(f"   {OTHER_PROMPT}")
-    with treering.open(place) as other:  # its own hooks keep the other folder
+    with treering.open(place) as other:  # with hooks of its own, which snapshot the other folder
         Job(other, work).ask("coder", FORK, OTHER_PROMPT)
     head = branch.load()
     print(f"   the coder says: {head.messages[-1]['content']}")
@@ -176,12 +176,12 @@ def fork(early: Checkpoint, place: Path, work: Path) -> Checkpoint:
 
 
 def show_difference(coder: Thread, one: Checkpoint, other: Checkpoint) -> None:
-    told = coder.diff(one, other)
-    print(f"   messages: {told.common} in common, then {one.message_count - told.common} against "
-          f"{other.message_count - told.common}")  # fmt: skip
-    for patch in told.state:
+    diff = coder.diff(one, other)
+    print(f"   messages: {diff.common} in common, then {one.message_count - diff.common} against "
+          f"{other.message_count - diff.common}")  # fmt: skip
+    for patch in diff.state:
         print(f"   state: {patch['op']} {patch['path']} {json.dumps(patch.get('value'))}")
-    for change in told.files:
+    for change in diff.files:
         print(f"   files: {change.change} {change.path}")
         for line in (change.text or "").splitlines()[2:]:
             if line.startswith(("+", "-")):
@@ -207,19 +207,19 @@ def serve(place: Path, port: int) -> None:
         print(f"\nThe dashboard needs {error.name}: pip install 'treering[server]'")
         return
     if not is_built():
-        print("\nThis installation has no dashboard; in a clone, python hatch_build.py builds it.")
+        print("\nThis installation has no dashboard; build it in a clone with: python hatch_build.py")
         return
 
     def ready(address: str) -> None:
-        print(f"\nThe dashboard, on this data: {address}/ui/")
-        print(f"   the tree of the coder's checkpoints: {address}/ui/#/threads/{quote(CODER, safe='')}")
-        print("Ctrl-C ends it.", flush=True)
+        print(f"\nDashboard: {address}/ui/")
+        print(f"   checkpoints of the coder: {address}/ui/#/threads/{quote(CODER, safe='')}")
+        print("Stop with Ctrl-C.", flush=True)
 
     with treering.open(place) as store:
         try:
             run(store, Settings(port=port), on_ready=ready)
         except treering.errors.Unreachable:
-            run(store, Settings(port=0), on_ready=ready)  # someone else has that port
+            run(store, Settings(port=0), on_ready=ready)  # the port is in use
         except KeyboardInterrupt:
             pass
 

@@ -1,6 +1,6 @@
-"""A browser, a server and a store to look at.
+"""A browser, a server and a sample store.
 
-The garden is planted once for each worker; a test that changes something gets a copy and a server of its own.
+The sample store is created once per worker; a test that changes something gets its own copy and server.
 Screenshots go to ``build/screenshots``.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples import garden
+from examples import sample_store
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.server.running import running
 from tests.web import tools
@@ -21,10 +21,10 @@ from tests.web import tools
 import treering
 
 SHOTS = tools.ROOT / "build" / "screenshots"
-PATIENCE_MS = 30_000
-"""How long something may take to appear: it says how busy the machine is, and nothing about the code."""
+TIMEOUT_MS = 30_000
+"""An upper bound that only a hang exceeds; how long something takes depends on the machine."""
 
-expect.set_options(timeout=PATIENCE_MS)
+expect.set_options(timeout=TIMEOUT_MS)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,31 +33,31 @@ def built() -> Path:
 
 
 @pytest.fixture(scope="session")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("garden") / "store"
-    garden.plant(folder)
+def sample_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sample") / "store"
+    sample_store.create(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def garden_url(planted: Path) -> Iterator[str]:
-    """A server over the garden, for tests that only look."""
-    with treering.open(planted) as store, running(store) as url:
+def sample_url(sample_folder: Path) -> Iterator[str]:
+    """A server over the sample store, for tests that only read."""
+    with treering.open(sample_folder) as store, running(store) as url:
         yield url
 
 
 @pytest.fixture
-def own_garden(planted: Path, tmp_path: Path) -> Iterator[tuple[treering.Store, str]]:
-    """A garden of one's own and its server."""
+def own_store(sample_folder: Path, tmp_path: Path) -> Iterator[tuple[treering.Store, str]]:
+    """A copy of the sample store, and its server."""
     folder = tmp_path / "store"
-    shutil.copytree(planted, folder)
+    shutil.copytree(sample_folder, folder)
     with treering.open(folder) as store, running(store) as url:
         yield store, url
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    # Not for the whole session: while it is open an event loop runs, which tests of others do not expect.
+    # Not for the whole session: while it is open an event loop runs, which other tests do not expect.
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=tools.chromium(), args=["--no-sandbox"])
         yield opened
@@ -66,10 +66,10 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def new_page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable[..., Page]]:
-    """Makes pages that fail the test when anything goes wrong in them that the test did not expect."""
-    if "own_garden" in request.fixturenames:
-        request.getfixturevalue("own_garden")  # so that its server is still there when the pages close
-    troubles: list[str] = []
+    """Create pages that fail the test on any unexpected error, warning or request."""
+    if "own_store" in request.fixturenames:
+        request.getfixturevalue("own_store")  # so that its server outlives the pages
+    problems: list[str] = []
     with ExitStack() as stack:
 
         def make(*, scheme: str = "light", expected: tuple[str, ...] = (), **options: Any) -> Page:
@@ -83,21 +83,22 @@ def new_page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Calla
             )
             stack.callback(context.close)
             page = context.new_page()
-            page.set_default_timeout(PATIENCE_MS)
+            page.set_default_timeout(TIMEOUT_MS)
 
             def note(text: str) -> None:
                 if not any(each in text for each in expected):
-                    troubles.append(text)
+                    problems.append(text)
 
             page.on("pageerror", lambda error: note(f"error: {error}"))
             page.on("console", lambda said: note(said.text) if said.type in {"error", "warning"} else None)
             page.on(
-                "request", lambda sent: None if _is_own(sent.url) else note(f"asked elsewhere: {sent.url}")
+                "request",
+                lambda sent: None if _is_own(sent.url) else note(f"request to another host: {sent.url}"),
             )
             return page
 
         yield make
-    assert troubles == []
+    assert problems == []
 
 
 @pytest.fixture
@@ -110,13 +111,13 @@ def _is_own(url: str) -> bool:
 
 
 def shot(page: Page, name: str) -> None:
-    """Keep a picture for people."""
+    """Save a screenshot."""
     SHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SHOTS / f"{name}.png")
 
 
 def axe_findings(page: Page, *, rules: tuple[str, ...] = ()) -> list[str]:
-    """What axe-core finds wrong (by all its rules, unless some are named), one line each."""
+    """Return the violations that axe-core finds (by all rules, or the given ones), one line each."""
     page.evaluate(tools.axe())
     options: dict[str, Any] = {"resultTypes": ["violations"]}
     if rules:

@@ -24,7 +24,7 @@ def test_all_scripts_together_are_small(built):
     assert sum(tools.gzipped(each) for each in scripts) <= 200_000
 
 
-def test_the_types_hold(npm):
+def test_the_types_check(npm):
     assert tools.modules().is_dir()
     wanted = json.loads((tools.ROOT / "web" / "package.json").read_text(encoding="utf-8"))
     compiler = npm("typescript", wanted["devDependencies"]["typescript"]) / "typescript" / "bin" / "tsc"
@@ -45,8 +45,8 @@ def test_the_licences_of_what_is_shipped_go_along(built):
     assert text.count("Copyright") >= 6
 
 
-def test_a_page_has_no_script_of_its_own_and_a_strict_policy(garden_url):
-    answer = httpx.get(f"{garden_url}/", follow_redirects=True)
+def test_a_page_has_no_inline_script_and_a_strict_policy(sample_url):
+    answer = httpx.get(f"{sample_url}/", follow_redirects=True)
     assert answer.url.path == "/ui/"
     assert "script-src 'self'" in answer.headers["content-security-policy"]
     assert "unsafe" not in answer.headers["content-security-policy"]
@@ -55,9 +55,9 @@ def test_a_page_has_no_script_of_its_own_and_a_strict_policy(garden_url):
     assert answer.headers["content-encoding"] == "gzip"
 
 
-def test_assets_are_kept_by_the_browser_and_plain_for_who_wants_them_so(garden_url, built):
+def test_assets_are_cached_and_served_uncompressed_on_request(sample_url, built):
     (script,) = (each for each in built.rglob("index-*.js"))
-    url = f"{garden_url}/ui/assets/{script.name}"
+    url = f"{sample_url}/ui/assets/{script.name}"
     packed = httpx.get(url)
     assert packed.headers["cache-control"].endswith("immutable")
     plain = httpx.get(url, headers={"accept-encoding": "identity"})
@@ -69,8 +69,8 @@ def test_assets_are_kept_by_the_browser_and_plain_for_who_wants_them_so(garden_u
 @pytest.mark.parametrize(
     "path", ["../app.py", "%2e%2e/app.py", "assets/../../app.py", "assets", "fingerprint.txt", "x"]
 )
-def test_only_what_was_built_can_be_asked_for(path, garden_url):
-    answer = httpx.get(f"{garden_url}/ui/{path}")
+def test_only_built_files_are_served(path, sample_url):
+    answer = httpx.get(f"{sample_url}/ui/{path}")
     assert answer.status_code == 404
     assert "treering" not in answer.text or answer.headers["content-type"] == "application/problem+json"
 
@@ -82,7 +82,7 @@ def test_an_installation_without_a_dashboard_says_so(monkeypatch, tmp_path):
     assert "hatch_build.py" in answer.json()["detail"]
 
 
-def test_a_build_that_is_current_is_not_done_again(monkeypatch):
+def test_a_current_build_is_not_repeated(monkeypatch):
     import hatch_build
 
     assert hatch_build.is_current()
@@ -91,7 +91,7 @@ def test_a_build_that_is_current_is_not_done_again(monkeypatch):
     assert hatch_build.FINGERPRINT.read_text().strip() == hatch_build.fingerprint()
 
 
-def test_a_changed_source_makes_a_build_due(monkeypatch, tmp_path):
+def test_a_changed_source_triggers_a_build(monkeypatch, tmp_path):
     import hatch_build
 
     (tmp_path / "index.html").write_text("changed")

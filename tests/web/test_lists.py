@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 
-def test_filters_narrow_the_runs_and_are_in_the_address(page, garden_url):
-    page.goto(f"{garden_url}/ui/#/runs")
+def test_filters_narrow_the_runs_and_are_in_the_url(page, sample_url):
+    page.goto(f"{sample_url}/ui/#/runs")
     rows = page.locator(".runs-table [role=listitem]")
     rows.first.wait_for()
     page.get_by_label("Status").select_option("error")
@@ -18,13 +18,13 @@ def test_filters_narrow_the_runs_and_are_in_the_address(page, garden_url):
     expect(page).to_have_url(re.compile("status=error"))
     page.get_by_label("Agent").fill("planner")
     page.get_by_label("Agent").press("Enter")
-    page.get_by_text("No run is like that").wait_for()
+    page.get_by_text("No matching runs").wait_for()
     page.get_by_role("link", name="Show all runs").click()
     expect(rows.nth(5)).to_be_visible()
 
 
-def test_keys_select_and_open_a_run(page, garden_url):
-    page.goto(f"{garden_url}/ui/#/runs")
+def test_keys_select_and_open_a_run(page, sample_url):
+    page.goto(f"{sample_url}/ui/#/runs")
     page.locator(".runs-table [role=listitem]").first.wait_for()
     page.keyboard.press("j")
     page.keyboard.press("j")
@@ -45,27 +45,27 @@ def test_keys_select_and_open_a_run(page, garden_url):
         ("o", "Store"),
     ],
 )
-def test_two_keys_go_to_every_view(key, title, new_page, garden_url):
+def test_every_view_has_a_two_key_shortcut(key, title, new_page, sample_url):
     page = new_page(expected=("404",))
-    page.goto(f"{garden_url}/ui/#/attic")
-    page.get_by_text("There is no such page").wait_for()
+    page.goto(f"{sample_url}/ui/#/attic")
+    page.get_by_text("Page not found").wait_for()
     page.keyboard.press("g")
     page.keyboard.press(key)
     expect(page.locator("h1")).to_have_text(title)
 
 
-def test_help_lists_the_keys_and_closes(page, garden_url):
-    page.goto(f"{garden_url}/ui/")
+def test_help_lists_the_keys_and_closes(page, sample_url):
+    page.goto(f"{sample_url}/ui/")
     page.locator("h1").wait_for()
     page.keyboard.press("?")
-    dialog = page.get_by_role("dialog", name="Keys")
-    expect(dialog).to_contain_text("compare the marked ones")
+    dialog = page.get_by_role("dialog", name="Keyboard shortcuts")
+    expect(dialog).to_contain_text("compare selected runs")
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
 
 
-def test_slash_goes_to_the_search_and_typing_stays_there(page, garden_url):
-    page.goto(f"{garden_url}/ui/#/threads")
+def test_slash_goes_to_the_search_and_typing_stays_there(page, sample_url):
+    page.goto(f"{sample_url}/ui/#/threads")
     page.get_by_text("support/alice-bolder").wait_for()
     page.keyboard.press("/")
     page.keyboard.type("research/")
@@ -73,8 +73,8 @@ def test_slash_goes_to_the_search_and_typing_stays_there(page, garden_url):
     expect(page).to_have_url(re.compile("prefix=research"))
 
 
-def test_the_theme_is_toggled_and_remembered(page, garden_url):
-    page.goto(f"{garden_url}/ui/")
+def test_the_theme_is_toggled_and_remembered(page, sample_url):
+    page.goto(f"{sample_url}/ui/")
     page.get_by_role("button", name="Dark").click()
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     page.reload()
@@ -83,9 +83,9 @@ def test_the_theme_is_toggled_and_remembered(page, garden_url):
     expect(page.locator("html")).to_have_attribute("data-theme", "light")
 
 
-def test_search_leads_to_the_message(page, garden_url):
-    page.goto(f"{garden_url}/ui/#/runs")
-    page.get_by_label("Search everything").fill("invoice")
+def test_search_leads_to_the_message(page, sample_url):
+    page.goto(f"{sample_url}/ui/#/runs")
+    page.get_by_label("Search").fill("invoice")
     hits = page.locator(".hit")
     expect(hits.first.locator("mark").first).to_have_text("invoice")
     hits.filter(has_text="user ·").first.click()
@@ -95,8 +95,8 @@ def test_search_leads_to_the_message(page, garden_url):
     expect(page.locator(".details")).to_contain_text("invoice")
 
 
-def test_marked_runs_are_compared(page, garden_url):
-    page.goto(f"{garden_url}/ui/#/runs?agent=support")
+def test_selected_runs_are_compared(page, sample_url):
+    page.goto(f"{sample_url}/ui/#/runs?agent=support")
     rows = page.locator(".runs-table [role=listitem]")
     rows.nth(1).wait_for()
     page.keyboard.press("j")
@@ -104,6 +104,6 @@ def test_marked_runs_are_compared(page, garden_url):
     page.keyboard.press("j")
     page.keyboard.press("x")
     page.get_by_role("button", name="Compare 2").click()
-    expect(page.locator("h1")).to_have_text("Side by side")
+    expect(page.locator("h1")).to_have_text("Compare")
     expect(page.locator("table.compare thead th")).to_have_count(3)
     expect(page.locator(".side-by-side")).to_be_visible()

@@ -9,16 +9,16 @@ import treering
 
 
 @pytest.fixture
-def writer(own_garden, tmp_path):  # noqa: ARG001 - it makes the folder
+def writer(own_store, tmp_path):  # noqa: ARG001 - it makes the folder
     """Another opener of the store, as an agent's process would be."""
     with treering.open(tmp_path / "store") as store:
         yield store
 
 
-def test_a_run_appears_in_the_list_while_it_runs_and_ends_there(page, own_garden, writer):
-    page.goto(f"{own_garden[1]}/ui/#/runs")
+def test_a_run_appears_in_the_list_while_it_runs_and_ends_there(page, own_store, writer):
+    page.goto(f"{own_store[1]}/ui/#/runs")
     page.locator(".pulse.on").wait_for()
-    run = writer.run(agent="gardener", id="run-now").start()
+    run = writer.run(agent="indexer", id="run-now").start()
     writer.flush()
     row = page.locator(".row", has_text="run-now")
     expect(row).to_contain_text("running")
@@ -29,11 +29,11 @@ def test_a_run_appears_in_the_list_while_it_runs_and_ends_there(page, own_garden
     expect(row).to_contain_text("15")
 
 
-def test_an_open_run_grows_span_by_span(page, own_garden, writer):
-    run = writer.run(agent="gardener", id="run-now").start()
+def test_an_open_run_grows_span_by_span(page, own_store, writer):
+    run = writer.run(agent="indexer", id="run-now").start()
     run.message("user", "Plant a tree.")
     writer.flush()
-    page.goto(f"{own_garden[1]}/ui/#/runs/run-now")
+    page.goto(f"{own_store[1]}/ui/#/runs/run-now")
     lanes = page.locator(".waterfall .row")
     expect(lanes).to_have_count(1)
     page.locator(".pulse.on").wait_for()
@@ -53,30 +53,30 @@ def test_an_open_run_grows_span_by_span(page, own_garden, writer):
     expect(page.locator(".figures .status").first).to_have_text("ok")
 
 
-def test_a_memory_that_an_agent_changes_is_shown_changed(page, own_garden, writer):
-    page.goto(f"{own_garden[1]}/ui/#/memory/alice%2Ftone")
+def test_a_memory_that_an_agent_changes_is_shown_changed(page, own_store, writer):
+    page.goto(f"{own_store[1]}/ui/#/memory/alice%2Ftone")
     page.locator(".text-body").wait_for()
     page.locator(".pulse.on").wait_for()
     writer.memory.save("alice/tone", "Now likes long letters.")
     expect(page.locator(".text-body")).to_have_text("Now likes long letters.")
 
 
-def test_a_new_document_appears_in_the_list(page, own_garden, writer):
-    page.goto(f"{own_garden[1]}/ui/#/memory")
+def test_a_new_document_appears_in_the_list(page, own_store, writer):
+    page.goto(f"{own_store[1]}/ui/#/memory")
     page.get_by_text("policy/refunds").wait_for()
     page.locator(".pulse.on").wait_for()
     writer.memory.save("carol/shoes", "Size 39.")
     page.get_by_text("carol/shoes").wait_for()
 
 
-def test_a_run_whose_process_died_is_drawn_up_to_its_last_sign(page, own_garden, tmp_path):
+def test_a_run_whose_process_died_is_drawn_up_to_its_last_event(page, own_store, tmp_path):
     with treering.open(tmp_path / "store") as dying:
-        run = dying.run(agent="gardener", id="run-crashed").start()
+        run = dying.run(agent="indexer", id="run-crashed").start()
         span = run.span("dig", id="dig").start()
         dying.flush()
         with span.tool("spade", {"times": 3}) as call:
             call.output = "a hole"
-    page.goto(f"{own_garden[1]}/ui/#/runs/run-crashed")
+    page.goto(f"{own_store[1]}/ui/#/runs/run-crashed")
     expect(page.locator(".figures .status").first).to_have_text("crashed")
     expect(page.locator(".bar.open")).to_have_count(1)
     expect(page.locator(".replay-time")).to_contain_text("ms")  # not the time since then

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from examples import garden
+from examples import sample_store
 from playwright.sync_api import expect
 from tests.server.running import running
 from tests.web.conftest import shot
@@ -14,16 +14,16 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def forest(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("forest") / "store"
-    garden.grow(folder, events=50_000)
-    garden.crowd(folder, runs=600)
+def large_store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("large_store") / "store"
+    sample_store.add_large_run(folder, events=50_000)
+    sample_store.add_many_runs(folder, runs=600)
     with treering.open(folder) as store, running(store) as url:
         yield url
 
 
-def test_fifty_thousand_events_scroll(page, forest):
-    page.goto(f"{forest}/ui/#/runs/run-forest")
+def test_fifty_thousand_events_scroll(page, large_store):
+    page.goto(f"{large_store}/ui/#/runs/run-large")
     lanes = page.get_by_role("region", name="Spans")
     lanes.wait_for()
     expect(lanes).to_have_attribute("data-total", "50000", timeout=60_000)
@@ -34,17 +34,17 @@ def test_fifty_thousand_events_scroll(page, forest):
     expect(page.locator(".waterfall .row.selected")).to_be_visible()
     assert page.locator(".waterfall .row").count() < 120
     assert page.locator(".conversation .row").count() < 120
-    shot(page, "forest")
+    shot(page, "large_store")
 
 
-def test_a_selection_in_the_depth_of_a_large_run_has_an_address(page, forest):
-    page.goto(f"{forest}/ui/#/runs/run-forest?span=w30000&tab=details")
+def test_a_selection_deep_in_a_large_run_has_a_url(page, large_store):
+    page.goto(f"{large_store}/ui/#/runs/run-large?span=w30000&tab=details")
     expect(page.locator(".details")).to_contain_text("Tree 30000 has 0 rings.")
     expect(page.locator(".waterfall .row.selected")).to_be_visible(timeout=60_000)
 
 
-def test_a_long_list_of_runs_is_fetched_as_one_scrolls(page, forest):
-    page.goto(f"{forest}/ui/#/runs")
+def test_a_long_list_of_runs_is_fetched_as_one_scrolls(page, large_store):
+    page.goto(f"{large_store}/ui/#/runs")
     rows = page.get_by_role("region", name="Runs")
     rows.wait_for()
     for total in (200, 400, 601):
@@ -56,7 +56,7 @@ def test_a_long_list_of_runs_is_fetched_as_one_scrolls(page, forest):
             }""",
             arg=total,
         )
-    expect(page.get_by_text("run-forest")).to_be_visible()  # three days old, the oldest
+    expect(page.get_by_text("run-large")).to_be_visible()  # three days old, the oldest
     assert page.locator("[role=listitem]").count() < 80
 
 
@@ -75,7 +75,7 @@ def test_a_thread_of_more_checkpoints_than_a_page_is_read_to_its_root(page, tmp_
         page.close()
 
 
-def test_a_key_that_is_pressed_as_soon_as_a_list_is_there_is_not_lost(page, tmp_path):
+def test_a_key_pressed_as_soon_as_a_list_is_shown_is_not_lost(page, tmp_path):
     with treering.open(tmp_path / "store", durability="fast") as store, running(store) as url:
         thread = store.thread("long")
         for number in range(40):

@@ -26,9 +26,9 @@ from treering.server.settings import Settings
         "#/compare?runs=run-003,no-such-run",
     ],
 )
-def test_a_wrong_id_is_told_with_a_way_out(fragment, new_page, garden_url):
+def test_a_wrong_id_shows_an_error_with_a_link(fragment, new_page, sample_url):
     page = new_page(expected=("404",))
-    page.goto(f"{garden_url}/ui/{fragment}")
+    page.goto(f"{sample_url}/ui/{fragment}")
     state = page.locator("[role=alert].state, .state:has-text('not in the list')").first
     state.wait_for()
     assert axe_findings(page) == []
@@ -36,9 +36,9 @@ def test_a_wrong_id_is_told_with_a_way_out(fragment, new_page, garden_url):
         expect(link.first).to_be_visible()
 
 
-def test_a_server_that_goes_away_and_comes_back(new_page, planted, tmp_path):
+def test_a_server_that_goes_away_and_comes_back(new_page, sample_folder, tmp_path):
     folder = tmp_path / "store"
-    shutil.copytree(planted, folder)
+    shutil.copytree(sample_folder, folder)
     page = new_page(expected=("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_NETWORK", "ERR_EMPTY"))
     with treering.open(folder) as store, running(store) as url:
         port = int(url.rpartition(":")[2])
@@ -46,10 +46,10 @@ def test_a_server_that_goes_away_and_comes_back(new_page, planted, tmp_path):
         page.get_by_text("run-failed").wait_for()
         page.locator(".pulse.on").wait_for()
     page.locator(".banner").wait_for()
-    expect(page.locator(".banner")).to_contain_text("does not answer")
-    expect(page.get_by_text("run-failed")).to_be_visible()  # what it said last stays
+    expect(page.locator(".banner")).to_contain_text("Cannot reach the server")
+    expect(page.get_by_text("run-failed")).to_be_visible()  # the last known data stays
     page.goto(f"{url}/ui/#/runs/run-000")
-    page.get_by_role("heading", name="The server does not answer").wait_for()
+    page.get_by_role("heading", name="Cannot reach the server").wait_for()
     shot(page, "server-gone")
     assert axe_findings(page) == []
     with treering.open(folder) as store, running(store, port=port):
@@ -57,23 +57,23 @@ def test_a_server_that_goes_away_and_comes_back(new_page, planted, tmp_path):
         expect(page.locator(".banner")).to_have_count(0)
 
 
-def test_a_server_with_a_key_asks_for_it_once(new_page, planted, tmp_path):
+def test_a_server_with_a_key_asks_for_it_once(new_page, sample_folder, tmp_path):
     folder = tmp_path / "store"
-    shutil.copytree(planted, folder)
+    shutil.copytree(sample_folder, folder)
     page = new_page(expected=("401",))
     with treering.open(folder) as store, running(store, Settings(api_key="rowan")) as url:
         page.goto(f"{url}/ui/#/runs/run-003")
-        dialog = page.get_by_role("dialog", name="This server asks for a key")
+        dialog = page.get_by_role("dialog", name="API key required")
         dialog.wait_for()
         shot(page, "key")
         assert axe_findings(page) == []
         dialog.get_by_label("API key").fill("birch")
-        dialog.get_by_role("button", name="Go on").click()
-        dialog.get_by_text("not known here").wait_for()
+        dialog.get_by_role("button", name="Continue").click()
+        dialog.get_by_text("This key is unknown").wait_for()
         page.keyboard.press("Escape")
         expect(dialog).to_be_visible()
         dialog.get_by_label("API key").fill("rowan")
-        dialog.get_by_role("button", name="Go on").click()
+        dialog.get_by_role("button", name="Continue").click()
         page.get_by_text("Summarise what customers said").first.wait_for()
         page.locator(".pulse.on").wait_for()
         page.reload()
@@ -117,7 +117,7 @@ def long_url(tmp_path_factory):
     "fragment, label, before, after",
     [("runs", "Runs", 100, 131), ("threads/long", "Checkpoints", 500, 520)],
 )
-def test_a_later_page_that_fails_is_told_and_can_be_tried_again(
+def test_a_later_page_that_fails_is_shown_and_can_be_retried(
     fragment, label, before, after, new_page, long_url
 ):
     page = new_page(expected=("500", "503"))
@@ -126,31 +126,31 @@ def test_a_later_page_that_fails_is_told_and_can_be_tried_again(
     rows = page.get_by_role("region", name=label)
     expect(rows).to_have_attribute("data-total", str(before))
     page.keyboard.press("End")
-    hitch = page.locator(".hitch")
-    expect(hitch).to_contain_text("A disk is full: make room, then ask again")
+    notice = page.locator(".stale-notice")
+    expect(notice).to_contain_text("A disk is full: make room, then ask again")
     expect(rows).to_have_attribute("data-total", str(before))  # what is there stays
-    shot(page, f"hitch-{label.lower()}")
+    shot(page, f"notice-{label.lower()}")
     assert axe_findings(page) == []
-    hitch.get_by_role("button", name="Try again").click()
+    notice.get_by_role("button", name="Try again").click()
     expect(rows).to_have_attribute("data-total", str(after))
-    expect(hitch).to_have_count(0)
+    expect(notice).to_have_count(0)
 
 
-def test_the_rest_of_a_run_that_cannot_be_read_is_told_and_tried_again(new_page, long_url):
+def test_the_rest_of_a_run_that_cannot_be_read_is_shown_and_retried(new_page, long_url):
     page = new_page(expected=("500", "503"))
     fail_once(page, "spans.*cursor=")
     page.goto(f"{long_url}/ui/#/runs/long")
-    hitch = page.locator(".hitch")
-    expect(hitch).to_contain_text("A disk is full")
-    shot(page, "hitch-run")
+    notice = page.locator(".stale-notice")
+    expect(notice).to_contain_text("A disk is full")
+    shot(page, "notice-run")
     assert axe_findings(page) == []
-    hitch.get_by_role("button", name="Try again").click()
+    notice.get_by_role("button", name="Try again").click()
     page.get_by_text("600 of 600 events", exact=True).wait_for()
-    expect(hitch).to_have_count(0)
+    expect(notice).to_have_count(0)
 
 
-def test_one_request_that_is_lost_is_no_server_that_is_gone(new_page, own_garden):
-    store, url = own_garden
+def test_one_lost_request_is_not_a_lost_server(new_page, own_store):
+    store, url = own_store
     page = new_page(expected=("ERR_FAILED",))
     page.goto(f"{url}/ui/#/runs")
     page.get_by_text("run-failed").wait_for()
@@ -170,10 +170,10 @@ def test_an_empty_store_says_what_to_do(page, tmp_path):
             "runs": "No runs yet",
             "threads": "No threads yet",
             "workspace": "No snapshots yet",
-            "memory": "Nothing is remembered yet",
-            "schedules": "Nothing is scheduled",
-            "cost": "Nothing was used",
-            "store": "What it holds",
+            "memory": "No documents yet",
+            "schedules": "No scheduled tasks",
+            "cost": "No usage",
+            "store": "Content",
         }.items():
             page.goto(f"{url}/ui/#/{fragment}")
             page.get_by_text(words).wait_for()
@@ -182,8 +182,8 @@ def test_an_empty_store_says_what_to_do(page, tmp_path):
         page.close()
 
 
-def test_what_agents_write_is_text_and_never_a_page(page, own_garden):
-    store, url = own_garden
+def test_what_agents_write_is_rendered_as_text_never_as_html(page, own_store):
+    store, url = own_store
     evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     with store.run(agent=evil, id="run-evil", tags=("<b>x</b>",)) as run:
         run.message("assistant", evil)

@@ -1,7 +1,7 @@
-"""What browser tests need from npm and from the system: a built dashboard, a chromium, axe-core.
+"""What browser tests need from npm and the system: a built dashboard, a Chromium, axe-core.
 
-`TREERING_CHROMIUM` names a browser; without it the system's chromium or chrome is taken, and where there is
-none the one of the npm package `@sparticuz/chromium`, which needs no root.
+`TREERING_CHROMIUM` names a browser. Without it, the system's Chromium or Chrome is used, or else that of the
+npm package `@sparticuz/chromium`, which needs no root.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// The frame around every view: where one can go, whether the server is there, what the keys do.
+// The application shell: navigation, connection status, keyboard shortcuts.
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
@@ -36,8 +36,8 @@ const HELP: readonly (readonly [string, readonly (readonly [string, string])[]])
     "Everywhere",
     [
       ["/", "search"],
-      ["j  k", "down, up (also the arrows)"],
-      ["Enter", "open what is selected"],
+      ["j  k", "down, up (or the arrow keys)"],
+      ["Enter", "open the selected item"],
       ["Esc", "back"],
       ["g r", "runs"],
       ["g t", "threads"],
@@ -46,31 +46,31 @@ const HELP: readonly (readonly [string, readonly (readonly [string, string])[]])
       ["g c", "cost"],
       ["g s", "schedules"],
       ["g o", "store"],
-      ["d", "light or dark"],
-      ["?", "this page"],
+      ["d", "toggle light and dark"],
+      ["?", "show this help"],
     ],
   ],
   [
-    "In the list of runs",
+    "Runs",
     [
-      ["x", "mark a run"],
-      ["c", "compare the marked ones"],
+      ["x", "select a run"],
+      ["c", "compare selected runs"],
     ],
   ],
   [
-    "In a run",
+    "Run",
     [
       ["1  2  3", "conversation, event, cost"],
-      ["Space", "replay, pause"],
-      ["[  ]", "one event back, on"],
-      ["+  -  0", "zoom in, out, the whole run"],
+      ["Space", "play or pause the replay"],
+      ["[  ]", "previous, next event"],
+      ["+  -  0", "zoom in, out, show the whole run"],
       ["z", "zoom to the selected span"],
-      ["h  l", "pan to the left, to the right"],
-      ["←  →", "close, open a span"],
-      ["C  E", "close all, open all"],
+      ["h  l", "pan left, right"],
+      ["←  →", "collapse, expand a span"],
+      ["C  E", "collapse all, expand all"],
     ],
   ],
-  ["In memory", [["n", "a new document"]]],
+  ["Memory", [["n", "new document"]]],
 ];
 
 export function App() {
@@ -96,10 +96,10 @@ export function App() {
           document.getElementById("main")?.focus();
         }}
       >
-        To the content
+        Skip to content
       </a>
       <nav class="side-nav" aria-label="Main">
-        <a class="brand" href="#/runs" aria-label="treering: to the runs">
+        <a class="brand" href="#/runs" aria-label="treering home">
           <Rings count={3} size={30} />
           <span>treering</span>
         </a>
@@ -115,20 +115,20 @@ export function App() {
         <div class="foot">
           <span class={live.value ? "pulse on" : "pulse"} role="status">
             <i aria-hidden="true" />
-            {live.value ? "live" : "not live"}
+            {live.value ? "Live" : "Offline"}
           </span>
           <button type="button" class="quiet" onClick={toggleTheme} title="d">
             {isDark.value ? "Light" : "Dark"}
           </button>
-          <button type="button" class="quiet" onClick={() => help(true)} title="?" aria-label="Keys">
-            Keys
+          <button type="button" class="quiet" onClick={() => help(true)} title="?" aria-label="Keyboard shortcuts">
+            Shortcuts
           </button>
         </div>
       </nav>
       <main id="main" tabIndex={-1}>
         {!reachable.value && (
           <p class="banner" role="alert">
-            The server does not answer. What you see is what it said last; this page goes on by itself when it is back.
+            Cannot reach the server. Showing the last known data; this page reconnects automatically.
           </p>
         )}
         <View place={place} id={id} />
@@ -164,8 +164,8 @@ function View({ place, id }: { place: string; id: string | undefined }): Compone
     default:
       return (
         <Alone title="treering">
-          <Empty title="There is no such page">
-            <a href="#/runs">To the runs</a>
+          <Empty title="Page not found">
+            <a href="#/runs">Go to runs</a>
           </Empty>
         </Alone>
       );
@@ -174,7 +174,7 @@ function View({ place, id }: { place: string; id: string | undefined }): Compone
 
 function Help({ onClose }: { onClose: () => void }) {
   return (
-    <Dialog title="Keys" onClose={onClose} wide>
+    <Dialog title="Keyboard shortcuts" onClose={onClose} wide>
       <div class="help">
         {HELP.map(([title, keys]) => (
           <section key={title}>
@@ -206,7 +206,7 @@ function Help({ onClose }: { onClose: () => void }) {
 function Unlock() {
   const [key, setText] = useState("");
   return (
-    <Dialog title="This server asks for a key" firm>
+    <Dialog title="API key required" firm>
       <form
         onSubmit={(event) => {
           event.preventDefault();
@@ -214,11 +214,11 @@ function Unlock() {
         }}
       >
         <p>
-          Make one with <code>treering keys create --scope read</code>. It is kept in this tab only, until it is closed.
+          Create one with <code>treering keys create --scope read</code>. It is stored in this tab only, until you close it.
         </p>
         {locked.value === "refused" && (
           <p class="trouble" role="alert">
-            The key that was given is not known here, or may not do this.
+            This key is unknown or does not permit this.
           </p>
         )}
         <label class="field">
@@ -227,7 +227,7 @@ function Unlock() {
         </label>
         <p class="buttons">
           <button type="submit" class="primary">
-            Go on
+            Continue
           </button>
         </p>
       </form>

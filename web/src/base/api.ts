@@ -1,18 +1,18 @@
-// Talking to the server: JSON in and out, problems as errors, the key of this tab, and whether anyone answers.
+// HTTP requests: JSON, problem documents as errors, the API key of this tab, and whether the server is reachable.
 import { signal } from "@preact/signals";
 
 import { written, type Query } from "./route";
 
 const KEY = "treering.key";
 
-/** The dashboard lies in /ui/, the API beside it, whatever prefix a proxy puts before both. */
+/** The API is beside /ui/, whatever prefix a proxy adds. */
 export const root = new URL("../", location.href.split("#")[0]);
 
-/** Whether a key is asked for: for the first time, or because the one that was given does not fit. */
+/** Whether a key is required: for the first time, or because the given one was refused. */
 export const locked = signal<"asked" | "refused" | null>(null);
-/** Whether the server answers. */
+/** Whether the server is reachable. */
 export const reachable = signal(true);
-/** Grows when everything should be asked for again: a new key, or the server is back. */
+/** Incremented when all data should be fetched again: a new key, or a reconnection. */
 export const epoch = signal(0);
 
 export class Problem extends Error {
@@ -31,7 +31,7 @@ export function setKey(key: string): void {
   epoch.value += 1;
 }
 
-/** Ask for a key. */
+/** Require a key. */
 export function lock(): void {
   locked.value = sessionStorage.getItem(KEY) ? "refused" : "asked";
 }
@@ -41,7 +41,7 @@ export function headers(): Record<string, string> {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
-/** An address of the API; every part of the path is encoded, so that ids may hold anything. */
+/** Build an API URL. Every path segment is encoded, so ids may contain any character. */
 export function at(path: string[], query: Query = {}): string {
   const url = new URL(path.map(encodeURIComponent).join("/"), root);
   const asked = written(query).toString();
@@ -65,7 +65,7 @@ export async function raw(
   } catch (error) {
     if (stop?.aborted) throw error;
     reachable.value = false;
-    throw new Problem(0, "The server does not answer", "It may have been stopped. This page goes on when it is back.");
+    throw new Problem(0, "Cannot reach the server", "It may have been stopped. This page reconnects automatically.");
   }
   reachable.value = true;
   if (answer.ok) return answer;
@@ -88,6 +88,6 @@ async function problemOf(answer: Response): Promise<Problem> {
     const told = (await answer.json()) as { title?: string; detail?: string };
     return new Problem(answer.status, told.title ?? answer.statusText, told.detail ?? "");
   } catch {
-    return new Problem(answer.status, answer.statusText || "Something went wrong", `The server said ${answer.status}.`);
+    return new Problem(answer.status, answer.statusText || "Request failed", `The server responded with ${answer.status}.`);
   }
 }

@@ -1,4 +1,4 @@
-// Contents that never change once they are complete: fetched once, and forgotten when there are too many.
+// A cache of content that never changes once complete; the oldest entries are evicted.
 import { useCallback, useEffect, useState } from "preact/hooks";
 
 import { epoch, get, Problem } from "./api";
@@ -24,8 +24,8 @@ interface Once<T> {
   retry: () => void;
 }
 
-/** Like `useGet`, from the cache; `fresh` asks again, for what is not complete yet. */
-export function useOnce<T>(url: string | null, fresh: unknown = null): Once<T> {
+/** Like `useGet`, from the cache. A change of `version` fetches again, for content that is not complete yet. */
+export function useOnce<T>(url: string | null, version: unknown = null): Once<T> {
   const [held, hold] = useState<{ url: string | null; data?: T; problem?: Problem }>({ url });
   const [turn, setTurn] = useState(0);
   const retry = useCallback(() => setTurn((was) => was + 1), []);
@@ -33,7 +33,7 @@ export function useOnce<T>(url: string | null, fresh: unknown = null): Once<T> {
   useEffect(() => {
     if (url === null) return;
     let current = true;
-    if (fresh) known.delete(url);
+    if (version) known.delete(url);
     once<T>(url).then(
       (data) => current && hold({ url, data }),
       (error: unknown) => current && hold({ url, problem: asProblem(error) }),
@@ -41,7 +41,7 @@ export function useOnce<T>(url: string | null, fresh: unknown = null): Once<T> {
     return () => {
       current = false;
     };
-  }, [url, fresh, turn, era]);
+  }, [url, version, turn, era]);
   const mine = held.url === url;
   return { data: mine ? held.data : undefined, problem: mine ? (held.problem ?? null) : null, retry };
 }

@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Formatting of numbers and times.
 
 export interface Amount {
   currency: string;
@@ -60,7 +60,7 @@ export function moneys(amounts: readonly Amount[] | null | undefined): string {
   return amounts && amounts.length > 0 ? amounts.map(money).join(" + ") : "–";
 }
 
-/** Microseconds, ISO text or nothing, as a Date. */
+/** Convert microseconds or an ISO string to a Date. */
 export function when(value: number | string | null | undefined): Date | null {
   if (value === null || value === undefined || value === "") return null;
   const date = typeof value === "number" ? new Date(value / 1000) : new Date(value);
@@ -81,7 +81,7 @@ export function ago(value: number | string | null | undefined, now = Date.now())
   return seconds < 5 ? "just now" : `${span(seconds)} ago`;
 }
 
-/** Enough of an id to know it again. */
+/** A recognisable part of an id. */
 export function brief(id: string): string {
   if (id.length <= 18) return id;
   const [prefix, rest] = id.includes("_") ? [id.slice(0, id.indexOf("_") + 1), id.slice(id.indexOf("_") + 1)] : ["", id];

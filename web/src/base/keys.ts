@@ -1,4 +1,4 @@
-// The keyboard: views say which keys they know while they are shown; sequences such as `g r` are two keys.
+// Keyboard shortcuts: views register keys while they are shown; sequences such as `g r` are two keys.
 import { useLayoutEffect, useRef } from "preact/hooks";
 
 export type Keys = Record<string, (event: KeyboardEvent) => void>;
@@ -7,11 +7,11 @@ const stack: { current: Keys }[] = [];
 const SEQUENCE_MS = 900;
 let first: { key: string; at: number } | null = null;
 
-/** While the component is there, these keys do this. The component that came last is asked first. */
+/** Register keys while the component is mounted. The most recently mounted component wins. */
 export function useKeys(keys: Keys, active = true): void {
   const held = useRef(keys);
   held.current = keys;
-  // Not an effect after painting: a key that is pressed as soon as the view is seen must not be lost.
+  // A layout effect: a key pressed as soon as the view is visible must not be lost.
   useLayoutEffect(() => {
     if (!active) return;
     stack.push(held);
@@ -29,7 +29,7 @@ document.addEventListener("keydown", (event) => {
     for (let index = stack.length - 1; index >= 0; index -= 1) {
       const action = stack[index]?.current[name];
       if (action) {
-        // Enter and space on a button or a link are that button's own.
+        // Enter and space on a button or link activate it.
         if ((name === "Enter" || name === " ") && isControl(event.target)) return;
         event.preventDefault();
         action(event);

@@ -1,4 +1,4 @@
-// What happens while we look: one stream of the server's events, resumed where it stopped.
+// Live updates: one stream of the server's events, resumed after interruptions.
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 
@@ -12,7 +12,7 @@ export interface LiveEvent {
   [field: string]: unknown;
 }
 
-/** Whether events arrive as they happen. */
+/** Whether the stream is connected. */
 export const live = signal(false);
 
 type Listener = (event: LiveEvent) => void;
@@ -22,7 +22,7 @@ const SHORTEST_MS = 250;
 const LONGEST_MS = 4000;
 let last: string | null = null;
 
-/** Call back for each event, as long as the component is there. */
+/** Call back for each event while the component is mounted. */
 export function useLive(listener: Listener): void {
   const latest = useRef(listener);
   latest.current = listener;
@@ -33,7 +33,7 @@ export function useLive(listener: Listener): void {
   }, []);
 }
 
-/** Call back once after a burst of events that match: at once for the first, then at most every so often. */
+/** Call back for matching events, throttled: immediately for the first, then at most once per interval. */
 export function useChanges(matches: (event: LiveEvent) => boolean, callback: () => void, everyMs = 200): void {
   const state = useRef({ timer: 0, due: false });
   const latest = useRef(callback);
@@ -59,7 +59,7 @@ export function useChanges(matches: (event: LiveEvent) => boolean, callback: () 
   });
 }
 
-/** Call back every so often while something is so that can change without an event: a process that died says nothing. */
+/** Poll while something can change without an event: a process that dies sends none. */
 export function useEvery(seconds: number, active: boolean, callback: () => void): void {
   const latest = useRef(callback);
   latest.current = callback;
@@ -70,7 +70,7 @@ export function useEvery(seconds: number, active: boolean, callback: () => void)
   }, [active, seconds]);
 }
 
-/** Follow the server for as long as the page is open. */
+/** Keep the stream connected while the page is open. */
 export async function follow(): Promise<never> {
   let wait = SHORTEST_MS;
   for (;;) {
@@ -87,7 +87,7 @@ export async function follow(): Promise<never> {
   }
 }
 
-/** The server is there, and does not want to. */
+/** The server refused the stream. */
 class Refused extends Error {}
 
 async function listen(opened: () => void): Promise<void> {
@@ -103,7 +103,7 @@ async function listen(opened: () => void): Promise<void> {
   opened();
   live.value = true;
   reachable.value = true;
-  // What changed between the first answers and now was told to nobody: ask for everything once more.
+  // Changes between the first responses and the start of the stream were missed: fetch everything again.
   epoch.value += 1;
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";

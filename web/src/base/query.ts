@@ -1,4 +1,4 @@
-// Asking for data from a component: what there is, what went wrong, and asking again.
+// Hooks that fetch data: the data, the error, and a retry.
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 
 import { epoch, get, Problem } from "./api";
@@ -8,7 +8,7 @@ export interface Asked<T> {
   problem: Problem | null;
   loading: boolean;
   reload: () => void;
-  /** Ask once more for what could not be read. */
+  /** Retry after an error. */
   retry: () => void;
 }
 
@@ -19,7 +19,7 @@ interface Held<T> {
   loading: boolean;
 }
 
-/** The answer at an address (`null`: nothing is asked). A reload keeps what is there until the new answer comes. */
+/** Fetch a URL (`null`: nothing). A reload keeps the current data until the new response arrives. */
 export function useGet<T>(url: string | null): Asked<T> {
   const [held, hold] = useState<Held<T>>({ url, data: undefined, problem: null, loading: url !== null });
   const [turn, setTurn] = useState(0);
@@ -52,7 +52,7 @@ export function useGet<T>(url: string | null): Asked<T> {
 }
 
 export interface Listed<T> extends Asked<T[]> {
-  /** Whether the server has more than what was fetched. */
+  /** Whether the server has more pages. */
   hasMore: boolean;
   more: () => void;
 }
@@ -62,12 +62,12 @@ interface Pages<T> {
   items: T[] | undefined;
   cursor: string | null;
   problem: Problem | null;
-  /** Why the page after those that are there did not come. */
+  /** Why the next page could not be fetched. */
   stuck: Problem | null;
   loading: boolean;
 }
 
-/** A list that is fetched page by page. `reload` fetches the first page and merges it with what is there. */
+/** Fetch a list page by page. `reload` fetches the first page and merges it with the rest. */
 export function usePages<T>(url: string | null, field: string, idOf: (item: T) => string): Listed<T> {
   const empty: Pages<T> = { url, items: undefined, cursor: null, problem: null, stuck: null, loading: url !== null };
   const [pages, hold] = useState<Pages<T>>(empty);
@@ -87,7 +87,7 @@ export function usePages<T>(url: string | null, field: string, idOf: (item: T) =
         hold((was) => {
           const fresh = page[field] as T[];
           const cursor = (page["next_cursor"] as string | null | undefined) ?? null;
-          // Pages behind the first one stay, if they can be joined to it without a gap.
+          // Keep the later pages if they follow the first one without a gap.
           const end = fresh.at(-1);
           const seam = cursor !== null && was.url === url && end ? (was.items ?? []).findIndex((item) => idOf(item) === idOf(end)) : -1;
           if (seam < 0) return { url, items: fresh, cursor, problem: null, stuck: null, loading: false };
@@ -140,5 +140,5 @@ export function usePages<T>(url: string | null, field: string, idOf: (item: T) =
 }
 
 export function asProblem(error: unknown): Problem {
-  return error instanceof Problem ? error : new Problem(0, "Something went wrong in this page", String(error));
+  return error instanceof Problem ? error : new Problem(0, "Unexpected error in this page", String(error));
 }

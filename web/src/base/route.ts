@@ -1,4 +1,4 @@
-// Where we are, kept in the hash: every view and every selection has an address that can be sent to someone.
+// The route, kept in the URL hash: every view and selection has a shareable URL.
 import { signal } from "@preact/signals";
 
 export interface Route {
@@ -8,7 +8,7 @@ export interface Route {
 
 type Part = string | number | boolean | null | undefined;
 
-/** Values by name; what is empty is left out, and a list is given part by part. */
+/** Query parameters. Empty ones are left out, lists repeated. */
 export type Query = Record<string, Part | readonly string[]>;
 
 export function written(query: Query): URLSearchParams {
@@ -44,7 +44,7 @@ export function go(path: string[], query: Query = {}): void {
   location.hash = href(path, query);
 }
 
-/** Change part of the query; by default without a step for the back button. */
+/** Change part of the query; by default without a new history entry. */
 export function select(changes: Query, { step = false } = {}): void {
   const { path, query } = route.value;
   const next = href(path, { ...query, ...changes });

@@ -1,4 +1,4 @@
-// What the server tells, as far as the dashboard reads it.
+// Types of the REST API, as far as the dashboard uses it.
 import type { Amount } from "./format";
 
 export interface Usage {
@@ -241,7 +241,7 @@ export interface OccurrenceReport {
   manual: boolean;
 }
 
-/** A snapshot's id without its address form. */
+/** The id in a snapshot's address. */
 export function snapshotId(address: string): string {
   return address.replace(/^o:/, "");
 }

@@ -1,4 +1,4 @@
-// Small things that every view uses.
+// Components that every view uses.
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 
@@ -7,7 +7,7 @@ import { href, type Query } from "../base/route";
 
 const WORDS: Record<string, string> = { ok: "ok", error: "error", running: "running", crashed: "crashed" };
 
-/** A status: its word, and a ring whose form says the same without colour. */
+/** A status: its name, and an icon whose shape says the same without colour. */
 export function Status({ status }: { status: string | null | undefined }) {
   const word = status ?? "open";
   const kind = WORDS[word] ?? (word === "open" ? "running" : word === "failed" ? "error" : "other");
@@ -71,7 +71,7 @@ export function Copy({ text, label = "Copy" }: { text: string; label?: string })
   );
 }
 
-/** Tabs that are links: each has its own address. */
+/** Tabs that are links, so that each has its own URL. */
 export function Tabs<T extends string>({
   tabs,
   now,

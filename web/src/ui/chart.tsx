@@ -1,4 +1,4 @@
-// Bars over days, drawn by uPlot.
+// A bar chart by day, drawn by uPlot.
 import { useEffect, useRef } from "preact/hooks";
 import type uPlot from "uplot";
 

@@ -1,4 +1,4 @@
-// The palette as numbers, for what is drawn on a canvas; follows the theme.
+// The theme, and its palette for drawing on a canvas.
 import { computed, effect, signal } from "@preact/signals";
 
 const NAMES = ["paper", "ink", "muted", "line", "bark", "moss", "lichen", "ember", "amber", "plum"] as const;

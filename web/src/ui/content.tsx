@@ -1,8 +1,8 @@
-// What a message says: text, blocks of content, or any value.
+// The content of a message: text, content blocks, or any value.
 import { Text, Value } from "./json";
 
 export function Content({ content }: { content: unknown }) {
-  if (content === null || content === undefined) return <span class="muted">nothing</span>;
+  if (content === null || content === undefined) return <span class="muted">empty</span>;
   if (typeof content === "string") return <Text text={content} />;
   if (Array.isArray(content)) {
     if (content.every((each) => isBlock(each))) {
@@ -35,7 +35,7 @@ function isBlock(each: unknown): boolean {
   return each !== null && typeof each === "object" && typeof (each as Record<string, unknown>)["type"] === "string";
 }
 
-/** A message of a conversation, in whichever shape its framework kept it. */
+/** A message of a conversation, in any framework's format. */
 export interface Said {
   role: string;
   content: unknown;

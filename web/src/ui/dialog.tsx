@@ -1,4 +1,4 @@
-// A question that needs an answer before something is done.
+// Modal dialogs.
 import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
@@ -15,11 +15,11 @@ export function Dialog({
   onClose?: () => void;
   children: ComponentChildren;
   wide?: boolean;
-  /** Cannot be left without an answer. */
+  /** Cannot be dismissed. */
   firm?: boolean;
 }) {
   const element = useRef<HTMLDialogElement>(null);
-  // Before painting: a key that is pressed as soon as the question is seen is an answer to it.
+  // Before painting, so that a key pressed as soon as the dialog shows goes to it.
   useLayoutEffect(() => {
     element.current?.showModal();
   }, []);
@@ -44,7 +44,7 @@ export function Dialog({
   );
 }
 
-/** Ask, do, and say what went wrong; closes when it is done. */
+/** Confirm an action, run it, and show its error; closes when it is done. */
 export function Confirm({
   title,
   verb,

@@ -1,7 +1,7 @@
-// What differs: unified diffs of text, patches of values.
+// Unified diffs of text and patches of values.
 
 export function Unified({ text, label }: { text: string; label: string }) {
-  if (!text) return <p class="muted">The text is the same.</p>;
+  if (!text) return <p class="muted">No text changes.</p>;
   const shown = [];
   let before = 0;
   let after = 0;
@@ -40,7 +40,7 @@ export function Unified({ text, label }: { text: string; label: string }) {
   );
 }
 
-/** RFC 6902 operations, as a list of what changed where. */
+/** RFC 6902 operations as a list of changes. */
 export function Patch({ operations }: { operations: readonly Record<string, unknown>[] }) {
   return (
     <ul class="patch">

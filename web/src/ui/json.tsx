@@ -1,4 +1,4 @@
-// Values as a tree that can be opened, long text folded; nothing is rendered as HTML.
+// Values as a collapsible tree, long text folded. Nothing is rendered as HTML.
 import { useState } from "preact/hooks";
 
 const LONG = 600;
@@ -69,7 +69,7 @@ function Leaf({ value }: { value: unknown }) {
   return <span class={`literal ${value === null ? "null" : typeof value}`}>{String(value)}</span>;
 }
 
-/** Text as it is; what is long is folded until someone asks. */
+/** Plain text; long text is folded until it is expanded. */
 export function Text({ text }: { text: string }) {
   const [whole, setWhole] = useState(false);
   const folded = !whole && text.length > LONG * 2;

@@ -1,5 +1,5 @@
-// uPlot, loaded when something is to be drawn. It asks for the language's number format as soon as it is loaded, and
-// some systems name a language that does not exist (en-US@posix).
+// uPlot, loaded on demand. It formats numbers for the browser's language as soon as it loads, and some systems name
+// a language that does not exist (en-US@posix).
 import type uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 

@@ -1,4 +1,4 @@
-// The mark: a cut through a tree.
+// The logo.
 
 interface Props {
   count?: number;
@@ -30,7 +30,7 @@ export function Rings({ count = 3, faint = false, growing = false, broken = fals
   );
 }
 
-/** A circle as a tree would draw it. */
+/** A slightly irregular circle. */
 function wobble(radius: number, seed: number): string {
   const points: [number, number][] = [];
   const steps = 10;

@@ -1,4 +1,4 @@
-// A list of any length: only the rows in sight are in the page. Heights may be given, or are measured as rows appear.
+// A virtualised list: only visible rows are in the page. Row heights are fixed, or measured as rows appear.
 import type { ComponentChildren } from "preact";
 import { useCallback, useEffect, useLayoutEffect, useMemo, useReducer, useRef } from "preact/hooks";
 
@@ -7,7 +7,7 @@ import { useKeys } from "../base/keys";
 interface Props<T> {
   items: readonly T[];
   label: string;
-  /** The height of each row in pixels, or of a row that was not measured yet. */
+  /** The height of each row in pixels, or the estimate for rows not measured yet. */
   height: number;
   measured?: boolean;
   idOf: (item: T, index: number) => string;
@@ -15,11 +15,11 @@ interface Props<T> {
   selected?: number;
   onSelect?: (index: number) => void;
   onOpen?: (index: number) => void;
-  /** Called when the end comes near. */
+  /** Called when the user scrolls near the end. */
   onEnd?: () => void;
-  /** Whether j, k and the arrows belong to this list. */
+  /** Whether this list handles j, k and the arrow keys. */
   keys?: boolean;
-  /** Stay at the end while it grows, as long as nobody scrolled away from it. */
+  /** Stay scrolled to the end as the list grows, unless the user scrolled away. */
   tail?: boolean;
   class?: string;
 }
@@ -71,7 +71,7 @@ export function Rows<T>(props: Props<T>) {
     if (props.tail && atEnd.current && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [whole, props.tail]);
 
-  // Rows say by themselves how tall they are, also when their content comes later.
+  // Row heights change when their content loads.
   const watcher = useMemo(
     () =>
       new ResizeObserver((changes) => {
@@ -100,7 +100,7 @@ export function Rows<T>(props: Props<T>) {
     [watcher],
   );
 
-  // Keep the selected row in sight.
+  // Keep the selected row visible.
   const shown = useRef("");
   useLayoutEffect(() => {
     const element = box.current;
@@ -175,7 +175,7 @@ export function Rows<T>(props: Props<T>) {
   );
 }
 
-/** The last row that begins at or above a place. */
+/** The last row that starts at or above a scroll position. */
 function find(place: number, count: number, topOf: (index: number) => number): number {
   let low = 0;
   let high = count;

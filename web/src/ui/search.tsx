@@ -1,4 +1,4 @@
-// A field to search in; `/` goes there, and typing waits a moment before it asks.
+// A search field; `/` focuses it, and typing is debounced.
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { useKeys } from "../base/keys";

@@ -1,4 +1,4 @@
-// A row of thin bars: how something went, from left to right.
+// A sparkline of bars.
 
 export function Sparkline({
   values,

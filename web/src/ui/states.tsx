@@ -1,4 +1,4 @@
-// Nothing there, not there yet, or gone wrong: each says so, and what can be done.
+// Empty, loading and error states.
 import type { ComponentChildren } from "preact";
 
 import { Problem, reachable } from "../base/api";
@@ -28,7 +28,7 @@ export function Failure({ problem, retry }: { problem: Problem; retry?: () => vo
   return (
     <div class="state" role="alert">
       <Rings count={3} broken />
-      <h2>{missing ? "There is nothing here" : problem.title}</h2>
+      <h2>{missing ? "Not found" : problem.title}</h2>
       <p class="state-words">{problem.detail || problem.title}</p>
       <p>
         {retry && !missing && (
@@ -38,7 +38,7 @@ export function Failure({ problem, retry }: { problem: Problem; retry?: () => vo
         )}
         {missing && (
           <a class="button" href="#/runs">
-            To the runs
+            Go to runs
           </a>
         )}
       </p>
@@ -46,13 +46,13 @@ export function Failure({ problem, retry }: { problem: Problem; retry?: () => vo
   );
 }
 
-/** What could not be read while something is shown already: that stays, and this says that it is not all. */
-export function Hitch({ problem, retry }: { problem: Problem; retry: () => void }) {
-  if (!reachable.value) return null; // the banner says so, and the page goes on by itself
+/** A failed refresh while older data is still shown. */
+export function StaleNotice({ problem, retry }: { problem: Problem; retry: () => void }) {
+  if (!reachable.value) return null; // the banner says so, and the page reconnects by itself
   return (
-    <p class="hitch" role="alert">
+    <p class="stale-notice" role="alert">
       <span>
-        This is not all, or not the newest. {problem.title}
+        This data may be incomplete or out of date. {problem.title}
         {problem.detail && problem.detail !== problem.title && `: ${problem.detail}`}
       </span>
       <button type="button" onClick={retry}>
@@ -62,7 +62,7 @@ export function Hitch({ problem, retry }: { problem: Problem; retry: () => void 
   );
 }
 
-/** What is shown around an answer: waiting, a problem, or the answer itself. */
+/** Render a request: loading, an error, or its data. */
 export function Answer<T>({
   asked,
   what,
@@ -76,7 +76,7 @@ export function Answer<T>({
     return (
       <>
         {children(asked.data)}
-        {asked.problem && <Hitch problem={asked.problem} retry={asked.retry} />}
+        {asked.problem && <StaleNotice problem={asked.problem} retry={asked.retry} />}
       </>
     );
   }
@@ -84,7 +84,7 @@ export function Answer<T>({
   return <Loading {...(what ? { what } : {})} />;
 }
 
-/** A view that is nothing but such a state: its heading is there for those who do not see the page. */
+/** A view that consists of a state only, with a heading for screen readers. */
 export function Alone({ title, children }: { title: string; children: ComponentChildren }) {
   return (
     <div class="view">

@@ -1,4 +1,4 @@
-// Runs or agents side by side: what each took, and where runs went different ways.
+// Runs or agents side by side: cost, tokens, duration, and the first step that differs.
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
@@ -65,7 +65,7 @@ export function Compare() {
     <div class="view">
       <Head
         above={agents.length > 0 ? <Crumb path={["cost"]}>Cost</Crumb> : <Crumb path={["runs"]}>Runs</Crumb>}
-        title="Side by side"
+        title="Compare"
       />
       {runs.length > 1 ? (
         <Runs key={runs.join()} ids={runs} />
@@ -73,7 +73,7 @@ export function Compare() {
         <Agents names={agents} />
       ) : (
         <Empty title="Choose two runs">
-          Mark runs in the <a href="#/runs">list</a> with x, then compare them with c.
+          Select runs in the <a href="#/runs">list</a> with x, then compare them with c.
         </Empty>
       )}
     </div>
@@ -124,7 +124,7 @@ function Runs({ ids }: { ids: readonly string[] }) {
             <Id id={runs[0]!.run.id} /> and <Id id={runs[index + 1]!.run.id} />
           </h2>
           {divergence === null ? (
-            <p>They are the same, step by step.</p>
+            <p>The runs are identical, step by step.</p>
           ) : (
             <>
               <p>
@@ -142,7 +142,7 @@ function Runs({ ids }: { ids: readonly string[] }) {
   );
 }
 
-/** The first run with each of the others. */
+/** Compare the first run with each of the others. */
 async function compared(ids: readonly string[], stop: AbortSignal): Promise<Comparison> {
   const [first, ...others] = ids as [string, ...string[]];
   const pairs = await Promise.all(
@@ -176,7 +176,7 @@ function Agents({ names }: { names: readonly string[] }) {
               ["95 % of the runs within", agents.map((each) => duration(each.latency?.p95_us))],
             ]}
           />
-          {isPartial && <p class="muted">Latencies and failures are those of the newest events only.</p>}
+          {isPartial && <p class="muted">Latencies and failures are computed from the newest events only.</p>}
         </div>
       )}
     </Answer>
@@ -219,7 +219,7 @@ function Table({
 }
 
 function StepBox({ step, run }: { step: Step | null; run: string }) {
-  if (!step) return <div class="box muted">The run is over by then.</div>;
+  if (!step) return <div class="box muted">The run has ended by then.</div>;
   return (
     <div class="box">
       <p>

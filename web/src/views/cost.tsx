@@ -1,4 +1,4 @@
-// What it all took: by day, agent, model and thread, against budgets, and how well it went.
+// Costs by day, agent, model and thread; budgets and alerts; performance.
 import { useMemo, useState } from "preact/hooks";
 
 import { at } from "../base/api";
@@ -18,7 +18,7 @@ const PERIODS = [
   ["7", "7 days"],
   ["30", "30 days"],
   ["90", "90 days"],
-  ["all", "everything"],
+  ["all", "all time"],
 ] as const;
 const GROUPS = [
   ["agent", "By agent"],
@@ -55,7 +55,7 @@ export function Cost() {
           <label>
             Currency
             <select value={currency} onChange={(event) => select({ currency: event.currentTarget.value })}>
-              <option value="">as it was charged</option>
+              <option value="">as charged</option>
               <option>EUR</option>
               <option>USD</option>
               <option>GBP</option>
@@ -64,10 +64,10 @@ export function Cost() {
         </form>
       </Head>
       <div class="scroll pad" tabIndex={0} role="group" aria-label="Cost">
-        <Answer asked={days} what="Adding up">
+        <Answer asked={days} what="Loading costs">
           {(table) =>
             table.parts.length === 0 ? (
-              <Empty title="Nothing was used">In this period no run used any tokens.</Empty>
+              <Empty title="No usage">No run used tokens in this period.</Empty>
             ) : (
               <>
                 <dl class="figures big">
@@ -75,9 +75,9 @@ export function Cost() {
                   <Figure label="tokens" value={count(table.total.tokens)} />
                   <Figure label="events" value={count(table.total.events)} />
                   <Figure
-                    label="without a price"
+                    label="unpriced"
                     value={count(table.total.unpriced_tokens)}
-                    note={table.total.unpriced_tokens ? "tokens, not in the sum" : "everything is priced"}
+                    note={table.total.unpriced_tokens ? "tokens, not included in the cost" : "all usage is priced"}
                   />
                 </dl>
                 <Days parts={table.parts} />
@@ -86,7 +86,7 @@ export function Cost() {
           }
         </Answer>
         <Tabs label="Groups" now={by} tabs={GROUPS} to={(name) => href(["cost"], { ...query, by: name })} />
-        <Answer asked={groups} what="Adding up">
+        <Answer asked={groups} what="Loading costs">
           {(table) => <Groups key={by} table={table} by={by} />}
         </Answer>
         <Limits />
@@ -108,7 +108,7 @@ function Days({ parts }: { parts: CostLine[] }) {
   if (series.length === 0) return null;
   const [one] = series;
   const format = (value: number) => (series.length === 1 ? money({ currency: one!.label, amount: value }) : String(value));
-  return <DayChart days={days} series={series} format={format} label="Cost by day; the table below has the figures by group" />;
+  return <DayChart days={days} series={series} format={format} label="Cost by day; the table below shows it by group" />;
 }
 
 function Groups({ table, by }: { table: CostTable; by: By }) {
@@ -128,7 +128,7 @@ function Groups({ table, by }: { table: CostTable; by: By }) {
         <thead>
           <tr>
             <th scope="col">{by}</th>
-            {["events", "errors", "tokens", "from cache", "cost"].map((each) => (
+            {["events", "errors", "tokens", "cached", "cost"].map((each) => (
               <th scope="col" class="number" key={each}>
                 {each}
               </th>
@@ -145,7 +145,7 @@ function Groups({ table, by }: { table: CostTable; by: By }) {
                 {by === "agent" && part.key && (
                   <input
                     type="checkbox"
-                    aria-label={`Mark ${part.key} to compare`}
+                    aria-label={`Select ${part.key} to compare`}
                     checked={marked.has(part.key)}
                     onChange={() => mark(part.key!)}
                   />
@@ -160,7 +160,7 @@ function Groups({ table, by }: { table: CostTable; by: By }) {
               <td class="number">
                 {part.tokens ? `${Math.round(((part.usage.cache_read ?? 0) / part.tokens) * 100)} %` : "–"}
               </td>
-              <td class="number">{part.cost.length ? moneys(part.cost) : "no price"}</td>
+              <td class="number">{part.cost.length ? moneys(part.cost) : "unpriced"}</td>
               <td class="share-cell">
                 <Share of={part.tokens} total={largest} />
               </td>
@@ -217,7 +217,7 @@ function Performance() {
   const asked = useGet<{ rows: Speed[]; is_partial: boolean }>(at(["performance"], { by }));
   return (
     <section>
-      <h2>How well it went</h2>
+      <h2>Performance</h2>
       <Tabs
         label="Performance"
         now={by}
@@ -228,7 +228,7 @@ function Performance() {
           ["tool", "Tools"],
         ]}
       />
-      <Answer asked={asked} what="Measuring">
+      <Answer asked={asked} what="Loading performance">
         {({ rows, is_partial }) =>
           rows.length === 0 ? (
             <p class="muted">No calls yet.</p>
@@ -262,7 +262,7 @@ function Performance() {
                   ))}
                 </tbody>
               </table>
-              {is_partial && <p class="muted">Of the newest events only.</p>}
+              {is_partial && <p class="muted">Computed from the newest events only.</p>}
             </>
           )
         }

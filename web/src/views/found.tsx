@@ -1,4 +1,4 @@
-// What a search found, in everything that was said and done.
+// Search results over messages, inputs and outputs.
 import { at } from "../base/api";
 import { plural } from "../base/format";
 import { useGet } from "../base/query";
@@ -30,15 +30,15 @@ export function Found({ q }: { q: string }) {
     <Answer asked={asked} what="Searching">
       {({ hits, words }) =>
         hits.length === 0 ? (
-          <Empty title="Nothing was found">
-            <p>No message, input or output holds “{q}”.</p>
+          <Empty title="No results">
+            <p>No message, input or output matches “{q}”.</p>
             <a href="#/runs">Back to the runs</a>
           </Empty>
         ) : (
           <>
-            <p class="muted">{plural(hits.length, "hit")}, best first</p>
+            <p class="muted">{plural(hits.length, "result")}, best first</p>
             <Rows
-              label="Hits"
+              label="Results"
               items={hits}
               height={66}
               idOf={(hit) => `${hit.event}/${hit.part}`}
@@ -66,7 +66,7 @@ export function Found({ q }: { q: string }) {
   );
 }
 
-/** The words that were looked for stand out; whatever the text holds, it stays text. */
+/** Highlight the search terms; the text is never interpreted as HTML. */
 function Marked({ text, words }: { text: string; words: readonly string[] }) {
   const wanted = words.map((word) => word.replaceAll(/[.*+?^${}()|[\]\\]/g, String.raw`\$&`)).filter(Boolean);
   if (wanted.length === 0) return <>{text}</>;

@@ -1,4 +1,4 @@
-// Budgets and alerts: what may be used, how much of it is gone, and what was noticed.
+// Budgets and alerts.
 import { at } from "../base/api";
 import { exact, money } from "../base/format";
 import { useChanges } from "../base/live";
@@ -44,22 +44,22 @@ export function Limits() {
     <>
       <section>
         <h2>Budgets</h2>
-        <Answer asked={budgets} what="Reading budgets">
+        <Answer asked={budgets} what="Loading budgets">
           {({ budgets: found }) =>
             found.length === 0 ? (
               <p class="muted">
-                Nothing is limited. <code>store.budgets.set("team", per="store", every="day", money=20)</code> sets a limit.
+                No budgets. Set one with <code>store.budgets.set("team", per="store", every="day", money=20)</code>.
               </p>
             ) : (
               <table class="plain wide">
                 <thead>
                   <tr>
                     <th scope="col">budget</th>
-                    <th scope="col">of</th>
+                    <th scope="col">scope</th>
                     <th scope="col">limit</th>
                     <th scope="col">used</th>
                     <th scope="col">
-                      <span class="hidden">share that is used</span>
+                      <span class="hidden">share used</span>
                     </th>
                   </tr>
                 </thead>
@@ -75,10 +75,10 @@ export function Limits() {
       </section>
       <section>
         <h2>Alerts</h2>
-        <Answer asked={alerts} what="Reading alerts">
+        <Answer asked={alerts} what="Loading alerts">
           {({ alerts: found }) =>
             found.length === 0 ? (
-              <p class="muted">Nothing was noticed.</p>
+              <p class="muted">No alerts.</p>
             ) : (
               <ul class="alerts">
                 {found.map((each) => (
@@ -111,7 +111,7 @@ function BudgetRow({ line: { budget, used, share, is_used_up: isUsedUp } }: { li
     <tr>
       <th scope="row">{budget.name}</th>
       <td>
-        {budget.per === "store" ? "everything" : `each ${budget.per}`}
+        {budget.per === "store" ? "whole store" : `each ${budget.per}`}
         {budget.agent && ` of ${budget.agent}`}
         {budget.every && `, every ${budget.every}`}
       </td>
@@ -119,15 +119,15 @@ function BudgetRow({ line: { budget, used, share, is_used_up: isUsedUp } }: { li
         {limits.join(", ")} <span class="muted">then {budget.action}</span>
       </td>
       <td class={isUsedUp ? "bad" : ""}>
-        {share === null ? <span class="muted">by {budget.per}</span> : told(used, budget)}
-        {isUsedUp && ", used up"}
+        {share === null ? <span class="muted">by {budget.per}</span> : describeUsage(used, budget)}
+        {isUsedUp && ", exhausted"}
       </td>
       <td class="share-cell">{share !== null && <Share of={Math.min(1, share)} total={1} />}</td>
     </tr>
   );
 }
 
-function told(used: Record<string, number>, budget: Budget): string {
+function describeUsage(used: Record<string, number>, budget: Budget): string {
   const parts = Object.entries(used).map(([name, value]) =>
     name.startsWith("money") && budget.currency
       ? money({ currency: budget.currency, amount: value / 1e9 })

@@ -1,4 +1,4 @@
-// Every run, newest first, as they come in.
+// All runs, newest first, updated live.
 import { useMemo, useState } from "preact/hooks";
 
 import { at } from "../base/api";
@@ -25,12 +25,12 @@ export function Runs() {
   const listed = usePages<RunLine>(at(["runs"], { agent, status, thread, tag, limit: 100 }), "runs", idOf);
   useChanges((event) => event.kind === "run" || event.kind.startsWith("run."), listed.reload);
   useEvery(10, Boolean(listed.data?.some((run) => run.status === "running")), listed.reload);
-  const isNarrowed = Boolean(agent || status || thread || tag);
+  const isFiltered = Boolean(agent || status || thread || tag);
   return (
     <div class="view">
       <Head
         title="Runs"
-        aside={<Search label="Search everything" value={q ?? ""} onChange={(text) => select({ q: text })} />}
+        aside={<Search label="Search" value={q ?? ""} onChange={(text) => select({ q: text })} />}
       >
         <form class="filters" onSubmit={(event) => event.preventDefault()}>
           <label>
@@ -45,7 +45,7 @@ export function Runs() {
           <Filter label="Agent" name="agent" value={agent} />
           <Filter label="Thread" name="thread" value={thread} />
           <Filter label="Tag" name="tag" value={tag} />
-          {isNarrowed && (
+          {isFiltered && (
             <a class="small" href={href(["runs"], { q })}>
               Clear
             </a>
@@ -55,17 +55,17 @@ export function Runs() {
       {q ? (
         <Found q={q} />
       ) : (
-        <Answer asked={listed} what="Reading runs">
+        <Answer asked={listed} what="Loading runs">
           {(runs) =>
             runs.length > 0 ? (
               <List runs={runs} onEnd={listed.more} hasMore={listed.hasMore} />
-            ) : isNarrowed ? (
-              <Empty title="No run is like that">
+            ) : isFiltered ? (
+              <Empty title="No matching runs">
                 <a href="#/runs">Show all runs</a>
               </Empty>
             ) : (
               <Empty title="No runs yet">
-                <p>A run is one execution of an agent. Record one, and it appears here while it runs:</p>
+                <p>A run is one execution of an agent. Record one to see it here, live:</p>
                 <pre>
                   {'with store.run(agent="planner") as run:\n    run.message("user", "Where is my refund?")'}
                 </pre>
@@ -122,7 +122,7 @@ function List({ runs, onEnd, hasMore }: { runs: RunLine[]; onEnd: () => void; ha
         </div>
         <p class="spacer muted small">
           {plural(runs.length, "run")}
-          {hasMore ? ", more below" : ""}
+          {hasMore ? "+" : ""}
         </p>
         <button type="button" disabled={marked.size < 2} onClick={compare}>
           Compare{marked.size > 0 ? ` ${marked.size}` : ""}
@@ -134,8 +134,8 @@ function List({ runs, onEnd, hasMore }: { runs: RunLine[]; onEnd: () => void; ha
           <span>status</span>
           <span>agent</span>
           <span>thread</span>
-          <span>began</span>
-          <span class="number">took</span>
+          <span>started</span>
+          <span class="number">duration</span>
           <span class="number">tokens</span>
           <span class="number">cost</span>
           <span />
@@ -153,7 +153,7 @@ function List({ runs, onEnd, hasMore }: { runs: RunLine[]; onEnd: () => void; ha
             <div class="line with-mark">
               <input
                 type="checkbox"
-                aria-label={`Mark ${run.agent ?? "run"} ${run.id} to compare`}
+                aria-label={`Select ${run.agent ?? "run"} ${run.id} to compare`}
                 checked={marked.has(run.id)}
                 onChange={() => mark(run.id)}
               />
@@ -184,7 +184,7 @@ function List({ runs, onEnd, hasMore }: { runs: RunLine[]; onEnd: () => void; ha
   );
 }
 
-/** For a drawing of proportions only: currencies are not converted, the first one is taken. */
+/** The amount in the first currency; good enough for a sparkline. */
 function costOf(run: RunLine): number {
   return Number(run.cost[0]?.amount ?? 0);
 }

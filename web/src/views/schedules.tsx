@@ -34,10 +34,10 @@ export function Schedules({ id }: { id: string | undefined }) {
           </label>
         </form>
       </Head>
-      <Answer asked={asked} what="Reading schedules">
+      <Answer asked={asked} what="Loading schedules">
         {({ schedules }) =>
           schedules.length === 0 ? (
-            <Empty title="Nothing is scheduled">
+            <Empty title="No scheduled tasks">
               <pre>{'store.schedules.schedule_task("Summarise the night", "cron", "0 7 * * *")'}</pre>
             </Empty>
           ) : (
@@ -162,7 +162,7 @@ function One({ line: { task, next }, onChange }: { line: TaskLine; onChange: () 
         </ol>
       )}
       <h3>History</h3>
-      <Answer asked={occurrences} what="Reading the history">
+      <Answer asked={occurrences} what="Loading history">
         {(found) =>
           found.length === 0 ? (
             <p class="muted">No occurrences yet.</p>

@@ -1,4 +1,4 @@
-// The store itself: what it holds, how it grows, whether it is sound, and what could go.
+// The store: its content, growth, integrity and garbage.
 import { useMemo, useState } from "preact/hooks";
 
 import { at, send } from "../base/api";
@@ -37,7 +37,7 @@ export function Store() {
   return (
     <div class="view">
       <Head title="Store" />
-      <Answer asked={asked} what="Counting">
+      <Answer asked={asked} what="Loading store">
         {(stats) => (
           <div class="scroll pad" tabIndex={0} role="group" aria-label="Store">
             <dl class="figures big">
@@ -64,7 +64,7 @@ export function Store() {
 function Growth({ growth }: { growth: Record<string, number> }) {
   const days = useMemo(() => Object.keys(growth).sort(), [growth]);
   const series = useMemo(() => [{ label: "new bytes", values: days.map((day) => growth[day] ?? 0) }], [days]);
-  if (days.length === 0) return <p class="muted">Nothing was committed yet.</p>;
+  if (days.length === 0) return <p class="muted">No commits yet.</p>;
   return (
     <section>
       <h2>Growth</h2>
@@ -77,7 +77,7 @@ function Kinds({ stats }: { stats: Stats }) {
   const kinds = Object.entries(stats.bytes).sort(([, one], [, other]) => other - one);
   return (
     <section>
-      <h2>What it holds</h2>
+      <h2>Content</h2>
       <table class="plain">
         <tbody>
           {kinds.map(([kind, size]) => (
@@ -100,8 +100,8 @@ function Verify() {
   const { state, start } = useWork<Verification>(() => send("POST", at(["store", "verify"])));
   return (
     <section>
-      <h2>Is it sound?</h2>
-      <p>Rehashes every byte and follows every link. Nothing is changed.</p>
+      <h2>Integrity</h2>
+      <p>Rehashes all content and checks every reference. Changes nothing.</p>
       <button type="button" onClick={start} disabled={state.busy}>
         {state.busy ? "Verifying …" : "Verify"}
       </button>
@@ -109,7 +109,7 @@ function Verify() {
       {state.done && (
         <div role="status">
           <p class={state.done.ok ? "verdict good" : "verdict bad"}>
-            {state.done.ok ? "Sound: everything is as it was written." : `${plural(state.done.problems.length + state.done.more, "problem")}`}
+            {state.done.ok ? "No problems found." : `${plural(state.done.problems.length + state.done.more, "problem")}`}
           </p>
           <p class="muted">
             {Object.entries(state.done.checked)
@@ -137,17 +137,17 @@ function Sweep() {
   const { state, start } = useWork<Collection>(() => send("POST", at(["store", "gc"]), { dry_run: true }));
   return (
     <section>
-      <h2>What could go?</h2>
+      <h2>Garbage collection</h2>
       <p>
-        Looks for what nothing can reach any more. This is a dry run; <code>treering gc</code> does it.
+        Finds content that nothing refers to any more. This is a dry run; <code>treering gc</code> deletes it.
       </p>
       <button type="button" onClick={start} disabled={state.busy}>
-        {state.busy ? "Looking …" : "Dry run"}
+        {state.busy ? "Running …" : "Dry run"}
       </button>
       {state.trouble && <Trouble text={state.trouble} />}
       {state.done && (
         <p role="status" class="verdict">
-          {bytes(state.done.swept.bytes)} could go: {plural(state.done.swept.objects, "object")},{" "}
+          {bytes(state.done.swept.bytes)} can be freed: {plural(state.done.swept.objects, "object")},{" "}
           {plural(state.done.swept.bodies, "body", "bodies")}, {plural(state.done.swept.lists, "list")},{" "}
           {plural(state.done.swept.packs, "pack")}.
         </p>

@@ -1,4 +1,4 @@
-// Every thread, the last changed first.
+// All threads, most recently changed first.
 import { useState } from "preact/hooks";
 
 import { at } from "../base/api";
@@ -24,15 +24,15 @@ export function Threads() {
     <div class="view">
       <Head
         title="Threads"
-        aside={<Search label="Threads that start with" value={prefix} onChange={(text) => select({ prefix: text })} />}
+        aside={<Search label="Filter by prefix" value={prefix} onChange={(text) => select({ prefix: text })} />}
       >
-        <p class="muted">Conversations with their state: every checkpoint kept, any of them a place to grow from.</p>
+        <p class="muted">Conversations and their state. Any checkpoint can be restored or forked.</p>
       </Head>
-      <Answer asked={listed} what="Reading threads">
+      <Answer asked={listed} what="Loading threads">
         {(threads) =>
           threads.length === 0 ? (
             prefix ? (
-              <Empty title={`No thread starts with “${prefix}”`}>
+              <Empty title={`No threads match “${prefix}”`}>
                 <a href="#/threads">Show all</a>
               </Empty>
             ) : (

@@ -1,4 +1,4 @@
-// One document: read it, change it, go through its versions.
+// One document: read, edit, and browse its versions.
 import { useState } from "preact/hooks";
 
 import { at, send } from "../../base/api";
@@ -55,7 +55,7 @@ export function Document({ id, namespace, onChange }: { id: string; namespace: s
         {tab === "versions" ? (
           <Versions id={id} namespace={namespace} history={history} onChange={changed} />
         ) : (
-          <Answer asked={asked} what="Reading the document">
+          <Answer asked={asked} what="Loading document">
             {(document) =>
               tab === "edit" ? (
                 <Edit
@@ -99,7 +99,7 @@ export function Document({ id, namespace, onChange }: { id: string; namespace: s
             go(["memory"], { namespace });
           }}
         >
-          <p>Agents no longer find it. Its versions stay until it is forgotten.</p>
+          <p>Agents no longer find it. Its versions are kept until it is forgotten.</p>
         </Confirm>
       )}
     </section>
@@ -114,7 +114,7 @@ function Facts({ document }: { document: MemoryDocument }) {
       <dl class="figures small">
         <Figure label="version" value={document.version} />
         <Figure label="changed" value={<Time at={metadata.updated_at} />} />
-        <Figure label="loaded" value={metadata.auto_load ? "always" : "when it is found"} />
+        <Figure label="loaded" value={metadata.auto_load ? "always" : "on search"} />
         <Figure
           label="expires"
           value={metadata.expires_at ? <span class={isOver(document) ? "bad" : ""}>{stamp(metadata.expires_at)}</span> : "never"}
@@ -131,7 +131,7 @@ function Facts({ document }: { document: MemoryDocument }) {
   );
 }
 
-/** Where a version came from. */
+/** The provenance of a version. */
 function Origin({ provenance }: { provenance: Provenance | null }) {
   if (!provenance || Object.keys(provenance).length === 0) return null;
   const { run, step, source, trust, derived_from: from } = provenance;
@@ -180,7 +180,7 @@ function Versions({
     a > 0 && b > 0 && a !== b ? at(["memory", id, "diff"], { namespace, a, b }) : null,
   );
   return (
-    <Answer asked={history} what="Reading versions">
+    <Answer asked={history} what="Loading versions">
       {({ versions }) => (
         <>
           <ol class="versions">
@@ -251,7 +251,7 @@ function Versions({
               </Answer>
             </>
           ) : (
-            <Empty title="One version">{plural(versions.length, "version")}: there is nothing to compare yet.</Empty>
+            <Empty title="Nothing to compare">{plural(versions.length, "version")} so far.</Empty>
           )}
         </>
       )}
@@ -293,7 +293,7 @@ function Edit({ document, namespace, onDone }: { document: MemoryDocument; names
       )}
       <p class="buttons">
         <button type="submit" class="primary">
-          Save as a new version
+          Save new version
         </button>
       </p>
     </form>
@@ -305,7 +305,7 @@ export function NewDocument({ namespace, onClose, onDone }: { namespace: string;
   const [fields, setFields] = useState<Fields>({ content: "", tags: "", auto_load: false, expires_at: "" });
   return (
     <Confirm
-      title="A new document"
+      title="New document"
       verb="Save"
       onClose={onClose}
       action={async () => {
@@ -336,7 +336,7 @@ function Form({ fields, onChange }: { fields: Fields; onChange: (fields: Fields)
       </label>
       <label class="check">
         <input type="checkbox" checked={fields.auto_load} onChange={(event) => onChange({ ...fields, auto_load: event.currentTarget.checked })} />{" "}
-        Belongs into every context
+        Load into every context
       </label>
       <label class="field">
         Expires (UTC)

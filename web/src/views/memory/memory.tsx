@@ -1,4 +1,4 @@
-// What agents remember: browse it, search it, and see where it came from.
+// Memory documents: browse, search, and see their provenance.
 import { useState } from "preact/hooks";
 
 import { at } from "../../base/api";
@@ -75,12 +75,12 @@ export function Memory({ id }: { id: string | undefined }) {
         </form>
       </Head>
       <div class="panes memory-panes">
-        <Answer asked={asked} what={q ? "Searching" : "Reading memory"}>
+        <Answer asked={asked} what={q ? "Searching" : "Loading memory"}>
           {(documents) =>
             documents.length === 0 ? (
-              <Empty title={q || tag ? "Nothing was found" : "Nothing is remembered yet"}>
+              <Empty title={q || tag ? "No results" : "No documents yet"}>
                 {q || tag ? (
-                  <a href={href(["memory"], { namespace })}>Show everything</a>
+                  <a href={href(["memory"], { namespace })}>Show all</a>
                 ) : (
                   <pre>{'store.memory.save("style", "Short answers, please.", tags=["user"])'}</pre>
                 )}
@@ -99,7 +99,7 @@ export function Memory({ id }: { id: string | undefined }) {
                   <a class="document-line" href={href(["memory", document.id], { namespace, tag, q })}>
                     <span class="document-name">
                       <strong class="cut">{document.id}</strong>
-                      {document.metadata.auto_load && <span class="tag good">always loaded</span>}
+                      {document.metadata.auto_load && <span class="tag good">auto-load</span>}
                       {isOver(document) && <span class="tag warn">expired</span>}
                       <Tags tags={document.metadata.tags} />
                       <span class="muted small spacer">
@@ -116,7 +116,7 @@ export function Memory({ id }: { id: string | undefined }) {
         {id ? (
           <Document key={`${namespace}\n${id}`} id={id} namespace={namespace} onChange={listed.reload} />
         ) : (
-          <Empty title="Choose a document">Its versions and where they came from are shown here.</Empty>
+          <Empty title="Choose a document">Its versions and their provenance are shown here.</Empty>
         )}
       </div>
       {isNew && <NewDocument namespace={namespace} onClose={() => setNew(false)} onDone={listed.reload} />}

@@ -1,4 +1,4 @@
-// What was said and done, in order: messages, calls with their input and output, errors.
+// Messages, tool calls with input and output, and errors, in order.
 import { useMemo } from "preact/hooks";
 
 import { at } from "../../base/api";
@@ -12,7 +12,7 @@ import { Rows } from "../../ui/rows";
 import { Empty } from "../../ui/states";
 import { title, type Trace } from "./trace";
 
-const DEEDS = new Set(["tool", "file", "retrieval", "reasoning"]);
+const CALLS = new Set(["tool", "file", "retrieval", "reasoning"]);
 
 interface Props {
   trace: Trace;
@@ -24,7 +24,7 @@ interface Props {
 
 export function Conversation({ trace, until, selected, onSelect, isRunning }: Props) {
   const version = trace.version.value;
-  const all = useMemo(() => trace.records.filter(isTold), [version]);
+  const all = useMemo(() => trace.records.filter(isShown), [version]);
   const shown = useMemo(
     () => (until === null ? all : all.filter((each) => each.started_at_us <= until)),
     [all, until],
@@ -37,10 +37,10 @@ export function Conversation({ trace, until, selected, onSelect, isRunning }: Pr
   }, [shown, selected]);
   if (shown.length === 0) {
     return (
-      <Empty title={until === null ? "Nothing was said" : "Nothing was said yet"}>
+      <Empty title={until === null ? "No messages" : "No messages yet"}>
         {until === null
-          ? "This run has no messages and no calls. Its spans are in the waterfall."
-          : "Move the slider to the right."}
+          ? "This run has no messages or tool calls. The waterfall shows its spans."
+          : "Move the slider forward."}
       </Empty>
     );
   }
@@ -62,10 +62,10 @@ export function Conversation({ trace, until, selected, onSelect, isRunning }: Pr
   );
 }
 
-function isTold(record: RunRecord): boolean {
+function isShown(record: RunRecord): boolean {
   if (record.kind === "message") return true;
   if (record.kind !== "span") return false;
-  return DEEDS.has(record.type) || record.status === "error" || (record.type === "llm" && record.has_output);
+  return CALLS.has(record.type) || record.status === "error" || (record.type === "llm" && record.has_output);
 }
 
 function Turn({
@@ -112,13 +112,13 @@ function Turn({
             {content.data.input !== null && content.data.input !== undefined && (
               <div class="in">
                 <span class="way">in</span>
-                <Slim value={content.data.input} />
+                <Payload value={content.data.input} />
               </div>
             )}
             {isOver && content.data.output !== null && content.data.output !== undefined && (
               <div class="out">
                 <span class="way">out</span>
-                <Slim value={content.data.output} />
+                <Payload value={content.data.output} />
               </div>
             )}
           </>
@@ -133,6 +133,6 @@ function Turn({
   );
 }
 
-function Slim({ value }: { value: unknown }) {
+function Payload({ value }: { value: unknown }) {
   return typeof value === "object" ? <Value value={value} open /> : <Content content={value} />;
 }

@@ -1,4 +1,4 @@
-// One span or message, whole.
+// One span or message in full.
 import { at } from "../../base/api";
 import { useOnce } from "../../base/cache";
 import { count, duration, exact, money, stamp } from "../../base/format";
@@ -19,9 +19,9 @@ export function Details({ trace, id, run }: { trace: Trace; id: string | null; r
     id === null ? null : at(["runs", trace.run, "spans", id]),
     record?.is_open ? record : null,
   );
-  if (id === null) return <Empty title="Choose an event">Click a bar or a message, or go through them with j and k.</Empty>;
+  if (id === null) return <Empty title="Choose an event">Click a bar or a message, or use j and k.</Empty>;
   if (asked.problem) return <Failure problem={asked.problem} retry={asked.retry} />;
-  if (!asked.data) return <Loading what="Reading the event" />;
+  if (!asked.data) return <Loading what="Loading event" />;
   return <Whole run={run} record={record ?? asked.data.record} content={asked.data} />;
 }
 
@@ -39,8 +39,8 @@ function Whole({ run, record, content }: { run: RunLine; record: RunRecord; cont
       </h2>
       <dl class="figures small">
         {record.kind === "span" && <Figure label="status" value={<Status status={record.is_open ? "running" : record.status} />} />}
-        <Figure label="began" value={stamp(record.started_at_us)} />
-        {record.kind === "span" && <Figure label="took" value={record.is_open ? "…" : duration(record.duration_us)} />}
+        <Figure label="started" value={stamp(record.started_at_us)} />
+        {record.kind === "span" && <Figure label="duration" value={record.is_open ? "…" : duration(record.duration_us)} />}
         {record.agent && <Figure label="agent" value={record.agent} />}
         {record.model && <Figure label="model" value={record.model} />}
         {record.cost !== null && record.currency && (
@@ -77,7 +77,7 @@ function Whole({ run, record, content }: { run: RunLine; record: RunRecord; cont
       )}
       {links.length > 0 && (
         <section>
-          <h3>What it left</h3>
+          <h3>Links</h3>
           {links.map(([name, value]) => (
             <p key={name}>
               {name}: <a href={target(name, value as string, run)}>{value as string}</a>

@@ -1,4 +1,4 @@
-// The whole run in one strip: where the events are, and which part is shown below. Drag to choose a part.
+// A strip of the whole run: its events, and the range shown below. Drag to select a range.
 import { useEffect, useRef } from "preact/hooks";
 
 import type { RunRecord } from "../../base/shapes";
@@ -72,7 +72,7 @@ interface Strip {
   theme: Palette;
 }
 
-/** Few events: each one as a line, in the order of the waterfall. */
+/** Draw few events: one line each, in the order of the waterfall. */
 function drawEach(context: CanvasRenderingContext2D, records: readonly RunRecord[], { start, end, wide, theme }: Strip): void {
   const tones: Record<string, string> = {
     agent: theme.bark,
@@ -90,7 +90,7 @@ function drawEach(context: CanvasRenderingContext2D, records: readonly RunRecord
   });
 }
 
-/** Many events: how much went on when. */
+/** Draw many events: their density over time. */
 function drawDensity(context: CanvasRenderingContext2D, records: readonly RunRecord[], { start, end, wide, theme }: Strip): void {
   const busy = new Float64Array(wide + 1);
   const bad = new Uint8Array(wide + 1);

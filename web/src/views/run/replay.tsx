@@ -1,4 +1,4 @@
-// The run again, at the pace of the one who watches: a slider over its time.
+// Replay: a slider over the time of the run.
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { duration } from "../../base/format";
@@ -7,7 +7,7 @@ import { useKeys } from "../../base/keys";
 interface Props {
   start: number;
   end: number;
-  /** Absolute time, or null for the present. */
+  /** Absolute time, or null for the end of the run. */
   until: number | null;
   moments: readonly number[];
   onMove: (until: number | null) => void;
@@ -54,19 +54,19 @@ export function Replay({ start, end, until, moments, onMove }: Props) {
   useKeys({ " ": toggle, "]": () => step(1), "[": () => step(-1) });
   return (
     <div class="replay" role="group" aria-label="Replay">
-      <button type="button" class="quiet" onClick={() => step(-1)} aria-label="Back to the event before" title="Back ( [ )">
+      <button type="button" class="quiet" onClick={() => step(-1)} aria-label="Previous event" title="Previous event ( [ )">
         ‹
       </button>
       <button type="button" class="play" onClick={toggle} title="Play or pause (space)">
         {playing ? "Pause" : "Replay"}
       </button>
-      <button type="button" class="quiet" onClick={() => step(1)} aria-label="On to the next event" title="On ( ] )">
+      <button type="button" class="quiet" onClick={() => step(1)} aria-label="Next event" title="Next event ( ] )">
         ›
       </button>
       <input
         type="range"
-        aria-label="Moment of the run"
-        aria-valuetext={until === null ? "the end" : `${duration(until - start)} after the beginning`}
+        aria-label="Time in the run"
+        aria-valuetext={until === null ? "the end" : `${duration(until - start)} after the start`}
         min={0}
         max={1000}
         step={1}

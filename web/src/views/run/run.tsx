@@ -1,4 +1,4 @@
-// One run: its waterfall beside its conversation, what it cost, and the way through it again.
+// One run: waterfall, conversation, event details, cost and replay.
 import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { at, epoch } from "../../base/api";
@@ -9,7 +9,7 @@ import { asProblem, useGet } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
 import type { RunLine, RunRecord } from "../../base/shapes";
 import { Crumb, Figure, Head, Id, Status, Tabs, Tags, Time } from "../../ui/bits";
-import { Alone, Answer, Failure, Hitch } from "../../ui/states";
+import { Alone, Answer, Failure, StaleNotice } from "../../ui/states";
 import { Conversation } from "./conversation";
 import { Details } from "./details";
 import { Replay } from "./replay";
@@ -43,7 +43,7 @@ export function Run({ id }: { id: string }) {
   if (asked.data) return <Shown run={asked.data} trace={trace} />;
   return (
     <Alone title={`Run ${id}`}>
-      <Answer asked={asked} what="Reading the run">
+      <Answer asked={asked} what="Loading run">
         {() => null}
       </Answer>
     </Alone>
@@ -57,7 +57,7 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
   const version = trace.version.value;
   const isRunning = run.status === "running";
   const clock = useNow(isRunning);
-  // What is still open in a run that is over ended with it, or when it was heard of last.
+  // Spans still open in a run that has ended are shown as ending with it.
   const over = useMemo(() => Math.max(run.ended_at_us ?? 0, trace.heard()), [version, run.ended_at_us]);
   const now = isRunning ? clock : over;
   const start = trace.start || run.started_at_us;
@@ -89,8 +89,8 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
       >
         <dl class="figures">
           <Figure label="status" value={<Status status={run.status} />} />
-          <Figure label="began" value={<Time at={run.started_at_us} />} note={stamp(run.started_at_us)} />
-          <Figure label="took" value={isRunning ? duration(now - run.started_at_us) : duration(run.duration_us)} />
+          <Figure label="started" value={<Time at={run.started_at_us} />} note={stamp(run.started_at_us)} />
+          <Figure label="duration" value={isRunning ? duration(now - run.started_at_us) : duration(run.duration_us)} />
           <Figure label="tokens" value={count(run.tokens)} />
           <Figure label="cost" value={moneys(run.cost)} {...(run.unpriced_tokens ? { note: `${count(run.unpriced_tokens)} tokens unpriced` } : {})} />
           <Figure label="events" value={count(Math.max(run.events, trace.records.length))} />
@@ -109,8 +109,8 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
         <>
           <div class="panes">
             <Waterfall trace={trace} now={now} until={until} selected={span} onSelect={choose} />
-            <section class="side" aria-label="What happened">
-              <Tabs tabs={TABS} now={tab} to={to} label="What happened" />
+            <section class="side" aria-label="Run details">
+              <Tabs tabs={TABS} now={tab} to={to} label="Run details" />
               <div class="side-body" tabIndex={tab === "conversation" ? undefined : 0} role="group" aria-label={tab}>
                 {tab === "conversation" && (
                   <Conversation trace={trace} until={until} selected={span} onSelect={choose} isRunning={isRunning} />
@@ -120,7 +120,7 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
               </div>
             </section>
           </div>
-          {problem && <Hitch problem={problem} retry={load} />}
+          {problem && <StaleNotice problem={problem} retry={load} />}
           <Replay start={start} end={end} until={until} moments={moments} onMove={move} />
         </>
       )}
@@ -128,7 +128,7 @@ function Shown({ run, trace }: { run: RunLine; trace: Trace }) {
   );
 }
 
-/** The present in microseconds; moves only while something runs. */
+/** The current time in microseconds; advances only while the run is running. */
 function useNow(moving: boolean): number {
   const [now, setNow] = useState(() => Date.now() * 1000);
   useEffect(() => {

@@ -1,4 +1,4 @@
-// Where a run's tokens and money went: by agent, by model, by kind of token.
+// The cost of a run by agent, model and kind of token.
 import { useMemo } from "preact/hooks";
 
 import { count, exact, money, moneys, type Amount } from "../../base/format";
@@ -36,7 +36,7 @@ export function Spending({ trace, run, until }: { trace: Trace; run: RunLine; un
   const used = useMemo(() => trace.records.filter((each) => each.usage), [version]);
   const sums = useMemo(() => summed(used, until ?? Infinity), [used, until]);
   if (sums.total.calls === 0) {
-    return <Empty title="No tokens">Nothing in this run {until === null ? "used" : "had used"} any tokens.</Empty>;
+    return <Empty title="No tokens">This run {until === null ? "used" : "had used"} no tokens.</Empty>;
   }
   const { total, agents, models, classes, reasoning } = sums;
   return (
@@ -50,7 +50,7 @@ export function Spending({ trace, run, until }: { trace: Trace; run: RunLine; un
       {until !== null && <p class="muted">Up to the moment of the slider; the whole run: {moneys(run.cost)}.</p>}
       <Breakdown title="By agent" groups={agents} />
       <Breakdown title="By model" groups={models} />
-      <h2 class="minor">By kind of token</h2>
+      <h2 class="minor">By token type</h2>
       <table class="plain">
         <tbody>
           {classes.map((each) => (
@@ -118,7 +118,7 @@ function Breakdown({ title, groups }: { title: string; groups: Group[] }) {
   );
 }
 
-/** Everything that was used up to a time, added up in one pass. */
+/** Sum the usage up to a time, in one pass. */
 function summed(records: readonly RunRecord[], until: number): Sums {
   const total = group("total");
   const agents = new Map<string, Group>();

@@ -1,5 +1,5 @@
-// A run's records as a tree over time. Pages come in any order, live ones late; a record that ended replaces its
-// announcement.
+// The records of a run as a tree over time. Pages arrive in any order and live records late; a finished record
+// replaces its earlier version.
 import { signal } from "@preact/signals";
 
 import { at, get } from "../../base/api";
@@ -15,7 +15,7 @@ export interface TraceRow {
 }
 
 export class Trace {
-  /** Grows with every change, for whoever draws it. */
+  /** Incremented with every change, to trigger rendering. */
   readonly version = signal(0);
   readonly complete = signal(false);
   readonly failed = signal<unknown>(null);
@@ -41,7 +41,7 @@ export class Trace {
     return latest;
   }
 
-  /** When something was heard last. */
+  /** The time of the last record. */
   heard(): number {
     return this.records.reduce((latest, each) => Math.max(latest, each.started_at_us + (each.duration_us ?? 0)), this.start);
   }
@@ -50,7 +50,7 @@ export class Trace {
     return this.byId.get(id);
   }
 
-  /** Fetch everything, page by page; what came is shown at once. */
+  /** Fetch all records page by page, showing each page as it arrives. */
   async load(): Promise<void> {
     if (this.loading) {
       this.again = true;
@@ -77,7 +77,7 @@ export class Trace {
   }
 
   private async pages(): Promise<void> {
-    // The first page is small, so that something is there at once.
+    // The first page is small, so that it shows quickly.
     let limit = this.records.length === 0 ? 500 : PAGE;
     for (;;) {
       const url = at(["runs", this.run, "spans"], { limit, cursor: this.last });
@@ -89,7 +89,7 @@ export class Trace {
     }
   }
 
-  /** Spans that were open are asked after: their end is filed where they began, which was read already. */
+  /** Fetch open spans again: a span ends in the record where it started, which was read already. */
   private async reopen(): Promise<void> {
     if (!this.complete.value) return;
     const open = this.records.filter((each) => each.is_open);
@@ -134,7 +134,7 @@ export class Trace {
     return low;
   }
 
-  /** The tree from top to bottom, without what lies below collapsed spans. */
+  /** The tree from top to bottom, without the descendants of collapsed spans. */
   rows(collapsed: ReadonlySet<string>): TraceRow[] {
     const below = new Map<string, RunRecord[]>();
     const roots: RunRecord[] = [];
@@ -166,7 +166,7 @@ function isBefore(one: RunRecord, other: RunRecord): boolean {
   return one.started_at_us < other.started_at_us || (one.started_at_us === other.started_at_us && one.seq < other.seq);
 }
 
-/** Its name in one word or two. */
+/** A short title. */
 export function title(record: RunRecord): string {
   if (record.kind === "message") return `${record.role ?? "message"}${record.name ? ` · ${record.name}` : ""}`;
   return record.name ?? record.type;

@@ -1,4 +1,4 @@
-// Nested spans over time: zoom with Ctrl and the wheel, pan by dragging, collapse what is not of interest.
+// Nested spans over time: zoom with Ctrl and the wheel, pan by dragging, collapse spans.
 import { useSignal } from "@preact/signals";
 import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 
@@ -12,7 +12,7 @@ import { title, type Trace, type TraceRow } from "./trace";
 interface Props {
   trace: Trace;
   now: number;
-  /** Only what had begun by then is shown; null for everything. */
+  /** Show only spans that had started by then; null for all. */
   until: number | null;
   selected: string | null;
   onSelect: (record: RunRecord) => void;
@@ -212,7 +212,7 @@ function Lane({
             type="button"
             class="twist"
             aria-expanded={!row.isCollapsed}
-            aria-label={`${row.isCollapsed ? "Open" : "Close"} ${title(record)}`}
+            aria-label={`${row.isCollapsed ? "Expand" : "Collapse"} ${title(record)}`}
             onClick={onToggle}
           >
             <span class="arrow" aria-hidden="true" />

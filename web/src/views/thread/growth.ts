@@ -1,4 +1,4 @@
-// How a thread and its relatives grew: all checkpoints that can be reached through forks, as one tree.
+// The history of a thread and its forks: all checkpoints reachable through forks, as one tree.
 import { at, get } from "../../base/api";
 import type { Lineage, CheckpointSummary } from "../../base/shapes";
 
@@ -9,7 +9,7 @@ export interface Node {
   checkpoint: CheckpointSummary;
   isOnLine: boolean;
   isHead: boolean;
-  /** Which of the threads in the picture it belongs to. */
+  /** Index of its thread in the diagram. */
   branch: number;
   children: Node[];
 }
@@ -18,7 +18,7 @@ export interface Grown {
   lineages: Lineage[];
   nodes: Map<string, Node>;
   roots: Node[];
-  /** Threads that are not in the picture, because there are too many. */
+  /** How many threads are left out of the diagram. */
   left: number;
 }
 

@@ -1,4 +1,4 @@
-// One checkpoint: what was said by then, the state, the files, and what differs from another checkpoint.
+// One checkpoint: its messages, state and files, and a diff with another checkpoint.
 import { useState } from "preact/hooks";
 
 import { at, send } from "../../base/api";
@@ -43,7 +43,7 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
         </p>
         <p>
           <Tags tags={checkpoint.tags} />
-          {!node.isOnLine && <span class="tag warn">left behind by a rewind</span>}
+          {!node.isOnLine && <span class="tag warn">abandoned by a rewind</span>}
           {node.isHead && <span class="tag good">head of {checkpoint.thread}</span>}
         </p>
         <p class="buttons tight">
@@ -51,7 +51,7 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
             Fork here
           </button>
           <button type="button" onClick={() => ask("rewind")} disabled={node.isHead}>
-            Rewind to here
+            Rewind here
           </button>
         </p>
       </header>
@@ -76,7 +76,7 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
         {tab === "diff" ? (
           <Compare grown={grown} node={node} />
         ) : (
-          <Answer asked={content} what="Reading the checkpoint">
+          <Answer asked={content} what="Loading checkpoint">
             {(whole) => (
               <>
                 {tab === "messages" && <Messages content={whole} />}
@@ -86,7 +86,7 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
                     <Browser snapshot={snapshotId(checkpoint.snapshot)} />
                   ) : (
                     <Empty title="No files">
-                      This checkpoint keeps no files. Save with <code>workspace=</code> to keep them.
+                      This checkpoint has no files. Pass <code>workspace=</code> when you save it to include them.
                     </Empty>
                   ))}
               </>
@@ -101,7 +101,7 @@ export function Inspector({ grown, node, onChange }: { grown: Grown; node: Node;
 }
 
 function Messages({ content }: { content: CheckpointContent }) {
-  if (content.messages.length === 0) return <Empty title="No messages">Nothing had been said by then.</Empty>;
+  if (content.messages.length === 0) return <Empty title="No messages">This checkpoint has no messages.</Empty>;
   return (
     <Rows
       class="conversation"
@@ -120,7 +120,7 @@ function Messages({ content }: { content: CheckpointContent }) {
 function State({ content }: { content: CheckpointContent }) {
   const lists = Object.entries(content.lists);
   if (Object.keys(content.state).length === 0 && lists.length === 0) {
-    return <Empty title="No state">Save with state= to keep values beside the messages.</Empty>;
+    return <Empty title="No state">Pass state= when you save a checkpoint to store values with the messages.</Empty>;
   }
   return (
     <div class="scroll" tabIndex={0} role="group" aria-label="State">
@@ -176,7 +176,7 @@ function Compare({ grown, node }: { grown: Grown; node: Node }) {
       </p>
       {url === null ? (
         <Empty title="Nothing to compare with">
-          {base ? "These are the same checkpoint. Choose another one." : "This is the first checkpoint. Choose another one."}
+          {base ? "This is the same checkpoint. Choose another one." : "This is the first checkpoint. Choose another one."}
         </Empty>
       ) : (
         <Answer asked={asked} what="Comparing">
@@ -191,12 +191,12 @@ function Differences({ found }: { found: Difference }) {
   const said = found.added.length + found.removed.length + found.changed.length;
   const lists = Object.entries(found.lists);
   if (said + found.state.length + lists.length + found.files.length === 0) {
-    return <Empty title="No difference">Messages, state, lists and files are the same.</Empty>;
+    return <Empty title="No differences">Messages, state, lists and files are identical.</Empty>;
   }
   return (
     <div class="differences">
       <h3>
-        Messages <small class="muted">{said ? `${plural(found.common, "message")} in common` : "the same"}</small>
+        Messages <small class="muted">{said ? `${plural(found.common, "message")} in common` : "unchanged"}</small>
       </h3>
       {found.removed.map(([index, message]) => (
         <div class="change removed" key={`r${index}`}>
@@ -219,7 +219,7 @@ function Differences({ found }: { found: Difference }) {
         </div>
       ))}
       <h3>
-        State {found.state.length === 0 && <small class="muted">the same</small>}
+        State {found.state.length === 0 && <small class="muted">unchanged</small>}
       </h3>
       {found.state.length > 0 && <Patch operations={found.state} />}
       {lists.map(([name, operations]) => (
@@ -229,7 +229,7 @@ function Differences({ found }: { found: Difference }) {
         </div>
       ))}
       <h3>
-        Files {found.files.length === 0 && <small class="muted">the same</small>}
+        Files {found.files.length === 0 && <small class="muted">unchanged</small>}
       </h3>
       {found.files.length > 0 && <FileChanges changes={found.files} />}
     </div>
@@ -252,9 +252,9 @@ function ForkDialog({ node, onClose }: { node: Node; onClose: () => void }) {
         go(["threads", name], { namespace: checkpoint.namespace });
       }}
     >
-      <p>A new thread that begins here and shares the past. Nothing is copied.</p>
+      <p>Creates a thread that starts here and shares the history. Nothing is copied.</p>
       <label class="field">
-        Name of the new thread
+        Thread id
         <input type="text" required value={name} onInput={(event) => setName(event.currentTarget.value)} />
       </label>
     </Confirm>
@@ -262,7 +262,7 @@ function ForkDialog({ node, onClose }: { node: Node; onClose: () => void }) {
 }
 
 function RewindDialog({ grown, node, onClose, onDone }: { grown: Grown; node: Node; onClose: () => void; onDone: () => void }) {
-  // A checkpoint of the shared past is reached through the thread that is looked at.
+  // A checkpoint of the shared history is rewound to through the current thread.
   const thread = grown.lineages[0]!.thread;
   return (
     <Confirm
@@ -276,8 +276,8 @@ function RewindDialog({ grown, node, onClose, onDone }: { grown: Grown; node: No
       }}
     >
       <p>
-        The head of the thread moves from step {thread.step} back to step {node.checkpoint.step}. What came after stays in
-        the history and can be reached again.
+        Moves the head of the thread from step {thread.step} back to step {node.checkpoint.step}. Later checkpoints stay in
+        the history and can be restored.
       </p>
     </Confirm>
   );

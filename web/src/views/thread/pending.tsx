@@ -1,4 +1,4 @@
-// Something that waits for a person: approve it, deny it, or change it first.
+// A pending approval: approve, deny or edit it.
 import { useState } from "preact/hooks";
 
 import { at, send } from "../../base/api";
@@ -17,7 +17,7 @@ export function Pending({ checkpoint, onDone }: { checkpoint: CheckpointSummary;
       try {
         value = JSON.parse(text ?? "");
       } catch (error) {
-        setTrouble(`This is not JSON: ${String(error)}`);
+        setTrouble(`Invalid JSON: ${String(error)}`);
         return;
       }
     }
@@ -33,15 +33,15 @@ export function Pending({ checkpoint, onDone }: { checkpoint: CheckpointSummary;
     });
   };
   return (
-    <section class="pending" aria-label="Waiting for a decision">
-      <h3>Waiting for a decision</h3>
+    <section class="pending" aria-label="Pending approval">
+      <h3>Pending approval</h3>
       {text === null ? (
         <div class="box">
           <Value value={waiting.payload} open />
         </div>
       ) : (
         <label class="field">
-          What shall be done instead, as JSON
+          Replacement value (JSON)
           <textarea rows={6} spellcheck={false} value={text} onInput={(event) => setText(event.currentTarget.value)} />
         </label>
       )}
@@ -66,7 +66,7 @@ export function Pending({ checkpoint, onDone }: { checkpoint: CheckpointSummary;
         ) : (
           <>
             <button type="button" class="primary" disabled={busy} onClick={() => decide("edit")}>
-              Approve with this
+              Approve edited
             </button>
             <button type="button" class="quiet" onClick={() => setText(null)}>
               Cancel

@@ -1,5 +1,5 @@
-// The cut through the tree: a ring for every checkpoint, from the pith outwards. A fork divides the circle from its
-// checkpoint on; what a rewind left behind is dashed.
+// The diagram of a thread: a ring per checkpoint, oldest in the centre. A fork splits the circle from its checkpoint
+// on; checkpoints abandoned by a rewind are dashed.
 import { useMemo } from "preact/hooks";
 
 import { plural } from "../../base/format";
@@ -7,9 +7,9 @@ import type { Grown, Node } from "./growth";
 
 interface Arc {
   node: Node;
-  /** How many messages came with it. */
+  /** How many messages it added. */
   added: number;
-  /** Whether it adds no ring to the one inside of it. */
+  /** Whether it is the copy with which a fork starts, and draws no ring of its own. */
   isSame: boolean;
   depth: number;
   from: number;
@@ -24,23 +24,23 @@ interface Props {
 }
 
 const SIZE = 460;
-const PITH = 16;
+const CENTRE = 16;
 const MOST_RINGS = 60;
 const GAP = 0.09;
 
 export function Section({ grown, selected, other, onSelect }: Props) {
   const { arcs, rings } = useMemo(() => laidOut(grown), [grown]);
-  const step = (SIZE / 2 - PITH - 16) / Math.max(rings, 5);
+  const step = (SIZE / 2 - CENTRE - 16) / Math.max(rings, 5);
   const shown = arcs.filter((arc) => isShown(arc, rings, selected, other));
   const label =
-    `${plural(grown.nodes.size, "checkpoint")} of ${plural(grown.lineages.length, "thread")}, drawn as rings; ` +
-    "the list below has the same checkpoints";
+    `${plural(grown.nodes.size, "checkpoint")} of ${plural(grown.lineages.length, "thread")}, as concentric rings; ` +
+    "the list below shows the same checkpoints";
   return (
     <svg class="section" viewBox={`${-SIZE / 2} ${-SIZE / 2} ${SIZE} ${SIZE}`} role="img" aria-label={label}>
-      <path class="wood" d={ring(PITH + rings * step + 10, 0, 2 * Math.PI)} />
-      <circle class="pith" r={PITH / 3} />
+      <path class="wood" d={ring(CENTRE + rings * step + 10, 0, 2 * Math.PI)} />
+      <circle class="centre" r={CENTRE / 3} />
       {shown.map((arc) => {
-        const radius = PITH + (arc.depth + 0.5) * step;
+        const radius = CENTRE + (arc.depth + 0.5) * step;
         const { checkpoint } = arc.node;
         const kinds = [
           "ring",
@@ -68,7 +68,7 @@ export function Section({ grown, selected, other, onSelect }: Props) {
   );
 }
 
-/** Every checkpoint's place: its ring is its distance from the root, its arc a share of its parent's. */
+/** Lay out the checkpoints: the ring is the distance from the root, the arc a share of the parent's. */
 function laidOut(grown: Grown): { arcs: Arc[]; rings: number } {
   const leaves = new Map<Node, number>();
   const order: Node[] = [];
@@ -111,11 +111,11 @@ function laidOut(grown: Grown): { arcs: Arc[]; rings: number } {
   return { arcs, rings };
 }
 
-/** A tree with very many rings shows some of them, and always the ones that matter. */
+/** With very many checkpoints only some are drawn, and always heads, forks and the selection. */
 function isShown(arc: Arc, rings: number, selected: string | null, other: string | null): boolean {
   const every = Math.ceil(rings / MOST_RINGS);
   const { id } = arc.node.checkpoint;
-  // A fork begins with a checkpoint that is the one it was forked from.
+  // A fork starts with a copy of the checkpoint that it was forked from.
   const isSame = arc.node.children.length > 0 && arc.isSame && id !== selected && id !== other;
   if (isSame) return false;
   return (
@@ -128,7 +128,7 @@ function isShown(arc: Arc, rings: number, selected: string | null, other: string
   );
 }
 
-/** Wider where more was said, as in a wet year. */
+/** Wider where more messages were added. */
 function thickness(arc: Arc, step: number): number {
   const share = 0.22 + 0.24 * Math.min(2, Math.log2(1 + arc.added));
   return Math.max(1, Math.min(step * share, 18));
@@ -150,7 +150,7 @@ function ring(radius: number, from: number, to: number): string {
   return isWhole ? `${path}Z` : path;
 }
 
-/** No tree is a circle. */
+/** A slightly irregular outline. */
 function bend(angle: number): number {
   return 1 + 0.022 * Math.sin(2 * angle + 0.6) + 0.014 * Math.cos(3 * angle - 0.4) - 0.02;
 }

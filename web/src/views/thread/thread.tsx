@@ -1,4 +1,4 @@
-// One thread: the tree of rings that it is part of, its checkpoints, and one of them in full.
+// One thread: its diagram, its checkpoints and forks, and one checkpoint in full.
 import type { ComponentChildren } from "preact";
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 
@@ -10,7 +10,7 @@ import { asProblem } from "../../base/query";
 import { go, href, route, select } from "../../base/route";
 import { Crumb, Head, Tags, Time } from "../../ui/bits";
 import { Rows } from "../../ui/rows";
-import { Alone, Failure, Hitch, Loading } from "../../ui/states";
+import { Alone, Failure, StaleNotice, Loading } from "../../ui/states";
 import { grow, type Grown, type Node } from "./growth";
 import { Inspector } from "./inspector";
 import { Section } from "./section";
@@ -41,12 +41,12 @@ export function Thread({ id }: { id: string }) {
   if (grown?.of !== of) {
     return (
       <Alone title={`Thread ${id}`}>
-        {problem ? <Failure problem={problem} retry={reload} /> : <Loading what="Reading the thread" />}
+        {problem ? <Failure problem={problem} retry={reload} /> : <Loading what="Loading thread" />}
       </Alone>
     );
   }
   const older = () => grown.tree.lineages[0]!.next_cursor !== null && setPages(grown.pages + 1);
-  const hitch = problem && <Hitch problem={problem} retry={reload} />;
+  const hitch = problem && <StaleNotice problem={problem} retry={reload} />;
   return <Shown id={id} grown={grown.tree} onChange={reload} onEnd={older} hitch={hitch} />;
 }
 
@@ -137,9 +137,9 @@ function CheckpointRow({ node, onSelect }: { node: Node; onSelect: (node: Node) 
       <span class="checkpoint-note">
         {checkpoint.note ?? <span class="muted">{plural(checkpoint.message_count, "message")}</span>}
       </span>
-      {!node.isOnLine && <span class="tag">left behind</span>}
+      {!node.isOnLine && <span class="tag">abandoned</span>}
       <Tags tags={checkpoint.tags} />
-      {checkpoint.pending_interrupt && node.isHead && <span class="tag warn">waits</span>}
+      {checkpoint.pending_interrupt && node.isHead && <span class="tag warn">pending approval</span>}
       {node.isHead && <span class="tag good">head</span>}
       {node.children.length > 1 && <span class="tag">{node.children.length} branches</span>}
       {checkpoint.snapshot && <span class="tag">files</span>}
@@ -150,7 +150,7 @@ function CheckpointRow({ node, onSelect }: { node: Node; onSelect: (node: Node) 
   );
 }
 
-/** The checkpoints of the thread itself and of the past that it shares, newest first. */
+/** The checkpoints of the thread and of the history that it shares, newest first. */
 function checkpointsOf(grown: Grown): Node[] {
   const found = [...grown.nodes.values()].filter((node) => node.branch === 0);
   let from = grown.lineages[0]?.origin?.id;

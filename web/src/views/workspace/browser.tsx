@@ -1,4 +1,4 @@
-// The files of a snapshot: folders on the left, one file on the right; nothing is restored for it.
+// The files of a snapshot: folders on the left, one file on the right. Nothing is restored to disk.
 import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { at, epoch, raw, type Problem } from "../../base/api";
@@ -45,10 +45,10 @@ export function Browser({ snapshot }: { snapshot: string }) {
         ))}
       </nav>
       <div class="browser-panes">
-        <Answer asked={asked} what="Reading the folder">
+        <Answer asked={asked} what="Loading folder">
           {({ entries }) => (
             <ul class="entries" aria-label="Files">
-              {entries.length === 0 && <li class="muted">an empty folder</li>}
+              {entries.length === 0 && <li class="muted">empty folder</li>}
               {entries.toSorted(inOrder).map((entry) => (
                 <li key={entry.path}>
                   <button
@@ -73,7 +73,7 @@ export function Browser({ snapshot }: { snapshot: string }) {
         {isFile ? (
           <File key={`${snapshot}/${path}`} snapshot={snapshot} path={path} />
         ) : (
-          <Empty title="Choose a file">Text and images are shown, and everything can be downloaded.</Empty>
+          <Empty title="Choose a file">Text and images are previewed; every file can be downloaded.</Empty>
         )}
       </div>
     </div>
@@ -98,14 +98,14 @@ function File({ snapshot, path }: { snapshot: string; path: string }) {
     return () => stop.abort();
   }, [snapshot, path, era]);
   if (problem) return <Failure problem={problem} />;
-  if (!data) return <Loading what="Reading the file" />;
+  if (!data) return <Loading what="Loading file" />;
   return <Preview path={path} data={data} />;
 }
 
 function Preview({ path, data }: { path: string; data: ArrayBuffer }) {
   const name = path.split("/").at(-1) ?? path;
   const image = IMAGES[name.split(".").at(-1)?.toLowerCase() ?? ""];
-  // An image is shown as one: scripts inside an SVG do not run there.
+  // As an <img>, scripts inside an SVG do not run.
   const url = useMemo(() => URL.createObjectURL(new Blob([data], { type: image ?? "application/octet-stream" })), [data]);
   useEffect(() => () => URL.revokeObjectURL(url), [url]);
   const text = useMemo(() => (image ? null : decoded(data)), [data]);
@@ -121,7 +121,7 @@ function Preview({ path, data }: { path: string; data: ArrayBuffer }) {
       {image ? (
         <img src={url} alt={name} />
       ) : text === null ? (
-        <Empty title="Not text">This file can be downloaded, but not shown.</Empty>
+        <Empty title="No preview">This file can only be downloaded.</Empty>
       ) : (
         <pre class="code" tabIndex={0} aria-label={`Content of ${name}`}>
           {text.slice(0, MOST_TEXT).split("\n").map((line, index) => (
@@ -133,7 +133,7 @@ function Preview({ path, data }: { path: string; data: ArrayBuffer }) {
         </pre>
       )}
       {text !== null && text.length > MOST_TEXT && (
-        <p class="muted">Only the beginning is shown; download it to see the rest.</p>
+        <p class="muted">The file is truncated; download it to see the rest.</p>
       )}
     </section>
   );

@@ -1,4 +1,4 @@
-// Which files differ, and how.
+// Changed files and their diffs.
 import { useState } from "preact/hooks";
 
 import { bytes } from "../../base/format";
@@ -18,7 +18,7 @@ export function FileChanges({ changes }: { changes: readonly FileChange[] }) {
             <span class="muted small">{sizes(change)}</span>
           </summary>
           {change.text ? (
-            <Unified text={change.text} label={`What changed in ${change.path}`} />
+            <Unified text={change.text} label={`Changes in ${change.path}`} />
           ) : (
             <p class="muted">
               {(change.after ?? change.before)?.kind === "folder" ? "A folder." : "No text to compare."}

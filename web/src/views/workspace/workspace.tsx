@@ -1,4 +1,4 @@
-// Snapshots of the folders that agents work in: look into any of them, and see what differs between two.
+// Snapshots of the folders that agents work in: browse one, or compare two.
 import { useState } from "preact/hooks";
 
 import { at } from "../../base/api";
@@ -16,7 +16,7 @@ import { FileChanges } from "./changes";
 
 const idOf = (snapshot: SnapshotInfo) => `${snapshot.id}@${snapshot.taken_at_us}`;
 
-/** In the address: compare with an empty folder. */
+/** Query value: compare with an empty folder. */
 const NOTHING = "nothing";
 
 function useSnapshots() {
@@ -30,9 +30,9 @@ export function Workspace() {
   return (
     <div class="view">
       <Head title="Workspace">
-        <p class="muted">Snapshots of folders. Those that belong to a checkpoint of a thread are found there, too.</p>
+        <p class="muted">Snapshots of folders. Those saved with a checkpoint are also shown on its thread.</p>
       </Head>
-      <Answer asked={listed} what="Reading snapshots">
+      <Answer asked={listed} what="Loading snapshots">
         {(snapshots) =>
           snapshots.length === 0 ? (
             <Empty title="No snapshots yet">
@@ -150,7 +150,7 @@ function Diff({ id, snapshots }: { id: string; snapshots: readonly SnapshotInfo[
       <Answer asked={asked} what="Comparing">
         {({ changes }) =>
           changes.length === 0 ? (
-            <Empty title="No difference">Both hold the same files.</Empty>
+            <Empty title="No differences">Both snapshots have the same files.</Empty>
           ) : (
             <>
               <p class="muted">{plural(changes.length, "change")}</p>

@@ -1,7 +1,8 @@
-"""A store worth looking at: agents that worked for two weeks, in a few seconds and without any model.
+"""Create a sample store: two weeks of work of several agents, in a few seconds and without any model.
 
-Everything is written through the public API, with a clock that is passed in, so the same call gives the same
-picture. ``python examples/garden.py ./garden`` makes one; ``treering ui --store ./garden`` shows it.
+Everything is written through the public API with a clock that is passed in, so that the same call creates the
+same data. ``python examples/sample_store.py ./sample`` creates one; ``treering ui --store ./sample`` shows
+it.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ ANSWERS = (
 )
 
 
-def plant(url: str | Path, *, now_us: int | None = None, runs: int = 36) -> None:
-    """Fill a new store with two weeks of work, the last of it just before ``now_us``."""
+def create(url: str | Path, *, now_us: int | None = None, runs: int = 36) -> None:
+    """Fill a new store with two weeks of work that end just before ``now_us``."""
     now_us = time_ns() // 1000 if now_us is None else now_us
     clock = ManualClock(now_us - 14 * DAY * 1_000_000)
     chance = random.Random(7)
@@ -67,7 +68,7 @@ def plant(url: str | Path, *, now_us: int | None = None, runs: int = 36) -> None
 
 
 def _opened(url: str | Path, clock: ManualClock) -> Store:
-    """The store at a URL, with a time of our own."""
+    """Open the store at a URL with our own clock."""
     opened = treering.open(url)
     return Store(opened.engine, folder=opened._folder, clock=clock)
 
@@ -193,7 +194,7 @@ def _threads(store: Store, clock: ManualClock) -> None:
 
 
 def _files(store: Store, clock: ManualClock) -> None:
-    folder = Path(mkdtemp(prefix="garden-"))
+    folder = Path(mkdtemp(prefix="sample-"))
     try:
         (folder / "shop").mkdir()
         (folder / "README.md").write_text("# Shop\n\nSells things. Refunds them, too.\n")
@@ -258,11 +259,11 @@ def _schedules(store: Store) -> None:
     paused = tasks.cron("30 2 * * *", prompt="Compact the archive")
     tasks.once("2099-12-31T23:59:00+01:00", prompt="Wish a happy new year")
     tasks.pause(paused.id)
-    _fire(store, hourly.id)
+    _run_task(store, hourly.id)
 
 
-def _fire(store: Store, task_id: str) -> None:
-    """Let a worker do a task once, really."""
+def _run_task(store: Store, task_id: str) -> None:
+    """Let a worker run a task once."""
     from threading import Event
 
     done = Event()
@@ -272,11 +273,11 @@ def _fire(store: Store, task_id: str) -> None:
             raise TreeringError("the worker did not come to it within 30 seconds")
 
 
-def grow(url: str | Path, *, events: int = 50_000, id: str = "run-forest") -> None:
-    """One run with very many events."""
+def add_large_run(url: str | Path, *, events: int = 50_000, id: str = "run-large") -> None:
+    """Add one run with very many events."""
     clock = ManualClock(time_ns() // 1000 - 3 * DAY * 1_000_000)
     with _opened(url, clock) as store:
-        run = store.run(agent="forester", id=id).start()
+        run = store.run(agent="indexer", id=id).start()
         written = 0
         while written < events:
             with run.span(f"day {written // 100}", input={"day": written // 100}, id=f"d{written}") as day:
@@ -293,8 +294,8 @@ def grow(url: str | Path, *, events: int = 50_000, id: str = "run-forest") -> No
         run.end()
 
 
-def crowd(url: str | Path, *, runs: int = 10_000) -> None:
-    """Very many small runs."""
+def add_many_runs(url: str | Path, *, runs: int = 10_000) -> None:
+    """Add many small runs."""
     clock = ManualClock(time_ns() // 1000 - runs * 60 * 1_000_000)
     with _opened(url, clock) as store:
         for number in range(runs):
@@ -320,7 +321,7 @@ def refund(order, amount):
 
 
 def _png(size: int) -> bytes:
-    """A picture of rings, made by hand."""
+    """Return a small generated PNG."""
     rows = bytearray()
     for y in range(size):
         rows.append(0)
@@ -344,4 +345,4 @@ def _png(size: int) -> bytes:
 
 
 if __name__ == "__main__":
-    plant(sys.argv[1] if len(sys.argv) > 1 else "./garden")
+    create(sys.argv[1] if len(sys.argv) > 1 else "./sample")
