@@ -1,6 +1,6 @@
-"""Seed 002, rows C9 to C12: conversations of an agent that are resumed, streamed and watched.
+"""Agent loop: conversations that are resumed, streamed and hooked into.
 
-The document's examples, with no framework: `create_agent` with a model that is a function.
+The examples of agent-sdk, with `create_agent` and a model that is a function.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class TestIncrementalCheckpoints:
         ],
         ids=lambda value: value if isinstance(value, str) else f"{value[0][2:]}-{value[1]}",
     )
-    def test_a_process_killed_after_tool_k_goes_on_at_the_next(
+    def test_a_process_killed_after_tool_k_continues_with_the_next(
         self, tmp_path, checkpointer, style, death
     ) -> None:
         log = tmp_path / "log"
@@ -243,7 +243,7 @@ class TestIncrementalCheckpoints:
 
 # C12
 class TestHooks:
-    def test_the_three_hooks_of_the_document(self) -> None:
+    def test_the_three_hooks(self) -> None:
         said_by_hooks = []
 
         async def before(saving):

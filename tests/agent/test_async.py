@@ -143,7 +143,7 @@ def test_async_code_runs_in_the_callers_own_loop() -> None:
     asyncio.run(work())
 
 
-def test_plain_code_never_blocks_the_loop() -> None:
+def test_sync_code_never_blocks_the_loop() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def model(messages, tools):  # noqa: ARG001
@@ -168,7 +168,7 @@ def test_waiting_in_a_loop_for_async_code_is_refused() -> None:
         asyncio.run(work())
 
 
-def test_text_is_shown_as_it_comes() -> None:
+def test_text_is_yielded_as_it_arrives() -> None:
     agent = create_agent(model=async_streaming_model(), tools=[plain_tool()])
     kinds = [(part.kind, part.text) for part in agent.stream(prompt="Hi")]
     assert kinds == [
@@ -194,7 +194,7 @@ def test_pieces_of_a_provider_pass_through() -> None:
     assert parts[-1].result.messages[-1] == said("Done.")
 
 
-def test_a_stream_that_is_left_is_closed_and_saves_nothing_more() -> None:
+def test_an_abandoned_stream_is_closed_and_saves_nothing_more() -> None:
     closed = []
 
     def model(messages, tools):  # noqa: ARG001
@@ -225,7 +225,7 @@ def test_a_stream_that_is_left_is_closed_and_saves_nothing_more() -> None:
     assert closed == ["plain", "async"]
 
 
-def test_a_cancelled_run_goes_on_later() -> None:
+def test_a_cancelled_run_can_be_continued() -> None:
     made = []
 
     async def look(n: int) -> int:
@@ -297,7 +297,7 @@ def test_many_runs_with_layers_of_both_kinds_do_not_wait_for_each_other() -> Non
     assert {result.messages[2]["content"] for result in asyncio.run(work())} == {"4"}
 
 
-def test_a_plain_stream_stays_in_one_thread() -> None:
+def test_a_sync_stream_stays_in_one_thread() -> None:
     threads = set()
 
     def model(messages, tools):  # noqa: ARG001
@@ -310,7 +310,7 @@ def test_a_plain_stream_stays_in_one_thread() -> None:
     assert threads != {threading.get_ident()}
 
 
-def test_a_plain_stream_that_is_cancelled_in_the_middle_of_a_piece_is_closed_after_it() -> None:
+def test_a_sync_stream_that_is_cancelled_in_the_middle_of_a_piece_is_closed_after_it() -> None:
     inside, go_on, closed = threading.Event(), threading.Event(), threading.Event()
 
     def model(messages, tools):  # noqa: ARG001

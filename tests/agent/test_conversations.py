@@ -89,7 +89,7 @@ def careful(checkpointer, deleted):
 
 def decide(agent, deleted):
     first = agent.generate(thread_id="t", prompt="Clean up")
-    with pytest.raises(Conflict, match="waits for a decision"):
+    with pytest.raises(Conflict, match="is waiting for a decision"):
         agent.generate(thread_id="t", prompt="Hurry up")
     with pytest.raises(Conflict, match="not 'other'"):
         agent.resume(thread_id="t", decision="approve", interrupt_id="other")
@@ -162,7 +162,7 @@ def test_of_two_runs_at_once_the_second_does_not_overwrite_the_first(tmp_path, k
     saver.close()
 
 
-def test_a_failed_checkpoint_of_a_saver_is_noted_in_its_store() -> None:
+def test_a_failed_checkpoint_of_a_saver_is_recorded_in_its_store() -> None:
     def fails(_):
         raise StoreFull("the disk is full")
 
@@ -182,5 +182,5 @@ def test_a_saver_without_hooks_takes_none() -> None:
 
 
 def test_a_saver_has_its_own_namespace() -> None:
-    with pytest.raises(InvalidInput, match="a saver has its own"):
+    with pytest.raises(InvalidInput, match="give it to the saver"):
         create_agent(model=Scripted(), checkpointer=OwnSaver(), namespace="acme")

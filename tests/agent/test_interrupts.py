@@ -80,7 +80,7 @@ def test_an_edited_call_is_made_as_edited(store, agent, deleted) -> None:
     assert store.thread("t").load().messages[2] == answered("c1", "a.bak is gone")
 
 
-def test_arguments_that_do_not_fit_are_told(store, agent, deleted) -> None:
+def test_the_model_reads_that_edited_arguments_are_invalid(store, agent, deleted) -> None:
     agent.generate(thread_id="t", prompt="Clean up")
     agent.resume(thread_id="t", decision="edit", value={"file": "a"})
     assert deleted == []
@@ -107,7 +107,7 @@ def test_a_decision_counts_for_one_call_only(store, agent, deleted) -> None:
     assert deleted == []
 
 
-def test_a_model_that_uses_an_id_again_asks_again(store, deleted) -> None:
+def test_a_call_with_a_reused_id_needs_its_own_approval(store, deleted) -> None:
     @tool(needs_approval=True)
     def delete(path: str) -> str:
         deleted.append(path)
@@ -125,7 +125,7 @@ def test_a_model_that_uses_an_id_again_asks_again(store, deleted) -> None:
         agent.resume(thread_id="t", decision="approve", interrupt_id=first.interrupt["id"])
 
 
-def test_what_does_not_match_is_refused(agent) -> None:
+def test_a_decision_that_does_not_match_is_refused(agent) -> None:
     with pytest.raises(Conflict, match="has no pending interrupt"):
         agent.resume(thread_id="t", decision="approve")
     agent.generate(thread_id="t", prompt="Clean up")
@@ -136,27 +136,27 @@ def test_what_does_not_match_is_refused(agent) -> None:
             agent.resume(thread_id="t", **wrong)
     with pytest.raises(InvalidInput, match="as a dict"):
         agent.resume(thread_id="t", decision="edit", value="b")
-    with pytest.raises(Conflict, match="waits for a decision about"):
+    with pytest.raises(Conflict, match="is waiting for a decision about"):
         agent.generate(thread_id="t", prompt="Hurry up")
 
 
-def test_without_a_checkpointer_nothing_can_wait() -> None:
+def test_approval_needs_a_checkpointer() -> None:
     @tool(needs_approval=lambda arguments: arguments["n"] > 1)
     def risky(n: int) -> int:
         return n
 
     wants = asking(("c1", "risky", {"n": 1}), ("c2", "risky", {"n": 2}))
-    with pytest.raises(InvalidInput, match="give it a checkpointer="):
+    with pytest.raises(InvalidInput, match="needs a checkpointer="):
         create_agent(model=Scripted(wants), tools=[risky]).generate(prompt="Hi")
 
 
-def test_a_veto_of_the_wait_is_an_error(store, agent) -> None:
+def test_a_veto_of_an_interrupt_is_an_error(store, agent) -> None:
     store.hooks.add("pre_checkpoint_save", lambda saving: None if saving.pending_interrupt is None else False)
     with pytest.raises(Conflict, match="vetoed"):
         agent.generate(thread_id="t", prompt="Clean up")
 
 
-def test_a_wait_that_cannot_be_saved_is_an_error(store, agent) -> None:
+def test_an_interrupt_that_cannot_be_saved_is_an_error(store, agent) -> None:
     def fails(saving):
         if saving.pending_interrupt is not None:
             raise StoreFull("the disk is full")
@@ -167,7 +167,7 @@ def test_a_wait_that_cannot_be_saved_is_an_error(store, agent) -> None:
     assert store.thread("t").load().metadata["status"] == "failed"
 
 
-def test_over_budget_nobody_is_asked(store) -> None:
+def test_nobody_is_asked_to_approve_a_call_over_budget(store) -> None:
     @tool(needs_approval=True)
     def delete(path: str) -> str:
         raise NotImplementedError(path)
@@ -181,7 +181,7 @@ def test_over_budget_nobody_is_asked(store) -> None:
     assert agent.generate(thread_id="t", prompt="Clean up").text == "Then not."
 
 
-def test_the_same_awaited(agent, deleted) -> None:
+def test_approval_in_async_code(agent, deleted) -> None:
     async def work():
         first = await agent.agenerate(thread_id="t", prompt="Clean up")
         await agent.aresume(thread_id="t", decision="approve", interrupt_id=first.interrupt["id"])

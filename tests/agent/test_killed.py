@@ -71,7 +71,7 @@ def test_a_run_that_died_after_its_last_save_is_finished(tmp_path) -> None:
     killed = work(tmp_path, "--prompt", "Note all four", failpoint="commit.after_commit=kill:6")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     resumed = work(tmp_path)
-    assert "nothing unfinished to go on with" in resumed.stderr
+    assert "no unfinished run to continue" in resumed.stderr
     with treering.open(tmp_path / "kept") as store:
         assert store.thread("long").load().messages[-1]["content"] == "All 4 are done."
         assert store.thread("long").load().metadata["status"] == "done"

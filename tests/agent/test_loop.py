@@ -18,7 +18,7 @@ def store():
 
 
 class TestTheModel:
-    def test_it_is_shown_the_conversation_and_the_tools(self) -> None:
+    def test_it_receives_the_conversation_and_the_tools(self) -> None:
         model = Scripted(two_sums(), said("3 and 7."))
         agent = create_agent(model=model, tools=[add])
         result = agent.generate(prompt="Add")
@@ -30,7 +30,7 @@ class TestTheModel:
         assert (result.text, result.iterations, result.counters.run) == ("3 and 7.", 2, 2)
 
     @pytest.mark.parametrize("style", ["anthropic", "blocks"])
-    def test_it_is_shown_the_results_of_one_message_in_one_message(self, store, style) -> None:
+    def test_it_receives_the_results_of_one_message_in_one_message(self, store, style) -> None:
         model = Scripted(two_sums(style), said("Done."))
         create_agent(model=model, tools=[add], checkpointer=store).generate(thread_id="t", prompt="Add")
         first = answered("c1", "3", style=style, name="add")
@@ -50,18 +50,18 @@ class TestTheModel:
         ]
 
     @pytest.mark.parametrize("reply", [None, 3, {"content": "no role"}, [], ["a", 3]])
-    def test_what_is_no_reply_is_refused(self, store, reply) -> None:
+    def test_an_unknown_reply_is_refused(self, store, reply) -> None:
         agent = create_agent(model=Scripted(reply), checkpointer=store)
         with pytest.raises(InvalidInput, match="the model returned"):
             agent.generate(thread_id="t", prompt="Hi")
         assert store.thread("t").head is None
 
-    def test_two_calls_of_one_id_are_refused(self) -> None:
+    def test_two_calls_with_one_id_are_refused(self) -> None:
         reply = asking(("c1", "add", {}), ("c1", "add", {}))
         with pytest.raises(InvalidInput, match="the same id: c1, c1"):
             create_agent(model=Scripted(reply), tools=[add]).generate(prompt="Hi")
 
-    def test_it_is_not_asked_for_ever(self, store) -> None:
+    def test_it_is_called_a_limited_number_of_times(self, store) -> None:
         always = [asking((f"c{n}", "add", {"a": n, "b": n})) for n in range(9)]
         agent = create_agent(model=Scripted(*always), tools=[add], checkpointer=store, max_iterations=3)
         with pytest.raises(BudgetExceeded, match="raise max_iterations") as caught:
@@ -84,7 +84,7 @@ class TestTools:
         create_agent(model=model, tools=tools, **options).generate(prompt="Hi")
         return contents(model.seen[1][2:])
 
-    def test_they_are_told_to_the_model_by_their_signature(self) -> None:
+    def test_their_schema_follows_from_their_signature(self) -> None:
         def book(context: Context, city: str, nights: int = 1, tags: list[str] | None = None) -> str:
             """Book a hotel."""
             raise NotImplementedError
@@ -121,7 +121,7 @@ class TestTools:
             """{"a":[1,null],"b":"<class 'object'>"}""",
         ]
 
-    def test_what_cannot_be_called_is_told_and_not_counted(self) -> None:
+    def test_an_invalid_call_is_reported_to_the_model_and_not_counted(self) -> None:
         wrong_json = asking(("c9", "add", {}))
         wrong_json["tool_calls"][0]["function"]["arguments"] = "{a: 1"
         model = Scripted(
@@ -131,16 +131,16 @@ class TestTools:
         )
         result = create_agent(model=model, tools=[add]).generate(prompt="Hi")
         unknown, missing, wrong = contents(model.seen[1][2:])
-        assert unknown == "there is no tool 'sub'; the tools are: add"
+        assert unknown == "tool 'sub' does not exist; the tools are: add"
         assert "missing required field `b`" in missing
         assert "Expected `int`" in wrong
         assert "not JSON" in model.seen[2][-1]["content"]
         assert result.counters.run == 0
 
-    def test_numbers_that_came_as_text_are_numbers(self) -> None:
+    def test_numbers_in_text_are_converted(self) -> None:
         assert self.told([add], ("add", {"a": "1", "b": 2})) == ["3"]
 
-    def test_an_error_is_told(self) -> None:
+    def test_an_error_is_reported_to_the_model(self) -> None:
         def fail():
             raise ValueError("no such city")
 
@@ -204,14 +204,14 @@ class TestTools:
         assert (made.name, made.description) == ("echo", "Say it again.")
         assert self.told([made], ("echo", {"x": 1})) == ['{"x":1}']
 
-    def test_bad_tools_are_refused_when_the_agent_is_made(self) -> None:
+    def test_invalid_tools_are_refused_when_the_agent_is_created(self) -> None:
         def by_position(a, /):
             return a
 
         for tools, message in (
-            ([add, Tool(add)], "two tools named 'add'"),
-            (["add"], "is no tool"),
-            ([by_position], "by position only"),
+            ([add, Tool(add)], "two tools are named 'add'"),
+            (["add"], "give a function or a Tool"),
+            ([by_position], "positional-only"),
         ):
             with pytest.raises(InvalidInput, match=message):
                 create_agent(model=Scripted(), tools=tools)
@@ -248,7 +248,7 @@ class TestBudgets:
         assert first.run_id != second.run_id
         assert store.thread("t").load().metadata["tool_calls"] == 1
 
-    def test_a_run_that_goes_on_goes_on_counting(self, store) -> None:
+    def test_a_continued_run_continues_its_counters(self, store) -> None:
         replies = [asking((f"c{n}", "add", {"a": n, "b": n})) for n in range(2)]
         agent = create_agent(
             model=Scripted(replies[0], ConnectionError("down"), replies[1], "Enough."),
@@ -262,7 +262,7 @@ class TestBudgets:
         assert result.counters.run == 1
         assert "used up" in result.messages[-2]["content"]
 
-    def test_going_back_gives_the_calls_back(self, store) -> None:
+    def test_a_rewind_restores_the_counters(self, store) -> None:
         replies = [asking((f"c{n}", "add", {"a": n, "b": n})) for n in range(3)]
         agent = create_agent(
             model=Scripted(replies[0], replies[1], ConnectionError("down"), replies[2], "Fine."),
@@ -304,11 +304,11 @@ class TestMaking:
             ({"checkpointer": 3}, "int cannot keep checkpoints"),
             ({"middleware": [object()]}, "is no middleware"),
             ({"model": "gpt-5"}, "give a function"),
-            ({"max_iterations": 0}, "use 1 or more"),
-            ({"hooks": {"post_checkpoint_save": [print]}}, "give a checkpointer= too"),
+            ({"max_iterations": 0}, "give 1 or more"),
+            ({"hooks": {"post_checkpoint_save": [print]}}, "need a checkpointer="),
         ],
     )
-    def test_what_makes_no_sense_is_refused(self, options, message) -> None:
+    def test_invalid_options_are_refused(self, options, message) -> None:
         with pytest.raises(InvalidInput, match=message):
             create_agent(**{"model": Scripted(), **options})
 
@@ -316,7 +316,7 @@ class TestMaking:
         with pytest.raises(InvalidInput, match="unknown hook 'on_save'"):
             create_agent(model=Scripted(), checkpointer=store, hooks={"on_save": [print]})
 
-    def test_namespaces_are_apart(self, store) -> None:
+    def test_namespaces_are_isolated(self, store) -> None:
         for name in ("acme", "initech"):
             agent = create_agent(model=Scripted(f"Hello {name}"), checkpointer=store, namespace=name)
             agent.generate(thread_id="t", prompt="Hi")

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from tests.agent.scripted import answered, asking, said, user
 from treering.agent import create_agent
-from treering.agent.messages import as_one_turn, calls_of, open_calls, result_message, results_of, text_of
+from treering.agent.messages import (
+    merge_results,
+    calls_of,
+    pending_calls,
+    result_message,
+    results_of,
+    text_of,
+)
 from treering.errors import InvalidInput
 
 STYLES = ["openai", "anthropic", "blocks"]
@@ -55,12 +62,12 @@ def test_names_in_snake_case_are_understood() -> None:
     ],
 )
 def test_a_call_that_cannot_be_answered_is_refused(message) -> None:
-    with pytest.raises(InvalidInput, match="a tool call without"):
+    with pytest.raises(InvalidInput, match="a tool call has no"):
         calls_of(message)
 
 
 @pytest.mark.parametrize("arguments, problem", [("{", "not JSON"), ("[1]", "not an object"), (None, None)])
-def test_arguments_that_cannot_be_read_are_a_problem_of_the_call(arguments, problem) -> None:
+def test_unparsable_arguments_are_a_problem_of_the_call(arguments, problem) -> None:
     entry = {"id": "c1", "function": {"name": "look", "arguments": arguments}}
     (call,) = calls_of({"role": "assistant", "tool_calls": [entry]})
     assert call.arguments == {}
@@ -77,7 +84,7 @@ def test_ordinary_messages_have_neither() -> None:
 def test_a_provider_may_have_answered_its_own_call() -> None:
     message = asking(("p1", "web", {}), ("c1", "look", {}), style="blocks")
     message["content"] += answered("p1", "page", style="blocks", name="web")["content"]
-    assert [each.id for each in open_calls([message])] == ["c1"]
+    assert [each.id for each in pending_calls([message])] == ["c1"]
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -88,8 +95,8 @@ def test_one_reply_may_ask_in_several_messages(style) -> None:
     ]
     reply = [asking((each, "look", {}), style=style) for each in ("c1", "c2")]
     result = answered("c1", "x", style=style, name="look")
-    assert [each.id for each in open_calls([*old, *reply])] == ["c1", "c2"]
-    assert [each.id for each in open_calls([*old, *reply, result])] == ["c2"]
+    assert [each.id for each in pending_calls([*old, *reply])] == ["c1", "c2"]
+    assert [each.id for each in pending_calls([*old, *reply, result])] == ["c2"]
 
 
 @given(
@@ -97,7 +104,7 @@ def test_one_reply_may_ask_in_several_messages(style) -> None:
     rounds=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     missing=st.integers(0, 4),
 )
-def test_what_is_open_is_what_has_no_result(style, rounds, missing) -> None:
+def test_pending_calls_are_those_without_a_result(style, rounds, missing) -> None:
     messages = [user("Hi")]
     for number, calls in enumerate(rounds):
         ids = [f"c{number}.{call}" for call in range(calls)]
@@ -107,9 +114,9 @@ def test_what_is_open_is_what_has_no_result(style, rounds, missing) -> None:
     cut = messages[: len(messages) - missing]
     last = len(rounds) - 1
     expected = [f"c{last}.{call}" for call in range(rounds[-1] - missing, rounds[-1])]
-    assert [each.id for each in open_calls(cut)] == expected
-    seen = as_one_turn(cut)
-    assert [each.id for each in open_calls(seen)] == expected
+    assert [each.id for each in pending_calls(cut)] == expected
+    seen = merge_results(cut)
+    assert [each.id for each in pending_calls(seen)] == expected
     assert set().union(*map(results_of, seen)) == set().union(*map(results_of, cut))
     if style == "openai":
         assert seen == cut
@@ -118,9 +125,9 @@ def test_what_is_open_is_what_has_no_result(style, rounds, missing) -> None:
 
 
 @pytest.mark.parametrize("wrong", [7, b"bytes", [7], ["text"], [None], 1.5])
-def test_a_prompt_that_is_no_message_is_refused(wrong):
+def test_an_invalid_prompt_is_refused(wrong):
     agent = create_agent(model=lambda _messages, _tools: "never asked")
-    with pytest.raises(InvalidInput, match=r"prompt has a \w+ in it; give a text, a message"):
+    with pytest.raises(InvalidInput, match=r"prompt contains a \w+; give a text, a message"):
         agent.generate(prompt=wrong)
 
 
@@ -131,7 +138,7 @@ def test_tools_and_middleware_that_are_no_lists_are_refused(wrong):
             create_agent(model=lambda _messages, _tools: "", **{what: wrong})
 
 
-def test_a_model_that_cannot_be_told_its_tools_is_refused_at_once():
+def test_a_model_that_does_not_accept_tools_is_refused_at_once():
     with pytest.raises(InvalidInput, match=r"cannot be called with \(messages, tools\)"):
         create_agent(model=lambda messages: messages)
     for fine in (lambda *_: "", lambda _messages, _tools, _more=1: "", print):

@@ -20,7 +20,7 @@ def look(n: int) -> int:
     return n
 
 
-def test_what_the_model_is_shown_is_not_what_is_saved(store) -> None:
+def test_messages_changed_for_the_model_are_not_saved(store) -> None:
     class Remember:
         def before_model(self, messages, context):
             assert context.thread_id == "t"
@@ -34,7 +34,7 @@ def test_what_the_model_is_shown_is_not_what_is_saved(store) -> None:
     assert store.thread("t").load().messages == [user("Hi"), said("Hello Alice!")]
 
 
-def test_what_the_model_answered_may_be_changed_before_it_counts(store) -> None:
+def test_a_reply_may_be_changed_before_it_is_saved(store) -> None:
     class NoTools:
         def after_model(self, messages, context):  # noqa: ARG002
             return [said("I would rather not.") if "tool_calls" in each else each for each in messages]
@@ -105,7 +105,7 @@ def test_a_call_may_be_repeated_changed_or_answered_in_its_place() -> None:
     assert tried == [5, 5, 5]
 
 
-def test_it_may_bring_tools_and_ask_for_approval(store) -> None:
+def test_it_may_add_tools_and_require_approval(store) -> None:
     class Careful:
         tools = (look,)
 

@@ -18,7 +18,7 @@ def store():
 
 
 class TestGoingOn:
-    def test_a_run_that_got_no_answer_leaves_no_trace(self, store) -> None:
+    def test_a_run_without_a_reply_is_not_stored(self, store) -> None:
         agent = create_agent(model=Scripted(ConnectionError("down"), "Here."), checkpointer=store)
         with pytest.raises(ConnectionError):
             agent.generate(thread_id="t", prompt="Hi", checkpoint_after_tool_call=True)
@@ -26,7 +26,7 @@ class TestGoingOn:
         agent.generate(thread_id="t", prompt="Hi")
         assert store.thread("t").load().messages == [user("Hi"), said("Here.")]
 
-    def test_a_failed_run_keeps_what_it_did(self, store) -> None:
+    def test_a_failed_run_saves_what_it_did(self, store) -> None:
         made = []
 
         def look(n: int) -> int:
@@ -51,21 +51,21 @@ class TestGoingOn:
         create_agent(model=model, tools=[add], checkpointer=store).generate(thread_id="t", prompt="And?")
         assert model.seen[0][2:] == [answered("c1", "3"), answered("c2", "7"), user("And?")]
 
-    def test_calls_that_a_person_moved_on_from_stay_unmade(self, store) -> None:
+    def test_calls_before_a_later_prompt_are_never_made(self, store) -> None:
         store.thread("t").append(user("Add"), two_sums(), user("Never mind"))
         agent = create_agent(model=Scripted("As you like."), tools=[add], checkpointer=store)
         result = agent.generate(thread_id="t")
         assert (result.messages, result.counters.run) == ([said("As you like.")], 0)
 
     @pytest.mark.parametrize("past", [[], [user("Hi"), said("Hello!")]])
-    def test_with_nothing_left_to_do_a_prompt_is_needed(self, store, past) -> None:
+    def test_a_finished_run_needs_a_prompt(self, store, past) -> None:
         if past:
             store.thread("t").append(*past)
         agent = create_agent(model=Scripted("never"), checkpointer=store)
         with pytest.raises(InvalidInput, match="give a prompt="):
             agent.generate(thread_id="t")
 
-    def test_a_fork_goes_its_own_way(self, store) -> None:
+    def test_a_fork_continues_independently(self, store) -> None:
         agent = create_agent(model=Scripted("One.", "Two.", "Other."), checkpointer=store)
         first = agent.generate(thread_id="t", prompt="1")
         agent.generate(thread_id="t", prompt="2")
@@ -76,7 +76,7 @@ class TestGoingOn:
 
 
 class TestAutomaticCheckpoints:
-    def test_a_failing_one_warns_is_noted_and_does_not_break_the_run(self, store) -> None:
+    def test_a_failing_one_warns_is_recorded_and_does_not_break_the_run(self, store) -> None:
         def fails(_):
             raise StoreFull("the disk is full")
 
@@ -93,7 +93,7 @@ class TestAutomaticCheckpoints:
         )
         assert b"the disk is full" in noted.event.data
 
-    def test_the_next_one_brings_what_was_missed(self, store) -> None:
+    def test_the_next_one_saves_what_was_missed(self, store) -> None:
         failures = [StoreFull("full"), StoreFull("full")]
 
         def fails(_):
@@ -107,7 +107,7 @@ class TestAutomaticCheckpoints:
         assert result.checkpoint.messages == result.messages
         assert [len(each.messages) for each in store.thread("t").history()] == [5, 4]
 
-    def test_a_closed_store_does_not_take_the_answer_away(self) -> None:
+    def test_a_closed_store_does_not_lose_the_reply(self) -> None:
         store = treering.open("memory:")
 
         def model(*_):
@@ -140,7 +140,7 @@ class TestAutomaticCheckpoints:
             create_agent(model=Scripted(), checkpointer=store).generate(thread_id="t", prompt="Hi")
 
 
-def test_the_thread_is_refused_while_it_waits(store) -> None:
+def test_a_thread_with_a_pending_interrupt_is_refused(store) -> None:
     store.thread("t").interrupt("anything")
-    with pytest.raises(Conflict, match=r"resume\(\) it before going on"):
+    with pytest.raises(Conflict, match=r"resume\(\) it first"):
         create_agent(model=Scripted(), checkpointer=store).generate(thread_id="t", prompt="Hi")

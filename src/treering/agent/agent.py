@@ -1,7 +1,7 @@
 """An agent: a model, tools, and conversations that survive the process.
 
-Every method exists twice, plain and with an ``a`` in front for asyncio; model, tools, middleware, hooks and
-saver may each be plain or async whichever of the two is called.
+Every method exists twice, sync and (with an ``a`` in front) async. Model, tools, middleware, hooks and
+saver may each be sync or async, whichever of the two is called.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from contextlib import aclosing
 from inspect import signature
 from typing import Any, Final, cast
 
-from treering.agent.conversations import Keeper
+from treering.agent.conversations import Conversations
 from treering.agent.driver import Steps, drive, drive_async
-from treering.agent.loop import AgentRun, Setup, Told
+from treering.agent.loop import AgentConfig, AgentRun, OnError
 from treering.agent.messages import Prompt
 from treering.agent.middleware import Middleware
-from treering.agent.results import Part, Result
-from treering.agent.tools import toolbox
+from treering.agent.results import AgentEvent, Result
+from treering.agent.tools import tools_by_name
 from treering.core.ids import check_id
 from treering.errors import InvalidInput
 from treering.limits.tool_budgets import Budget
@@ -40,54 +40,63 @@ def create_agent(
     hooks: Mapping[HookName, Any] | None = None,
     budgets: Budget | None = None,
     max_iterations: int = 100,
-    on_over_budget: Told = "tell",
-    on_tool_error: Told = "tell",
+    on_over_budget: OnError = "tell",
+    on_tool_error: OnError = "tell",
     record: bool = True,
 ) -> Agent:
-    """An agent whose conversations are kept by thread id.
+    """Create an agent whose conversations are stored by thread id.
 
-    ``model(messages, tools)`` gives a message, a text or a stream (see `treering.agent.loop`). ``tools``
-    are functions or `Tool` objects. ``checkpointer`` is a `Store`, a URL or folder of one, a saver, or
-    nothing. ``hooks`` are added to the checkpointer's own. ``budgets`` limits the tool calls,
-    ``max_iterations`` how often the model is asked in one run. A call over budget and a tool that raises are
-    told to the model as the call's result (``"tell"``), or end the run with the error (``"raise"``). With a
-    store, every run is in its timeline under ``name``: messages, tool calls, tokens and cost, unless
-    ``record=False`` leaves that to someone else.
+    Args:
+        model: a function ``(messages, tools)`` that returns a message, a text or a stream of them.
+        name: the agent's name in timelines.
+        tools: functions or `Tool` objects.
+        checkpointer: a `Store`, the URL or folder of one, a saver, or ``None`` to store nothing.
+        namespace: the tenant of the conversations in a store.
+        middleware: objects with one or more methods of `treering.agent.middleware`.
+        hooks: added to the checkpointer's own.
+        budgets: limits the tool calls.
+        max_iterations: how often the model may be called in one run.
+        on_over_budget: ``"tell"`` makes the error the result of the call, which the model reads; ``"raise"``
+            ends the run with it.
+        on_tool_error: the same for a tool that raises.
+        record: with a store, record every run in its timeline: messages, tool calls, tokens and cost.
     """
     if not callable(cast("object", model)):
-        raise InvalidInput(f"model is {model!r}; give a function of (messages, tools), plain or async")
-    if not _takes_two(model):
-        raise InvalidInput(f"model {model!r} cannot be called with (messages, tools); let it take both")
-    around = _each("middleware", middleware)
+        raise InvalidInput(f"model is {model!r}; give a function of (messages, tools), sync or async")
+    if not _accepts_two_arguments(model):
+        raise InvalidInput(
+            f"model {model!r} cannot be called with (messages, tools); give it both parameters"
+        )
+    around = _as_tuple("middleware", middleware)
     for each in around:
         if not any(hasattr(each, name) for name in _METHODS):
             raise InvalidInput(
                 f"{type(each).__name__} is no middleware; it has none of {', '.join(_METHODS)}"
             )
     if max_iterations < 1:
-        raise InvalidInput(f"max_iterations={max_iterations} lets the model say nothing; use 1 or more")
+        raise InvalidInput(f"max_iterations is {max_iterations}; give 1 or more")
     brought = [tool for each in around for tool in cast("Iterable[Any]", getattr(each, "tools", ()))]
-    setup = Setup(
+    config = AgentConfig(
         model=model,
-        tools=toolbox([*_each("tools", tools), *brought]),
-        keeper=Keeper(checkpointer, namespace=namespace),
+        tools=tools_by_name([*_as_tuple("tools", tools), *brought]),
+        conversations=Conversations(checkpointer, namespace=namespace),
         middleware=around,
         budget=budgets or Budget(),
         max_iterations=max_iterations,
         on_over_budget=on_over_budget,
         on_tool_error=on_tool_error,
         name=check_id(name, "agent name"),
-        records=record,
+        record=record,
     )
-    setup.keeper.attach(hooks or {})
-    return Agent(setup)
+    config.conversations.attach(hooks or {})
+    return Agent(config)
 
 
 class Agent(Closing):
-    """Made by `create_agent`. It keeps nothing of a run itself, so any number of them may go on at once."""
+    """Created by `create_agent`. It holds no state of a run, so any number of runs may be active at once."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
 
     def generate(
         self,
@@ -97,15 +106,14 @@ class Agent(Closing):
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Answer a prompt, going on from where the thread is; without one, finish what was left unfinished.
+        """Continue a thread with a prompt; without one, finish a run that was interrupted.
 
-        Tool calls that were left without a result are made first. The thread is saved at the end, when a
-        person has to decide, and as far as it got when the run fails; with ``checkpoint_after_tool_call``
-        also after every answer that wants tools and after every tool's result. The prompt is saved with the
-        first answer: a run that got none leaves no trace and may simply be repeated. ``metadata`` goes
-        with every checkpoint of the run.
+        Tool calls that have no result yet are made first. The thread is saved at the end, when a person has
+        to decide, and when the run fails; with ``checkpoint_after_tool_call`` also after every model reply
+        that calls tools and after every tool result. The prompt is saved with the first reply: a run that got
+        none is not stored and can be repeated. ``metadata`` is added to every checkpoint of the run.
         """
-        return _finished(
+        return _last_result(
             self.stream(
                 thread_id=thread_id,
                 prompt=prompt,
@@ -121,10 +129,10 @@ class Agent(Closing):
         prompt: Prompt | None = None,
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
-    ) -> Iterator[Part]:
-        """`generate`, part by part as it happens; the last part has the result.
+    ) -> Iterator[AgentEvent]:
+        """Run as `generate` does, and yield events as they happen; the last one has the result.
 
-        The run goes on only while it is iterated over: one that is left half-way stays where it is.
+        The run advances only while it is iterated over; a run that is abandoned stops where it is.
         """
         return drive(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata))
 
@@ -138,19 +146,18 @@ class Agent(Closing):
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Decide about the tool call that the thread waits for, and go on.
+        """Decide about the pending tool call of a thread, and continue the run.
 
-        ``approve`` makes it, ``deny`` tells the model that it was denied, ``edit`` makes it with the
-        arguments in ``value``. Raises `Conflict` when the thread waits for nothing, or for another
-        ``interrupt_id``.
+        ``approve`` makes the call, ``deny`` tells the model that it was denied, ``edit`` makes it with the
+        arguments in ``value``. Raises `Conflict` if no call is pending, or if ``interrupt_id`` is another
+        one.
         """
-        for _ in drive(_Answering(self._setup.keeper, thread_id, decision, value, interrupt_id)):
+        for _ in drive(_Answer(self._config.conversations, thread_id, decision, value, interrupt_id)):
             pass
         return self.generate(
             thread_id=thread_id, checkpoint_after_tool_call=checkpoint_after_tool_call, metadata=metadata
         )
 
-    # The same, awaited
     async def agenerate(
         self,
         *,
@@ -159,12 +166,12 @@ class Agent(Closing):
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> Result:
-        """`generate`, awaited."""
-        parts = drive_async(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata))
+        """Async twin of `generate`."""
+        events = drive_async(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata))
         result: Result | None = None
-        async with aclosing(cast("Any", parts)):
-            async for part in parts:
-                result = part.result
+        async with aclosing(cast("Any", events)):
+            async for event in events:
+                result = event.result
         return cast("Result", result)
 
     def astream(
@@ -174,8 +181,8 @@ class Agent(Closing):
         prompt: Prompt | None = None,
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
-    ) -> AsyncIterator[Part]:
-        """`stream`, for ``async for``."""
+    ) -> AsyncIterator[AgentEvent]:
+        """Async twin of `stream`."""
         return drive_async(self._run(thread_id, prompt, checkpoint_after_tool_call, metadata))
 
     async def aresume(
@@ -188,70 +195,82 @@ class Agent(Closing):
         checkpoint_after_tool_call: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> Result:
-        """`resume`, awaited."""
-        async for _ in drive_async(_Answering(self._setup.keeper, thread_id, decision, value, interrupt_id)):
+        """Async twin of `resume`."""
+        async for _ in drive_async(
+            _Answer(self._config.conversations, thread_id, decision, value, interrupt_id)
+        ):
             pass
         return await self.agenerate(
             thread_id=thread_id, checkpoint_after_tool_call=checkpoint_after_tool_call, metadata=metadata
         )
 
-    # Letting go
     def close(self) -> None:
         """Close the store, if the agent opened it by its URL. May be called twice."""
-        self._setup.keeper.close()
+        self._config.conversations.close()
 
     async def aclose(self) -> None:
-        """As `close`, for async code."""
+        """Async twin of `close`."""
         await asyncio.to_thread(self.close)
 
     def _run(
         self,
         thread_id: str | None,
         prompt: Prompt | None,
-        saves_often: bool,  # noqa: FBT001 - it is a keyword on every public method
+        checkpoint_after_tool_call: bool,  # noqa: FBT001 - it is a keyword on every public method
         metadata: Mapping[str, Any] | None,
     ) -> AgentRun:
-        return AgentRun(self._setup, thread_id, prompt, saves_often=saves_often, metadata=metadata)
+        return AgentRun(
+            self._config,
+            thread_id,
+            prompt,
+            checkpoint_after_tool_call=checkpoint_after_tool_call,
+            metadata=metadata,
+        )
 
 
-class _Answering:
-    """Keeps a person's decision; a step for the drivers like any other."""
+class _Answer:
+    """Saves a person's decision, as steps for a driver."""
 
     def __init__(
-        self, keeper: Keeper, thread_id: str, decision: Decision, value: Any, interrupt_id: str | None
+        self,
+        conversations: Conversations,
+        thread_id: str,
+        decision: Decision,
+        value: Any,
+        interrupt_id: str | None,
     ) -> None:
         if value is not None and not isinstance(value, Mapping):
-            raise InvalidInput(f"value= has to be the new arguments as a dict, not {type(value).__name__}")
-        book = keeper.book(thread_id)
-        if book is None:
+            raise InvalidInput(f"value= is a {type(value).__name__}; give the new arguments as a dict")
+        conversation = conversations.open(thread_id)
+        if conversation is None:
             raise InvalidInput("an agent without a checkpointer has no pending interrupt")
         self.stream: Any = None
-        self._book = book
+        self._conversation = conversation
         self._answer: tuple[Decision, str | None, Any] = (decision, interrupt_id, value)
 
     def steps(self) -> Steps:
-        yield from self._book.answer(*self._answer)
+        yield from self._conversation.answer(*self._answer)
 
 
-def _finished(parts: Iterator[Part]) -> Result:
+def _last_result(events: Iterator[AgentEvent]) -> Result:
     result: Result | None = None
-    for part in parts:
-        result = part.result
+    for event in events:
+        result = event.result
     return cast("Result", result)
 
 
-def _each(what: str, given: Any) -> tuple[Any, ...]:
+def _as_tuple(what: str, given: Any) -> tuple[Any, ...]:
     if not isinstance(given, Iterable) or isinstance(given, (str, bytes, Mapping)):
         kind = type(cast("object", given)).__name__
         raise InvalidInput(f"{what} is of type {kind}; give a list of them")
     return tuple(cast("Iterable[Any]", given))
 
 
-def _takes_two(model: Callable[..., Any]) -> bool:
-    """Whether a model can be called with messages and tools, as far as its signature says."""
+def _accepts_two_arguments(model: Callable[..., Any]) -> bool:
+    """Whether a model can be called with messages and tools, as far as its signature is known."""
     try:
         signature(model).bind([], [])
-    except ValueError:  # some that are written in C have none
+    except ValueError:  # some functions written in C have no signature
         return True
     except TypeError:
         return False

@@ -1,9 +1,9 @@
-"""Keepers: where an agent's conversations are kept.
+"""Where an agent's conversations are stored.
 
-An agent can keep them in a store, in a saver (see `treering.compat.savers`) or in anything of yours with
-``save`` and ``load``, plain or async; or nowhere. For each run a keeper opens a `Book`, which remembers the
-head that the run began at: when someone else saves to the thread meanwhile, this run's save fails instead of
-overwriting. (A saver of yours sees to that itself, or does not.)
+In a store, in a saver (see `treering.compat.savers`), in any object with ``save`` and ``load`` (sync or
+async), or nowhere. A run opens one `Conversation`, which remembers the head that the run started from: if
+someone else saves to the thread meanwhile, the run's save fails instead of overwriting theirs. (An object
+of your own has to check that itself.)
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from treering.store import Store
 from treering.threads.hooks import Hook, HookName, Hooks
 from treering.threads.interrupts import Decision, answer_interrupt
 
-FAILED: Final = "checkpoint.failed"
-"""The kind of the journal's event that says that an automatic checkpoint could not be saved."""
+CHECKPOINT_FAILED: Final = "checkpoint.failed"
+"""The kind of the journal event that records an automatic checkpoint that could not be saved."""
 
-_SHOWN_CHARS: Final = 2000
+_ERROR_CHARS: Final = 2000
 
 Calls = Generator[Call, Any, Any]
-Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Nothing goes around it."""
+def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as it is."""
     return function
 
 
 class Saver(Protocol):
-    """What an agent needs of a saver. Both methods may be async."""
+    """What an agent needs from a saver. Both methods may be async."""
 
     def save(
         self,
@@ -55,16 +55,16 @@ class Saver(Protocol):
         pending_interrupt: Any,
         metadata: dict[str, Any],
     ) -> Any:
-        """Keep a checkpoint of a thread and give it back."""
+        """Save a checkpoint of a thread and return it."""
         ...
 
     def load(self, thread_id: str, /) -> Any:
-        """The newest checkpoint of a thread: an object or a dict with what was saved, or ``None``."""
+        """Return the newest checkpoint of a thread: an object or a dict with these fields, or ``None``."""
         ...
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint of a conversation, on its way in or out."""
+class ConversationState(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a checkpoint that was loaded, or is to be saved."""
 
     messages: list[Message] = []
     state: dict[str, Any] = {}
@@ -74,35 +74,35 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Any = None
 
 
-class Book(Protocol):
-    """One thread, for one run. Its methods are steps for a driver; each ends with its result."""
+class Conversation(Protocol):
+    """One thread, for one run. Its methods are steps for a driver, and return their result at the end."""
 
     def load(self) -> Calls:
-        """The newest `Page`; ``None`` for a thread that was never saved."""
+        """Load the newest checkpoint; ``None`` for a thread that was never saved."""
         ...
 
-    def save(self, page: Page, within: Around = as_it_is) -> Calls:
-        """Save and give the checkpoint; ``None`` when a hook vetoed it. ``within`` goes around the saving."""
+    def save(self, new: ConversationState, wrap: Wrapper = unwrapped) -> Calls:
+        """Save and return the checkpoint, ``None`` if a hook vetoed it; ``wrap`` wraps the call."""
         ...
 
     def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
-        """Keep a person's decision about the pending interrupt."""
+        """Save a person's decision about the pending interrupt."""
         ...
 
     def report(self, error: Exception, run_id: str) -> Calls:
-        """Leave a note that a checkpoint could not be saved, if that is possible."""
+        """Record in the journal that a checkpoint could not be saved, if there is one."""
         ...
 
 
-class Keeper:
-    """Opens books. ``checkpointer`` is a store, a URL or folder of one, a saver, or ``None``."""
+class Conversations:
+    """All conversations of an agent, in a store, the URL or folder of one, a saver, or (``None``) nowhere."""
 
     def __init__(self, checkpointer: Any, *, namespace: str = "") -> None:
         self.namespace = namespace
         self._ours: Store | None = None
         self._store: Store | None = None
         self._saver: Any = None
-        below = getattr(checkpointer, "sync", None)  # of an AsyncStore, which not every agent has to import
+        below = getattr(checkpointer, "sync", None)  # of an AsyncStore, without importing that
         if isinstance(checkpointer, Store):
             self._store = checkpointer
         elif isinstance(below, Store):
@@ -111,7 +111,7 @@ class Keeper:
             self._store = self._ours = open_store(checkpointer)
         elif callable(getattr(checkpointer, "save", None)) and callable(getattr(checkpointer, "load", None)):
             if namespace:
-                raise InvalidInput("namespace= goes with a store; a saver has its own, give it there")
+                raise InvalidInput("namespace= is for a store; give it to the saver instead")
             self._saver = checkpointer
         elif checkpointer is not None:
             raise InvalidInput(
@@ -121,73 +121,67 @@ class Keeper:
 
     @property
     def store(self) -> Store | None:
-        """The store, if conversations are kept in one: the timeline of its runs is there as well."""
+        """The store, if conversations are kept in one; it has the timelines of the runs too."""
         return self._store
 
-    @property
-    def keeps(self) -> bool:
-        """Whether anything is kept at all."""
-        return self._store is not None or self._saver is not None
-
     def attach(self, hooks: Mapping[HookName, Any]) -> None:
-        """Add hooks to the store or saver, where they fire whoever saves."""
+        """Add hooks to the store or saver; they run for every save to it, not only for this agent's."""
         if not hooks:
             return
-        home: Any = self._store if self._store is not None else self._saver
-        own: Any = getattr(home, "hooks", None)
+        owner: Any = self._store if self._store is not None else self._saver
+        own: Any = getattr(owner, "hooks", None)
         if not isinstance(own, Hooks):
             raise InvalidInput(
-                f"hooks= needs a checkpointer that has hooks; {type(home).__name__} has none"
-                if home is not None
-                else "hooks= are around checkpoints; give a checkpointer= too"
+                f"hooks= needs a checkpointer that has hooks; {type(owner).__name__} has none"
+                if owner is not None
+                else "hooks= need a checkpointer="
             )
         for name, each in hooks.items():
-            many = cast("list[Hook]", [each] if callable(each) else list(each))
-            own.add(name, *many)
+            own.add(name, *cast("list[Hook]", [each] if callable(each) else list(each)))
 
-    def book(self, thread_id: str | None) -> Book | None:
-        """The book of one thread; ``None`` when nothing is kept."""
-        if not self.keeps:
+    def open(self, thread_id: str | None) -> Conversation | None:
+        """Return one conversation, or ``None`` if nothing is stored."""
+        if self._store is None and self._saver is None:
             return None
         if thread_id is None:
-            raise InvalidInput("thread_id= is missing: it names the conversation that the checkpointer keeps")
+            raise InvalidInput("thread_id= is missing; it names the conversation to continue")
         if self._store is not None:
-            return _ThreadBook(self._store, thread_id, self.namespace)
-        return _SaverBook(self._saver, thread_id)
+            return _ThreadConversation(self._store, thread_id, self.namespace)
+        return _SaverConversation(self._saver, thread_id)
 
     def close(self) -> None:
-        """Close the store if it was opened here. May be called twice."""
+        """Close the store, if it was opened by its URL. May be called twice."""
         if self._ours is not None:
             self._ours.close()
 
 
-class _ThreadBook:
-    """A thread of a store. What is at its head already is not looked at again when it is saved."""
+class _ThreadConversation:
+    """A thread of a store. A save appends the messages that are new since the last one."""
 
     def __init__(self, store: Store, thread_id: str, namespace: str) -> None:
         self._store = store
         self._thread = store.thread(thread_id, namespace=namespace or None)
-        self._kept = 0
+        self._saved_count = 0
 
     def load(self) -> Calls:
         return (yield Call(self._load))
 
-    def save(self, page: Page, within: Around = as_it_is) -> Calls:
-        return (yield Call(within(self._save), (page,), settles=True))
+    def save(self, new: ConversationState, wrap: Wrapper = unwrapped) -> Calls:
+        return (yield Call(wrap(self._save), (new,), shielded=True))
 
     def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
         resume = partial(self._thread.resume, interrupt_id=interrupt_id, value=value)
-        return (yield Call(resume, (decision,), settles=True))
+        return (yield Call(resume, (decision,), shielded=True))
 
     def report(self, error: Exception, run_id: str) -> Calls:
         yield Call(_report, (self._store, self._thread.id, self._thread.namespace, error, run_id))
 
-    def _load(self) -> Page | None:
+    def _load(self) -> ConversationState | None:
         checkpoint = self._thread.load()
         if checkpoint is None:
             return None
-        self._kept = len(checkpoint.messages)
-        return Page(
+        self._saved_count = len(checkpoint.messages)
+        return ConversationState(
             messages=checkpoint.messages,
             state=checkpoint.state,
             pending_interrupt=checkpoint.pending_interrupt,
@@ -195,30 +189,30 @@ class _ThreadBook:
             checkpoint=checkpoint,
         )
 
-    def _save(self, page: Page) -> Any:
-        if page.pending_interrupt is not None or self._store.hooks.has("pre_checkpoint_save"):
-            saved = self._thread.checkpoint(  # the whole, which is what a hook expects to see
-                messages=page.messages,
-                state=page.state,
-                pending_interrupt=page.pending_interrupt,
-                metadata=page.metadata,
-                note=page.note,
+    def _save(self, new: ConversationState) -> Any:
+        if new.pending_interrupt is not None or self._store.hooks.has("pre_checkpoint_save"):
+            saved = self._thread.checkpoint(  # with all messages, which a hook expects to see
+                messages=new.messages,
+                state=new.state,
+                pending_interrupt=new.pending_interrupt,
+                metadata=new.metadata,
+                note=new.note,
             )
         else:
-            new = page.messages[self._kept :]
-            saved = self._thread.append(*new, state=page.state, metadata=page.metadata, note=page.note)
+            added = new.messages[self._saved_count :]
+            saved = self._thread.append(*added, state=new.state, metadata=new.metadata, note=new.note)
         if saved is not None:
-            self._kept = len(page.messages)
+            self._saved_count = len(new.messages)
         return saved
 
 
-class _SaverBook:
+class _SaverConversation:
     """A thread of a saver."""
 
     def __init__(self, saver: Any, thread_id: str) -> None:
         self._saver = saver
         self._id = thread_id
-        self._is_ours = isinstance(saver, TreeringSaver)
+        self._is_treering_saver = isinstance(saver, TreeringSaver)
         self._head = NEW
 
     def load(self) -> Calls:
@@ -226,7 +220,7 @@ class _SaverBook:
         if found is None:
             return None
         self._head = _field(found, "id") or self._head
-        return Page(
+        return ConversationState(
             messages=list(_field(found, "messages") or ()),
             state=dict(_field(found, "state") or {}),
             pending_interrupt=_field(found, "pending_interrupt"),
@@ -234,27 +228,27 @@ class _SaverBook:
             checkpoint=found,
         )
 
-    def save(self, page: Page, within: Around = as_it_is) -> Calls:
+    def save(self, new: ConversationState, wrap: Wrapper = unwrapped) -> Calls:
         fields: dict[str, Any] = {
             "thread_id": self._id,
-            "messages": page.messages,
-            "state": page.state,
-            "pending_interrupt": page.pending_interrupt,
-            "metadata": page.metadata,
+            "messages": new.messages,
+            "state": new.state,
+            "pending_interrupt": new.pending_interrupt,
+            "metadata": new.metadata,
         }
-        if self._is_ours:
-            fields |= {"note": page.note, "expect": self._head}
-        saved = yield Call(within(partial(self._saver.save, **fields)), settles=True)
+        if self._is_treering_saver:
+            fields |= {"note": new.note, "expect": self._head}
+        saved = yield Call(wrap(partial(self._saver.save, **fields)), shielded=True)
         self._head = _field(saved, "id") or self._head
         return saved
 
     def answer(self, decision: Decision, interrupt_id: str | None, value: Any) -> Calls:
-        page: Page = (yield from self.load()) or Page()
+        loaded: ConversationState = (yield from self.load()) or ConversationState()
         given = answer_interrupt(
-            self._id, page.pending_interrupt, decision, interrupt_id=interrupt_id, value=value
+            self._id, loaded.pending_interrupt, decision, interrupt_id=interrupt_id, value=value
         )
         answered = msgspec.structs.replace(
-            page, pending_interrupt=None, metadata={"resumed": given}, note=f"resume: {decision}"
+            loaded, pending_interrupt=None, metadata={"resumed": given}, note=f"resume: {decision}"
         )
         return (yield from self.save(answered))
 
@@ -266,12 +260,12 @@ class _SaverBook:
 
 def _report(store: Store, thread_id: str, namespace: str, error: Exception, run_id: str) -> None:
     made = new_id()
-    what = {"thread": thread_id, "error": f"{type(error).__name__}: {error}"[:_SHOWN_CHARS]}
+    what = {"thread": thread_id, "error": f"{type(error).__name__}: {error}"[:_ERROR_CHARS]}
     draft = store.draft()
     draft.event(
         Event(
             id=made,
-            kind=FAILED,
+            kind=CHECKPOINT_FAILED,
             ts_us=time_of(made),
             scope=thread_scope(thread_id, namespace),
             run=run_id,
@@ -280,7 +274,7 @@ def _report(store: Store, thread_id: str, namespace: str, error: Exception, run_
             data=encode_json(what),
         )
     )
-    with suppress(Exception):  # the store that could not save may not be able to say so either
+    with suppress(Exception):  # the store that could not save may not be able to record that either
         store.commit(draft)
 
 

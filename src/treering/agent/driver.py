@@ -1,10 +1,10 @@
-"""Driving: one description of an agent's steps, carried out for plain code and for asyncio.
+"""Drivers: run the steps of an agent, sync or async.
 
 The loop is a generator. It yields a `Call` for everything that takes time (the model, a tool, a checkpoint)
-and gets the result sent back, or the error thrown in; it yields a `Part` for whoever watches. The two drivers
-here are the only code that knows whether it waits or awaits, so plain and async models, tools, middleware
-and savers mix freely. **Invariant:** no running event loop is ever blocked. Under asyncio, the plain
-functions of a run are called in a thread that is the run's own, so runs never wait for each other's.
+and receives the result, or the error is thrown into it; it yields an `AgentEvent` for the caller. Only the
+two drivers know whether they wait or await, so sync and async models, tools, middleware and savers can be
+mixed. **Invariant:** no running event loop is ever blocked. Under asyncio, the sync functions of a run are
+called in a thread of the run's own, so runs never wait for each other.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from treering.agent.results import Part
+from treering.agent.results import AgentEvent
 from treering.sync_async import call, lent
 
 END: Final[Any] = object()
-"""What a stream gives when it is over (see `next_piece`)."""
+"""The result of `next_piece` at the end of a stream."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A function to be called; it may be plain or async.
+    """A function to call; it may be sync or async.
 
-    One that ``settles`` is waited for even by a caller who is cancelled: so whoever catches the cancellation
-    finds a thread as it will stay, not one that is still being saved.
+    A ``shielded`` call is finished even if its caller is cancelled, so that code which catches the
+    cancellation finds the thread as it will stay, not while it is being saved.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
-    settles: bool = False
+    shielded: bool = False
 
 
-Steps = Generator[Call | Part, Any, None]
+Steps = Generator[Call | AgentEvent, Any, None]
 
 
 class Drivable(Protocol):
-    """What a driver carries out, and the model's stream that is open meanwhile, if one is."""
+    """What a driver runs, and the model's stream that is open at the moment, if any."""
 
     stream: Any
 
     def steps(self) -> Steps:
-        """The steps; made once."""
+        """Return the steps. Called once."""
         ...
 
 
-def drive(run: Drivable) -> Iterator[Part]:
-    """Carry out the steps, waiting for each."""
+def drive(run: Drivable) -> Iterator[AgentEvent]:
+    """Run the steps, waiting for each."""
     steps = run.steps()
     answer: Any = None
     error: Exception | None = None
@@ -63,13 +63,13 @@ def drive(run: Drivable) -> Iterator[Part]:
             except StopIteration:
                 return
             answer = error = None
-            if isinstance(step, Part):
+            if isinstance(step, AgentEvent):
                 yield step
                 continue
             try:
                 answer = call(step.function, *step.args)
             except StopIteration as stopped:
-                error = _told_apart(step.function, stopped)
+                error = _wrap_stop_iteration(step.function, stopped)
             except Exception as raised:  # noqa: BLE001 - the loop decides what an error means
                 error = raised
     finally:
@@ -78,10 +78,10 @@ def drive(run: Drivable) -> Iterator[Part]:
             call(_close, run.stream)
 
 
-async def drive_async(run: Drivable) -> AsyncIterator[Part]:
-    """Carry out the steps, awaiting each."""
+async def drive_async(run: Drivable) -> AsyncIterator[AgentEvent]:
+    """Run the steps, awaiting each."""
     steps = run.steps()
-    worker = Worker()
+    worker = WorkerThread()
     answer: Any = None
     error: Exception | None = None
     try:
@@ -91,12 +91,12 @@ async def drive_async(run: Drivable) -> AsyncIterator[Part]:
             except StopIteration:
                 return
             answer = error = None
-            if isinstance(step, Part):
+            if isinstance(step, AgentEvent):
                 yield step
                 continue
             try:
                 result = worker.awaited(step.function, *step.args)
-                answer = await (_settled(result) if step.settles else result)
+                answer = await (_await_shielded(result) if step.shielded else result)
             except Exception as raised:  # noqa: BLE001 - the loop decides what an error means
                 error = raised
     finally:
@@ -109,27 +109,26 @@ async def drive_async(run: Drivable) -> AsyncIterator[Part]:
 
 
 def open_stream(reply: Any) -> Any:
-    """The iterator behind something that can be iterated over."""
+    """Return the iterator of an iterable or an async iterable."""
     return aiter(reply) if hasattr(reply, "__aiter__") else iter(reply)
 
 
 def next_piece(stream: Any) -> Call:
-    """The call that gives the next piece of a stream, or `END`."""
+    """Return the call that reads the next piece of a stream, or `END`."""
     return Call(_next_async if hasattr(stream, "__anext__") else _next, (stream,))
 
 
-class Worker:
-    """A thread in which plain functions are called, one after the other; it begins at the first need."""
+class WorkerThread:
+    """A thread that calls sync functions, one at a time. It starts when it is first needed."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._last: Future[Any] | None = None
 
     async def awaited(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a function that may be plain or async.
+        """Return the result of a function that may be sync or async.
 
-        What a plain one calls that is async (a hook, a tool behind plain middleware) is awaited in this
-        loop all the same.
+        Coroutines below a sync one (a hook, a tool behind sync middleware) run in this loop.
         """
         if inspect.iscoroutinefunction(function):
             return await function(*args)
@@ -137,9 +136,9 @@ class Worker:
         return await result if inspect.isawaitable(result) else result
 
     async def close_stream(self, stream: Any) -> None:
-        """Let go of a stream that nobody will read to its end.
+        """Close a stream that will not be read to its end.
 
-        A plain one whose next piece is still being made (its reader was cancelled) is closed after that.
+        If the next piece of a sync stream is being read (its reader was cancelled), it is closed after that.
         """
         if hasattr(stream, "__anext__"):
             result = _close(stream)
@@ -152,7 +151,7 @@ class Worker:
             await asyncio.wrap_future(closing)
 
     def close(self) -> None:
-        """Take no more calls; the thread ends when it has finished its own."""
+        """Accept no more calls; the thread ends when the current one has finished."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
@@ -160,11 +159,13 @@ class Worker:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="treering-agent")
         context = contextvars.copy_context()
-        self._last = self._pool.submit(context.run, _lent_to, asyncio.get_running_loop(), function, *args)
+        self._last = self._pool.submit(
+            context.run, _run_with_loop, asyncio.get_running_loop(), function, *args
+        )
         return self._last
 
 
-async def _settled(result: Coroutine[Any, Any, Any]) -> Any:
+async def _await_shielded(result: Coroutine[Any, Any, Any]) -> Any:
     task = asyncio.ensure_future(result)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -173,7 +174,7 @@ async def _settled(result: Coroutine[Any, Any, Any]) -> Any:
         except asyncio.CancelledError as error:
             cancelled = cancelled or error
     if cancelled is not None:
-        task.exception()  # looked at, so that asyncio does not complain about it
+        task.exception()  # retrieved, so that asyncio does not log it
         raise cancelled
     return task.result()
 
@@ -193,15 +194,15 @@ def _close(stream: Any) -> Any:
     return None if close is None else close()
 
 
-def _lent_to(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> Any:
+def _run_with_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> Any:
     try:
         with lent(loop):
             return function(*args)
     except StopIteration as stopped:
-        raise _told_apart(function, stopped) from stopped
+        raise _wrap_stop_iteration(function, stopped) from stopped
 
 
-def _told_apart(function: Callable[..., Any], stopped: StopIteration) -> RuntimeError:
+def _wrap_stop_iteration(function: Callable[..., Any], stopped: StopIteration) -> RuntimeError:
     # A StopIteration would end the generator of the steps, and asyncio cannot carry one at all.
     error = RuntimeError(f"{getattr(function, '__qualname__', function)} raised StopIteration")
     error.__cause__ = stopped

@@ -1,4 +1,4 @@
-"""Message shapes: where three common styles of chat messages keep tool calls and their results.
+"""Chat messages: how three common styles represent tool calls and their results, and how replies are read.
 
 ===========  ============================================  ==================================================
 style        a call, in the assistant's message            its result
@@ -8,14 +8,19 @@ anthropic    a content block ``{type: tool_use, ...}``     in a user's message, 
 blocks       a content block ``{type: tool-call, ...}``    in a tool's message, ``{type: tool-result, ...}``
 ===========  ============================================  ==================================================
 
-Messages are plain dicts and are never rewritten: what the provider gave is what is kept. A result is
+Messages are plain dicts and are never rewritten: what the provider returned is what is stored. A result is
 written in the style of its call, one message each, so that a conversation only ever grows.
+
+A model's reply with structured messages is stored as it is. A reply without any (a string, an object with a
+``text``, a stream of text) becomes one assistant message. A stream may have both: text to show while it
+arrives, and at its end the structured message, which is then what is stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from dataclasses import is_dataclass
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -23,24 +28,24 @@ from treering.errors import InvalidInput
 
 Message = dict[str, Any]
 Prompt = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""What a run begins with: a text, a message, or several."""
+"""What a run starts with: a text, a message, or several."""
 
 Style = Literal["openai", "anthropic", "blocks"]
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call that a model asked for. ``id`` is the provider's, and a good key for idempotent tools."""
+    """A tool call that a model asked for. ``id`` is the provider's, and a good idempotency key."""
 
     id: str
     name: str
     arguments: dict[str, Any]
     style: Style = "openai"
     problem: str | None = None
-    """Why the arguments could not be read; they are empty then."""
+    """Why the arguments could not be parsed; they are empty then."""
 
 
 def calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
-    """The tool calls in one message, in their order."""
+    """Return the tool calls of a message, in order."""
     calls = [_openai_call(each) for each in _mappings(message.get("tool_calls"))]
     for block in _mappings(message.get("content")):
         kind = block.get("type")
@@ -53,7 +58,7 @@ def calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
 
 
 def results_of(message: Mapping[str, Any]) -> set[str]:
-    """The ids of the tool calls that one message answers."""
+    """Return the ids of the tool calls that a message has results for."""
     ids: set[Any] = set()
     if message.get("role") == "tool" and "tool_call_id" in message:
         ids.add(message["tool_call_id"])
@@ -65,10 +70,10 @@ def results_of(message: Mapping[str, Any]) -> set[str]:
     return {each for each in ids if isinstance(each, str)}
 
 
-def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
-    """The calls at the end of a conversation that have no result yet: where an agent goes on.
+def pending_calls(messages: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
+    """Return the calls at the end of a conversation that have no result yet.
 
-    A reply may have made them in several messages, one behind the other.
+    One reply may have made them in several consecutive messages.
     """
     answered: set[str] = set()
     asked: list[ToolCall] = []
@@ -82,7 +87,7 @@ def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
 
 
 def result_message(call: ToolCall, text: str, *, is_error: bool = False) -> Message:
-    """The answer to a call, in the style in which it was asked."""
+    """Return the message with the result of a call, in the style of the call."""
     if call.style == "openai":
         return {"role": "tool", "tool_call_id": call.id, "content": text}
     if call.style == "anthropic":
@@ -97,10 +102,10 @@ def result_message(call: ToolCall, text: str, *, is_error: bool = False) -> Mess
     }
 
 
-def as_one_turn(messages: Sequence[Message]) -> list[Message]:
-    """The conversation as a model should see it: results that answer one message stand in one message.
+def merge_results(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with the results of one message's calls merged into one message.
 
-    Only the content-block styles ask for that; in the others a result is a message.
+    The content-block styles require that; in the OpenAI style, each result is a message.
     """
     seen: list[Message] = []
     for message in messages:
@@ -113,7 +118,7 @@ def as_one_turn(messages: Sequence[Message]) -> list[Message]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The readable text of a message."""
+    """Return the text of a message."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -125,23 +130,69 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def answer_of(message: Mapping[str, Any]) -> str | None:
-    """The text of an assistant's message that asks for nothing; ``None`` for any other message."""
+    """Return the text of an assistant message without tool calls; ``None`` for any other message."""
     if message.get("role") != "assistant" or calls_of(message) or results_of(message):
         return None
     return text_of(message)
 
 
 def prompt_messages(prompt: Prompt) -> list[Message]:
-    """A prompt as messages."""
+    """Return a prompt as messages."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     messages: list[Any] = [prompt] if isinstance(prompt, Mapping) or not _is_list(prompt) else list(prompt)
     for each in messages:
         if not isinstance(each, Mapping):
             raise InvalidInput(
-                f"prompt has a {type(each).__name__} in it; give a text, a message or a list of messages"
+                f"prompt contains a {type(each).__name__}; give a text, a message or a list of messages"
             )
     return [dict(each) for each in messages]
+
+
+_EXPECTED: Final = (
+    "return a message (a dict with a role), a list of them, an object with messages or text, "
+    "a string, or an iterator of such pieces"
+)
+
+
+def read_reply(reply: Any) -> list[Message]:
+    """Return the messages of a reply; raise `InvalidInput` if it has none."""
+    messages = _messages_in(reply)
+    if messages is None:
+        raise InvalidInput(f"the model returned {type(reply).__name__}, which is not a message; {_EXPECTED}")
+    ids = [call.id for message in messages for call in calls_of(message)]
+    if len(ids) != len(set(ids)):
+        raise InvalidInput(f"two tool calls of one reply have the same id: {', '.join(ids)}")
+    return messages
+
+
+def is_stream(reply: Any) -> bool:
+    """Whether a reply is a stream."""
+    return any(hasattr(reply, name) for name in ("__next__", "__anext__", "__aiter__"))
+
+
+class StreamedReply:
+    """Collects the pieces of a streamed reply."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._messages: list[Message] = []
+
+    def take(self, piece: Any) -> str:
+        """Add the next piece; return the new text in it."""
+        if isinstance(piece, str):
+            self._text.append(piece)
+            return piece
+        messages = _messages_in(piece)
+        if messages is None:
+            return ""
+        was_silent = not self._text
+        self._messages += messages
+        return "".join(map(text_of, messages)) if was_silent else ""
+
+    def reply(self) -> Any:
+        """Return the whole reply, as if it had not been streamed."""
+        return self._messages or "".join(self._text)
 
 
 def _is_list(prompt: Any) -> bool:
@@ -151,7 +202,7 @@ def _is_list(prompt: Any) -> bool:
 def _openai_call(entry: Mapping[str, Any]) -> ToolCall:
     function: Any = entry.get("function")
     if not isinstance(function, Mapping):
-        raise InvalidInput(f"a tool call without a function: {str(entry)[:200]}")
+        raise InvalidInput(f"a tool call has no function: {str(entry)[:200]}")
     inner = cast("Mapping[str, Any]", function)
     return _call(entry, "openai", inner.get("name"), inner.get("arguments"))
 
@@ -160,8 +211,7 @@ def _call(block: Mapping[str, Any], style: Style, name: Any, arguments: Any) -> 
     call_id = block.get("id") if style != "blocks" else _either(block, "toolCallId", "tool_call_id")
     if not (isinstance(call_id, str) and call_id and isinstance(name, str) and name):
         raise InvalidInput(
-            f"a tool call without an id or a name: {str(dict(block))[:200]}; "
-            "give both, so that its result can be told apart"
+            f"a tool call has no id or no name: {str(dict(block))[:200]}; its result needs both"
         )
     problem = None
     if isinstance(arguments, str):
@@ -199,3 +249,41 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
         for each in cast("list[Any]", value):
             if isinstance(each, Mapping):
                 yield each
+
+
+def _messages_in(reply: Any) -> list[Message] | None:
+    if isinstance(reply, str):
+        return [{"role": "assistant", "content": reply}]
+    if isinstance(reply, (list, tuple)):
+        many = cast("list[Any]", reply)
+        read = [_message(each) for each in many]
+        whole = [each for each in read if each is not None]
+        return whole if whole and len(whole) == len(read) else None
+    one = _message(reply)
+    if one is not None:
+        return [one]
+    for holder in (reply, _field(reply, "response")):
+        found = _field(holder, "messages")
+        if isinstance(found, (list, tuple)) and found:
+            return _messages_in(found)
+    text = _field(reply, "text")
+    return [{"role": "assistant", "content": text}] if isinstance(text, str) else None
+
+
+def _message(value: Any) -> Message | None:
+    plain: Any = value
+    if hasattr(value, "model_dump"):  # the message objects of most clients
+        plain = value.model_dump(mode="json", exclude_none=True)
+    elif isinstance(value, msgspec.Struct) or is_dataclass(value):
+        plain = msgspec.to_builtins(value)
+    if not isinstance(plain, Mapping):
+        return None
+    message = dict(cast("Mapping[str, Any]", plain))
+    return message if isinstance(message.get("role"), str) else None
+
+
+def _field(holder: Any, name: str) -> Any:
+    if isinstance(holder, Mapping):
+        return cast("Mapping[str, Any]", holder).get(name)
+    found = getattr(holder, name, None)
+    return None if callable(found) else found

@@ -1,8 +1,8 @@
 """Middleware: code of your own inside the agent's loop.
 
-Any object with one or more of the methods below is middleware; each of them may be async. Those around the
-model run in the order of the list before it and in reverse order after it; of those around a tool the first
-one is the outermost. ``tools``, if the object has any, are added to the agent's.
+Any object with one or more of the methods below is middleware; each method may be async. ``before_model``
+runs in list order and ``after_model`` in reverse order; the first ``wrap_tool`` is the outermost. If the
+object has ``tools``, they are added to the agent's.
 """
 
 from __future__ import annotations
@@ -11,62 +11,62 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from treering.agent.driver import Worker
+from treering.agent.driver import WorkerThread
 from treering.agent.messages import Message, ToolCall
 from treering.agent.results import Context
-from treering.sync_async import call as waited
+from treering.sync_async import call as call_and_wait
 
 Proceed = Callable[[ToolCall], Any]
-"""Calls the tool (or the next middleware around it) and gives its value; awaited in an async `wrap_tool`."""
+"""Calls the next middleware or the tool and returns its value; awaited in an async `wrap_tool`."""
 
 
 @runtime_checkable
 class BeforeModel(Protocol):
-    """Changes what the model is shown."""
+    """Changes what the model sees."""
 
     def before_model(
         self, messages: list[Message], context: Context
     ) -> Sequence[Message] | Awaitable[Sequence[Message] | None] | None:
-        """The messages to show instead; ``None`` for these. What is shown is not what is saved."""
+        """Return the messages to send instead, or ``None`` for these. They are not saved."""
         ...
 
 
 @runtime_checkable
 class AfterModel(Protocol):
-    """Changes what the model answered, before it is kept and acted on."""
+    """Changes the model's reply before it is saved and acted on."""
 
     def after_model(
         self, messages: list[Message], context: Context
     ) -> Sequence[Message] | Awaitable[Sequence[Message] | None] | None:
-        """The messages to keep instead of the model's new ones; ``None`` for these."""
+        """Return the messages to keep instead of the new ones, or ``None`` for these."""
         ...
 
 
 @runtime_checkable
 class WrapTool(Protocol):
-    """Stands around every tool call: may change it, time it, repeat it, or answer in its place."""
+    """Wraps every tool call: may change, time, repeat or replace it."""
 
     def wrap_tool(self, call: ToolCall, context: Context, proceed: Proceed) -> Any:
-        """The tool's value, as ``proceed(call)`` gives it, or another one."""
+        """Return the tool's value: that of ``proceed(call)``, or another one."""
         ...
 
 
 @runtime_checkable
-class AsksFirst(Protocol):
-    """Decides which calls a person has to agree to."""
+class NeedsApproval(Protocol):
+    """Decides which calls need a person's approval."""
 
     def needs_approval(self, call: ToolCall, context: Context) -> bool | Awaitable[bool]:
-        """Whether this call has to wait for a person."""
+        """Whether this call needs approval."""
         ...
 
 
-Middleware = BeforeModel | AfterModel | WrapTool | AsksFirst
+Middleware = BeforeModel | AfterModel | WrapTool | NeedsApproval
 
 
-def wrapped(
+def apply_middleware(
     execute: Proceed, context: Context, middleware: Sequence[Middleware]
 ) -> Callable[[ToolCall], Any]:
-    """The function that makes a call through all middleware around it."""
+    """Return a function that makes a tool call through all middleware."""
     for each in reversed(middleware):
         if isinstance(each, WrapTool):
             execute = _layer(each.wrap_tool, context, execute)
@@ -77,7 +77,7 @@ def _layer(wrap: Callable[..., Any], context: Context, inner: Proceed) -> Procee
     if inspect.iscoroutinefunction(wrap):
 
         async def proceed_async(call: ToolCall) -> Any:
-            worker = Worker()  # of its own: the run's may be waiting for this very call
+            worker = WorkerThread()  # not the run's own, which may be waiting for this call
             try:
                 return await worker.awaited(inner, call)
             finally:
@@ -89,7 +89,7 @@ def _layer(wrap: Callable[..., Any], context: Context, inner: Proceed) -> Procee
         return outer_async
 
     def proceed(call: ToolCall) -> Any:
-        return waited(inner, call)
+        return call_and_wait(inner, call)
 
     def outer(call: ToolCall) -> Any:
         return wrap(call, context, proceed)

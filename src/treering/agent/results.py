@@ -1,4 +1,4 @@
-"""What an agent's run shows while it goes, and what it gives back at its end."""
+"""The events of a run, its result, and the context that tools and middleware get."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import msgspec
 from treering.agent.messages import Message, ToolCall
 from treering.limits.tool_budgets import Counters
 
-PartKind = Literal[
+AgentEventKind = Literal[
     "text", "piece", "message", "tool_call", "tool_result", "checkpoint", "interrupt", "finish"
 ]
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """Where in its work an agent is. A tool with a parameter of this type gets one, middleware always does.
+    """The state of a run, for tools with a parameter of this type, and for middleware.
 
-    ``state`` is the thread's state: ``todos`` (a list), ``files`` (a dict) and whatever else the tools keep;
-    changes to it are saved with the next checkpoint. ``call`` is the tool call, where there is one.
+    ``state`` is the thread's state: ``todos`` (a list), ``files`` (a dict) and whatever else the tools store;
+    changes to it are saved with the next checkpoint. ``call`` is the tool call, if there is one.
     """
 
     thread_id: str | None
@@ -30,11 +30,11 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run.
+    """The result of a run.
 
-    ``messages`` are those that this run added. ``checkpoint`` is where the thread is now: ``None`` when it
-    could not be saved, a hook vetoed it, or the agent has no checkpointer. ``interrupt`` is what a person has
-    to decide before the run can go on (see `Agent.resume`).
+    ``messages`` are those that this run added. ``checkpoint`` is the thread's newest one; ``None`` if it
+    could not be saved, a hook vetoed it, or the agent has no checkpointer. ``interrupt`` is what a person
+    has to decide before the run can continue (see `Agent.resume`).
     """
 
     run_id: str
@@ -47,17 +47,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     counters: Counters
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class AgentEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened in a run.
 
-    - ``text``: more of the answer, in ``text``; ``piece``: whatever else the model streamed, in ``value``;
-    - ``message``: a whole message of the model;
-    - ``tool_call``, ``tool_result``: a call that is being made, and its result in ``message`` and ``text``;
+    - ``text``: more of the reply, in ``text``; ``piece``: anything else that the model streamed, in
+      ``value``;
+    - ``message``: a complete message of the model;
+    - ``tool_call``, ``tool_result``: a call that is about to be made, and its result in ``message`` and
+      ``text``;
     - ``checkpoint``: the thread was saved; ``interrupt``: a person has to decide;
-    - ``finish``: the last part, with the ``result``.
+    - ``finish``: the last event, with the ``result``.
     """
 
-    kind: PartKind
+    kind: AgentEventKind
     text: str = ""
     value: Any = None
     message: Message | None = None

@@ -1,9 +1,9 @@
-"""Tools: plain functions that a model may ask for.
+"""Tools: functions that a model may call.
 
-A tool's parameters are read off its function's signature: they become the JSON schema that the model is
-shown, and what the model sends is checked and converted by the same types before the function is called. A
-parameter of type `Context` is not shown; it gets the run's context. Types that JSON cannot express are
-shown as anything and passed as they came.
+A tool's parameters are taken from its function's signature. They become the JSON schema that the model
+sees, and the model's arguments are validated and converted by the same types before the function is called.
+A parameter of type `Context` is not part of the schema; it receives the run's context. Types without a JSON
+schema accept any value and pass it on unchanged.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from treering.agent.results import Context
 from treering.errors import InvalidInput
 
 Approval = bool | Callable[[dict[str, Any]], Any]
-"""Whether a person has to agree to a call; a function (plain or async) decides by the arguments."""
+"""Whether a call needs a person's approval; a function (sync or async) decides by the arguments."""
 
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
 class Tool:
-    """A function with the name, description and parameters that a model is shown."""
+    """A function with the name, description and parameters that the model sees."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Tool:
         return f"Tool({self.name!r})"
 
     def as_openai(self) -> dict[str, Any]:
-        """The tool as OpenAI's chat API wants it described."""
+        """Return the tool's description for OpenAI's chat API."""
         return {
             "type": "function",
             "function": {
@@ -62,15 +62,15 @@ class Tool:
         }
 
     def as_anthropic(self) -> dict[str, Any]:
-        """The tool as Anthropic's messages API wants it described."""
+        """Return the tool's description for Anthropic's messages API."""
         return {"name": self.name, "description": self.description, "input_schema": self.parameters}
 
     def bound(self, arguments: Mapping[str, Any], context: Context) -> dict[str, Any]:
-        """The keyword arguments for the function; `InvalidInput` when they do not fit its signature."""
+        """Return the keyword arguments for the function; raise `InvalidInput` if they do not fit."""
         return self._signature.bound(arguments, context)
 
     def caller(self, context: Context) -> Callable[[ToolCall], Any]:
-        """The function that makes a call of this tool; async if the tool is."""
+        """Return a function that makes a call of this tool; async if the tool is."""
         if inspect.iscoroutinefunction(self.function):
 
             async def call_async(call: ToolCall) -> Any:
@@ -92,7 +92,7 @@ def tool(
     parameters: Mapping[str, Any] | None = None,
     needs_approval: Approval = False,
 ) -> Any:
-    """Make a `Tool` of a function: as a decorator (with or without arguments), or called with it."""
+    """Make a `Tool` from a function. A decorator, with or without arguments, or a plain call."""
 
     def make(function: Callable[..., Any]) -> Tool:
         return Tool(
@@ -106,28 +106,28 @@ def tool(
     return make if function is None else make(function)
 
 
-def toolbox(tools: Iterable[Any]) -> dict[str, Tool]:
-    """Tools by name, out of functions and tools; two of one name are refused."""
+def tools_by_name(tools: Iterable[Any]) -> dict[str, Tool]:
+    """Return tools by name, made from functions and tools. Names must be unique."""
     box: dict[str, Tool] = {}
     for each in tools:
         if not isinstance(each, Tool) and not callable(each):
-            raise InvalidInput(f"{each!r} is no tool; give a function, or a Tool made of one")
+            raise InvalidInput(f"{each!r} is no tool; give a function or a Tool")
         one = each if isinstance(each, Tool) else Tool(each)
         if one.name in box:
-            raise InvalidInput(f"there are two tools named {one.name!r}; give one of them another name=")
+            raise InvalidInput(f"two tools are named {one.name!r}; give one of them another name=")
         box[one.name] = one
     return box
 
 
 def result_text(value: Any) -> str:
-    """What a tool gave back, as the text that the model reads: a string as it is, anything else as JSON."""
+    """Return a tool's value as the text that the model reads: a string as it is, anything else as JSON."""
     if isinstance(value, str):
         return value
     return msgspec.json.encode(value, enc_hook=str).decode()
 
 
 class _Signature:
-    """A function's parameters, as a struct that knows its schema and checks values."""
+    """A function's parameters, as a struct that has a schema and validates values."""
 
     def __init__(self, fields: list[Any], context: str | None, *, takes_more: bool) -> None:
         self._names = [field[0] for field in fields]
@@ -149,7 +149,8 @@ class _Signature:
                 takes_more = True
             elif each.kind in _POSITIONAL:
                 raise InvalidInput(
-                    f"tool {tool_name!r} takes {each.name!r} by position only; models name their arguments"
+                    f"tool {tool_name!r} has the positional-only parameter {each.name!r}; models "
+                    "pass arguments by name"
                 )
             elif kind is Context or str(each.annotation).rpartition(".")[2] == Context.__name__:
                 context = each.name
@@ -158,7 +159,7 @@ class _Signature:
         return cls(fields, context, takes_more=takes_more)
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of the arguments, self-contained."""
+        """Return the JSON schema of the arguments, self-contained."""
         _, definitions = msgspec.json.schema_components([self._struct], ref_template="#/$defs/{name}")
         schema = dict(definitions.pop("Arguments"))
         schema.pop("title", None)
@@ -193,7 +194,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(function if plain else cast("Any", type(function)).__call__)
     except (NameError, TypeError):
-        return {}  # names that only a type checker sees: the model is shown the parameters without types
+        return {}  # names that exist for type checkers only: the schema has no types then
 
 
 def _field(parameter: inspect.Parameter, kind: Any) -> tuple[Any, ...]:

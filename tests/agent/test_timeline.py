@@ -49,7 +49,7 @@ def records(store, run_id):
     return run_records(store.engine, store.space, run_id).records
 
 
-def test_a_run_is_told_with_messages_tools_tokens_and_cost(store):
+def test_a_run_is_recorded_with_messages_tools_tokens_and_cost(store):
     agent = create_agent(
         name="forecaster",
         model=scripted(calling("weather", city="Berlin"), DONE),
@@ -108,7 +108,7 @@ def test_an_async_tool_is_linked_as_well(store):
     assert saved.parent == tool.id
 
 
-def test_a_failure_is_told_and_the_next_attempt_says_what_it_resumes(store):
+def test_a_failure_is_recorded_and_the_next_attempt_names_the_run_it_resumes(store):
     def broken(city: str) -> str:  # noqa: ARG001 - what the model passes
         """The weather."""
         raise RuntimeError("no network")
@@ -131,7 +131,7 @@ def test_a_failure_is_told_and_the_next_attempt_says_what_it_resumes(store):
     assert (second.status, second.meta) == ("ok", {"resumes": first.id})
 
 
-def test_a_stream_keeps_its_chunks_and_one_that_is_left_is_told_as_stopped(store):
+def test_a_stream_records_its_chunks_and_an_abandoned_one_is_stopped(store):
     def stream(*_):
         yield "It is "
         yield "sunny."
@@ -147,12 +147,12 @@ def test_a_stream_keeps_its_chunks_and_one_that_is_left_is_told_as_stopped(store
     assert store.runs.page().runs[0].status == "stopped"
 
 
-def test_without_a_store_nothing_is_told():
+def test_without_a_store_nothing_is_recorded():
     result = create_agent(model=scripted(DONE)).generate(prompt="Weather?")
     assert result.text == "It is sunny."
 
 
-def test_a_budget_of_the_store_stops_the_model_before_it_is_asked_again(store):
+def test_a_budget_of_the_store_stops_the_model_before_its_next_call(store):
     store.budgets.set("each run", per="run", tokens=100, action="stop")
     asked = []
 
