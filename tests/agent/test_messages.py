@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.agent.scripted import answered, asking, said, user
 from treering.agent import create_agent
 from treering.agent.messages import (
-    merge_results,
     calls_of,
+    merge_results,
     pending_calls,
     result_message,
     results_of,
