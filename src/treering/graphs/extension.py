@@ -20,7 +20,7 @@ from treering.core.ids import thread_scope
 from treering.core.paging import each_ref
 from treering.graphs.graph import WRITES, Graphs, graph_head
 from treering.graphs.rows import lengthened, shortened
-from treering.graphs.step import GRAPH, Step, place_of, placed, subgraph_refs
+from treering.graphs.step import GRAPH, Step, graph_key, key_of, subgraph_refs
 from treering.threads.extensions import register
 
 if TYPE_CHECKING:
@@ -38,9 +38,11 @@ class GraphExtension:
     def head_of(self, checkpoint: CheckpointRecord) -> str | None:
         """Return the ref of the head of the subgraph that saved a checkpoint."""
         fields: Any = checkpoint.metadata.get(GRAPH)
-        within: Any = cast("dict[str, Any]", fields).get("ns") if isinstance(fields, dict) else None
+        subgraph: Any = cast("dict[str, Any]", fields).get("ns") if isinstance(fields, dict) else None
         return (
-            placed(checkpoint.thread, checkpoint.namespace, within).ref if isinstance(within, str) else None
+            graph_key(checkpoint.thread, checkpoint.namespace, subgraph).ref
+            if isinstance(subgraph, str)
+            else None
         )
 
     def pack(self, fields: Any) -> bytes | None:
@@ -76,13 +78,13 @@ class GraphExtension:
         if not heads:
             return
         graphs = Graphs(engine, draft.space, namespace)
-        steps = {step.checkpoint.id: step for step in graphs.steps(graphs.place(thread, ""), within=None)}
-        within = {place_of(step).ref: step for step in steps.values() if step.within}
+        steps = {step.checkpoint.id: step for step in graphs.steps(graphs.key(thread, ""), subgraph=None)}
+        subgraphs = {key_of(step).ref: step for step in steps.values() if step.subgraph}
         past = _past(target, steps)
-        unseen = [name for name in within if name not in heads]
+        unseen = [name for name in subgraphs if name not in heads]
         heads |= engine.refs(draft.space, unseen) if unseen else {}
-        for name, any_step in within.items():
-            head, step, scope = heads.get(name), past.get(name), place_of(any_step).scope
+        for name, any_step in subgraphs.items():
+            head, step, scope = heads.get(name), past.get(name), key_of(any_step).scope
             if step is None:
                 if head is not None:
                     draft.delete_ref(name, scope=scope, expect=head.version)
@@ -107,9 +109,9 @@ def _past(target: CheckpointRecord, steps: dict[str, Step]) -> dict[str, Step]:
     used_up = max((step.seq for step in steps.values() if step.checkpoint.parent == target.id), default=0)
     past: dict[str, Step] = {}
     for step in steps.values():
-        made_for = step.metadata.get("parents", {}).get("") if step.within else None
+        made_for = step.metadata.get("parents", {}).get("") if step.subgraph else None
         if made_for in ancestors or (made_for == here and step.seq > used_up):
-            past.setdefault(place_of(step).ref, step)
+            past.setdefault(key_of(step).ref, step)
     return past
 
 

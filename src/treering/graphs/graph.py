@@ -22,11 +22,11 @@ from treering.errors import Corrupt, InvalidInput
 from treering.graphs.step import (
     GRAPH,
     GraphHead,
-    Place,
+    GraphKey,
     Step,
     Written,
-    place_of,
-    placed,
+    graph_key,
+    key_of,
     step_id,
     writes_key,
 )
@@ -48,7 +48,7 @@ HOLDER: Final = "h"
 """The form of a value with such lists inside: its own place, and those of the lists."""
 
 _PAGE: Final = 500
-_PLACES: Final = 4096
+_MAX_KEYS: Final = 4096
 _WINDOW: Final = 64
 """Two runs on one thread commit a little out of order; that far back, steps are put in the order of their
 ids.
@@ -62,36 +62,36 @@ class Graphs:
         self._engine = engine
         self._space = space
         self._namespace = namespace
-        self._places: dict[tuple[str, str], Place] = {}
+        self._keys: dict[tuple[str, str], GraphKey] = {}
 
-    def place(self, thread_id: str, within: str) -> Place:
+    def key(self, thread_id: str, subgraph: str) -> GraphKey:
         """Where a graph's steps go."""
-        known = self._places.get((thread_id, within))
+        known = self._keys.get((thread_id, subgraph))
         if known is None:
-            if len(self._places) >= _PLACES:
-                self._places.clear()
-            known = self._places[thread_id, within] = placed(thread_id, self._namespace, within)
+            if len(self._keys) >= _MAX_KEYS:
+                self._keys.clear()
+            known = self._keys[thread_id, subgraph] = graph_key(thread_id, self._namespace, subgraph)
         return known
 
-    def head(self, place: Place) -> GraphHead | None:
+    def head(self, key: GraphKey) -> GraphHead | None:
         """The newest step of a graph; ``None`` when there is none."""
         while True:
-            ref = self._engine.refs(self._space, [place.ref]).get(place.ref)
+            ref = self._engine.refs(self._space, [key.ref]).get(key.ref)
             if ref is None:
                 return None
             step = self.by_id(decode_json(ref.value)["checkpoint"])
             if step is not None:
                 return _head(ref, step)
-            if self._engine.refs(self._space, [place.ref]).get(place.ref) == ref:
+            if self._engine.refs(self._space, [key.ref]).get(key.ref) == ref:
                 if self._engine.scan(
                     self._space, by_id(decode_json(ref.value)["checkpoint"]), limit=1
                 ).records:
                     raise InvalidInput(
-                        f"the newest checkpoint of thread {place.thread!r} was not saved by a graph, so no "
+                        f"the newest checkpoint of thread {key.thread!r} was not saved by a graph, so no "
                         "graph can continue from it; rewind to one that was, or use another thread"
                     )
                 raise Corrupt(
-                    f"the head of thread {place.thread!r} names a checkpoint that is not stored; "
+                    f"the head of thread {key.thread!r} names a checkpoint that is not stored; "
                     "run verify, then restore it from a backup"
                 )
 
@@ -101,39 +101,39 @@ class Graphs:
             return self._step(record)
         return None
 
-    def find(self, place: Place, graph_id: str) -> Step | None:
+    def find(self, key: GraphKey, graph_id: str) -> Step | None:
         """A step by the framework's id, in its thread or in those that it was forked from."""
-        made = step_id(place, graph_id)
+        made = step_id(key, graph_id)
         if made is not None:
             step = self.by_id(made[0])
             if step is not None:
                 return step
         origin: Step | None = None
-        if self._engine.refs(self._space, [place.ref]):
+        if self._engine.refs(self._space, [key.ref]):
             oldest: Step | None = None
-            for step in self._own(place, None):
-                if step.graph_id == graph_id and step.within == place.within:
+            for step in self._own(key, None):
+                if step.graph_id == graph_id and step.subgraph == key.subgraph:
                     return step
                 if FORKED_FROM in step.checkpoint.metadata:
                     oldest = step
             origin = None if oldest is None else self._origin(oldest)
-        elif place.within and (first := self._first(place)) is not None:
+        elif key.subgraph and (first := self._first(key)) is not None:
             origin = self._origin(first)
-        return None if origin is None else self.find(place_of(origin, place.within), graph_id)
+        return None if origin is None else self.find(key_of(origin, key.subgraph), graph_id)
 
-    def steps(self, place: Place, *, within: str | None, until_us: int | None = None) -> Iterator[Step]:
+    def steps(self, key: GraphKey, *, subgraph: str | None, until_us: int | None = None) -> Iterator[Step]:
         """The steps of a thread and of those that it was forked from, newest first.
 
-        ``within`` chooses one namespace; ``until_us`` leaves out what was made later.
+        ``subgraph`` chooses one graph; ``until_us`` leaves out what was made later.
         """
         copies: set[str] = set()
-        for step in self._own(place, until_us):
+        for step in self._own(key, until_us):
             if FORKED_FROM in step.checkpoint.metadata:
                 copies.add(step.graph_id)
-            if within is None or step.within == within:
+            if subgraph is None or step.subgraph == subgraph:
                 yield step
-        step = self.inherited(self.place(place.thread, within)) if within else self._first(place)
-        if step is not None and not within:
+        step = self.inherited(self.key(key.thread, subgraph)) if subgraph else self._first(key)
+        if step is not None and not subgraph:
             step = self._behind(step) if FORKED_FROM in step.checkpoint.metadata else None
         while step is not None:
             if step.graph_id not in copies:
@@ -153,63 +153,63 @@ class Graphs:
                 yield step
 
     def written(
-        self, place: Place, step: Step, *, is_moved: bool = False, until: int | None = None
+        self, key: GraphKey, step: Step, *, is_moved: bool = False, until: int | None = None
     ) -> list[Written]:
         """What tasks wrote on a step, in the order of commits, before the commit ``until``.
 
         With ``is_moved`` only what no child has used up: the step is gone on from once more.
         """
-        found = self.written_as(writes_key(place, step.graph_id))
-        there = place_of(step)
-        if there == place:
-            found = [*self.taken_along(step), *found]
-        elif (forked_at := self.forked_at(place)) is not None:
+        found = self.written_as(writes_key(key, step.graph_id))
+        there = key_of(step)
+        if there == key:
+            found = [*self.written_in_origin(step), *found]
+        elif (forked_at := self.forked_at(key)) is not None:
             found = [*self.written(there, step, is_moved=True, until=forked_at), *found]
         if until is not None:
             found = [each for each in found if each.seq < until]
         if is_moved and found:
-            used_up = self._last_child(place, step, until)
+            used_up = self._last_child(key, step, until)
             found = [each for each in found if each.seq > used_up]
         return found
 
-    def taken_along(self, step: Step) -> list[Written]:
+    def written_in_origin(self, step: Step) -> list[Written]:
         """What the copy of another thread's step begins with: what was written there, and not used up."""
         origin = self._origin(step)
         if origin is None:
             return []
-        return self.written(place_of(origin), origin, is_moved=True, until=step.seq)
+        return self.written(key_of(origin), origin, is_moved=True, until=step.seq)
 
     def written_as(self, key: str) -> list[Written]:
         """What tasks wrote, by its key."""
         query = EventQuery(kinds=(WRITES,), thread=key)
         return [self.read_written(each) for each in each_record(self._engine, self._space, query)]
 
-    def written_since(self, place: Place, since_us: int) -> dict[str, list[Written]]:
+    def written_since(self, key: GraphKey, since_us: int) -> dict[str, list[Written]]:
         """What tasks of a thread wrote since a time, by key and in the order of commits."""
         found: dict[str, list[Written]] = {}
-        query = EventQuery(kinds=(WRITES,), scope=place.scope, since_us=since_us)
+        query = EventQuery(kinds=(WRITES,), scope=key.scope, since_us=since_us)
         for record in each_record(self._engine, self._space, query):
             found.setdefault(record.event.thread or "", []).append(self.read_written(record))
         return found
 
-    def children(self, place: Place, step: Step) -> list[Step]:
+    def children(self, key: GraphKey, step: Step) -> list[Step]:
         """The steps of the same thread that grew out of this one, oldest first."""
         found: list[Step] = []
-        for each in self._own(place, None):
+        for each in self._own(key, None):
             if each.seq <= step.seq:
                 break
             if each.checkpoint.parent == step.checkpoint.id:
                 found.append(each)
         return sorted(found, key=lambda each: each.seq)
 
-    def line(self, place: Place, step: Step) -> Iterator[tuple[Step, int]]:
+    def line(self, key: GraphKey, step: Step) -> Iterator[tuple[Step, int]]:
         """The ancestors of a step, newest first, each with the commit that its writes must come behind.
 
         That is the commit of the child before the one that the line goes on to: what was written up to there
         was for that child. Where a thread was forked, the line goes on behind the step that was copied. An
         ancestor that is not stored raises `Corrupt`.
         """
-        passed = _Passed(self._own(place, None))
+        passed = _Passed(self._own(key, None))
         while (wanted := step.checkpoint.parent) is not None:
             parent = passed.find(wanted) or self.by_id(wanted)
             if parent is None:
@@ -218,32 +218,32 @@ class Graphs:
                     f"{wanted!r}; its past was removed, so this channel cannot be rebuilt: restore it from a "
                     "backup"
                 )
-            there = place_of(parent)
-            if there == place_of(step):
+            there = key_of(parent)
+            if there == key_of(step):
                 behind = max((seq for seq in passed.children(wanted) if seq < step.seq), default=0)
             else:
                 passed = _Passed(self._own(there, None))
                 if step.checkpoint.metadata.get(FORKED_FROM) == wanted:
                     step = parent
                     continue
-                behind = self._last_child(there, parent, self.forked_at(place_of(step)))
+                behind = self._last_child(there, parent, self.forked_at(key_of(step)))
             yield parent, behind
             step = parent
 
-    def inherited(self, place: Place) -> Step | None:
+    def inherited(self, key: GraphKey) -> Step | None:
         """The step that a subgraph of a fork goes on from before it has one of its own there.
 
         It is the one that was the newest at the moment that was forked, or rewound to since; ``None`` in a
         thread that is no fork.
         """
-        copy = self._copy(place) if place.within else None
+        copy = self._copy(key) if key.subgraph else None
         origin = None if copy is None else self._origin(copy)
         if copy is None or origin is None:
             return None
-        there = place_of(origin, place.within)
+        there = key_of(origin, key.subgraph)
         head = self.head(there)
         step = head.step if head is not None else self.inherited(there)
-        used_up = self._last_child(place_of(origin), origin, copy.seq)
+        used_up = self._last_child(key_of(origin), origin, copy.seq)
         while step is not None and not (
             step.seq < copy.seq
             and (
@@ -254,27 +254,27 @@ class Graphs:
             step = self._behind(step)
         return step
 
-    def forked_at(self, place: Place) -> int | None:
+    def forked_at(self, key: GraphKey) -> int | None:
         """The commit in which a thread began as a fork; ``None`` for one that is no fork."""
-        first = self._first(place)
+        first = self._first(key)
         return first.seq if first is not None and FORKED_FROM in first.checkpoint.metadata else None
 
-    def _first(self, place: Place) -> Step | None:
-        query = EventQuery(kinds=(KIND,), scope=place.scope, brief=True)
+    def _first(self, key: GraphKey) -> Step | None:
+        query = EventQuery(kinds=(KIND,), scope=key.scope, brief=True)
         for record in self._engine.scan(self._space, query, limit=1).records:
             return self._step(record)
         return None
 
-    def _copy(self, place: Place) -> Step | None:
+    def _copy(self, key: GraphKey) -> Step | None:
         """The copy of another thread's step that a thread goes back to from where its head is.
 
         That is how it began, unless it was rewound to before that.
         """
-        first = self._first(place)
-        rewinds = EventQuery(kinds=(REWIND,), scope=place.scope, brief=True)
+        first = self._first(key)
+        rewinds = EventQuery(kinds=(REWIND,), scope=key.scope, brief=True)
         if first is None or not self._engine.scan(self._space, rewinds, limit=1).records:
             return first
-        root = placed(place.thread, place.namespace, "")
+        root = graph_key(key.thread, key.namespace, "")
         head = self.head(root)
         step = None if head is None else head.step
         passed = _Passed(self._own(root, None))
@@ -287,12 +287,12 @@ class Graphs:
         origin = step.checkpoint.metadata.get(FORKED_FROM)
         return None if origin is None else self.by_id(origin)
 
-    def _last_child(self, place: Place, step: Step, until: int | None) -> int:
-        children = (each.seq for each in self.children(place, step))
+    def _last_child(self, key: GraphKey, step: Step, until: int | None) -> int:
+        children = (each.seq for each in self.children(key, step))
         return max((seq for seq in children if until is None or seq < until), default=0)
 
-    def _own(self, place: Place, until_us: int | None) -> Iterator[Step]:
-        query = EventQuery(kinds=(KIND,), scope=place.scope, until_us=until_us, newest_first=True, brief=True)
+    def _own(self, key: GraphKey, until_us: int | None) -> Iterator[Step]:
+        query = EventQuery(kinds=(KIND,), scope=key.scope, until_us=until_us, newest_first=True, brief=True)
         return self._in_order(query)
 
     def _in_order(self, query: EventQuery) -> Iterator[Step]:

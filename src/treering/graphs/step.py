@@ -42,26 +42,26 @@ _GREGORIAN_US: Final = 12_219_292_800_000_000
 _LAST_MS: Final = (1 << 47) - 1
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class GraphKey(msgspec.Struct, frozen=True, kw_only=True):
     """Where the steps of one graph go: a thread, and a namespace within it."""
 
     thread: str
     namespace: str
-    within: str
+    subgraph: str
     scope: str
     ref: str
 
 
-def placed(thread: str, namespace: str, within: str) -> Place:
+def graph_key(thread: str, namespace: str, subgraph: str) -> GraphKey:
     """Where the steps of a graph go."""
     ref = head_ref(thread, namespace)
-    if within:
-        ref = subgraph_refs(thread, namespace) + within
+    if subgraph:
+        ref = subgraph_refs(thread, namespace) + subgraph
         if len(ref) > MAX_ID_CHARS or not ref.isprintable():
-            digest = blake2b(f"{thread}\0{within}".encode("utf-8", "surrogatepass"), digest_size=32)
+            digest = blake2b(f"{thread}\0{subgraph}".encode("utf-8", "surrogatepass"), digest_size=32)
             ref = f"{_HEADS}{namespace_prefix(namespace)}~{digest.hexdigest()}"
     scope = thread_scope(thread, namespace)
-    return Place(thread=thread, namespace=namespace, within=within, scope=scope, ref=ref)
+    return GraphKey(thread=thread, namespace=namespace, subgraph=subgraph, scope=scope, ref=ref)
 
 
 def subgraph_refs(thread: str, namespace: str) -> str:
@@ -69,21 +69,21 @@ def subgraph_refs(thread: str, namespace: str) -> str:
     return f"{_HEADS}{namespace_prefix(namespace)}{namespace_prefix(thread)}"
 
 
-def step_id(place: Place, graph_id: str) -> tuple[str, int] | None:
+def step_id(key: GraphKey, graph_id: str) -> tuple[str, int] | None:
     """The id of the checkpoint for a step, and its time in microseconds; ``None`` for an id that has no time.
 
     Ids of one namespace sort as the framework's own do.
     """
-    return _made_id(place.namespace, place.thread, place.within, graph_id)
+    return _made_id(key.namespace, key.thread, key.subgraph, graph_id)
 
 
 @lru_cache(maxsize=4096)
-def _made_id(namespace: str, thread: str, within: str, graph_id: str) -> tuple[str, int] | None:
+def _made_id(namespace: str, thread: str, subgraph: str, graph_id: str) -> tuple[str, int] | None:
     ticks = _ticks(graph_id)
     if ticks is None:
         return None
     ms, rest = divmod(ticks, 10_000)
-    digest = blake2b(_name(namespace, thread, within, graph_id), digest_size=8).digest()
+    digest = blake2b(_name(namespace, thread, subgraph, graph_id), digest_size=8).digest()
     # 130 bits in 13 pairs of characters: 48 of time and 16 of the rest are above the 64 of the digest.
     low = int.from_bytes(digest, "big")
     high = ms << 16 | rest
@@ -95,18 +95,16 @@ def _made_id(namespace: str, thread: str, within: str, graph_id: str) -> tuple[s
     ), ticks // 10
 
 
-def copied_id(place: Place, checkpoint_id: str) -> str:
+def copied_id(key: GraphKey, checkpoint_id: str) -> str:
     """The id of a copy of a checkpoint in another place; it sorts as the checkpoint's own does."""
-    digest = blake2b(
-        _name(place.namespace, place.thread, place.within, checkpoint_id), digest_size=5
-    ).digest()
+    digest = blake2b(_name(key.namespace, key.thread, key.subgraph, checkpoint_id), digest_size=5).digest()
     number = int.from_bytes(digest, "big")
     return checkpoint_id[:-8] + "".join([_PAIRS[number >> shift & 1023] for shift in range(30, -1, -10)])
 
 
-def writes_key(place: Place, graph_id: str) -> str:
+def writes_key(key: GraphKey, graph_id: str) -> str:
     """What the writes of a step have in common, in the journal's indexed column."""
-    name = _name(place.namespace, place.thread, place.within, graph_id)
+    name = _name(key.namespace, key.thread, key.subgraph, graph_id)
     return "writes:" + blake2b(name, digest_size=12).hexdigest()
 
 
@@ -151,7 +149,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         return self.graph["id"]
 
     @property
-    def within(self) -> str:
+    def subgraph(self) -> str:
         """The namespace within the thread."""
         return self.graph.get("ns", "")
 
@@ -183,10 +181,10 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
 
 
-def place_of(step: Step, within: str | None = None) -> Place:
+def key_of(step: Step, subgraph: str | None = None) -> GraphKey:
     """Where a step lies, whoever reads it; or another namespace ``within`` the same thread."""
     checkpoint = step.checkpoint
-    return placed(checkpoint.thread, checkpoint.namespace, step.within if within is None else within)
+    return graph_key(checkpoint.thread, checkpoint.namespace, step.subgraph if subgraph is None else subgraph)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -210,14 +208,14 @@ _metadata: Final = msgspec.json.Decoder(_Metadata).decode
 
 
 def metadata_of(
-    engine: Engine, space: str, place: Place, unpacked: Callable[[Any], Any]
+    engine: Engine, space: str, key: GraphKey, unpacked: Callable[[Any], Any]
 ) -> list[tuple[str, dict[str, Any]]]:
     """The ids and the metadata of all steps of one namespace in a thread itself, newest first.
 
     ``unpacked`` is called for metadata in which something may be packed.
     """
     found: list[tuple[str, dict[str, Any]]] = []
-    query, after = EventQuery(kinds=(KIND,), scope=place.scope, newest_first=True, brief=True), None
+    query, after = EventQuery(kinds=(KIND,), scope=key.scope, newest_first=True, brief=True), None
     while True:
         page = engine.scan(space, query, after=after, limit=_MANY)
         for record in page.records:
@@ -236,7 +234,7 @@ def metadata_of(
                 graph_id = rest["id"]
             else:
                 continue
-            if rest.get("ns", "") == place.within:
+            if rest.get("ns", "") == key.subgraph:
                 metadata.pop(FORKED_FROM, None)
                 if HIDDEN in rest:
                     metadata |= rest[HIDDEN]

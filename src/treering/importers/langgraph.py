@@ -21,14 +21,14 @@ from treering.api import redacted
 from treering.core.clock import SystemClock
 from treering.errors import Corrupt, InvalidInput, MissingExtra, NotFound, Unreachable
 from treering.graphs.graph import Graphs
-from treering.graphs.step import Place, writes_key
+from treering.graphs.step import GraphKey, writes_key
 from treering.importers.report import FileReport, ImportReport
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from treering.adapters.langgraph.saving import Scribe
-    from treering.adapters.langgraph.values import Values
+    from treering.adapters.langgraph.values import ValueCodec
+    from treering.adapters.langgraph.writer import Writer
     from treering.importers.report import Progress
     from treering.store import Store
 
@@ -46,11 +46,11 @@ _NO_PATH: Final = "''"
 """In place of a column that early versions did not have."""
 
 
-def open_source(source: str | Path, values: Values) -> Source:
+def open_source(source: str | Path, codec: ValueCodec) -> Source:
     """The source that a path or URL stands for."""
     if isinstance(source, str) and source.startswith(_POSTGRES):
-        return _Postgres(source, values)
-    return _Sqlite(Path(source).expanduser(), values)
+        return _Postgres(source, codec)
+    return _Sqlite(Path(source).expanduser(), codec)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class Source(ABC):
     """The table of writes."""
     _write_columns: str
 
-    def places(self) -> list[tuple[str, str]]:
+    def graphs(self) -> list[tuple[str, str]]:
         """Every thread and namespace within it."""
         return self._rows(
             "SELECT thread_id, checkpoint_ns FROM checkpoints "
@@ -94,27 +94,27 @@ class Source(ABC):
             f"SELECT (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM {self._writes})"
         )[0]
 
-    def checkpoints(self, thread: str, within: str) -> list[Row]:
+    def checkpoints(self, thread: str, subgraph: str) -> list[Row]:
         """The checkpoints of one place, oldest first."""
         rows = self._rows(
             "SELECT checkpoint_id, parent_checkpoint_id FROM checkpoints "
             f"WHERE thread_id = {self._mark} AND checkpoint_ns = {self._mark} ORDER BY checkpoint_id",
-            (thread, within),
+            (thread, subgraph),
         )
         return [Row(id=graph_id, parent=parent or None) for graph_id, parent in rows]
 
-    def writes(self, thread: str, within: str) -> list[Write]:
+    def writes(self, thread: str, subgraph: str) -> list[Write]:
         """All writes of one place."""
         rows = self._rows(
             f"SELECT checkpoint_id, task_id, {self._write_columns} FROM {self._writes} "
             f"WHERE thread_id = {self._mark} AND checkpoint_ns = {self._mark} "
             "ORDER BY checkpoint_id, task_id, idx",
-            (thread, within),
+            (thread, subgraph),
         )
         return [_write(row) for row in rows]
 
     @abstractmethod
-    def content(self, thread: str, within: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    def content(self, thread: str, subgraph: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
         """A checkpoint as LangGraph knows it, and its metadata."""
 
     @abstractmethod
@@ -131,11 +131,11 @@ class _Sqlite(Source):
     _mark = "?"
     _writes = "writes"
 
-    def __init__(self, path: Path, values: Values) -> None:
+    def __init__(self, path: Path, codec: ValueCodec) -> None:
         if not path.is_file():
             raise NotFound(f"there is no file {path}; name the database of a SqliteSaver")
         self._path = path
-        self._values = values
+        self._codec = codec
         try:
             self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         except sqlite3.Error as error:
@@ -150,16 +150,16 @@ class _Sqlite(Source):
         task_path = "task_path" if "task_path" in columns else _NO_PATH
         self._write_columns = f"{task_path}, idx, channel, type, value"
 
-    def content(self, thread: str, within: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    def content(self, thread: str, subgraph: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
         """As it lies there in one piece."""
         form, data, metadata = self._rows(
             "SELECT type, checkpoint, metadata FROM checkpoints "
             "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
-            (thread, within, row.id),
+            (thread, subgraph, row.id),
         )[0]
         what = f"checkpoint {row.id!r} of thread {thread!r}"
-        checkpoint = _decoded_record(self._values, form or "msgpack", data, what)
-        return checkpoint, _decoded_metadata(self._values, metadata, what)
+        checkpoint = _decoded_record(self._codec, form or "msgpack", data, what)
+        return checkpoint, _decoded_metadata(self._codec, metadata, what)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -178,12 +178,12 @@ class _Postgres(Source):
     _mark = "%s"
     _writes = "checkpoint_writes"
 
-    def __init__(self, url: str, values: Values) -> None:
+    def __init__(self, url: str, codec: ValueCodec) -> None:
         try:
             import psycopg
         except ModuleNotFoundError as error:
             raise MissingExtra("importing from PostgreSQL", "postgres") from error
-        self._values = values
+        self._codec = codec
         self._errors = psycopg.Error
         self._shown = redacted(url)
         try:
@@ -202,9 +202,9 @@ class _Postgres(Source):
         task_path = "task_path" if ("task_path",) in columns else _NO_PATH
         self._write_columns = f"{task_path}, idx, channel, type, blob"
 
-    def content(self, thread: str, within: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    def content(self, thread: str, subgraph: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
         """Put together from the blobs of its channels."""
-        key = (thread, within, row.id)
+        key = (thread, subgraph, row.id)
         checkpoint, metadata = self._rows(
             "SELECT checkpoint, metadata FROM checkpoints "
             "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s",
@@ -222,7 +222,7 @@ class _Postgres(Source):
         for channel, form, data in blobs:
             if form != _EMPTY:
                 what = f"channel {channel!r} of checkpoint {row.id!r} of thread {thread!r}"
-                values[channel] = decoded(self._values, form, bytes(data or b""), what)
+                values[channel] = decoded(self._codec, form, bytes(data or b""), what)
         return {**checkpoint, "channel_values": values}, dict(metadata or {})
 
     def close(self) -> None:
@@ -251,16 +251,16 @@ def _write(row: tuple[Any, ...]) -> Write:
     )
 
 
-def decoded(values: Values, form: str, data: Any, what: str) -> Any:
+def decoded(codec: ValueCodec, form: str, data: Any, what: str) -> Any:
     """A value of the source, as its serializer wrote it; `InvalidInput` for a damaged or pickled one."""
     try:
-        return values.serde.loads_typed((form, data))
+        return codec.serde.loads_typed((form, data))
     except Exception as error:  # whatever a serializer finds in damaged bytes
         raise _damaged(what, form, f"{type(error).__name__}: {error}") from error
 
 
-def _decoded_record(values: Values, form: str, data: Any, what: str) -> dict[str, Any]:
-    record = decoded(values, form, data, what)
+def _decoded_record(codec: ValueCodec, form: str, data: Any, what: str) -> dict[str, Any]:
+    record = decoded(codec, form, data, what)
     if not isinstance(record, dict):
         raise _damaged(what, form, f"it is no record but {type(record).__name__}")
     return cast("dict[str, Any]", record)
@@ -273,7 +273,7 @@ def _damaged(what: str, form: str, why: str) -> InvalidInput:
     )
 
 
-def _decoded_metadata(values: Values, metadata: bytes | str | None, what: str) -> dict[str, Any]:
+def _decoded_metadata(codec: ValueCodec, metadata: bytes | str | None, what: str) -> dict[str, Any]:
     """Metadata is JSON; early versions of the saver wrote it with their serializer."""
     if not metadata:
         return {}
@@ -281,7 +281,7 @@ def _decoded_metadata(values: Values, metadata: bytes | str | None, what: str) -
         read = json.loads(metadata)
     except ValueError:
         raw = metadata.encode() if isinstance(metadata, str) else metadata
-        return _decoded_record(values, "msgpack", raw, f"the metadata of {what}")
+        return _decoded_record(codec, "msgpack", raw, f"the metadata of {what}")
     if not isinstance(read, dict):
         raise _damaged(f"the metadata of {what}", "json", f"it is no record but {type(read).__name__}")
     return cast("dict[str, Any]", read)
@@ -306,17 +306,17 @@ def import_langgraph(
     is in the store already is left as it is, so running it again brings only what is new.
     """
     try:
-        from treering.adapters.langgraph.cache import Memory
-        from treering.adapters.langgraph.saving import Scribe
-        from treering.adapters.langgraph.values import Values, closed_serde
+        from treering.adapters.langgraph.reader import Reader
+        from treering.adapters.langgraph.values import ValueCodec, closed_serde
+        from treering.adapters.langgraph.writer import Writer
     except ModuleNotFoundError as error:
         raise MissingExtra("importing from LangGraph", "langgraph") from error
-    values = Values(closed_serde(*allow))
+    codec = ValueCodec(closed_serde(*allow))
     graphs = Graphs(store.engine, store.space, namespace)
-    reader = open_source(source, values)
+    reader = open_source(source, codec)
     try:
-        scribe = Scribe(store, graphs, Memory(), SystemClock(), are_writes_durable=True)
-        work = _Import(reader, scribe, graphs, values, on_progress, dry_run=dry_run)
+        writer = Writer(store, graphs, Reader(store, graphs), SystemClock())
+        work = _Import(reader, writer, graphs, codec, on_progress, dry_run=dry_run)
         return work.run(str(source))
     finally:
         reader.close()
@@ -326,17 +326,17 @@ class _Import:
     def __init__(
         self,
         source: Source,
-        scribe: Scribe,
+        writer: Writer,
         graphs: Graphs,
-        values: Values,
+        codec: ValueCodec,
         on_progress: Progress | None,
         *,
         dry_run: bool,
     ) -> None:
         self._source = source
-        self._scribe = scribe
+        self._writer = writer
         self._graphs = graphs
-        self._values = values
+        self._codec = codec
         self._on_progress = on_progress
         self._dry_run = dry_run
         self._done = 0
@@ -345,8 +345,8 @@ class _Import:
 
     def run(self, name: str) -> ImportReport:
         found = self._source.counts()
-        for thread, within in self._source.places():
-            self._import(thread, within, found[0])
+        for thread, subgraph in self._source.graphs():
+            self._import(thread, subgraph, found[0])
         return ImportReport(
             importer="langgraph",
             source=redacted(name),
@@ -363,14 +363,14 @@ class _Import:
             ),
         )
 
-    def _import(self, thread: str, within: str, total: int) -> None:
-        from treering.adapters.langgraph.rows import thread_id_of
+    def _import(self, thread: str, subgraph: str, total: int) -> None:
+        from treering.adapters.langgraph.reader import thread_id_of
 
-        place = self._graphs.place(thread_id_of(thread), within)
-        there = {step.graph_id for step in self._graphs.steps(place, within=within)}
-        rows = self._source.checkpoints(thread, within)
+        key = self._graphs.key(thread_id_of(thread), subgraph)
+        there = {step.graph_id for step in self._graphs.steps(key, subgraph=subgraph)}
+        rows = self._source.checkpoints(thread, subgraph)
         writes: dict[str, list[Write]] = {}
-        for write in self._source.writes(thread, within):
+        for write in self._source.writes(thread, subgraph):
             writes.setdefault(write.checkpoint, []).append(write)
         parents: set[str] = set()
         for row in rows:
@@ -381,70 +381,68 @@ class _Import:
                 if not self._dry_run:
                     if row.parent in parents and row.parent in writes:
                         # A second child of a step: what was written on it before the first was for the first.
-                        self._put_writes(place, writes[row.parent])
-                    self._put(thread, place, row)
+                        self._put_writes(key, writes[row.parent])
+                    self._put(thread, key, row)
             if row.parent is not None:
                 parents.add(row.parent)
-            self._bring(place, writes.get(row.id, []))
+            self._bring(key, writes.get(row.id, []))
             self._done += 1
             if self._on_progress is not None:
                 self._on_progress(self._done, total)
         for graph_id in writes.keys() - {row.id for row in rows}:
-            self._bring(place, writes[graph_id])
+            self._bring(key, writes[graph_id])
         if not self._dry_run:
-            self._verify(place, within, rows, writes)
+            self._verify(key, subgraph, rows, writes)
 
-    def _bring(self, place: Place, writes: list[Write]) -> None:
+    def _bring(self, key: GraphKey, writes: list[Write]) -> None:
         if not writes:
             return
-        stored = self._stored(place, writes[0].checkpoint)
+        stored = self._stored(key, writes[0].checkpoint)
         new = [each for each in writes if (each.task, each.index) not in stored]
         self._known[1] += len(writes) - len(new)
         self._new[1] += len(new)
         if new and not self._dry_run:
-            self._put_writes(place, new)
+            self._put_writes(key, new)
 
-    def _put(self, thread: str, place: Place, row: Row) -> None:
-        from treering.adapters.langgraph.rows import Request
+    def _put(self, thread: str, key: GraphKey, row: Row) -> None:
+        from treering.adapters.langgraph.writer import PutRequest
 
-        checkpoint, metadata = self._source.content(thread, place.within, row)
-        request = Request(
+        checkpoint, metadata = self._source.content(thread, key.subgraph, row)
+        request = PutRequest(
             thread=thread,
             parent=row.parent,
             checkpoint={"v": 1, "ts": "", "channel_versions": {}, "versions_seen": {}, **checkpoint},
             metadata=metadata,
             new_versions=checkpoint.get("channel_versions", {}),
         )
-        self._scribe.put(self._values, place, request)
+        self._writer.put(self._codec, key, request)
 
-    def _put_writes(self, place: Place, writes: list[Write]) -> None:
+    def _put_writes(self, key: GraphKey, writes: list[Write]) -> None:
         tasks: dict[tuple[str, str, str], list[tuple[str, int, Any]]] = {}
         for each in sorted(writes, key=lambda write: write.index):
-            what = (
-                f"a write of task {each.task!r} on checkpoint {each.checkpoint!r} of thread {place.thread!r}"
-            )
-            value = decoded(self._values, each.form, each.data, what)
+            what = f"a write of task {each.task!r} on checkpoint {each.checkpoint!r} of thread {key.thread!r}"
+            value = decoded(self._codec, each.form, each.data, what)
             tasks.setdefault((each.checkpoint, each.task, each.path), []).append(
                 (each.channel, each.index, value)
             )
         for (graph_id, task, path), numbered in tasks.items():
-            self._scribe.put_writes(self._values, place, graph_id, numbered, task, path)
+            self._writer.put_writes(self._codec, key, graph_id, numbered, task, path)
 
-    def _stored(self, place: Place, graph_id: str) -> set[tuple[str, int]]:
+    def _stored(self, key: GraphKey, graph_id: str) -> set[tuple[str, int]]:
         return {
             (each.data["task"], write[1])
-            for each in self._graphs.written_as(writes_key(place, graph_id))
+            for each in self._graphs.written_as(writes_key(key, graph_id))
             for write in each.data["writes"]
         }
 
-    def _verify(self, place: Place, within: str, rows: list[Row], writes: dict[str, list[Write]]) -> None:
-        there = {step.graph_id for step in self._graphs.steps(place, within=within)}
+    def _verify(self, key: GraphKey, subgraph: str, rows: list[Row], writes: dict[str, list[Write]]) -> None:
+        there = {step.graph_id for step in self._graphs.steps(key, subgraph=subgraph)}
         missing = sum(row.id not in there for row in rows)
         for graph_id, each in writes.items():
-            stored = self._stored(place, graph_id)
+            stored = self._stored(key, graph_id)
             missing += sum((write.task, write.index) not in stored for write in each)
         if missing:
             raise Corrupt(
-                f"thread {place.thread!r} lacks {missing} of its {len(rows)} checkpoints and their writes; "
+                f"thread {key.thread!r} lacks {missing} of its {len(rows)} checkpoints and their writes; "
                 "the source is as it was: run the import again"
             )

@@ -1,4 +1,4 @@
-"""What people do with graphs: short scripts that run on any checkpointer (see `langgraph_talk`)."""
+"""What people do with graphs: short scripts that run on any checkpointer (see `talk`)."""
 
 from __future__ import annotations
 

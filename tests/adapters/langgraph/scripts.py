@@ -44,11 +44,20 @@ def config(thread: str = "alice", **more: Any) -> dict[str, Any]:
     return {"configurable": {"thread_id": thread, **more}}
 
 
-def put(saver, values, *, parent=None, metadata=None, thread: str = "alice") -> dict[str, Any]:
-    """Save a checkpoint with these values."""
+def put(
+    saver, values, *, parent=None, metadata=None, thread: str = "alice", updated=None, graph_id=None
+) -> dict[str, Any]:
+    """Save a checkpoint with these values; ``updated`` are the channels that say which tasks it starts."""
     checkpoint = empty_checkpoint()
+    if graph_id is not None:
+        checkpoint["id"] = graph_id
     checkpoint["channel_values"] = values
     versions = dict.fromkeys(values, checkpoint["id"])
     checkpoint["channel_versions"] = versions
+    checkpoint["updated_channels"] = updated
     where = parent or config(thread, checkpoint_ns="")
     return saver.put(where, checkpoint, metadata or {"source": "loop", "step": 0}, versions)
+
+
+ONE_TASK = ["branch:to:agent"]
+"""What a checkpoint has updated that starts one task."""

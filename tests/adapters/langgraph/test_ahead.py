@@ -1,4 +1,4 @@
-"""Messages of durable writes go to the end of the list that should hold them next; if not, no harm."""
+"""The messages of a step's only task go to the end of the list that the next checkpoint has them in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
 import treering
-from tests.adapters.langgraph.scripts import config
+from tests.adapters.langgraph.scripts import ONE_TASK, config
 from treering.adapters.langgraph import TreeringSaver
 
 
@@ -19,11 +19,12 @@ def store(request, tmp_path):
         yield opened
 
 
-def put(saver, messages, parent=None):
+def put(saver, messages, parent=None, updated=ONE_TASK):
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"] = {"messages": messages}
     versions = {"messages": checkpoint["id"]}
     checkpoint["channel_versions"] = versions
+    checkpoint["updated_channels"] = ["messages", *updated]
     return saver.put(parent or config(checkpoint_ns=""), checkpoint, {"source": "loop", "step": 0}, versions)
 
 
@@ -64,31 +65,41 @@ def test_a_checkpoint_takes_over_what_was_written_ahead(store):
     assert store.verify().ok
 
 
-def test_tasks_that_come_in_another_order_cost_a_branch_once(store):
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_tasks_side_by_side_leave_the_list_to_the_checkpoint(store, order):
+    saver = TreeringSaver(store)
+    where = put(saver, [ai("start")], updated=["branch:to:a", "branch:to:b"])
+    first = head_list(store)[0]
+    made = {"a": ai("one"), "b": ai("two")}
+    for task in order:
+        write(saver, where, task, made[task])
+    assert head_list(store) == (first, 1, 1)
+    state = [ai("start"), made["a"], made["b"]]
+    put(saver, state, where)
+    assert head_list(store) == (first, 3, 3)
+    assert stored(store) == state
+    assert [each.pending_writes for each in TreeringSaver(store).list(config())][-1] == [
+        ("a", "messages", [made["a"]]),
+        ("b", "messages", [made["b"]]),
+    ]
+
+
+def test_a_list_that_branched_off_is_not_written_ahead_again(store):
     saver = TreeringSaver(store)
     where = put(saver, [ai("start")])
-    first = head_list(store)[0]
-    one, two = ai("one"), ai("two")
-    write(saver, where, "b", two)
-    write(saver, where, "a", one)
-    state = [ai("start"), one, two]
+    write(saver, where, "task", ai("as written"))
+    state = [ai("start"), ai("as a reducer made it")]
     where = put(saver, state, where)
     second, length, there = head_list(store)
-    assert second != first
-    assert length == there == 3
-    assert stored(store) == state
+    assert length == there == 2
     for again in (saver, TreeringSaver(store)):
         again.get_tuple(config())
-        write(again, where, "a", three := ai(f"three {id(again)}"))
+        write(again, where, "task", new := ai(f"more {id(again)}"))
         assert head_list(store) == (second, len(state), len(state))
-        state = [*state, three]
+        state = [*state, new]
         where = put(again, state, where)
     assert head_list(store)[0] == second
     assert stored(store) == state
-    assert [each.pending_writes for each in TreeringSaver(store).list(config())][-1] == [
-        ("a", "messages", [one]),
-        ("b", "messages", [two]),
-    ]
 
 
 def test_what_was_written_ahead_may_come_behind_something_else(store):

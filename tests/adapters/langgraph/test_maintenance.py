@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 import treering
 from tests.adapters.langgraph.scripts import config, put
 from treering.adapters.langgraph import TreeringSaver
-from treering.adapters.langgraph.materialised import REMOVE_ALL
+from treering.adapters.langgraph.channels import REMOVE_ALL
 from treering.adapters.langgraph.values import DeltaSnapshot
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, Corrupt

@@ -8,7 +8,6 @@ run is read back by a saver that knows nothing.
 from __future__ import annotations
 
 import random
-import threading
 import time
 
 import pytest
@@ -17,10 +16,10 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import MessagesState
 
 import treering
-from tests.adapters.langgraph.scripts import config
-from treering.adapters.langgraph import TreeringSaver, pending
-from treering.adapters.langgraph.messages import is_like, likeness
-from treering.adapters.langgraph.values import Values
+from tests.adapters.langgraph.scripts import ONE_TASK, config, put
+from treering.adapters.langgraph import TreeringSaver
+from treering.adapters.langgraph.channels import StoredList
+from treering.adapters.langgraph.values import ValueCodec, fingerprint, matches
 
 
 def graph_of(saver, steps):
@@ -48,7 +47,7 @@ def graph_of(saver, steps):
 @pytest.mark.parametrize("seed", range(6))
 def test_no_message_is_kept_twice_or_without_its_id(seed, tmp_path, monkeypatch):
     chance = random.Random(seed)
-    encode_message = Values.encode_message
+    encode_message = ValueCodec.encode_message
 
     def slowly(self, message, known):
         time.sleep(chance.choice((0, 0, 0.0005, 0.002)))
@@ -56,7 +55,7 @@ def test_no_message_is_kept_twice_or_without_its_id(seed, tmp_path, monkeypatch)
         time.sleep(chance.choice((0, 0, 0.0005)))
         return content
 
-    monkeypatch.setattr(Values, "encode_message", slowly)
+    monkeypatch.setattr(ValueCodec, "encode_message", slowly)
     with treering.open(tmp_path / "store", durability="fast") as store:
         for round_ in range(3):
             graph = graph_of(TreeringSaver(store), steps=8 * (round_ + 1))
@@ -73,40 +72,27 @@ def test_no_message_is_kept_twice_or_without_its_id(seed, tmp_path, monkeypatch)
 
 
 def test_this_test_catches_a_saver_that_looks_after_it_encoded(tmp_path, monkeypatch):
-    """The same run with the mistake built in: what is remembered is read off the message, too late."""
+    """The same run with the mistake built in: the fingerprint is taken off the message, too late."""
+    extend = StoredList.extend
 
-    class Forgetful(pending.PendingMessage):
-        def __init__(self, message, known, content, scope):
-            deadline = time.monotonic() + 30
-            while message.id is None and time.monotonic() < deadline:
-                time.sleep(0.001)
-            super().__init__(message, likeness(message) if known["id"] is None else known, content, scope)
+    def too_late(self, items, fingerprints):  # noqa: ARG001
+        for message in items:
+            message.content = "changed"
+        extend(self, items, [fingerprint(message) for message in items])
 
-    monkeypatch.setattr(pending, "PendingMessage", Forgetful)
+    monkeypatch.setattr(StoredList, "extend", too_late)
     with treering.open(tmp_path / "store", durability="fast") as store:
-        saver = TreeringSaver(store)
-        stale = AIMessage("stale")
-        saver.put_writes(_step(saver, []), [("messages", [_named_later(stale)])], "task")
-        _step(saver, [stale])
-        assert TreeringSaver(store).get(config())["channel_values"]["messages"][0].id is None
+        saver, start, stale = TreeringSaver(store), HumanMessage("start", id="s"), AIMessage("stale", id="a")
+        where = _step(saver, [start])
+        saver.put_writes(where, [("messages", [stale])], "task")
+        _step(saver, [start, stale], where)
+        assert TreeringSaver(store).get(config())["channel_values"]["messages"][1].content == "stale"
 
 
-def _named_later(message):
-    def name():
-        message.id = "named"
-
-    threading.Timer(0.02, name).start()
-    return message
-
-
-def _step(saver, messages, number=[0]):  # noqa: B006 - one counter for all calls
-    from langgraph.checkpoint.base import empty_checkpoint
-
+def _step(saver, messages, parent=None, number=[0]):  # noqa: B006 - one counter for all calls
     number[0] += 1
-    checkpoint = empty_checkpoint()
-    checkpoint["channel_values"] = {"messages": messages}
-    checkpoint["channel_versions"] = {"messages": number[0]}
-    return saver.put(config(checkpoint_ns=""), checkpoint, {"step": number[0]}, {"messages": number[0]})
+    metadata = {"step": number[0]}
+    return put(saver, {"messages": messages}, parent=parent, metadata=metadata, updated=ONE_TASK)
 
 
 def test_a_write_that_changes_while_it_is_saved_is_not_taken_for_the_message(tmp_path):
@@ -201,11 +187,11 @@ def test_equal_objects_take_the_place_of_those_that_were_saved(tmp_path):
         ]
 
 
-def test_a_likeness_shares_nothing_that_can_change():
+def test_a_fingerprint_shares_nothing_that_can_change():
     message = AIMessage(
         [{"type": "text", "text": "a"}], tool_calls=[{"name": "f", "args": {"a": [1]}, "id": "1"}]
     )
-    known = likeness(message)
-    assert is_like(message, known)
+    known = fingerprint(message)
+    assert matches(message, known)
     message.tool_calls[0]["args"]["a"].append(2)
-    assert not is_like(message, known)
+    assert not matches(message, known)

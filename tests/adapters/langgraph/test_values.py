@@ -14,8 +14,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 import treering
 from tests.adapters.langgraph.scripts import config, put
 from treering.adapters.langgraph import TreeringSaver
-from treering.adapters.langgraph.values import Packed, Values
-from treering.core.query import EventQuery
+from treering.adapters.langgraph.values import Packed, ValueCodec
 from treering.errors import StoreFull
 
 
@@ -154,27 +153,7 @@ def test_small_values_of_writes_come_back_as_they_were(store, task):
     assert found == [(task, f"c{index}", value) for index, value in enumerate(given)]
 
 
-def test_writes_wait_for_their_checkpoint_but_not_for_long(store):
-    saver = TreeringSaver(store, writes="with_checkpoint")
-    where = put(saver, {"x": 1})
-
-    def events():
-        return len(store.engine.scan(store.space, EventQuery(kinds=("writes",))).records)
-
-    saver.put_writes(where, [("x", 2)], "quick")
-    store.engine.wait(store.space, 1, seconds=60)
-    assert events() == 1
-    saver.put_writes(where, [("x", 3)], "first")
-    saver.put_writes(where, [("__interrupt__", "why?")], "second")
-    assert events() == 3
-    assert [write[0] for write in TreeringSaver(store).get_tuple(config()).pending_writes] == [
-        "first",
-        "quick",
-        "second",
-    ]
-
-
-def test_writes_that_could_not_be_committed_are_told_and_kept(store, monkeypatch):
+def test_held_writes_that_could_not_be_committed_raise_and_are_kept(store, monkeypatch):
     saver = TreeringSaver(store, writes="with_checkpoint")
     where = put(saver, {"x": 1})
     commit = store.engine.commit
@@ -211,13 +190,13 @@ def test_a_long_list_of_plain_data_is_not_encoded_at_every_step(store, monkeypat
     saver = TreeringSaver(store)
     items = [{"n": number, "text": "t" * 100} for number in range(500)]
     where = put(saver, {"log": items})
-    encode, encoded = Values.encode, []
+    encode, encoded = ValueCodec.encode, []
 
     def counted(self, value):
         encoded.append(value)
         return encode(self, value)
 
-    monkeypatch.setattr(Values, "encode", counted)
+    monkeypatch.setattr(ValueCodec, "encode", counted)
     for number in range(10):
         items = [*items, {"n": number}]
         where = put(saver, {"log": items}, parent=where)

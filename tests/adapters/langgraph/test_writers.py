@@ -104,7 +104,7 @@ def test_loading_a_long_thread_takes_little_more_than_its_state(tmp_path):
         try:
             loaded = saver.get_tuple(config())
             peak = tracemalloc.get_traced_memory()[1]
-            saver._scribe._memory.forget()
+            saver._writer.forget()
             own = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()

@@ -1,8 +1,9 @@
-"""Removing and copying the steps of LangGraph graphs.
+"""Deleting, pruning and copying the threads of LangGraph graphs.
 
-Heads move away before anything is removed, and the journal says that something will be, so a thread whose
-past was pruned is told from one that is damaged. **Invariant:** what a kept checkpoint is made of stays: a
-`DeltaChannel` without a value of its own keeps its ancestors, back to the last one that has it whole.
+Before checkpoints are removed, heads move away from them and the journal records the removal, so that a
+thread whose past was pruned can be told from a damaged one. **Invariant:** a checkpoint that is kept stays
+readable: for a `DeltaChannel` that it does not store whole, its ancestors are kept back to the last one that
+does.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
-from treering.adapters.langgraph.cache import Memory
-from treering.adapters.langgraph.history import holds, place_of
+from treering.adapters.langgraph.channels import has_whole
+from treering.adapters.langgraph.task_writes import parse_place
 from treering.core.batch import Draft, Event
 from treering.core.content import Address, list_address
 from treering.core.encoding import encode_json
@@ -21,7 +22,7 @@ from treering.core.paging import check_may_erase, each_record
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, InvalidInput
 from treering.graphs.graph import BEGUN, HOLDER, WRITES, Graphs, graph_head
-from treering.graphs.step import GRAPH, Place, Step, copied_id, step_id, writes_key
+from treering.graphs.step import GRAPH, GraphKey, Step, copied_id, step_id, writes_key
 from treering.threads.checkpoint_record import (
     FORKED_FROM,
     KIND,
@@ -34,36 +35,35 @@ from treering.threads.history import CLEANED, DELETED, LEDGER
 from treering.threads.writer import CheckpointWriter, NewCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from treering.core.clock import Clock
+    from treering.core.engine import Engine
     from treering.core.records import Record
     from treering.store import Store
     from treering.threads.checkpoint_record import StateValue
 
-_SLICE: Final = 5000
-_AT_ONCE: Final = 50
+_PER_ERASURE: Final = 5000
+_PER_COMMIT: Final = 50
 
 
 class Removal:
     """Deletes, prunes and copies threads of one store."""
 
-    def __init__(self, store: Store, graphs: Graphs, memory: Memory, clock: Clock) -> None:
+    def __init__(self, store: Store, graphs: Graphs, clock: Clock) -> None:
         self._engine = store.engine
         self._space = store.space
         self._graphs = graphs
-        self._memory = memory
         self._clock = clock
 
-    def delete_thread(self, place: Place) -> None:
-        """Remove a thread with all its namespaces; nothing happens when it is not there."""
-        if place.scope in self._engine.scan_scopes(self._space, place.scope, limit=1):
-            self._engine.erase(self._space, Erasure(scopes=(place.scope,)))
-            self._say(DELETED, None)
-        self._memory.forget()
+    def delete_thread(self, key: GraphKey) -> None:
+        """Remove a thread with all its namespaces; does nothing if it does not exist."""
+        if key.scope in self._engine.scan_scopes(self._space, key.scope, limit=1):
+            self._engine.erase(self._space, Erasure(scopes=(key.scope,)))
+            self._record(DELETED, None)
 
     def delete_for_runs(self, run_ids: Collection[str]) -> None:
-        """Remove the checkpoints that these runs made, and what was written on them."""
+        """Remove the checkpoints that these runs made, and what tasks wrote on them."""
         wanted = set(run_ids)
         if not wanted:
             return
@@ -74,43 +74,41 @@ class Removal:
         for thread, steps in threads.items():
             self._remove(thread, {step.checkpoint.id for step in steps})
 
-    def prune(self, place: Place, strategy: str) -> None:
+    def prune(self, key: GraphKey, strategy: str) -> None:
         """Keep only the newest checkpoint of every namespace (``keep_latest``), or nothing (``delete``)."""
         if strategy == "delete":
-            self.delete_thread(place)
+            self.delete_thread(key)
         elif strategy == "keep_latest":
-            steps = list(self._graphs.steps(place, within=None))
-            own = [step for step in steps if step.checkpoint.thread == place.thread]
+            steps = list(self._graphs.steps(key, subgraph=None))
+            own = [step for step in steps if step.checkpoint.thread == key.thread]
             kept: set[str] = set()
-            for within in {step.within for step in own}:
-                head = self._graphs.head(self._graphs.place(place.thread, within))
+            for subgraph in {step.subgraph for step in own}:
+                head = self._graphs.head(self._graphs.key(key.thread, subgraph))
                 if head is not None:
-                    kept |= self._needed(self._graphs.place(place.thread, within), head.step)
-            self._remove(place.thread, {step.checkpoint.id for step in own} - kept)
+                    kept |= self._needed(self._graphs.key(key.thread, subgraph), head.step)
+            self._remove(key.thread, {step.checkpoint.id for step in own} - kept)
         else:
-            raise InvalidInput(f"there is no strategy {strategy!r}; use 'keep_latest' or 'delete'")
+            raise InvalidInput(f"strategy {strategy!r} is not supported; use 'keep_latest' or 'delete'")
 
-    def copy_thread(self, source: Place, target: Place, thread: str) -> None:
+    def copy_thread(self, source: GraphKey, target: GraphKey, thread: str) -> None:
         """Copy all checkpoints and writes; the copy shares nothing that goes with the source."""
         if self._engine.refs(self._space, [target.ref]):
-            raise Conflict(f"thread {target.thread!r} exists already; copy to a new one")
-        copying = _Copying(self._engine, self._space, self._graphs, source, target, thread)
-        copying.run(self._clock)
-        self._memory.forget()
+            raise Conflict(f"thread {target.thread!r} already exists; copy to a new one")
+        _Copy(self._engine, self._space, self._graphs, source, target, thread).run(self._clock)
 
-    def _needed(self, place: Place, step: Step) -> set[str]:
-        """A step, and the ancestors without which its delta channels could not be rebuilt."""
+    def _needed(self, key: GraphKey, step: Step) -> set[str]:
+        """A step, and the ancestors that its delta channels are rebuilt from."""
         versions = step.graph["versions"]
         open_channels = {
             name
             for name in step.metadata.get("counters_since_delta_snapshot") or ()
-            if name in versions and not holds(step, name)
+            if name in versions and not has_whole(step, name)
         }
         needed = {step.checkpoint.id}
         if open_channels:
-            for ancestor, _ in self._graphs.line(place, step):
+            for ancestor, _ in self._graphs.line(key, step):
                 needed.add(ancestor.checkpoint.id)
-                open_channels -= {name for name in open_channels if holds(ancestor, name)}
+                open_channels -= {name for name in open_channels if has_whole(ancestor, name)}
                 if not open_channels:
                     break
         return needed
@@ -119,19 +117,18 @@ class Removal:
         if not gone:
             return
         check_may_erase(self._engine, self._space)
-        root = self._graphs.place(thread, "")
-        steps = [step for step in self._graphs.steps(root, within=None) if step.checkpoint.thread == thread]
+        root = self._graphs.key(thread, "")
+        steps = [step for step in self._graphs.steps(root, subgraph=None) if step.checkpoint.thread == thread]
         seqs = [step.seq for step in steps if step.checkpoint.id in gone]
-        places = {step.within: self._graphs.place(thread, step.within) for step in steps}
-        seqs += self._writes_of(steps, places, gone)
-        self._leave(steps, places, gone)
-        self._say(CLEANED, {"checkpoints": len(gone)})
-        for start in range(0, len(seqs), _SLICE):
-            self._engine.erase(self._space, Erasure(event_seqs=tuple(seqs[start : start + _SLICE])))
-        self._memory.forget()
+        keys = {step.subgraph: self._graphs.key(thread, step.subgraph) for step in steps}
+        seqs += self._writes_of(steps, keys, gone)
+        self._move_heads(steps, keys, gone)
+        self._record(CLEANED, {"checkpoints": len(gone)})
+        for start in range(0, len(seqs), _PER_ERASURE):
+            self._engine.erase(self._space, Erasure(event_seqs=tuple(seqs[start : start + _PER_ERASURE])))
 
-    def _writes_of(self, steps: list[Step], places: dict[str, Place], gone: set[str]) -> list[int]:
-        """What was written on steps that go, and on steps that stay for the children that go."""
+    def _writes_of(self, steps: list[Step], keys: dict[str, GraphKey], gone: set[str]) -> list[int]:
+        """The writes on steps that are removed, and those on kept steps that went into children that are."""
         children: dict[str, list[Step]] = {}
         for step in sorted(steps, key=lambda each: each.seq):
             children.setdefault(step.checkpoint.parent or "", []).append(step)
@@ -141,189 +138,186 @@ class Removal:
             is_gone = step.checkpoint.id in gone
             if not is_gone and not any(child.checkpoint.id in gone for child in born):
                 continue
-            for written in self._graphs.written_as(writes_key(places[step.within], step.graph_id)):
+            for written in self._graphs.written_as(writes_key(keys[step.subgraph], step.graph_id)):
                 child = next((each for each in born if each.seq > written.seq), None)
                 if is_gone or (child is not None and child.checkpoint.id in gone):
                     seqs.append(written.seq)
         return seqs
 
-    def _leave(self, steps: list[Step], places: dict[str, Place], gone: set[str]) -> None:
-        """Move every head that would be removed to the newest step that stays."""
-        for within, place in places.items():
-            head = self._graphs.head(place)
+    def _move_heads(self, steps: list[Step], keys: dict[str, GraphKey], gone: set[str]) -> None:
+        """Move each head that would be removed to the newest step that is kept."""
+        for subgraph, key in keys.items():
+            head = self._graphs.head(key)
             if head is None or head.step.checkpoint.id not in gone:
                 continue
             stays = next(
-                (step for step in steps if step.within == within and step.checkpoint.id not in gone), None
+                (step for step in steps if step.subgraph == subgraph and step.checkpoint.id not in gone), None
             )
             draft = Draft(self._space)
             if stays is None:
-                draft.delete_ref(place.ref, scope=place.scope, expect=head.version)
+                draft.delete_ref(key.ref, scope=key.scope, expect=head.version)
             else:
-                value = graph_head(stays.checkpoint, head.first_us, is_root=not within)
-                draft.set_ref(place.ref, value, scope=place.scope, expect=head.version)
+                value = graph_head(stays.checkpoint, head.first_us, is_root=not subgraph)
+                draft.set_ref(key.ref, value, scope=key.scope, expect=head.version)
             self._engine.commit(draft.batch())
 
-    def _say(self, kind: str, counts: dict[str, int] | None) -> None:
+    def _record(self, kind: str, counts: dict[str, int] | None) -> None:
         draft = Draft(self._space)
         data = None if counts is None else encode_json(counts)
         draft.event(Event(id=draft.id, kind=kind, ts_us=self._clock.now_us(), scope=LEDGER, data=data))
         self._engine.commit(draft.batch())
 
 
-class _Copying:
-    """One copy of one thread, in the order in which it was written."""
+class _Copy:
+    """One copy of one thread, row by row in the order of commits."""
 
     def __init__(
-        self, engine: Any, space: str, graphs: Graphs, source: Place, target: Place, thread: str
+        self, engine: Engine, space: str, graphs: Graphs, source: GraphKey, target: GraphKey, thread: str
     ) -> None:
         self._engine = engine
         self._space = space
-        self._writer = CheckpointWriter(engine, space)
         self._graphs = graphs
+        self._writer = CheckpointWriter(engine, space)
         self._source = source
         self._target = target
         self._thread = thread
-        self._ids: dict[str, CheckpointRecord] = {}
+        self._copies: dict[str, CheckpointRecord] = {}
         self._lists: dict[str, tuple[str, int]] = {}
-        self._placed: dict[str, Address] = {}
+        self._addresses: dict[str, Address] = {}
 
     def run(self, clock: Clock) -> None:
         draft, count = Draft(self._space), 0
-        for record in self._records():
+        query = EventQuery(kinds=(KIND, WRITES), scope=self._source.scope)
+        for record in each_record(self._engine, self._space, query):
             if record.event.kind == KIND:
                 self._copy_step(draft, record, clock)
             else:
                 self._copy_writes(draft, record)
             count += 1
-            if count % _AT_ONCE == 0:
+            if count % _PER_COMMIT == 0:
                 self._engine.commit(draft.batch())
                 draft = Draft(self._space)
         self._copy_heads(draft)
         if count:
             self._engine.commit(draft.batch())
 
-    def _records(self) -> Iterator[Record]:
-        query = EventQuery(kinds=(KIND, WRITES), scope=self._source.scope)
-        return each_record(self._engine, self._space, query)
-
     def _copy_step(self, draft: Draft, record: Record, clock: Clock) -> None:
         step = self._graphs.by_id(record.event.id)
         if step is None:
             return
         old = step.checkpoint
-        there = self._graphs.place(self._target.thread, step.within)
-        if FORKED_FROM in old.metadata:  # its parent has the same id of LangGraph's, and is older
-            made = copied_id(there, old.id), old.created_at_us
+        key = self._graphs.key(self._target.thread, step.subgraph)
+        if FORKED_FROM in old.metadata:  # its parent has the same LangGraph id, and is older
+            made = copied_id(key, old.id), old.created_at_us
         else:
-            made = step_id(there, step.graph_id) or new_checkpoint_id(clock)
+            made = step_id(key, step.graph_id) or new_checkpoint_id(clock)
         graph = {name: value for name, value in step.graph.items() if name != "thread"}
         if self._thread != self._target.thread:
             graph["thread"] = self._thread
+        parent, origin = self._copied_parent(old)
         copy = structs.replace(
             old,
             id=made[0],
             thread=self._target.thread,
-            parent=self._copied_parent(old.parent),
+            parent=parent,
             created_at_us=made[1],
-            lists={name: self._copy_list(draft, stretch) for name, stretch in old.lists.items()},
+            lists={name: self._copy_list(draft, prefix) for name, prefix in old.lists.items()},
             state={name: self._copy_value(draft, value) for name, value in old.state.items()},
             metadata={**old.metadata, GRAPH: graph},
         )
-        self._writer.put(draft, NewCheckpoint(record=copy, origin=self._origin(copy)))
-        self._ids[old.id] = copy
+        self._writer.put(draft, NewCheckpoint(record=copy, origin=origin))
+        self._copies[old.id] = copy
 
-    def _copied_parent(self, parent: str | None) -> str | None:
-        """The copy of a parent; a thread that the source was forked from is the copy's past as well."""
-        copy = self._ids.get(parent or "")
-        if copy is not None or parent is None:
-            return None if copy is None else copy.id
-        origin = self._graphs.by_id(parent)
-        return None if origin is None or origin.checkpoint.thread == self._source.thread else parent
+    def _copied_parent(self, old: CheckpointRecord) -> tuple[str | None, CheckpointRecord | None]:
+        """The copy of a parent; for a fork, the checkpoint of its origin, which is the copy's parent too."""
+        if old.parent is None:
+            return None, None
+        copy = self._copies.get(old.parent)
+        if copy is not None:
+            return copy.id, None
+        step = self._graphs.by_id(old.parent)
+        if step is not None and step.checkpoint.thread == self._source.thread:
+            return None, None
+        origin = step.checkpoint if step is not None and FORKED_FROM in old.metadata else None
+        return (None if step is None else old.parent), origin
 
-    def _origin(self, copy: CheckpointRecord) -> CheckpointRecord | None:
-        origin = self._graphs.by_id(copy.parent) if copy.parent and FORKED_FROM in copy.metadata else None
-        return None if origin is None else origin.checkpoint
-
-    def _copy_list(self, draft: Draft, stretch: ListPrefix) -> ListPrefix:
-        known = self._lists.get(stretch.list)
+    def _copy_list(self, draft: Draft, prefix: ListPrefix) -> ListPrefix:
+        known = self._lists.get(prefix.list)
         if known is None:
-            info = self._engine.list_info(self._space, stretch.list)
+            info = self._engine.list_info(self._space, prefix.list)
             parent = None
             if info is not None and info.parent is not None:
                 parent = self._copy_list(draft, ListPrefix(info.parent, info.start)).list
             known = (new_id(), info.start if info is not None and parent is not None else 0)
-            self._append(draft, known[0], stretch, known[1], parent)
+            self._append(draft, known[0], prefix, known[1], parent)
         else:
-            self._append(draft, known[0], stretch, known[1], None)
-        self._lists[stretch.list] = (known[0], max(known[1], stretch.length))
-        return ListPrefix(known[0], stretch.length)
+            self._append(draft, known[0], prefix, known[1], None)
+        self._lists[prefix.list] = (known[0], max(known[1], prefix.length))
+        return ListPrefix(known[0], prefix.length)
 
-    def _append(self, draft: Draft, list_id: str, stretch: ListPrefix, at: int, parent: str | None) -> None:
-        if stretch.length > at or parent is not None or at == 0:
-            contents = self._engine.read_list(self._space, stretch.list, at, stretch.length)
-            if contents or parent is not None or stretch.list not in self._lists:
+    def _append(self, draft: Draft, list_id: str, prefix: ListPrefix, at: int, parent: str | None) -> None:
+        if prefix.length > at or parent is not None or at == 0:
+            contents = self._engine.read_list(self._space, prefix.list, at, prefix.length)
+            if contents or parent is not None or prefix.list not in self._lists:
                 draft.append(list_id, *contents, scope=self._target.scope, at=at, parent=parent)
 
     def _copy_value(self, draft: Draft, value: StateValue) -> StateValue:
         if isinstance(value, Value):
             return Value(self._copy_content(draft, Address(value.address)), value.digest)
         return {
-            key: Value(self._copy_content(draft, Address(each.address)), each.digest)
-            for key, each in value.items()
+            name: Value(self._copy_content(draft, Address(each.address)), each.digest)
+            for name, each in value.items()
         }
 
     def _copy_content(self, draft: Draft, address: Address) -> Address:
-        placed = self._placed.get(address)
-        if placed is None:
-            placed = address
+        copied = self._addresses.get(address)
+        if copied is None:
+            copied = address
             if not address.startswith("o:"):
-                placed = draft.put(self._engine.get(self._space, [address])[0], scope=self._target.scope)
-            self._placed[address] = placed
-        return placed
+                copied = draft.put(self._engine.get(self._space, [address])[0], scope=self._target.scope)
+            self._addresses[address] = copied
+        return copied
 
     def _copy_writes(self, draft: Draft, record: Record) -> None:
-        event = record.event
-        written = self._graphs.read_written(record)
-        data = written.data
+        data = self._graphs.read_written(record).data
         links: dict[Address, None] = {}
 
-        def moved(place: Any) -> Any:
-            there = place_of(place, record.batch)
-            if isinstance(there, tuple):
-                copy = self._copy_list(draft, ListPrefix(there[0], there[1] + 1))
+        def copy_place(place: Any) -> Any:
+            old = parse_place(place, record.batch)
+            if isinstance(old, tuple):
+                copy = self._copy_list(draft, ListPrefix(old[0], old[1] + 1))
                 links[list_address(copy.list)] = None
-                return [copy.list, there[1]]
-            address = self._copy_content(draft, there)
+                return [copy.list, old[1]]
+            address = self._copy_content(draft, old)
             links[address] = None
             return address
 
-        def moved_begun(place: Any) -> Any:
-            list_id, count, rest = place
-            first = moved([list_id, count - 1])[0] if count else ""
-            return [first, count, [moved(each) for each in rest]]
+        def copy_prefix(prefix: Any) -> Any:
+            list_id, count, rest = prefix
+            copied = copy_place([list_id, count - 1])[0] if count else ""
+            return [copied, count, [copy_place(each) for each in rest]]
 
-        def moved_as(form: str, place: Any) -> Any:
+        def copy_value(form: str, place: Any) -> Any:
             if form == "v":
                 return place
             if form == "l":
-                return [moved(each) for each in place]
+                return [copy_place(each) for each in place]
             if form in BEGUN:
-                return moved_begun(place)
+                return copy_prefix(place)
             if form == HOLDER:
-                return [moved(place[0]), [moved_begun(each) for each in place[1]]]
-            return moved(place)
+                return [copy_place(place[0]), [copy_prefix(each) for each in place[1]]]
+            return copy_place(place)
 
         entries = [
-            [channel, index, form, moved_as(form, place)] for channel, index, form, place in data["writes"]
+            [channel, index, form, copy_value(form, place)] for channel, index, form, place in data["writes"]
         ]
-        graph_id, within = data["step"]
+        graph_id, subgraph = data["step"]
         draft.event(
             structs.replace(
-                event,
+                record.event,
                 id=new_id(),
                 scope=self._target.scope,
-                thread=writes_key(self._graphs.place(self._target.thread, within), graph_id),
+                thread=writes_key(self._graphs.key(self._target.thread, subgraph), graph_id),
                 data=encode_json({**data, "writes": entries}, keep_order=True),
                 body=None,
                 links=tuple(links),
@@ -331,10 +325,10 @@ class _Copying:
         )
 
     def _copy_heads(self, draft: Draft) -> None:
-        for within in {copy.metadata[GRAPH].get("ns", "") for copy in self._ids.values()}:
-            head = self._graphs.head(self._graphs.place(self._source.thread, within))
-            copy = self._ids.get(head.step.checkpoint.id) if head is not None else None
-            if copy is not None and head is not None:
-                there = self._graphs.place(self._target.thread, within)
-                value = graph_head(copy, copy.created_at_us, is_root=not within)
-                draft.set_ref(there.ref, value, scope=there.scope)
+        for subgraph in {copy.metadata[GRAPH].get("ns", "") for copy in self._copies.values()}:
+            head = self._graphs.head(self._graphs.key(self._source.thread, subgraph))
+            copy = self._copies.get(head.step.checkpoint.id) if head is not None else None
+            if copy is not None:
+                key = self._graphs.key(self._target.thread, subgraph)
+                value = graph_head(copy, copy.created_at_us, is_root=not subgraph)
+                draft.set_ref(key.ref, value, scope=key.scope)
