@@ -65,12 +65,11 @@ if TYPE_CHECKING:
 # -----------------------------------------------------------------------------------------------------------
 # Events of a thread with the content that they point at, for those who take them elsewhere.
 #
-# What a task of a graph wrote may lie in a list, where the checkpoint that came next has it (see
-# `adapters.langgraph.task_writes`). Elsewhere that list is another one, so such content is taken out of it and
-# goes along as if it had come with the event. A list that was written whole is not: a task that is sent the
-# whole conversation names the beginning of a list of an earlier checkpoint, and where that checkpoint goes
-# along, the event says which list of which checkpoint that is. What goes along grows with what was said, not
-# with its square.
+# What a task of a graph wrote may be in a list, where the checkpoint that came next has it (see
+# `adapters.langgraph.task_writes`). Elsewhere that list is another one, so such content is taken out of it
+# and exported with the event. A list that was written whole is not: a task that is sent the whole
+# conversation refers to the beginning of a list of an earlier checkpoint; if that checkpoint is exported, the
+# event names it and the list. So an export grows with the conversation, not with its square.
 
 
 class Along(msgspec.Struct, frozen=True):
