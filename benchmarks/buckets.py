@@ -20,10 +20,9 @@ from tests.servers.seaweed import SeaweedServer
 from benchmarks.report import Measurement, Section, at_most
 from benchmarks.workspaces import BINARIES, FILES, edit_tree, make_tree
 from treering.blobs.s3 import S3Blobs
-from treering.sandbox.archive import Place
+from treering.sandbox.archive import SandboxFolders
 from treering.sandbox.bucket import BucketStorage
-from treering.sandbox.records import Label
-from treering.sandbox.storage import Depot
+from treering.sandbox.storage import CheckpointMetadata, CheckpointStorage
 
 EDITS = int(os.environ.get("TREERING_BENCH_TURNS", "3"))
 
@@ -120,26 +119,30 @@ class Ours(Peer):
     def __init__(self, bucket: S3Bucket, scratch: Path, tree: Path) -> None:
         super().__init__(bucket, scratch, tree)
         self.requests: Counter[str] = Counter()
-        self.depot = self._opened()
+        self.storage = self._opened()
         self.home = scratch / "home"
         self.home.mkdir()
 
     def first(self) -> None:
-        self.depot.save(Place(home=self.home, workspace=self.tree), Label(tag="bench"))
+        self.storage.save(
+            SandboxFolders(home=self.home, workspace=self.tree), CheckpointMetadata(tag="bench")
+        )
 
     def restore(self) -> None:
         target = self.new_folder()
         elsewhere = self._opened()
-        elsewhere.restore(elsewhere.find("latest"), Place(home=target / "home", workspace=target / "tree"))
+        elsewhere.restore(
+            elsewhere.find("latest"), SandboxFolders(home=target / "home", workspace=target / "tree")
+        )
         elsewhere.close()
 
     def listed(self) -> None:
-        self.depot.list()
+        self.storage.list()
 
     def end(self) -> None:
-        self.depot.close()
+        self.storage.close()
 
-    def _opened(self) -> Depot:
+    def _opened(self) -> CheckpointStorage:
         blobs = S3Blobs(
             self.bucket.bucket,
             endpoint=self.bucket.endpoint,
@@ -154,7 +157,9 @@ class Ours(Peer):
             put(*args, **options)
 
         blobs.put = counted
-        return Depot(BucketStorage(blobs, cache=None), now_iso=lambda: "2026-01-01T00:00:00+00:00")
+        return CheckpointStorage(
+            BucketStorage(blobs, cache=None), now_iso=lambda: "2026-01-01T00:00:00+00:00"
+        )
 
 
 class Restic(Peer):

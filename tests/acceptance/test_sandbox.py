@@ -121,7 +121,7 @@ def test_d1_workspace_and_settings_of_each_agent(agent: str, folder: StorageConf
         (sandbox.home / "elsewhere.txt").write_text("not of the agent")
         done = sandbox.execute(["sh", "-c", "echo hi > report.txt"])
         assert done.checkpoint is not None, done.warning
-        shown = {each.path for each in sandbox._keeping.needed().ls(done.checkpoint, recursive=True)}
+        shown = {each.path for each in sandbox._checkpoints.require().ls(done.checkpoint, recursive=True)}
     assert "workspace/report.txt" in shown
     assert {f"{name}/history.jsonl" for name in profile.settings} <= shown
     assert profile.credentials[0] not in shown
@@ -216,7 +216,7 @@ def test_d7_explicit_checkpoint(folder: StorageConfig) -> None:
             sandbox.checkpoint(comment="before refactor")
         sandbox.run("write a.txt 1")
         made = sandbox.checkpoint(comment="before refactor")
-        assert re.fullmatch(r"ckpt_[0-9a-z]{26}_[0-9a-z]+", made.id)
+        assert re.fullmatch(r"ckpt_[0-9a-z]{26}", made.id)
         assert made.comment == "before refactor"
 
 
@@ -280,7 +280,9 @@ def test_d11_exclusions(folder: StorageConfig) -> None:
             (sandbox.workspace / name).write_text("x")
         info = sandbox.execute(["true"]).checkpoint
         files = [
-            each.path for each in sandbox._keeping.needed().ls(info, recursive=True) if each.kind == "file"
+            each.path
+            for each in sandbox._checkpoints.require().ls(info, recursive=True)
+            if each.kind == "file"
         ]
     assert files == ["workspace/sub/temp/kept"]
 

@@ -56,12 +56,10 @@ DEATHS = {
     "backup.checked": "backs_up",
 }
 ELSEWHERE = {
-    "bucket.entered",
-    "bucket.forgotten",
-    "prune.condemned",
+    "bucket.uploaded",
     "prune.copied",
     "prune.deleted",
-    "prune.unnamed",
+    "prune.dropped",
     "restore.file_placed",
     "restore.file_written",
 }

@@ -10,7 +10,7 @@ import pytest
 from tests.sandbox.storages import make_place
 from tests.servers.bucket import S3Bucket
 from treering.sandbox import AgentProfile, StorageConfig
-from treering.sandbox.archive import Place
+from treering.sandbox.archive import SandboxFolders
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def config(request: pytest.FixtureRequest) -> StorageConfig:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> SandboxFolders:
     """A home with a workspace and an agent's settings."""
     return make_place(tmp_path / "home")
 

@@ -5,35 +5,45 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from treering.sandbox import CheckpointInfo, Depot, StorageConfig, open_depot
-from treering.sandbox.archive import Place
-from treering.sandbox.config import open_bucket
-from treering.sandbox.records import Label
+from treering.sandbox import CheckpointInfo, CheckpointStorage, StorageConfig, open_storage
+from treering.sandbox.archive import SandboxFolders
+from treering.sandbox.storage import CheckpointMetadata, open_bucket
 
 
-def make_place(home: Path) -> Place:
+def make_place(home: Path) -> SandboxFolders:
     (home / "workspace" / "src").mkdir(parents=True)
     (home / "workspace" / "report.txt").write_text("Draft v1")
     (home / "workspace" / "src" / "main.py").write_text("print(1)\n" * 500)
     (home / ".claude" / "projects").mkdir(parents=True)
     (home / ".claude" / "projects" / "1.jsonl").write_text('{"type": "user"}\n')
-    return Place(home=home, workspace=home / "workspace", settings=(".claude",))
+    return SandboxFolders(home=home, workspace=home / "workspace", settings=(".claude",))
 
 
-def save(depot: Depot, place: Place, *, tag: str = "s-1", parent: CheckpointInfo | None = None, **more):
-    return depot.save(place, Label(tag=tag, parent_id=None if parent is None else parent.id, **more))
+def save(
+    checkpoints: CheckpointStorage,
+    place: SandboxFolders,
+    *,
+    tag: str = "s-1",
+    parent: CheckpointInfo | None = None,
+    **more,
+):
+    return checkpoints.save(
+        place, CheckpointMetadata(tag=tag, parent_id=None if parent is None else parent.id, **more)
+    )
 
 
-def write(place: Place, name: str, seed: int, size: int = 60_000) -> None:
+def write(place: SandboxFolders, name: str, seed: int, size: int = 60_000) -> None:
     (place.workspace / name).write_bytes(random.Random(seed).randbytes(size))
 
 
-def grown(depot: Depot, place: Place, count: int, *, tag: str = "s-1") -> list[CheckpointInfo]:
+def grown(
+    checkpoints: CheckpointStorage, place: SandboxFolders, count: int, *, tag: str = "s-1"
+) -> list[CheckpointInfo]:
     """Checkpoints of which each replaces one file of 60 kB."""
     made: list[CheckpointInfo] = []
     for number in range(count):
         write(place, "data.bin", number)
-        made.append(save(depot, place, tag=tag, parent=made[-1] if made else None))
+        made.append(save(checkpoints, place, tag=tag, parent=made[-1] if made else None))
     return made
 
 
@@ -43,8 +53,8 @@ def held(config: StorageConfig) -> int:
 
 def whole(config: StorageConfig, infos: list[CheckpointInfo]) -> bool:
     """Whether another machine could restore all of these."""
-    depot = open_depot(config)
+    checkpoints = open_storage(config)
     try:
-        return all(depot.check(depot.find(each.id)).ok for each in infos)
+        return all(checkpoints.check(checkpoints.find(each.id)).ok for each in infos)
     finally:
-        depot.close()
+        checkpoints.close()

@@ -16,7 +16,7 @@ import pytest
 import treering
 from tests.importers.clis import AGAIN, CODEX_MODEL, PROMPT, scripted_api
 from tests.servers.npm import NODE
-from treering.sandbox import Sandbox, StorageConfig, list_checkpoints, open_depot
+from treering.sandbox import Sandbox, StorageConfig, list_checkpoints, open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -67,7 +67,9 @@ def test_claude_code_is_kept_restored_and_resumed(api: str, tmp_path: Path) -> N
             assert first.checkpoint is not None, first.warning
             assert (sandbox.workspace / "note.txt").read_text() == "ring\n"
             session = json.loads(first.output.splitlines()[-1])["session_id"]
-            shown = [each.path for each in sandbox._keeping.needed().ls(first.checkpoint, recursive=True)]
+            shown = [
+                each.path for each in sandbox._checkpoints.require().ls(first.checkpoint, recursive=True)
+            ]
             log = sandbox.log_path
         assert "workspace/note.txt" in shown
         assert [each for each in shown if each.endswith(f"{session}.jsonl")]
@@ -136,15 +138,15 @@ def test_codex_is_kept_restored_and_resumed(
 
 def assert_absent(tmp_path: Path, config: StorageConfig, *canaries: bytes) -> None:
     """Neither in any file of any checkpoint, nor anywhere in the session logs."""
-    depot = open_depot(config)
+    checkpoints = open_storage(config)
     count = 0
-    for info in depot.list():
-        for each in depot.ls(info, recursive=True):
+    for info in checkpoints.list():
+        for each in checkpoints.ls(info, recursive=True):
             if each.kind == "file":
                 count += 1
-                data = depot.cat(info, each.path)
+                data = checkpoints.cat(info, each.path)
                 assert not [canary for canary in canaries if canary in data], each.path
-    depot.close()
+    checkpoints.close()
     assert count > 3
     for log in (tmp_path / "treering-home" / "sessions").iterdir():
         assert not [canary for canary in canaries if canary in log.read_bytes()]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,22 +17,23 @@ import treering
 import treering.sandbox
 from tests.sandbox.conftest import config_of
 from tests.sandbox.rough_road import rough_road
-from tests.sandbox.storages import make_place, save
+from tests.sandbox.storages import make_place, save, whole
 from tests.servers.bucket import S3Bucket
 from tests.workspaces.pictures import picture
 from treering.blobs.folder import FolderBlobs
 from treering.blobs.retry import RetryingBlobs
 from treering.blobs.s3 import S3Blobs
+from treering.core.content import Content, object_address
 from treering.errors import Corrupt, InvalidInput, NewerStore, NotFound, Unsupported
-from treering.sandbox import CheckpointInfo, Depot, StorageConfig, list_checkpoints, open_depot
-from treering.sandbox.archive import Place
-from treering.sandbox.bucket import BucketStorage
-from treering.sandbox.bucket_objects import MANY
-from treering.sandbox.config import open_bucket
+from treering.sandbox import CheckpointInfo, CheckpointStorage, StorageConfig, list_checkpoints, open_storage
+from treering.sandbox.archive import SandboxFolders
+from treering.sandbox.bucket import STATE, BucketObjects, BucketStorage, PackReader, _update
 
 
-def test_another_machine_has_only_the_config(config: StorageConfig, place: Place, tmp_path: Path) -> None:
-    first_machine = open_depot(config)
+def test_another_machine_has_only_the_config(
+    config: StorageConfig, place: SandboxFolders, tmp_path: Path
+) -> None:
+    first_machine = open_storage(config)
     one = save(first_machine, place, comment="initial draft")
     was = picture(place.home)
     (place.workspace / "report.txt").write_text("Draft v1 - reviewed")
@@ -42,82 +45,82 @@ def test_another_machine_has_only_the_config(config: StorageConfig, place: Place
     listed = list_checkpoints(config)
     assert [each.id for each in listed] == [two.id, one.id]
     assert listed == [two, one]
-    depot = open_depot(config)
-    assert depot.find("latest") == two
-    fresh = Place(home=tmp_path / "b", workspace=tmp_path / "b" / "workspace", settings=(".claude",))
-    depot.restore(depot.find(one.id), fresh)
+    checkpoints = open_storage(config)
+    assert checkpoints.find("latest") == two
+    fresh = SandboxFolders(home=tmp_path / "b", workspace=tmp_path / "b" / "workspace", settings=(".claude",))
+    checkpoints.restore(checkpoints.find(one.id), fresh)
     assert picture(fresh.home) == was
-    assert depot.download(two, "workspace/report.txt", tmp_path / "out") == ("workspace/report.txt",)
+    assert checkpoints.download(two, "workspace/report.txt", tmp_path / "out") == ("workspace/report.txt",)
     assert (tmp_path / "out" / "workspace" / "report.txt").read_text() == "Draft v1 - reviewed"
-    assert depot.cat(one, ".claude/projects/1.jsonl") == b'{"type": "user"}\n'
-    three = save(depot, fresh, parent=one)
+    assert checkpoints.cat(one, ".claude/projects/1.jsonl") == b'{"type": "user"}\n'
+    three = save(checkpoints, fresh, parent=one)
     assert three.hash == one.hash
     assert [each.parent_id for each in list_checkpoints(config)] == [one.id, one.id, None]
-    depot.close()
+    checkpoints.close()
 
 
-def test_an_entry_is_written_also_when_nothing_changed(config: StorageConfig, place: Place) -> None:
-    depot = open_depot(config)
-    one = save(depot, place)
-    again = save(depot, place, parent=one)
+def test_an_entry_is_written_also_when_nothing_changed(config: StorageConfig, place: SandboxFolders) -> None:
+    checkpoints = open_storage(config)
+    one = save(checkpoints, place)
+    again = save(checkpoints, place, parent=one)
     assert again.id != one.id
     assert again.hash == one.hash
-    depot.close()
+    checkpoints.close()
 
 
-def test_sessions_are_told_apart(config: StorageConfig, place: Place) -> None:
-    depot = open_depot(config)
+def test_sessions_are_told_apart(config: StorageConfig, place: SandboxFolders) -> None:
+    checkpoints = open_storage(config)
     odd = "a/b ü~"
-    made = [save(depot, place, tag=odd if number % 3 == 0 else "other") for number in range(7)]
+    made = [save(checkpoints, place, tag=odd if number % 3 == 0 else "other") for number in range(7)]
     wanted = [each.id for each in reversed(made) if each.tag == odd]
-    assert [each.id for each in depot.list(tag=odd)] == wanted
-    assert [each.id for each in depot.list(tag=odd, limit=2)] == wanted[:2]
-    assert depot.list(tag="nobody") == []
-    assert [each.id for each in depot.list(limit=2)] == [made[6].id, made[5].id]
+    assert [each.id for each in checkpoints.list(tag=odd)] == wanted
+    assert [each.id for each in checkpoints.list(tag=odd, limit=2)] == wanted[:2]
+    assert checkpoints.list(tag="nobody") == []
+    assert [each.id for each in checkpoints.list(limit=2)] == [made[6].id, made[5].id]
     for limit in (0, 501):
         with pytest.raises(InvalidInput, match="1 to 500"):
-            depot.list(limit=limit)
-    depot.close()
+            checkpoints.list(limit=limit)
+    checkpoints.close()
 
 
-def test_what_is_not_there_is_said_so(config: StorageConfig, place: Place) -> None:
-    depot = open_depot(config)
-    assert depot.list() == []
+def test_what_is_not_there_is_said_so(config: StorageConfig, place: SandboxFolders) -> None:
+    checkpoints = open_storage(config)
+    assert checkpoints.list() == []
     with pytest.raises(NotFound, match="no checkpoint yet"):
-        depot.find("latest")
-    one = save(depot, place)
+        checkpoints.find("latest")
+    one = save(checkpoints, place)
     for wrong in ("ckpt_x", "ckpt_01m7hywa66fqw2a8j4ka69nwmg_9", one.id[:-2] + "zz", "ckpt_01_1"):
         with pytest.raises(NotFound, match="list_checkpoints"):
-            depot.find(wrong)
-    with pytest.raises(InvalidInput, match="begin with 'ckpt_'"):
-        depot.find("draft")
-    depot.close()
+            checkpoints.find(wrong)
+    with pytest.raises(InvalidInput, match="start with 'ckpt_'"):
+        checkpoints.find("draft")
+    checkpoints.close()
 
 
 def test_writers_at_the_same_time_lose_nothing(config: StorageConfig, tmp_path: Path) -> None:
     def work(writer: int) -> list[CheckpointInfo]:
         place = make_place(tmp_path / f"home-{writer}")
-        depot = open_depot(config)
+        checkpoints = open_storage(config)
         made: list[CheckpointInfo] = []
         for step in range(4):
             (place.workspace / "report.txt").write_text(f"writer {writer} step {step}")
-            made.append(save(depot, place, tag=f"w-{writer}", parent=made[-1] if made else None))
-        depot.close()
+            made.append(save(checkpoints, place, tag=f"w-{writer}", parent=made[-1] if made else None))
+        checkpoints.close()
         return made
 
     with ThreadPoolExecutor(5) as pool:
         made = [each for some in pool.map(work, range(5)) for each in some]
     listed = list_checkpoints(config, limit=500)
     assert sorted(each.id for each in listed) == sorted(each.id for each in made)
-    assert sorted(int(each.id.rpartition("_")[2], 36) for each in listed) == list(range(1, 21))
-    depot = open_depot(config)
+    assert len({each.id for each in listed}) == 20
+    checkpoints = open_storage(config)
     for writer in range(5):
-        own = depot.list(tag=f"w-{writer}")
-        assert [depot.cat(each, "workspace/report.txt").decode() for each in own] == [
+        own = checkpoints.list(tag=f"w-{writer}")
+        assert [checkpoints.cat(each, "workspace/report.txt").decode() for each in own] == [
             f"writer {writer} step {step}" for step in (3, 2, 1, 0)
         ]
         assert [each.parent_id for each in own] == [*(each.id for each in own[1:]), None]
-    depot.close()
+    checkpoints.close()
 
 
 def counted(blobs: object, calls: list[str]) -> Callable[..., None]:
@@ -132,37 +135,34 @@ def counted(blobs: object, calls: list[str]) -> Callable[..., None]:
     return calls.clear
 
 
-def test_requests_stay_few(tmp_path: Path, place: Place, s3: S3Bucket) -> None:
-    """An incremental checkpoint is at most 5 writes; a listing is a page, however many there are."""
+def test_requests_stay_few(tmp_path: Path, place: SandboxFolders, s3: S3Bucket) -> None:
+    """An incremental checkpoint takes two writes, and a listing one read."""
     calls: list[str] = []
     blobs = plain(s3)
     reset = counted(blobs, calls)
-    depot = Depot(BucketStorage(blobs, cache=None), now_iso=lambda: "2026-01-01T00:00:00+00:00")
+    checkpoints = CheckpointStorage(
+        BucketStorage(blobs, cache=None), now_iso=lambda: "2026-01-01T00:00:00+00:00"
+    )
     rng = random.Random(3)
     for number in range(400):
         (place.workspace / f"f{number:03}").write_bytes(rng.randbytes(5000))
-    save(depot, place)
-    writes = 0
-    for number in range(MANY * 2):
+    save(checkpoints, place)
+    for number in range(30):
         (place.workspace / f"f{number:03}").write_bytes(rng.randbytes(5000))
         reset()
-        save(depot, place)
-        # S3 sends a put with if_absent through put_if: one request, seen twice here.
-        writes = max(writes, calls.count("put"))
-    assert writes <= 5
-    assert len(blobs.list("index")) < MANY + 2
+        save(checkpoints, place)
+        assert calls.count("put") + calls.count("put_if") == 2
     reset()
-    assert len(depot.list(limit=10)) == 10
-    assert calls.count("list") == 1
-    assert len(calls) <= 10 + 2
-    reset()
-    assert len(depot.list(limit=10, tag="s-1")) == 10
-    assert len(calls) <= 10 + 2
-    other = Depot(BucketStorage(plain(s3), cache=None), now_iso=lambda: "")
-    other.restore(other.find("latest"), Place(home=tmp_path / "b", workspace=tmp_path / "b" / "workspace"))
+    assert len(checkpoints.list(limit=10)) == 10
+    assert len(checkpoints.list(limit=10, tag="s-1")) == 10
+    assert calls == ["read"] * 2
+    other = CheckpointStorage(BucketStorage(plain(s3), cache=None), now_iso=lambda: "")
+    other.restore(
+        other.find("latest"), SandboxFolders(home=tmp_path / "b", workspace=tmp_path / "b" / "workspace")
+    )
     assert picture(tmp_path / "b") == picture(place.home)
     other.close()
-    depot.close()
+    checkpoints.close()
 
 
 def plain(s3: S3Bucket, *, port: int | None = None, timeout_seconds: float = 30) -> S3Blobs:
@@ -178,13 +178,13 @@ def plain(s3: S3Bucket, *, port: int | None = None, timeout_seconds: float = 30)
 
 
 def test_a_server_that_ignores_conditions_is_refused_before_anything_is_sent(
-    lossy_s3: S3Bucket, place: Place
+    lossy_s3: S3Bucket, place: SandboxFolders
 ) -> None:
-    depot = open_depot(config_of(lossy_s3))
+    checkpoints = open_storage(config_of(lossy_s3))
     with pytest.raises(Unsupported, match="ignores conditions"):
-        save(depot, place)
+        save(checkpoints, place)
     assert lossy_s3.obstore().list().collect() == []
-    depot.close()
+    checkpoints.close()
 
 
 @pytest.mark.parametrize(
@@ -197,167 +197,231 @@ def test_a_server_that_ignores_conditions_is_refused_before_anything_is_sent(
     ids=["500s", "cut", "unanswered"],
 )
 def test_a_rough_road_costs_time_and_nothing_else(
-    s3: S3Bucket, place: Place, tmp_path: Path, fates: tuple[str, ...]
+    s3: S3Bucket, place: SandboxFolders, tmp_path: Path, fates: tuple[str, ...]
 ) -> None:
     rng = random.Random(4)
     (place.workspace / "big.bin").write_bytes(rng.randbytes(9_500_000))  # past 8 MiB it goes up in parts
     with rough_road(s3.endpoint, seed=5, fates=fates) as road:
 
-        def depot() -> Depot:
+        def checkpoints() -> CheckpointStorage:
             patient = RetryingBlobs(
                 plain(s3, port=road.port, timeout_seconds=0.7),
                 first_wait_seconds=0.01,
                 longest_wait_seconds=0.02,
             )
-            return Depot(BucketStorage(patient, cache=None), now_iso=lambda: "2026-01-01T00:00:00+00:00")
+            return CheckpointStorage(
+                BucketStorage(patient, cache=None), now_iso=lambda: "2026-01-01T00:00:00+00:00"
+            )
 
         made: list[CheckpointInfo] = []
         pictures: list[dict] = []
         for step in range(4):
             (place.workspace / "report.txt").write_text(f"step {step}")
-            writer = depot()  # with connections of its own
+            writer = checkpoints()  # with connections of its own
             made.append(save(writer, place, parent=made[-1] if made else None))
             writer.close()
             pictures.append(picture(place.home))
-        reader = depot()
+        reader = checkpoints()
         assert reader.list() == made[::-1]
         reader.close()
         for number in (0, 3):
             home = tmp_path / f"back-{number}"
-            reader = depot()
-            reader.restore(reader.find(made[number].id), Place(home=home, workspace=home / "workspace"))
+            reader = checkpoints()
+            reader.restore(
+                reader.find(made[number].id), SandboxFolders(home=home, workspace=home / "workspace")
+            )
             reader.close()
             assert picture(home) == pictures[number]
     assert set(road.met) == set(fates)
 
 
-def test_a_damaged_pack_is_found_and_nothing_of_it_written(place: Place, tmp_path: Path) -> None:
-    depot = open_depot(StorageConfig(tmp_path / "bucket"))
-    one = save(depot, place)
+def test_a_damaged_pack_is_found_and_nothing_of_it_written(place: SandboxFolders, tmp_path: Path) -> None:
+    checkpoints = open_storage(StorageConfig(tmp_path / "bucket"))
+    one = save(checkpoints, place)
     (pack,) = (tmp_path / "bucket" / "packs").rglob("*.pack")
     data = bytearray(pack.read_bytes())
     data[40] ^= 1
     pack.write_bytes(data)
-    other = open_depot(StorageConfig(tmp_path / "bucket"))
+    other = open_storage(StorageConfig(tmp_path / "bucket"))
     with pytest.raises(Corrupt, match=pack.stem):
-        other.restore(one, Place(home=tmp_path / "b", workspace=tmp_path / "b" / "workspace"))
+        other.restore(one, SandboxFolders(home=tmp_path / "b", workspace=tmp_path / "b" / "workspace"))
     pack.unlink()
-    other = open_depot(StorageConfig(tmp_path / "bucket"))
+    other = open_storage(StorageConfig(tmp_path / "bucket"))
     with pytest.raises(Corrupt, match="is not in"):
-        other.restore(one, Place(home=tmp_path / "b", workspace=tmp_path / "b" / "workspace"))
+        other.restore(one, SandboxFolders(home=tmp_path / "b", workspace=tmp_path / "b" / "workspace"))
 
 
-def test_a_writer_that_died_leaves_waste_and_no_lack(place: Place, tmp_path: Path, monkeypatch) -> None:
-    """Whatever was written before the entry of a checkpoint is not seen, and is used again."""
+def test_a_writer_that_died_leaves_waste_and_no_lack(
+    place: SandboxFolders, tmp_path: Path, monkeypatch
+) -> None:
+    """What was written before the state is not seen, and does no harm."""
     config = StorageConfig(tmp_path / "bucket")
-    real = FolderBlobs.put
-    for step, dies_at in enumerate(("packs/", "index/", "tags/", "checkpoints/")):
+    for step, dies_at in enumerate(("packs/", STATE)):
 
-        def put(self, name, data, *, if_absent=False, dies_at=dies_at):
-            if name.startswith(dies_at):
-                raise KeyboardInterrupt
-            real(self, name, data, if_absent=if_absent)
+        def dying(real, dies_at=dies_at):
+            def put(self, name, *args, **options):
+                if name.startswith(dies_at):
+                    raise KeyboardInterrupt
+                return real(self, name, *args, **options)
+
+            return put
 
         (place.workspace / "report.txt").write_text(f"step {step}")
-        depot = open_depot(config)
+        checkpoints = open_storage(config)
         with monkeypatch.context() as patch:
-            patch.setattr(FolderBlobs, "put", put)
+            for verb in ("put", "put_if"):
+                patch.setattr(FolderBlobs, verb, dying(getattr(FolderBlobs, verb)))
             with pytest.raises(KeyboardInterrupt):
-                save(depot, place)
-        other = open_depot(config)
+                save(checkpoints, place)
+        other = open_storage(config)
         assert len(other.list()) == step
         info = save(other, place)
         assert other.cat(info, "workspace/report.txt") == f"step {step}".encode()
         assert len(other.list(tag="s-1")) == step + 1
 
 
-def test_a_newer_layout_and_a_foreign_one_are_refused(place: Place, tmp_path: Path) -> None:
+def test_a_newer_layout_and_a_damaged_state_are_refused(place: SandboxFolders, tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
-    for text, error in (('{"treering": "bucket", "version": 3}', NewerStore), ('{"x": 1}', InvalidInput)):
-        (tmp_path / "bucket" / "format.json").write_text(text)
-        depot = open_depot(StorageConfig(tmp_path / "bucket"))
+    newer = gzip.compress(b'{"version": 2}')
+    for data, error in ((newer, NewerStore), (b"{}", Corrupt), (newer[:-9], Corrupt)):
+        (tmp_path / "bucket" / STATE).write_bytes(data)
+        checkpoints = open_storage(StorageConfig(tmp_path / "bucket"))
         with pytest.raises(error):
-            depot.list()
+            checkpoints.list()
         with pytest.raises(error):
-            save(depot, place)
-    assert [each.name for each in (tmp_path / "bucket").iterdir() if each.name != ".drafts"] == [
-        "format.json"
+            save(checkpoints, place)
+        checkpoints.close()
+    assert [each.name for each in (tmp_path / "bucket").iterdir() if each.name != ".drafts"] == [STATE]
+
+
+def test_the_state_is_compressed_json_that_anyone_can_read(place: SandboxFolders, tmp_path: Path) -> None:
+    checkpoints = open_storage(StorageConfig(tmp_path / "bucket"))
+    info = save(checkpoints, place, agent_type="claude", workspace_mode="knowledge", comment="first")
+    state = json.loads(gzip.decompress((tmp_path / "bucket" / STATE).read_bytes()))
+    (entry,) = state["checkpoints"]
+    assert entry["id"] == info.id
+    assert entry["comment"] == "first"
+    assert "parent_id" not in entry
+    assert [f"{each}.pack" for each in state["packs"]] == [
+        each.name for each in (tmp_path / "bucket" / "packs").rglob("*.pack")
     ]
 
 
-def test_the_entries_are_json_that_anyone_can_read(place: Place, tmp_path: Path) -> None:
-    depot = open_depot(StorageConfig(tmp_path / "bucket"))
-    info = save(depot, place, agent_type="claude", workspace_mode="knowledge", comment="first")
-    (file,) = (tmp_path / "bucket" / "checkpoints").iterdir()
-    told = msgspec.json.decode(file.read_bytes())
-    assert told["id"] == info.id
-    assert told["comment"] == "first"
-    assert "parent_id" not in told
+def test_the_local_cache_of_indexes_may_be_damaged(
+    storage: StorageConfig, place: SandboxFolders, tmp_path: Path
+) -> None:
+    checkpoints = open_storage(storage)
+    one = save(checkpoints, place)
+    checkpoints.close()
+    assert whole(storage, [one])
+    (cached,) = (tmp_path / "caches").rglob("packs/*")
+    for damaged in (b"", cached.read_bytes()[:-1]):
+        cached.write_bytes(damaged)
+        assert whole(storage, [one])
+        assert len(cached.read_bytes()) > len(damaged)
 
 
-def test_a_store_keeps_checkpoints_in_the_same_way(place: Place, tmp_path: Path) -> None:
+def test_a_store_keeps_checkpoints_in_the_same_way(place: SandboxFolders, tmp_path: Path) -> None:
     """The same depot over a treering store; equal files have the hash that they have in a bucket."""
-    bucket = open_depot(StorageConfig(tmp_path / "bucket"))
+    bucket = open_storage(StorageConfig(tmp_path / "bucket"))
     with treering.open(tmp_path / "store") as store:
-        depot = treering.sandbox.depot_in(store)
-        one = save(depot, place)
+        checkpoints = treering.sandbox.storage_in(store)
+        one = save(checkpoints, place)
         assert one.hash == save(bucket, place).hash
         (place.workspace / "report.txt").write_text("later")
-        two = save(depot, place, tag="s-2", parent=one)
-        assert depot.list() == [two, one]
-        assert depot.list(tag="s-1") == [one]
-        assert depot.find("latest") == two
+        two = save(checkpoints, place, tag="s-2", parent=one)
+        assert checkpoints.list() == [two, one]
+        assert checkpoints.list(tag="s-1") == [one]
+        assert checkpoints.find("latest") == two
         store.gc(grace_seconds=0)
         home = tmp_path / "b"
-        depot.restore(depot.find(one.id), Place(home=home, workspace=home / "workspace"))
+        checkpoints.restore(checkpoints.find(one.id), SandboxFolders(home=home, workspace=home / "workspace"))
         assert (home / "workspace" / "report.txt").read_text() == "Draft v1"
         assert store.verify().ok
         with pytest.raises(NotFound, match="list_checkpoints"):
-            depot.find("ckpt_01")
+            checkpoints.find("ckpt_01")
 
 
-def test_a_lost_index_is_built_again_out_of_the_packs(config: StorageConfig, place: Place) -> None:
-    depot = open_depot(config)
-    one = save(depot, place)
-    (place.workspace / "report.txt").write_text("later")
-    two = save(depot, place)
-    blobs = open_bucket(config)
-    blobs.delete([each.name for each in blobs.list("index")])
-    other = open_depot(config)
-    with pytest.raises(Corrupt, match="reindex"):
-        other.cat(one, "workspace/report.txt")
-    assert other.reindex() == 2
-    assert other.reindex() == 0
-    for info in (one, two):
-        assert open_depot(config).check(info).ok
-    depot.close()
-    other.close()
-
-
-def test_a_check_names_what_cannot_be_restored(place: Place, tmp_path: Path) -> None:
+def test_a_check_names_what_cannot_be_restored(place: SandboxFolders, tmp_path: Path) -> None:
     (place.workspace / "big.bin").write_bytes(random.Random(6).randbytes(400_000))
-    depot = open_depot(StorageConfig(tmp_path / "bucket"))
-    one = save(depot, place)
-    whole = depot.check(one)
+    checkpoints = open_storage(StorageConfig(tmp_path / "bucket"))
+    one = save(checkpoints, place)
+    whole = checkpoints.check(one)
     assert (whole.ok, whole.files, whole.size_bytes) == (True, one.files, one.size_bytes)
     (pack,) = (tmp_path / "bucket" / "packs").rglob("*.pack")
     data = bytearray(pack.read_bytes())
     data[len(data) // 2] ^= 1  # in the middle of the one large file
     pack.write_bytes(data)
-    found = open_depot(StorageConfig(tmp_path / "bucket")).check(one)
+    found = open_storage(StorageConfig(tmp_path / "bucket")).check(one)
     assert [each.path for each in found.problems] == ["workspace/big.bin"]
 
 
 def test_threads_share_a_depot(config: StorageConfig, tmp_path: Path) -> None:
-    depot = open_depot(config)
+    checkpoints = open_storage(config)
 
     def work(number: int) -> CheckpointInfo:
         place = make_place(tmp_path / f"home-{number}")
         (place.workspace / "report.txt").write_text(f"thread {number}")
-        return save(depot, place, tag=f"t-{number}")
+        return save(checkpoints, place, tag=f"t-{number}")
 
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(work, range(8)))
     for number, info in enumerate(made):
-        assert depot.cat(info, "workspace/report.txt") == f"thread {number}".encode()
-    depot.close()
+        assert checkpoints.cat(info, "workspace/report.txt") == f"thread {number}".encode()
+    checkpoints.close()
+
+
+NOISE = [Content("bytes", random.Random(seed).randbytes(900_000)) for seed in range(40)]
+SMALL = [Content("bytes", b"%d\n" % number * 300) for number in range(200)]
+NAMES = [content.name for content in (*NOISE, *SMALL)]
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> FolderBlobs:
+    return FolderBlobs(tmp_path / "bucket")
+
+
+@pytest.fixture
+def objects(blobs: FolderBlobs) -> Iterator[BucketObjects]:
+    writer = BucketObjects(blobs)
+    writer.stage("default", [*NOISE, *SMALL])
+    packs = writer.upload()
+    _update(blobs, lambda state: msgspec.structs.replace(state, packs=packs))
+    writer.close()
+    reader = BucketObjects(blobs)
+    reader.begin()
+    yield reader
+    reader.close()
+
+
+def read(objects: BucketObjects, names: list[str]) -> list[Content]:
+    return objects.get("default", [object_address(name) for name in names])
+
+
+def test_prefetched_objects_are_fetched_once(objects: BucketObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[object] = []
+    fetch = PackReader._fetch
+    monkeypatch.setattr(PackReader, "_fetch", lambda self, *key: fetched.append(key) or fetch(self, *key))
+    objects.expect(NAMES[:5])
+    objects.expect(NAMES[:5])
+    assert read(objects, NAMES[:5]) == NOISE[:5]
+    assert len(fetched) == len(set(fetched)) == 1
+    objects.expect(NAMES[40:90])
+    assert read(objects, NAMES[40:90]) == SMALL[:50]
+    assert read(objects, NAMES[60:]) == SMALL[20:]  # their frames are cached
+    assert len(fetched) == len(set(fetched)) <= 3
+
+
+def test_prefetching_more_than_the_cache_holds_does_no_harm(objects: BucketObjects) -> None:
+    for name in random.Random(1).sample(NAMES, len(NAMES)):
+        objects.expect([name])
+    assert read(objects, NAMES) == [*NOISE, *SMALL]
+    objects.expect(["0" * 64])  # ignored
+
+
+def test_a_missing_pack_is_named_when_it_is_read(objects: BucketObjects, blobs: FolderBlobs) -> None:
+    assert objects.missing("default", NAMES) == set()
+    blobs.delete([each.name for each in blobs.list("packs")])
+    objects.expect(NAMES[:3])
+    with pytest.raises(Corrupt, match=r"its pack [0-9a-f]{64} is not in"):
+        read(objects, NAMES[:3])

@@ -1,4 +1,4 @@
-"""Savers and pruners of a bucket beside each other, without locks; and those that die half way."""
+"""Writers and pruners of one bucket at the same time, without locks; and those that die half way."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from pathlib import Path
 import pytest
 
 from tests.sandbox.storages import grown, held, make_place, save, whole, write
+from treering.blobs.folder import FolderBlobs
 from treering.blobs.retry import RetryingBlobs
 from treering.core.retention import Keep
-from treering.errors import Conflict, Corrupt
+from treering.errors import Conflict
 from treering.sandbox import (
     CheckpointInfo,
     StorageConfig,
     list_checkpoints,
-    open_depot,
+    open_storage,
     prune_storage,
 )
-from treering.sandbox.archive import Place
-from treering.sandbox.bucket import BucketLog
-from treering.sandbox.bucket_objects import read_verdict, write_verdict
-from treering.sandbox.config import open_bucket
+from treering.sandbox.archive import SandboxFolders
+from treering.sandbox.bucket import STATE, BucketState, _update
+from treering.sandbox.storage import open_bucket
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 @contextmanager
-def before_each_put(of: str, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Do something once, right before a writer sends the next file of a folder of the bucket."""
+def before_next_put(of: str, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Do something once, right before the next write of a blob whose name starts with ``of``."""
     met: list[str] = []
 
     def patched(real: Callable[..., object]) -> Callable[..., object]:
@@ -50,70 +50,42 @@ def before_each_put(of: str, act: Callable[[], None], monkeypatch: pytest.Monkey
         return put
 
     with monkeypatch.context() as patch:
-        for verb in ("put", "put_if"):
-            patch.setattr(RetryingBlobs, verb, patched(getattr(RetryingBlobs, verb)))
+        for blobs in (RetryingBlobs, FolderBlobs):
+            for verb in ("put", "put_if"):
+                patch.setattr(blobs, verb, patched(getattr(blobs, verb)))
         yield met
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("moment", ["packs/", "index/", "tags/", "checkpoints/"])
+@pytest.mark.parametrize("moment", ["packs/", STATE])
 def test_a_prune_in_the_middle_of_a_save_costs_the_writer_time_and_nothing_else(
-    bucket: StorageConfig, place: Place, moment: str, monkeypatch: pytest.MonkeyPatch
+    bucket: StorageConfig, place: SandboxFolders, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    depot = open_depot(bucket)
+    checkpoints = open_storage(bucket)
     write(place, "shared.bin", 1)
-    one = save(depot, place)
+    one = save(checkpoints, place)
     (place.workspace / "shared.bin").unlink()
-    two = save(depot, place, parent=one)
+    two = save(checkpoints, place, parent=one)
     write(place, "shared.bin", 1)  # the writer will count on the pack of the first
     write(place, "new.bin", 2)
 
     def meanwhile() -> None:
-        other = open_depot(bucket)
+        other = open_storage(bucket)
         other.forget(one.id)
         assert other.prune(grace_seconds=0).deleted >= 1
         other.close()
 
-    with before_each_put(moment, meanwhile, monkeypatch) as met:
-        three = save(depot, place, parent=two)
+    with before_next_put(moment, meanwhile, monkeypatch) as met:
+        three = save(checkpoints, place, parent=two)
     assert met
-    depot.close()
+    checkpoints.close()
     assert [each.id for each in list_checkpoints(bucket)] == [three.id, two.id]
     assert [each.id for each in list_checkpoints(bucket, tag="s-1")] == [three.id, two.id]
     assert whole(bucket, [two, three])
 
 
-@pytest.mark.s3
-def test_a_prune_between_the_entry_and_the_last_look_is_noticed(
-    bucket: StorageConfig, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    depot = open_depot(bucket)
-    one = grown(depot, place, 1)[0]
-    write(place, "data.bin", 7)
-    real = BucketLog.append
-    numbers: list[str] = []
-
-    def append(self: BucketLog, make: Callable[[str], CheckpointInfo]) -> CheckpointInfo:
-        info = real(self, make)
-        numbers.append(info.id)
-        if len(numbers) == 1:
-            other = open_depot(bucket)
-            other.forget(one.id)
-            other.prune(grace_seconds=0)
-            other.close()
-        return info
-
-    monkeypatch.setattr(BucketLog, "append", append)
-    two = save(depot, place)
-    depot.close()
-    assert len(numbers) == 2
-    assert [each.id for each in list_checkpoints(bucket)] == [two.id]
-    assert whole(bucket, [two])
-
-
 def test_writers_readers_and_pruners_at_the_same_time(config: StorageConfig, tmp_path: Path) -> None:
     """Whatever was acknowledged and not forgotten is whole, though every prune has no grace at all."""
-    stop = threading.Event()
     problems: list[BaseException] = []
     kept: list[CheckpointInfo] = []
 
@@ -121,45 +93,41 @@ def test_writers_readers_and_pruners_at_the_same_time(config: StorageConfig, tmp
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001 - told below
+            except BaseException as error:  # noqa: BLE001 - asserted below
                 problems.append(error)
 
         return run
 
     def writer(number: int) -> None:
         place = make_place(tmp_path / f"home-{number}")
-        depot = open_depot(config)
+        checkpoints = open_storage(config)
         rng = random.Random(number)
         for step in range(6):
             for _ in range(2):  # contents that others write and forget as well
                 write(place, f"f{rng.randrange(4)}.bin", rng.randrange(6), 30_000)
             while True:
                 try:
-                    info = save(depot, place, tag=f"w-{number}")
+                    info = save(checkpoints, place, tag=f"w-{number}")
                     break
-                except Conflict:  # a prune came thrice in between; the next try is another save
+                except Conflict:  # three prunes in a row came first; try another save
                     pass
             if step % 3 == 2:
                 kept.append(info)
             else:
-                depot.forget(info.id)
-        depot.close()
+                checkpoints.forget(info.id)
+        checkpoints.close()
 
     def pruner() -> None:
-        while not stop.is_set():
-            # It may meet another prune, or a checkpoint that its writer is about to withdraw.
-            with contextlib.suppress(Conflict, Corrupt):
+        for _ in range(15):
+            with contextlib.suppress(Conflict):  # it may meet the other one
                 prune_storage(config, grace_seconds=0)
 
-    BucketLog(open_bucket(config)).prepare()  # else a pruner that comes first finds no storage
+    _update(open_bucket(config), lambda _: BucketState(generation=1))  # there is a bucket from the start
     writers = [threading.Thread(target=guarded(lambda n=n: writer(n))) for n in range(3)]
     pruners = [threading.Thread(target=guarded(pruner)) for _ in range(2)]
     for each in (*writers, *pruners):
         each.start()
-    for each in writers:
-        each.join()
-    stop.set()
-    for each in pruners:
+    for each in (*writers, *pruners):
         each.join()
     assert problems == []
     assert sorted(each.id for each in list_checkpoints(config)) == sorted(each.id for each in kept)
@@ -168,33 +136,32 @@ def test_writers_readers_and_pruners_at_the_same_time(config: StorageConfig, tmp
     assert whole(config, kept)
 
 
-POINTS = ("prune.copied", "prune.condemned", "prune.unnamed", "prune.deleted", "bucket.forgotten")
-
-
-@pytest.mark.parametrize("point", [*(f"{each}=kill:1" for each in POINTS), "prune.condemned=kill:2"])
-def test_a_pruner_that_dies_leaves_nothing_broken(config: StorageConfig, place: Place, point: str) -> None:
-    depot = open_depot(config)
+@pytest.mark.parametrize("point", ["prune.copied", "prune.dropped", "prune.deleted"])
+def test_a_pruner_that_dies_leaves_nothing_broken(
+    config: StorageConfig, place: SandboxFolders, point: str
+) -> None:
+    checkpoints = open_storage(config)
     for number in range(4):
         write(place, f"f{number}.bin", 100 + number)
-    made = grown(depot, place, 4)
+    made = grown(checkpoints, place, 4)
     for number in range(1, 4):
         (place.workspace / f"f{number}.bin").unlink()
-    last = save(depot, place, parent=made[-1])
+    last = save(checkpoints, place, parent=made[-1])
     died = subprocess.run(
-        [sys.executable, "-c", PRUNER, json.dumps(told(config)), *(each.id for each in made)],
+        [sys.executable, "-c", PRUNER, json.dumps(options_of(config)), *(each.id for each in made)],
         cwd=REPOSITORY,
-        env=os.environ | {"TREERING_FAILPOINTS": point},
+        env=os.environ | {"TREERING_FAILPOINTS": f"{point}=kill"},
         capture_output=True,
         timeout=60,
         check=False,
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
-    write(place, "f1.bin", 101)  # what the dead one may have deleted half
-    new = save(depot, place, parent=last)
+    write(place, "f1.bin", 101)  # content of a pack that may be half deleted
+    new = save(checkpoints, place, parent=last)
     assert whole(config, [last, new])
-    depot.forget(keep=Keep(last=2))
-    depot.prune(grace_seconds=0)
-    depot.close()
+    checkpoints.forget(keep=Keep(last=2))
+    checkpoints.prune(grace_seconds=0)
+    checkpoints.close()
     assert whole(config, [last, new])
     assert held(config) < 400_000
 
@@ -208,60 +175,89 @@ prune_storage(config, grace_seconds=0)
 """
 
 
-def told(config: StorageConfig) -> dict[str, object]:
+def options_of(config: StorageConfig) -> dict[str, object]:
     names = ("url", "endpoint", "region", "credentials")
     given = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
     return given | {"url": str(config.url)}
 
 
-def test_a_writer_that_dies_before_its_last_look_leaves_a_checkpoint_that_is_kept_or_forgotten(
-    storage: StorageConfig, place: Place
+def test_a_writer_that_dies_before_its_checkpoint_leaves_only_garbage(
+    storage: StorageConfig, place: SandboxFolders
 ) -> None:
-    script = (
-        "import json, sys; from pathlib import Path; from treering.sandbox import StorageConfig, open_depot;"
-        "from treering.sandbox.archive import Place; from treering.sandbox.records import Label;"
-        "home = Path(sys.argv[2]);"
-        "open_depot(StorageConfig(**json.loads(sys.argv[1]))).save("
-        "Place(home=home, workspace=home / 'workspace'), Label(tag='t-1'))"
-    )
     died = subprocess.run(
-        [sys.executable, "-c", script, json.dumps(told(storage)), str(place.home)],
+        [sys.executable, "-c", WRITER, json.dumps(options_of(storage)), str(place.home)],
         cwd=REPOSITORY,
-        env=os.environ | {"TREERING_FAILPOINTS": "bucket.entered=kill"},
+        env=os.environ | {"TREERING_FAILPOINTS": "bucket.uploaded=kill"},
         capture_output=True,
         timeout=60,
         check=False,
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
-    prune_storage(storage, grace_seconds=0)
-    assert whole(storage, list_checkpoints(storage))
-    assert len(list_checkpoints(storage)) == 1
+    assert held(storage) > 0
+    assert list_checkpoints(storage) == []
+    checkpoints = open_storage(storage)
+    one = save(checkpoints, place)
+    assert checkpoints.prune(grace_seconds=0).deleted == 1
+    checkpoints.close()
+    assert whole(storage, [one])
 
 
-def test_two_pruners_do_not_undo_each_other(storage: StorageConfig) -> None:
-    blobs = open_bucket(storage)
-    before = read_verdict(blobs)
-    write_verdict(blobs, before, {"a": None})
-    with pytest.raises(Conflict, match="someone else prunes"):
-        write_verdict(blobs, before, {"b": None})
-    assert read_verdict(blobs).packs == {"a": None}
+WRITER = """
+import json, sys
+from pathlib import Path
+from treering.sandbox import StorageConfig, open_storage
+from treering.sandbox.archive import SandboxFolders
+from treering.sandbox.storage import CheckpointMetadata
+home = Path(sys.argv[2])
+folders = SandboxFolders(home=home, workspace=home / "workspace")
+open_storage(StorageConfig(**json.loads(sys.argv[1]))).save(folders, CheckpointMetadata(tag="t-1"))
+"""
 
 
-def test_of_two_writers_of_one_session_both_are_found_by_it(
-    storage: StorageConfig, place: Place, monkeypatch: pytest.MonkeyPatch
+def test_of_two_pruners_one_gives_up(
+    storage: StorageConfig, place: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who loses the race for a number leaves the mark of the one who won it."""
-    depot, other = open_depot(storage), open_depot(storage)
-    real = BucketLog._newest
+    checkpoints = open_storage(storage)
+    made = grown(checkpoints, place, 3)
+    checkpoints.forget(made[0].id)
+    with (
+        before_next_put(STATE, lambda: prune_storage(storage, grace_seconds=0), monkeypatch) as met,
+        pytest.raises(Conflict, match="pruned by someone else"),
+    ):
+        checkpoints.prune(grace_seconds=0)
+    assert met
+    checkpoints.close()
+    assert whole(storage, made[1:])
 
-    def newest(self: BucketLog) -> int:
-        found = real(self)
-        monkeypatch.setattr(BucketLog, "_newest", real)
-        save(other, place)
-        return found
 
-    monkeypatch.setattr(BucketLog, "_newest", newest)
-    save(depot, place)
-    assert len(depot.list(tag="s-1")) == len(depot.list()) == 2
-    depot.close()
+def test_a_prune_marks_a_checkpoint_that_is_added_meanwhile(
+    storage: StorageConfig, place: SandboxFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new checkpoint needs what only a forgotten one needed."""
+    checkpoints = open_storage(storage)
+    write(place, "shared.bin", 1)
+    one = save(checkpoints, place)
+    (place.workspace / "shared.bin").unlink()
+    two = save(checkpoints, place)
+    write(place, "shared.bin", 1)
+    checkpoints.forget(one.id)
+    added: list[CheckpointInfo] = []
+    writer = open_storage(storage)
+    with before_next_put(STATE, lambda: added.append(save(writer, place)), monkeypatch):
+        checkpoints.prune(grace_seconds=0)
+    writer.close()
+    checkpoints.close()
+    assert [each.id for each in list_checkpoints(storage)] == [added[0].id, two.id]
+    assert whole(storage, [two, *added])
+
+
+def test_of_two_writers_both_succeed(
+    storage: StorageConfig, place: SandboxFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, other = open_storage(storage), open_storage(storage)
+    with before_next_put(STATE, lambda: save(other, place), monkeypatch) as met:
+        save(checkpoints, place)
+    assert met
+    assert len(checkpoints.list(tag="s-1")) == len(checkpoints.list()) == 2
+    checkpoints.close()
     other.close()

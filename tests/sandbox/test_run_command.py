@@ -64,7 +64,7 @@ def test_the_exit_code_is_the_programs(treering) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (7, "out\n", "err\n")
     assert treering("run", "--", "sh", "-c", "kill -9 $$").returncode == 137
     missing = treering("run", "--", "no-such-program")
-    assert (missing.returncode, "no program 'no-such-program'" in missing.stderr) == (3, True)
+    assert (missing.returncode, "program 'no-such-program' not found" in missing.stderr) == (3, True)
     assert treering("checkpoints").stdout == "no checkpoints\n"
     neither = treering("run")
     assert (neither.returncode, "either a command" in neither.stderr) == (2, True)
@@ -130,7 +130,7 @@ def test_a_storage_is_collected_and_single_checkpoints_are_forgotten(work: Path,
 
     plan = treering("gc", *storage, "--keep", "last=3", "--grace", "0", "--dry-run")
     assert plan.stdout.startswith("would drop 2 checkpoints, keep 3\n")
-    assert "would mark 2 packs (1" in plan.stdout
+    assert "would delete 2 packs (1" in plan.stdout
     assert len(list_checkpoints(StorageConfig(work / "bucket"))) == 5
     done = json.loads(treering("gc", *storage, "--keep", "last=3", "--grace", "0", "--json").stdout)
     assert [each["id"] for each in done["forgotten"]["dropped"]] == made[3:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from pathlib import Path
 
 import msgspec
@@ -18,12 +19,13 @@ from treering.sandbox import (
     Sandbox,
     StorageConfig,
     list_checkpoints,
-    open_depot,
+    open_storage,
     register,
 )
-from treering.sandbox.archive import Place
+from treering.sandbox.archive import SandboxFolders
+from treering.sandbox.bucket import STATE
 from treering.sandbox.profiles import find_profile
-from treering.sandbox.records import Label
+from treering.sandbox.storage import CheckpointMetadata
 
 
 def test_a_run_leaves_a_checkpoint_and_the_next_one_is_its_child(storage: StorageConfig) -> None:
@@ -69,7 +71,7 @@ def test_failed_and_background_runs_leave_none(storage: StorageConfig) -> None:
 
 def test_a_checkpoint_that_fails_does_not_break_the_run(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
-    (tmp_path / "bucket" / "format.json").write_text('{"treering": "bucket", "version": 99}')
+    (tmp_path / "bucket" / STATE).write_bytes(gzip.compress(b'{"version": 99}'))
     with (
         treering.open(tmp_path / "store") as store,
         Sandbox(SCRIBBLER, storage=StorageConfig(tmp_path / "bucket"), store=store) as sandbox,
@@ -180,7 +182,9 @@ def test_exclusions_and_patterns_of_the_users(storage: StorageConfig) -> None:
         (work / ".treeringignore").write_text("*.big\n")
         info = sandbox.run("write report.txt x").checkpoint
         kept = [
-            each.path for each in sandbox._keeping.needed().ls(info, recursive=True) if each.kind == "file"
+            each.path
+            for each in sandbox._checkpoints.require().ls(info, recursive=True)
+            if each.kind == "file"
         ]
     assert kept == [
         ".scribbler/sessions/one.jsonl",
@@ -218,10 +222,12 @@ def test_a_credential_can_be_read_and_neither_changed_nor_kept(
         (sandbox.workspace / "id_rsa").write_text("canary-key")
         (sandbox.workspace / "a.txt").write_text("mine")
         info = sandbox.checkpoint()
-        assert "auth" not in "".join(each.path for each in sandbox._keeping.needed().ls(info, recursive=True))
+        assert "auth" not in "".join(
+            each.path for each in sandbox._checkpoints.require().ls(info, recursive=True)
+        )
         contents = [
-            sandbox._keeping.needed().cat(info, each.path)
-            for each in sandbox._keeping.needed().ls(info, recursive=True)
+            sandbox._checkpoints.require().cat(info, each.path)
+            for each in sandbox._checkpoints.require().ls(info, recursive=True)
             if each.kind == "file" and "sessions" not in each.path
         ]
         assert contents == [b"mine"]
@@ -249,15 +255,15 @@ def test_runs_are_in_the_timeline_with_their_tokens(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there_is_named(storage: StorageConfig) -> None:
     with Sandbox("program", storage=storage) as sandbox:
-        with pytest.raises(NotFound, match="no program 'no-such-agent'"):
+        with pytest.raises(NotFound, match="program 'no-such-agent' not found"):
             sandbox.execute(["no-such-agent"])
-        with pytest.raises(InvalidInput, match="no command of its own"):
+        with pytest.raises(InvalidInput, match="has no command"):
             sandbox.run("hello")
         assert sandbox.execute(["sh", "-c", "echo hi > a.txt"]).checkpoint.files == 1
 
 
 def test_profiles_are_a_table_that_users_extend(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="there are claude, codex, gemini, qwen, kimi, opencode"):
+    with pytest.raises(InvalidInput, match="known are claude, codex, gemini, qwen, kimi, opencode"):
         Sandbox("nobody")
     register(AgentProfile(name="mine", command=("echo",)))
     with Sandbox("mine") as sandbox:
@@ -314,10 +320,10 @@ def test_a_hostile_checkpoint_does_not_lead_out_of_the_home(tmp_path: Path, stor
     (evil / ".scribbler" / "deep" / "whole").symlink_to(real)
     (evil / ".scribbler" / "fine").symlink_to("deep")
     (evil / "workspace").mkdir()
-    depot = open_depot(storage)
-    place = Place(home=evil, workspace=evil / "workspace", settings=(".scribbler",))
-    label = Label(tag="evil", agent_type="scribbler", workspace_mode="knowledge")
-    bad = depot.save(place, label)
+    checkpoints = open_storage(storage)
+    place = SandboxFolders(home=evil, workspace=evil / "workspace", settings=(".scribbler",))
+    label = CheckpointMetadata(tag="evil", agent_type="scribbler", workspace_mode="knowledge")
+    bad = checkpoints.save(place, label)
     profile = msgspec.structs.replace(SCRIBBLER, rebuilt=(".scribbler/**/state_*.db",))
     with Sandbox(profile, storage=storage) as sandbox:
         sandbox.execute(["true"], from_=bad.id)
@@ -333,7 +339,7 @@ def test_a_hostile_checkpoint_does_not_lead_out_of_the_home(tmp_path: Path, stor
         again.execute(["true"])
         again.kill()
         again.close()
-    depot.close()
+    checkpoints.close()
     assert (real / "auth.json").read_text() == "the user's"
     assert not (real / "auth.json").is_symlink()
     assert (real / "state_1.db").exists()
@@ -341,20 +347,20 @@ def test_a_hostile_checkpoint_does_not_lead_out_of_the_home(tmp_path: Path, stor
 
 def test_a_prompt_is_not_taken_for_an_option() -> None:
     for agent in ("claude", "codex"):
-        line = find_profile(agent).line("--dangerous", model=None, goes_on=True, arguments=("-c", "x"))
+        line = find_profile(agent).command_line("--dangerous", model=None, resume=True, arguments=("-c", "x"))
         assert line[-2:] == ["--", "--dangerous"]
 
 
-def test_words_that_cannot_be_meant_are_refused() -> None:
-    """A text where a list belongs would be taken letter by letter, and ``*`` leaves everything out."""
-    for wrong, told in (
-        ({"exclude": "*.log"}, "one text"),
-        ({"include": "x"}, "one text"),
+def test_a_string_where_a_list_belongs_is_refused() -> None:
+    """It would be taken letter by letter, and ``*`` excludes everything."""
+    for wrong, message in (
+        ({"exclude": "*.log"}, "single string"),
+        ({"include": "x"}, "single string"),
         ({"session_tag_prefix": "a/b"}, "session_tag_prefix"),
     ):
-        with pytest.raises(InvalidInput, match=told):
+        with pytest.raises(InvalidInput, match=message):
             Sandbox("program", **wrong)
     with Sandbox("program") as sandbox:
         for command in ([], "echo hi"):
-            with pytest.raises(InvalidInput, match="list of words"):
+            with pytest.raises(InvalidInput, match="not a list"):
                 sandbox.execute(command)

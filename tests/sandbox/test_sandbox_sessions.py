@@ -42,7 +42,7 @@ def test_a_session_can_be_taken_up_again(storage: StorageConfig) -> None:
     assert result.checkpoint.parent_id is None  # a session that was set begins a lineage of its own
     assert again.get_session_tag() != tag
     again.kill()
-    with pytest.raises(NotFound, match="no sandbox"):
+    with pytest.raises(NotFound, match="not found on this machine"):
         again.set_session(session)
     with pytest.raises(InvalidInput, match="'sbx_'"):
         again.set_session("../etc")
@@ -51,7 +51,7 @@ def test_a_session_can_be_taken_up_again(storage: StorageConfig) -> None:
 
 def test_a_session_that_is_gone_is_named_once() -> None:
     with (
-        pytest.raises(NotFound, match="no sandbox"),
+        pytest.raises(NotFound, match="not found on this machine"),
         Sandbox(SCRIBBLER, session=f"sbx_{'0' * 26}") as sandbox,
     ):
         sandbox.run("asked")
@@ -137,7 +137,7 @@ def test_pause_holds_the_program_and_kill_ends_it() -> None:
         sandbox.pause()
     sandbox.run("sleep 60", background=True)
     until(sandbox.workspace / "started")
-    with pytest.raises(InvalidInput, match="not over yet"):
+    with pytest.raises(InvalidInput, match="still active"):
         sandbox.run("write a.txt 1")
     pid = sandbox._running.program._process.pid
     sandbox.pause()

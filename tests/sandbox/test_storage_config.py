@@ -18,7 +18,7 @@ from tests.servers.bucket import S3Bucket
 from treering.blobs.location import AccessKeys, find_credentials, find_region
 from treering.errors import InvalidInput, MissingExtra
 from treering.sandbox import StorageConfig
-from treering.sandbox.config import gateway_of, open_bucket
+from treering.sandbox.storage import gateway_of, open_bucket
 
 GIVEN = AccessKeys(access_key_id="given", secret_access_key="given-secret")
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "env", "AWS_SECRET_ACCESS_KEY": "env-secret"}

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from treering.maintenance.gc import Collection
     from treering.maintenance.stats import Stats
     from treering.maintenance.verify import Verification
-    from treering.sandbox.config import StorageConfig
-    from treering.sandbox.records import Forgotten, Pruned
+    from treering.sandbox.storage import ForgetResult, PruneResult, StorageConfig
     from treering.store import Store
 
 _PROBLEMS_FOUND: Final = 5
@@ -134,14 +133,14 @@ def _collect_checkpoints(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    from treering.sandbox.storage import opened_depot
+    from treering.sandbox.storage import open_storage
 
-    with opened_depot(config) as depot, progress("collecting"):
+    with open_storage(config) as opened, progress("collecting"):
         forgotten = None
         if keep is not None:
-            forgotten = depot.forget(keep=keep, per_session=per_session, dry_run=dry_run)
+            forgotten = opened.forget(keep=keep, per_session=per_session, dry_run=dry_run)
         would_go = forgotten.dropped if dry_run and forgotten is not None else ()
-        pruned = depot.prune(
+        pruned = opened.prune(
             grace_seconds=grace_seconds, dry_run=dry_run, as_if_without=[each.id for each in would_go]
         )
     lines = [] if forgotten is None else _forgotten_lines(forgotten)
@@ -209,10 +208,10 @@ def _forget_checkpoints(
     yes: bool,
     as_json: bool,
 ) -> None:
-    with open_checkpoints(storage, endpoint, place) as depot:
+    with open_checkpoints(storage, endpoint, place) as opened:
         if sys.stdin.isatty() and not yes:
-            typer.confirm(f"Permanently forget these checkpoints of {depot.url}?", abort=True, err=True)
-        done = depot.forget(*ids, tag=session)
+            typer.confirm(f"Permanently forget these checkpoints of {opened.url}?", abort=True, err=True)
+        done = opened.forget(*ids, tag=session)
     show(done, _forgotten_lines(done), as_json=as_json)
 
 
@@ -371,7 +370,7 @@ def _stats_lines(result: Stats) -> list[str]:
     return lines
 
 
-def _forgotten_lines(done: Forgotten) -> list[str]:
+def _forgotten_lines(done: ForgetResult) -> list[str]:
     verb = "would drop" if done.dry_run else "dropped"
     return [
         f"{verb} {len(done.dropped):,} checkpoints, keep {done.kept:,}",
@@ -379,11 +378,13 @@ def _forgotten_lines(done: Forgotten) -> list[str]:
     ]
 
 
-def _pruned_lines(done: Pruned) -> list[str]:
+def _pruned_lines(done: PruneResult) -> list[str]:
     would = "would " if done.dry_run else ""
     lines = [f"{would}delete {done.deleted:,} packs ({size(done.freed_bytes)})"]
     if done.waiting:
-        lines.append(f"{would}mark {done.waiting:,} packs ({size(done.waiting_bytes)}) for a later gc")
+        lines.append(
+            f"{would}drop {done.waiting:,} packs ({size(done.waiting_bytes)}) to delete by a later gc"
+        )
     if done.copied_bytes:
         lines.append(f"{would}copy {size(done.copied_bytes)} of objects still needed")
     return lines

@@ -24,9 +24,8 @@ from treering.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from treering.sandbox.config import StorageConfig
-    from treering.sandbox.records import RunResult
-    from treering.sandbox.storage import Depot
+    from treering.sandbox.sandbox import RunResult
+    from treering.sandbox.storage import CheckpointStorage, StorageConfig
 
 _SIGNALLED: Final = 128
 _GATEWAY: Final = "gateway"
@@ -127,8 +126,8 @@ def checkpoints(
     as_json: JsonOption = False,
 ) -> None:
     """List the checkpoints of sandboxes, newest first."""
-    with open_checkpoints(storage, endpoint, place) as depot:
-        found = depot.list(limit=limit, tag=tag)
+    with open_checkpoints(storage, endpoint, place) as opened:
+        found = opened.list(limit=limit, tag=tag)
     table = [("id", "taken", "files", "size", "agent", "parent", "comment")]
     table += [
         (
@@ -148,7 +147,7 @@ def checkpoints(
 def config_of(storage: str | None, endpoint: str | None) -> StorageConfig | None:
     """Return the configuration of ``--storage``; ``None`` if the store keeps the checkpoints."""
     from treering.errors import InvalidInput
-    from treering.sandbox.config import StorageConfig
+    from treering.sandbox.storage import StorageConfig
 
     if storage is None:
         if endpoint is not None:
@@ -158,17 +157,19 @@ def config_of(storage: str | None, endpoint: str | None) -> StorageConfig | None
 
 
 @contextmanager
-def open_checkpoints(storage: str | None, endpoint: str | None, place: StorePlace) -> Generator[Depot]:
+def open_checkpoints(
+    storage: str | None, endpoint: str | None, place: StorePlace
+) -> Generator[CheckpointStorage]:
     """Open the storage that holds the checkpoints: the one given, or the store."""
-    from treering.sandbox.storage import depot_in, opened_depot
+    from treering.sandbox.storage import open_storage, storage_in
 
     config = config_of(storage, endpoint)
     if config is not None:
-        with opened_depot(config) as depot:
-            yield depot
+        with open_storage(config) as opened:
+            yield opened
         return
     with place.existing() as store:
-        yield depot_in(store)
+        yield storage_in(store)
 
 
 def _known(command: list[str] | None) -> str | None:

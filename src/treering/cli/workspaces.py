@@ -251,10 +251,10 @@ def restored_lines(done: RestoreResult, target: Path) -> list[str]:
 def _of_sandbox(store: Store, text: str) -> str | None:
     """The files of a sandbox's checkpoint, by its id."""
     from treering.errors import NotFound
-    from treering.sandbox.storage import depot_in
+    from treering.sandbox.storage import storage_in
 
     try:
-        return depot_in(store).find(text).hash if text.startswith("ckpt_") else None
+        return storage_in(store).find(text).hash if text.startswith("ckpt_") else None
     except NotFound:
         return None
 

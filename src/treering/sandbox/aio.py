@@ -1,4 +1,4 @@
-"""The sandbox for asyncio: the same words, awaited. Runs take threads, never the event loop."""
+"""The sandbox for asyncio: the same methods, awaited. They run in threads, not in the event loop."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from treering.bridge import Bridge
-from treering.sandbox.records import CheckpointInfo, RunResult
-from treering.sandbox.sandbox import Sandbox
-from treering.sandbox.storage import DEFAULT_LIMIT
+from treering.sandbox.sandbox import RunResult, Sandbox
+from treering.sandbox.storage import DEFAULT_LIMIT, CheckpointInfo
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class AsyncSandbox:
-    """A `Sandbox` whose verbs are awaited; the arguments are the same.
+    """A `Sandbox` whose methods are awaited, with the same arguments.
 
-    Cancelling a run's await does not end the run: `kill` does.
+    Cancelling the await of a run does not end the run; `kill` does.
     """
 
     def __init__(self, agent: Any = "claude", **options: Any) -> None:

@@ -1,7 +1,7 @@
-"""Sandboxes on this machine: a folder each, with a home that holds nothing but what was put there.
+"""Sandboxes on this machine: a folder each, with a home that starts empty.
 
-This keeps an agent's files together and apart from the user's. It confines nothing: a program can read and
-write whatever its user can, so one that is not trusted needs a container around it as well.
+This keeps an agent's files together and apart from the user's. It does not confine programs: they can read
+and write whatever their user can, so an untrusted one needs a container as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from treering.core.ids import new_id
 from treering.errors import InvalidInput, NotFound
-from treering.sandbox.archive import WORKSPACE, Place
+from treering.sandbox.archive import WORKSPACE, SandboxFolders
 from treering.sandbox.profiles import AgentProfile, treering_home
 
 WorkspaceMode = Literal["knowledge", "swe"]
@@ -30,11 +30,13 @@ _FOLDERS: Final[dict[str, tuple[str, ...]]] = {
 }
 _ID: Final = re.compile(r"sbx_[0-9a-z]{26}")
 _RECORD: Final = "sandbox.json"
-_OWN: Final = ("TREERING_API_KEY",)
+_SEALS: Final = ("F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE")
+_MAX_CREDENTIAL: Final = 4 << 20
+_TREERING_VARIABLES: Final = ("TREERING_API_KEY",)
 
 
 class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written down beside a sandbox, so that another process can go on with it."""
+    """The file beside a sandbox that lets another process continue with it."""
 
     id: str
     agent: str
@@ -53,17 +55,19 @@ class LocalSandbox:
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The id of the sandbox."""
         return self.record.id
 
     @property
     def has_own_workspace(self) -> bool:
-        """Whether the workspace belongs to the sandbox, and goes with it."""
+        """Whether the workspace belongs to the sandbox, and is removed with it."""
         return self.record.workspace is None
 
-    def place(self, profile: AgentProfile, exclude: tuple[str, ...], include: tuple[str, ...]) -> Place:
-        """What of it is kept."""
-        return Place(
+    def folders(
+        self, profile: AgentProfile, exclude: tuple[str, ...], include: tuple[str, ...]
+    ) -> SandboxFolders:
+        """Return what of the sandbox belongs to a checkpoint."""
+        return SandboxFolders(
             home=self.home.resolve(),
             workspace=self.workspace.resolve(),
             settings=profile.settings,
@@ -72,14 +76,14 @@ class LocalSandbox:
         )
 
     def remove(self) -> None:
-        """Take it away; a workspace of the user's stays."""
+        """Remove the sandbox; a workspace of the user stays."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def make_sandbox(
     profile: AgentProfile, mode: WorkspaceMode, workspace: Path | None, *, is_empty: bool
 ) -> LocalSandbox:
-    """A new sandbox. With ``is_empty`` its workspace has no folders yet: a checkpoint will bring them."""
+    """Create a sandbox. With ``is_empty``, its workspace gets no folders: a checkpoint will bring them."""
     record = SandboxRecord(
         id=f"sbx_{new_id()}",
         agent=profile.name,
@@ -100,13 +104,13 @@ def make_sandbox(
 
 
 def find_sandbox(sandbox_id: str) -> LocalSandbox:
-    """A sandbox that is there, by its id."""
+    """Return an existing sandbox by its id."""
     if _ID.fullmatch(sandbox_id) is None:
-        raise InvalidInput(f"{sandbox_id[:80]!r} is not a sandbox's id: those begin with 'sbx_'")
+        raise InvalidInput(f"{sandbox_id[:80]!r} is not a sandbox id: ids start with 'sbx_'")
     try:
         record = msgspec.json.decode((_root() / sandbox_id / _RECORD).read_bytes(), type=SandboxRecord)
     except FileNotFoundError:
-        raise NotFound(f"there is no sandbox {sandbox_id!r} on this machine; run without session=") from None
+        raise NotFound(f"sandbox {sandbox_id!r} not found on this machine; run without session=") from None
     except msgspec.MsgspecError as error:
         raise InvalidInput(f"the record of sandbox {sandbox_id!r} cannot be read: {error}") from error
     return LocalSandbox(record)
@@ -115,12 +119,12 @@ def find_sandbox(sandbox_id: str) -> LocalSandbox:
 def environment_of(
     sandbox: LocalSandbox, profile: AgentProfile, given: Mapping[str, str], outer: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a program in the sandbox sees: the user's environment with a home of its own.
+    """Return the environment of programs in the sandbox: the user's, with another home.
 
-    Keys that agents sign in with come along; treering's own key does not.
+    It includes the keys that agents sign in with, but not treering's own key.
     """
     home = str(sandbox.home)
-    dropped = {*_OWN, *profile.unset}
+    dropped = {*_TREERING_VARIABLES, *profile.unset}
     made = {name: value for name, value in outer.items() if name not in dropped}
     made |= {
         "HOME": home,
@@ -134,9 +138,11 @@ def environment_of(
     return {**made, **given}
 
 
-def resettle(profile: AgentProfile, sandbox: LocalSandbox, before: str | None) -> None:
-    """Make an agent at home where its files lie now: sessions are filed under the workspace's path, and
-    what holds the old home's path goes.
+def relocate_sessions(profile: AgentProfile, sandbox: LocalSandbox, before: str | None) -> None:
+    """Adapt an agent's settings to the path of their new home.
+
+    Session folders that are named after the path of the workspace are renamed, and files that contain the
+    path of the old home are deleted.
     """
     home = sandbox.home.resolve()
     if not all((home / each).resolve().is_relative_to(home) for each in profile.settings):
@@ -160,51 +166,44 @@ def _root() -> Path:
     return treering_home(os.environ) / "sandboxes"
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Credentials for a sandbox: readable there, not writable, and never on its disk.
-#
-# A file of the user's home is read into memory that is sealed against writing (Linux ``memfd``), and a link
-# in the sandbox's home leads to it. So the agent can sign in, cannot change what the user signs in with,
-# and nothing is left when the vault closes. Where there are no sealed files, the link leads to the file
-# itself. The links' names are on the list of what is never archived.
+class CredentialLinks:
+    """Credentials of the user that a sandbox can read, not write, and that are never on its disk.
 
-
-_SEALS: Final = ("F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE")
-_LIMIT: Final = 4 << 20
-
-
-class Vault:
-    """What one sandbox may read of its user's home, for as long as this is open."""
+    Each file is read into memory that is sealed against writing (Linux ``memfd``), and a link in the
+    sandbox's home points to it. So the agent can sign in but cannot change the user's credentials, and
+    nothing is left after `close`. On systems without sealed memory the link points to the file itself. The
+    names of the links are on the list of what is never archived.
+    """
 
     def __init__(self) -> None:
         self._held: list[int] = []
         self._links: list[Path] = []
 
     def link(self, files: Iterable[str], *, source: Path, home: Path) -> None:
-        """Let the sandbox's home have these files of the user's; one that is missing is fine."""
+        """Link these files of the user's home into the sandbox's home; missing ones are fine."""
         for name in files:
             real = source / name
             try:
                 data = real.read_bytes()
             except (FileNotFoundError, NotADirectoryError, PermissionError):
                 continue
-            if len(data) > _LIMIT:
-                raise InvalidInput(f"{real} has {len(data):,} bytes, which is too much for a credential")
-            place = home / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if not place.parent.resolve().is_relative_to(home.resolve()):
+            if len(data) > _MAX_CREDENTIAL:
+                raise InvalidInput(f"{real} has {len(data):,} bytes, which is too large for a credential")
+            link = home / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.parent.resolve().is_relative_to(home.resolve()):
                 continue  # a link leads out of the sandbox: nothing is touched there
             with contextlib.suppress(FileNotFoundError):
-                place.unlink()
-            place.symlink_to(self._sealed(data) or real)
-            self._links.append(place)
+                link.unlink()
+            link.symlink_to(self._sealed(data) or real)
+            self._links.append(link)
 
     def close(self) -> None:
-        """Take the links away and forget what they led to."""
-        for place in self._links:
+        """Remove the links and free the memory."""
+        for link in self._links:
             with contextlib.suppress(OSError):
-                if place.is_symlink():
-                    place.unlink()
+                if link.is_symlink():
+                    link.unlink()
         for held in self._held:
             os.close(held)
         self._links.clear()

@@ -1,8 +1,7 @@
-"""Agent profiles: what has to be known of a CLI agent to run it, keep it and read along.
+"""Agent profiles: how to run a CLI agent, what of it to save, and how to read its output.
 
-A profile is a row of a table. `register` adds one, a file ``agents.toml`` in treering's own folder
-(``~/.treering``) adds more, and `Sandbox(agent=AgentProfile(...))` takes one as it is. ``{prompt}``,
-``{model}`` and ``{home}`` stand for what their names say.
+`register` adds a profile, ``~/.treering/agents.toml`` adds more, and `Sandbox(agent=AgentProfile(...))` takes
+one directly. ``{prompt}``, ``{model}`` and ``{home}`` are placeholders.
 """
 
 from __future__ import annotations
@@ -28,13 +27,15 @@ PROFILES_FILE: Final = "agents.toml"
 class AgentProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A CLI agent.
 
-    ``command`` is followed by ``with_model`` if a model is chosen, by ``with_session`` if there is a session
-    to go on with, and by ``prompt``. ``settings`` are its folders in the home, which are kept with the
-    workspace; ``sessions`` is a pattern that matches a file once there is a session, ``by_path`` the folder
-    in which it files sessions under the workspace's path, and ``rebuilt`` are patterns of files that name the
-    home's path and are made again when they are missing. ``credentials`` are files of the user's home that
-    it may read and that are never kept. ``format`` is how it tells what it does on stdout, if the command
-    holds ``format_mark``.
+    Args:
+        command: Followed by ``with_model`` if a model is set, ``with_session`` if there is a session to
+            resume, and ``prompt``.
+        settings: Its folders in the home, which are saved with the workspace.
+        sessions: A pattern that matches a file once there is a session.
+        by_path: The folder whose subfolders are named after the path of the workspace.
+        rebuilt: Patterns of files that contain the path of the home and are recreated when they are missing.
+        credentials: Files of the user's home that the agent may read, and that are never saved.
+        format: The format of its stdout, if the command contains ``format_mark``.
     """
 
     name: str
@@ -52,19 +53,19 @@ class AgentProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     environment: dict[str, str] = {}
     unset: tuple[str, ...] = ()
 
-    def line(
-        self, prompt: str, *, model: str | None, goes_on: bool, arguments: Iterable[str] = ()
+    def command_line(
+        self, prompt: str, *, model: str | None, resume: bool, arguments: Iterable[str] = ()
     ) -> list[str]:
-        """The whole command for a prompt; ``arguments`` are the caller's own."""
+        """Return the whole command for a prompt; ``arguments`` are the caller's."""
         if not self.command:
-            raise InvalidInput(f"agent {self.name!r} has no command of its own; pass one to execute()")
+            raise InvalidInput(f"agent {self.name!r} has no command; pass one to execute()")
         pieces = [*self.command, *arguments]
         pieces += [each.replace("{model}", model) for each in self.with_model] if model else []
-        pieces += self.with_session if goes_on else ()
+        pieces += self.with_session if resume else ()
         return pieces + [each.replace("{prompt}", prompt) for each in self.prompt]
 
-    def speaks(self, command: list[str]) -> StreamFormat | None:
-        """The format in which a command will tell what it does; ``None`` if it writes for people."""
+    def stream_format(self, command: list[str]) -> StreamFormat | None:
+        """Return the format of a command's stdout; ``None`` if it is plain text."""
         if self.format is None or self.format_mark is None:
             return self.format
         return self.format if any(self.format_mark in each for each in command) else None
@@ -148,33 +149,33 @@ _registered: dict[str, AgentProfile] = {each.name: each for each in _BUILT_IN}
 
 
 def register(profile: AgentProfile) -> AgentProfile:
-    """Add a profile, or replace the one of that name, for this process."""
+    """Add or replace a profile, for this process."""
     check_space(profile.name)
     _registered[profile.name] = profile
     return profile
 
 
 def profiles(*, environment: Mapping[str, str] = os.environ) -> dict[str, AgentProfile]:
-    """All profiles by name: what was registered, and what the user's file says, which goes first."""
+    """Return all profiles by name; those of the user's file override the registered ones."""
     return {**_registered, **_from_file(treering_home(environment) / PROFILES_FILE)}
 
 
 def find_profile(agent: str | AgentProfile) -> AgentProfile:
-    """A profile by its name; `InvalidInput` lists the names that there are."""
+    """Return a profile by its name; `InvalidInput` lists the known names."""
     if isinstance(agent, AgentProfile):
         check_space(agent.name)
         return agent
     known = profiles()
     if agent not in known:
         raise InvalidInput(
-            f"no agent {agent!r}; there are {', '.join(known)}. Others are described in {PROFILES_FILE}, "
-            "or passed as an AgentProfile"
+            f"agent {agent!r} is unknown; known are {', '.join(known)}. Describe others in {PROFILES_FILE}, "
+            "or pass an AgentProfile"
         )
     return known[agent]
 
 
 def treering_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Treering's own folder of this user: sandboxes, session logs, agent profiles."""
+    """Return the user's folder for sandboxes, session logs and agent profiles."""
     given = environment.get(HOME_VARIABLE)
     return Path(given).expanduser().absolute() if given else Path.home() / ".treering"
 
@@ -185,10 +186,10 @@ def _from_file(path: Path) -> dict[str, AgentProfile]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path} cannot be read ({error}); mend it or take it away") from error
+        raise InvalidInput(f"{path} cannot be read ({error}); fix or remove it") from error
     try:
         return {
             name: msgspec.convert({"name": name, **table}, AgentProfile) for name, table in tables.items()
         }
     except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidInput(f"{path} does not describe agents: {error}") from error
+        raise InvalidInput(f"{path} has an invalid profile: {error}") from error

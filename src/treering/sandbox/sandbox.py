@@ -1,9 +1,9 @@
-"""The sandbox: a CLI agent or any program in a home of its own, kept moment by moment.
+"""The sandbox: a CLI agent or any program in a home of its own, with a checkpoint after each run.
 
-Each successful run in the foreground leaves a checkpoint behind: the workspace and the agent's settings and
-sessions, in the storage that was chosen. Any of them can be the beginning of another run, here or on another
-machine. **Invariant:** an automatic checkpoint never breaks a run: what goes wrong is a warning, an event in
-the timeline, and ``checkpoint=None``.
+Each successful foreground run leaves a checkpoint of the workspace and of the agent's settings and sessions,
+in the storage of your choice. Another run can start from any of them, on this machine or another.
+**Invariant:** an automatic checkpoint never breaks a run: a failure becomes a warning, an event in the
+timeline, and ``checkpoint=None``.
 """
 
 from __future__ import annotations
@@ -17,175 +17,43 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self, get_args
 
+import msgspec
+
 from treering.core.batch import Usage
 from treering.core.clock import SystemClock
 from treering.core.ids import check_space
 from treering.errors import InvalidInput, NotFound, TreeringError
-from treering.sandbox.config import StorageConfig
 from treering.sandbox.local import (
+    CredentialLinks,
     LocalSandbox,
-    Vault,
     WorkspaceMode,
     environment_of,
     find_sandbox,
     make_sandbox,
-    resettle,
+    relocate_sessions,
 )
 from treering.sandbox.profiles import AgentProfile, find_profile, treering_home
-from treering.sandbox.records import CheckpointInfo, Label, RunResult
-from treering.sandbox.run import Output, Recorder, Running, SessionLog, SessionMeta, end_all_of, iso_of
-from treering.sandbox.storage import DEFAULT_LIMIT, Depot, depot_in, open_depot, open_gateway
+from treering.sandbox.run import (
+    Output,
+    ProgramRun,
+    SessionLog,
+    SessionMeta,
+    TimelineRecorder,
+    format_time,
+    kill_leftovers,
+)
+from treering.sandbox.storage import (
+    DEFAULT_LIMIT,
+    CheckpointInfo,
+    CheckpointMetadata,
+    CheckpointStorage,
+    StorageConfig,
+    open_gateway,
+    open_storage,
+    storage_in,
+)
 from treering.store import Store
 from treering.workspaces.ignore import make_rules
-
-# -----------------------------------------------------------------------------------------------------------
-# Keeping: where the checkpoints of one sandbox go. It is opened when it is first needed.
-
-
-class Keeping:
-    """The storage that was chosen; without one, the store if there is one."""
-
-    def __init__(self, storage: StorageConfig | str | Path | None, store: Store | None) -> None:
-        self._storage = StorageConfig(storage) if isinstance(storage, str | Path) else storage
-        self._store = store
-        self._server: Store | None = None
-        self._depot: Depot | None = None
-
-    @property
-    def timeline(self) -> Store | None:
-        """Where runs are recorded: the store, else the treering server that the checkpoints go to."""
-        return self._store or self._server
-
-    def depot(self) -> Depot | None:
-        """The checkpoints; ``None`` when nothing says where they go."""
-        if self._depot is None:
-            if self._storage is None:
-                self._depot = None if self._store is None else depot_in(self._store)
-            elif self._storage.is_gateway:
-                self._server = open_gateway(self._storage)
-                self._depot = depot_in(self._server)
-            else:
-                self._depot = open_depot(self._storage)
-        return self._depot
-
-    def needed(self) -> Depot:
-        """The checkpoints; to have none is an error."""
-        depot = self.depot()
-        if depot is None:
-            raise InvalidInput("this sandbox has no storage; pass storage=StorageConfig(...) or store=")
-        return depot
-
-    def close(self) -> None:
-        """Let go of what was opened here."""
-        depot, self._depot = self._depot, None
-        server, self._server = self._server, None
-        if depot is not None:
-            depot.close()
-        if server is not None:
-            server.close()
-
-
-# -----------------------------------------------------------------------------------------------------------
-# A session: one sandbox from its first run to `kill` or `set_session`, with its tag, log and lineage.
-
-
-class Session:
-    """What belongs to one sandbox for as long as this process works in it.
-
-    ``parent`` is the checkpoint that it is at, ``usage`` the tokens that its agent has counted so far.
-    """
-
-    def __init__(
-        self,
-        at: LocalSandbox,
-        profile: AgentProfile,
-        *,
-        prefix: str,
-        provider: str,
-        model: str | None,
-        logs: Path,
-    ) -> None:
-        self.at = at
-        self.tag = f"{prefix}-{secrets.token_hex(8)}"
-        self.timestamp = iso_of(SystemClock().now_us())
-        self.parent: str | None = None
-        self.usage: dict[str, Usage] | None = None
-        self.is_paused = False
-        self._profile = profile
-        self._logs = logs
-        self._meta = SessionMeta(
-            tag=self.tag,
-            provider=provider,
-            agent=profile.name,
-            model=model,
-            sandbox_id=at.id,
-            timestamp=self.timestamp,
-        )
-        self._log: SessionLog | None = None
-        self._vault = Vault()
-        self.link()
-
-    @property
-    def log(self) -> SessionLog:
-        """Its log, which begins with the first run."""
-        if self._log is None:
-            self._log = SessionLog(self._logs, self._meta)
-        return self._log
-
-    @property
-    def log_path(self) -> Path | None:
-        """The file of its log, if there is one yet."""
-        return None if self._log is None else self._log.path
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the agent has a session of its own to go on with."""
-        pattern = self._profile.sessions
-        return pattern is not None and next(iter(self.at.home.glob(pattern)), None) is not None
-
-    def link(self) -> None:
-        """Let the agent read what its user signs in with."""
-        self._vault.link(self._profile.credentials, source=Path.home(), home=self.at.home)
-
-    def recorder(self, store: Store | None, *, model: str | None) -> Recorder:
-        """What writes the next run into a timeline, if there is one."""
-        meta = {"sandbox_id": self.at.id}
-        if self.parent is not None:
-            meta["parent_checkpoint"] = self.parent
-        return Recorder(
-            store,
-            agent=self._profile.name,
-            model=model,
-            tag=self.tag,
-            meta=meta,
-            before=self.usage,
-            goes_on=self.goes_on,
-        )
-
-    def flush(self) -> None:
-        """Return when the log is written."""
-        if self._log is not None:
-            self._log.flush()
-
-    def close(self) -> None:
-        """End the log, and take the credentials away."""
-        if self._log is not None:
-            self._log.close()
-        self._vault.close()
-
-
-def check_prefix(prefix: str) -> str:
-    """What tags of sessions begin with: a word that a file name can have in it."""
-    try:
-        return check_space(prefix)
-    except InvalidInput:
-        raise InvalidInput(
-            f"session_tag_prefix={prefix!r} is not acceptable; use letters, digits, _ . and -, at most 120, "
-            "and do not begin with a dot"
-        ) from None
-
-
-# -----------------------------------------------------------------------------------------------------------
 
 Provider = Literal["local"]
 
@@ -193,18 +61,38 @@ DEFAULT_PREFIX: Final = "treering"
 
 
 class CheckpointWarning(UserWarning):
-    """An automatic checkpoint could not be taken; the run itself is not affected."""
+    """An automatic checkpoint could not be taken. The run itself is not affected."""
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run. ``checkpoint`` is ``None`` if none was taken; ``warning`` then says why.
+
+    ``output`` is what the program wrote to stdout. For a background run it is empty, and ``exit_code`` is
+    ``None``, until `Sandbox.wait`.
+    """
+
+    output: str
+    exit_code: int | None
+    checkpoint: CheckpointInfo | None
+    sandbox_id: str
+    text: str | None = None
+    run_id: str | None = None
+    warning: str | None = None
 
 
 class Sandbox:
     """A place for an agent to work in. Use it in a ``with`` statement, or `kill` it.
 
-    ``agent`` names a profile (`treering.sandbox.profiles`); ``storage`` says where checkpoints go (see
-    `StorageConfig`; ``None``: into ``store`` if there is one, else none are taken). ``session`` is the id of
-    a sandbox of this machine to go on with. ``workspace`` is a folder of yours to work in, which stays when
-    the sandbox goes. Runs are recorded in the timeline of ``store`` (with a treering server as storage, in
-    its); ``env`` adds to the environment, ``arguments`` to the agent's command, ``exclude`` and ``include``
-    are patterns for the workspace as in .gitignore.
+    Args:
+        agent: The name of a profile (`treering.sandbox.profiles`), or a profile.
+        storage: Where checkpoints go (`StorageConfig`). By default into ``store``; without one, none are
+            taken.
+        session: The id of a sandbox on this machine to continue with.
+        workspace: A folder of yours to work in, which stays when the sandbox is removed.
+        store: Where runs are recorded. With a treering server as storage, runs are recorded there.
+        env: Additional environment variables.
+        arguments: Additional arguments of the agent's command.
+        exclude: Patterns for the workspace in .gitignore syntax, as is ``include``.
     """
 
     def __init__(
@@ -227,29 +115,28 @@ class Sandbox:
         on_output: Output | None = None,
     ) -> None:
         if workspace_mode not in get_args(WorkspaceMode):
-            raise InvalidInput(f"workspace_mode={workspace_mode!r} is none; use 'knowledge' or 'swe'")
+            raise InvalidInput(f"workspace_mode={workspace_mode!r} is unknown; use 'knowledge' or 'swe'")
         if provider not in get_args(Provider):
-            raise InvalidInput(f"no provider {provider!r}; this version has 'local'")
+            raise InvalidInput(f"provider={provider!r} is unknown; this version has 'local'")
         self._profile = find_profile(agent)
         self._model = model
         self._mode: WorkspaceMode = workspace_mode
         self._provider = provider
-        self._prefix = check_prefix(session_tag_prefix or DEFAULT_PREFIX)
-        self._keeping = Keeping(storage, store)
+        self._prefix = _check_prefix(session_tag_prefix or DEFAULT_PREFIX)
+        self._checkpoints = _LazyStorage(storage, store)
         self._workspace = None if workspace is None else Path(workspace).expanduser().absolute()
         self._env = dict(env or {})
         self._arguments = tuple(arguments)
         if exclude or include:
-            make_rules(exclude=exclude, include=include)  # refuses what is no list of patterns, now
+            make_rules(exclude=exclude, include=include)  # refuse invalid patterns now
         self._exclude, self._include = tuple(exclude), tuple(include)
         self._sessions_folder = Path(sessions_folder) if sessions_folder is not None else None
         self._on_output = on_output
-        self._wanted = session
-        self._session: Session | None = None
-        self._running: Running | None = None
-        self._recorder: Recorder | None = None
+        self._session_id = session
+        self._session: SandboxSession | None = None
+        self._running: ProgramRun | None = None
+        self._recorder: TimelineRecorder | None = None
 
-    # Running
     def run(
         self,
         prompt: str,
@@ -258,18 +145,19 @@ class Sandbox:
         checkpoint_comment: str | None = None,
         background: bool = False,
     ) -> RunResult:
-        """Give the agent a prompt; when it succeeds, keep what is there then.
+        """Give the agent a prompt; take a checkpoint if it succeeds.
 
-        ``from_`` is a checkpoint's id, or ``"latest"``: the run begins in a fresh sandbox with its files, and
-        it becomes the parent of the next checkpoint. The agent and the workspace mode must be those of the
-        checkpoint; the model may differ. In the ``background`` it returns at once and leaves no checkpoint;
-        `wait` gives its result.
+        Args:
+            from_: A checkpoint id, or ``"latest"``. The run starts in a new sandbox with the checkpoint's
+                files, and the checkpoint becomes the parent of the next one. Agent and workspace mode must be
+                those of the checkpoint; the model may differ.
+            background: Return at once, and take no checkpoint; `wait` returns the result.
         """
-        session = self._ready(from_)
-        command = self._profile.line(
-            prompt, model=self._model, goes_on=session.goes_on, arguments=self._arguments
+        session = self._prepare_session(from_)
+        command = self._profile.command_line(
+            prompt, model=self._model, resume=session.can_resume, arguments=self._arguments
         )
-        return self._go(session, command, prompt, checkpoint_comment, background=background)
+        return self._start(session, command, prompt, checkpoint_comment, background=background)
 
     def execute(
         self,
@@ -279,88 +167,87 @@ class Sandbox:
         checkpoint_comment: str | None = None,
         background: bool = False,
     ) -> RunResult:
-        """Run any command in the sandbox; all else is as with `run`."""
+        """Run a command in the sandbox, otherwise like `run`."""
         words = list(command)
         if not words or isinstance(command, str):
-            raise InvalidInput(
-                f"command={command!r} is no list of words; give ['sh', '-c', 'echo hi'] or the like"
-            )
-        return self._go(self._ready(from_), words, None, checkpoint_comment, background=background)
+            raise InvalidInput(f"command={command!r} is not a list; pass ['sh', '-c', 'echo hi'] or the like")
+        return self._start(
+            self._prepare_session(from_), words, None, checkpoint_comment, background=background
+        )
 
     def wait(self) -> RunResult:
-        """The result of the run in the background, once it is through."""
+        """Wait for the background run; return its result."""
         if self._running is None:
-            raise InvalidInput("nothing runs in the background; run(background=True) starts something")
-        return self._finish(self._running, comment=None, keeps=False)
+            raise InvalidInput("nothing is running in the background; start it with run(background=True)")
+        return self._finish(self._running, comment=None, takes_checkpoint=False)
 
     def checkpoint(self, *, comment: str | None = None) -> CheckpointInfo:
-        """Keep the sandbox as it is now."""
-        if self._session is None and self._wanted is None:
-            raise InvalidInput("there is no active sandbox to keep; call run() first")
-        return self._keep(self._active(), comment)
+        """Take a checkpoint now."""
+        if self._session is None and self._session_id is None:
+            raise InvalidInput("no active sandbox to take a checkpoint of; call run() first")
+        return self._take_checkpoint(self._open_session(), comment)
 
     def list_checkpoints(self, *, limit: int = DEFAULT_LIMIT, tag: str | None = None) -> list[CheckpointInfo]:
-        """The checkpoints of the storage, newest first, of every session unless a ``tag`` is given."""
-        return self._keeping.needed().list(limit=limit, tag=tag)
+        """Return the checkpoints of the storage, newest first; ``tag`` selects a session."""
+        return self._checkpoints.require().list(limit=limit, tag=tag)
 
     def download(
         self, checkpoint: str, files: str | Sequence[str], target: str | Path, *, overwrite: bool = False
     ) -> tuple[str, ...]:
-        """Write single files, folders or patterns of a checkpoint into a folder, without restoring it."""
-        depot = self._keeping.needed()
-        return depot.download(depot.find(checkpoint), files, target, overwrite=overwrite)
+        """Write files, folders or patterns of a checkpoint into a folder, without restoring it."""
+        storage = self._checkpoints.require()
+        return storage.download(storage.find(checkpoint), files, target, overwrite=overwrite)
 
-    # The session
     def start(self) -> Self:
-        """Make the sandbox without running anything, so that files can be put into it."""
-        self._active()
+        """Create the sandbox without running anything, so that files can be put into it."""
+        self._open_session()
         return self
 
     def pause(self) -> None:
-        """Hold whatever runs, and write the log out. The session stays what it is."""
+        """Stop the running program, and flush the log. The session continues with `resume`."""
         if self._session is None:
-            raise InvalidInput("there is no active sandbox to pause; call run() first")
+            raise InvalidInput("no active sandbox to pause; call run() first")
         if self._running is not None:
             self._running.program.stop()
         self._session.flush()
         self._session.is_paused = True
 
     def resume(self) -> None:
-        """Let it go on. A run does this by itself."""
+        """Continue after `pause`. A run resumes by itself."""
         if self._session is None or not self._session.is_paused:
             return
         if self._running is not None:
-            self._running.program.go_on()
+            self._running.program.cont()
         self._session.is_paused = False
 
     def kill(self) -> None:
-        """End whatever runs or was left running, close the log, and remove the sandbox."""
+        """End every program of the sandbox, close the log, and remove the sandbox."""
         at = None if self._session is None else self._session.at
-        if at is None and self._wanted is not None:
+        if at is None and self._session_id is not None:
             with contextlib.suppress(NotFound):
-                at = find_sandbox(self._wanted)
-        self._leave()
-        self._wanted = None
+                at = find_sandbox(self._session_id)
+        self._close_session()
+        self._session_id = None
         if at is not None:
-            end_all_of(at.home)
+            kill_leftovers(at.home)
             at.remove()
 
     def set_session(self, sandbox_id: str) -> None:
-        """Go on with another sandbox of this machine; the log is closed, the lineage begins anew."""
+        """Continue with another sandbox of this machine: the log is closed, and the lineage starts anew."""
         find_sandbox(sandbox_id)
-        self._leave()
-        self._wanted = sandbox_id
+        self._close_session()
+        self._session_id = sandbox_id
 
     def get_session(self) -> str | None:
-        """The id of the sandbox; ``None`` before the first run."""
-        return self._wanted if self._session is None else self._session.at.id
+        """Return the id of the sandbox; ``None`` before the first run."""
+        return self._session_id if self._session is None else self._session.at.id
 
     def get_session_tag(self) -> str | None:
-        """The tag of this session's log and checkpoints; ``None`` before the first run."""
+        """Return the tag of this session's log and checkpoints; ``None`` before the first run."""
         return None if self._session is None else self._session.tag
 
     def get_session_timestamp(self) -> str | None:
-        """When this session began, as in the name of its log; ``None`` before the first run."""
+        """Return when this session started, as in the name of its log; ``None`` before the first run."""
         return None if self._session is None else self._session.timestamp
 
     @property
@@ -370,18 +257,18 @@ class Sandbox:
 
     @property
     def home(self) -> Path:
-        """The home that programs in the sandbox have."""
-        return self._active().at.home
+        """The home folder of programs in the sandbox."""
+        return self._open_session().at.home
 
     @property
     def workspace(self) -> Path:
         """The folder that programs in the sandbox start in."""
-        return self._active().at.workspace
+        return self._open_session().at.workspace
 
     def close(self) -> None:
-        """Let go of everything without removing the sandbox; ``session=`` finds it again."""
-        self._leave()
-        self._keeping.close()
+        """Close everything without removing the sandbox; ``session=`` continues with it."""
+        self._close_session()
+        self._checkpoints.close()
 
     def __enter__(self) -> Self:
         return self
@@ -394,49 +281,48 @@ class Sandbox:
         finally:
             self.close()
 
-    # How it is done
-    def _ready(self, from_: str | None) -> Session:
+    def _prepare_session(self, from_: str | None) -> SandboxSession:
         if self._running is not None:
-            raise InvalidInput("a run in the background is not over yet; wait() for it, or kill()")
+            raise InvalidInput("a background run is still active; wait() for it, or kill()")
         self.resume()
-        return self._active() if from_ is None else self._restored(from_)
+        return self._open_session() if from_ is None else self._restore(from_)
 
-    def _restored(self, which: str) -> Session:
-        if self._wanted is not None:
+    def _restore(self, checkpoint: str) -> SandboxSession:
+        if self._session_id is not None:
             raise InvalidInput(
-                f"from_={which!r} needs a fresh sandbox and cannot be combined with session "
-                f"{self._wanted!r}; leave one of them out"
+                f"from_={checkpoint!r} needs a new sandbox and cannot be combined with session "
+                f"{self._session_id!r}; leave one of them out"
             )
-        depot = self._keeping.needed()
-        info = depot.find(which)
+        storage = self._checkpoints.require()
+        info = storage.find(checkpoint)
         info.check_fits(agent=self._profile.name, workspace_mode=self._mode)
         if self._session is not None:
             self.kill()
         session = self._enter(make_sandbox(self._profile, self._mode, self._workspace, is_empty=True))
         at = session.at
         if not at.has_own_workspace and any(at.workspace.iterdir()):
-            self._keep(session, f"before the restore of {info.id}")
-        depot.restore(info, at.place(self._profile, self._exclude, self._include))
-        resettle(self._profile, at, info.workspace_path)
-        session.link()
+            self._take_checkpoint(session, f"before the restore of {info.id}")
+        storage.restore(info, at.folders(self._profile, self._exclude, self._include))
+        relocate_sessions(self._profile, at, info.workspace_path)
+        session.link_credentials()
         session.parent = info.id
         return session
 
-    def _active(self) -> Session:
+    def _open_session(self) -> SandboxSession:
         if self._session is not None:
             return self._session
-        if self._wanted is None:
+        if self._session_id is None:
             return self._enter(make_sandbox(self._profile, self._mode, self._workspace, is_empty=False))
-        found = find_sandbox(self._wanted)
+        found = find_sandbox(self._session_id)
         if found.record.agent != self._profile.name:
             raise InvalidInput(
-                f"sandbox {found.id} is of agent {found.record.agent!r}, not of {self._profile.name!r}; "
+                f"sandbox {found.id} belongs to agent {found.record.agent!r}, not to {self._profile.name!r}; "
                 "pass that agent"
             )
         return self._enter(found)
 
-    def _enter(self, at: LocalSandbox) -> Session:
-        self._session = Session(
+    def _enter(self, at: LocalSandbox) -> SandboxSession:
+        self._session = SandboxSession(
             at,
             self._profile,
             prefix=self._prefix,
@@ -446,29 +332,29 @@ class Sandbox:
         )
         return self._session
 
-    def _leave(self) -> None:
+    def _close_session(self) -> None:
         running, self._running = self._running, None
         recorder, self._recorder = self._recorder, None
         if running is not None:
             running.program.end()
             if recorder is not None:
-                recorder.give_up(running.finish())
+                recorder.abandon(running.finish())
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
-    def _go(
+    def _start(
         self,
-        session: Session,
+        session: SandboxSession,
         command: list[str],
         prompt: str | None,
         comment: str | None,
         *,
         background: bool,
     ) -> RunResult:
-        self._keeping.depot()  # a storage that cannot be opened is said before anything runs
-        self._recorder = session.recorder(self._keeping.timeline, model=self._model)
-        self._running = running = Running(
+        self._checkpoints.get()  # fail now if the storage cannot be opened
+        self._recorder = session.recorder(self._checkpoints.timeline, model=self._model)
+        self._running = running = ProgramRun(
             command,
             folder=session.at.workspace,
             environment=environment_of(session.at, self._profile, self._env, os.environ),
@@ -479,7 +365,7 @@ class Sandbox:
             on_output=self._on_output,
         )
         if not background:
-            return self._finish(running, comment=comment, keeps=True)
+            return self._finish(running, comment=comment, takes_checkpoint=True)
         return RunResult(
             output="",
             exit_code=None,
@@ -488,15 +374,15 @@ class Sandbox:
             run_id=self._recorder.run_id,
         )
 
-    def _finish(self, running: Running, *, comment: str | None, keeps: bool) -> RunResult:
-        session = self._active()
+    def _finish(self, running: ProgramRun, *, comment: str | None, takes_checkpoint: bool) -> RunResult:
+        session = self._open_session()
         recorder, self._recorder = self._recorder, None
         try:
             exit_code = running.finish()
-        except BaseException:  # an interrupt from the keyboard ends the program as well
+        except BaseException:  # a KeyboardInterrupt ends the program as well
             running.program.end()
             if recorder is not None:
-                recorder.give_up(running.finish())
+                recorder.abandon(running.finish())
             raise
         finally:
             self._running = None
@@ -505,13 +391,13 @@ class Sandbox:
             try:
                 summary = recorder.end(exit_code)
             except TreeringError as error:
-                problems.append(f"the timeline could not be recorded: {error}")
+                problems.append(f"the run could not be recorded: {error}")
         if summary is not None and summary.usage:
             session.usage = summary.usage
         checkpoint = None
         succeeded = exit_code == 0 and not (summary is not None and summary.is_error)
-        if keeps and succeeded and self._keeping.depot() is not None:
-            checkpoint = self._kept_anyhow(session, comment, problems)
+        if takes_checkpoint and succeeded and self._checkpoints.get() is not None:
+            checkpoint = self._try_checkpoint(session, comment, problems)
         if recorder is not None:
             recorder.close(problems)
         session.flush()
@@ -525,18 +411,18 @@ class Sandbox:
             warning="; ".join(problems) or None,
         )
 
-    def _kept_anyhow(
-        self, session: Session, comment: str | None, problems: list[str]
+    def _try_checkpoint(
+        self, session: SandboxSession, comment: str | None, problems: list[str]
     ) -> CheckpointInfo | None:
         try:
-            return self._keep(session, comment)
-        except Exception as error:  # noqa: BLE001 - the run was a success, whatever happens here
+            return self._take_checkpoint(session, comment)
+        except Exception as error:  # noqa: BLE001 - the run has succeeded, whatever happens here
             problems.append(f"no checkpoint was taken: {error}")
             warnings.warn(problems[-1], CheckpointWarning, stacklevel=5)
             return None
 
-    def _keep(self, session: Session, comment: str | None) -> CheckpointInfo:
-        label = Label(
+    def _take_checkpoint(self, session: SandboxSession, comment: str | None) -> CheckpointInfo:
+        metadata = CheckpointMetadata(
             tag=session.tag,
             agent_type=self._profile.name,
             model=self._model,
@@ -545,7 +431,146 @@ class Sandbox:
             comment=comment,
             workspace_path=str(session.at.workspace),
         )
-        place = session.at.place(self._profile, self._exclude, self._include)
-        info = self._keeping.needed().save(place, label)
+        folders = session.at.folders(self._profile, self._exclude, self._include)
+        info = self._checkpoints.require().save(folders, metadata)
         session.parent = info.id
         return info
+
+
+class SandboxSession:
+    """One sandbox from its first run to `kill` or `set_session`, with its tag, log and lineage.
+
+    ``parent`` is the checkpoint that the sandbox is at, ``usage`` the tokens that its agent has counted so
+    far.
+    """
+
+    def __init__(
+        self,
+        at: LocalSandbox,
+        profile: AgentProfile,
+        *,
+        prefix: str,
+        provider: str,
+        model: str | None,
+        logs: Path,
+    ) -> None:
+        self.at = at
+        self.tag = f"{prefix}-{secrets.token_hex(8)}"
+        self.timestamp = format_time(SystemClock().now_us())
+        self.parent: str | None = None
+        self.usage: dict[str, Usage] | None = None
+        self.is_paused = False
+        self._profile = profile
+        self._logs = logs
+        self._meta = SessionMeta(
+            tag=self.tag,
+            provider=provider,
+            agent=profile.name,
+            model=model,
+            sandbox_id=at.id,
+            timestamp=self.timestamp,
+        )
+        self._log: SessionLog | None = None
+        self._credentials = CredentialLinks()
+        self.link_credentials()
+
+    @property
+    def log(self) -> SessionLog:
+        """The session's log, which starts with the first run."""
+        if self._log is None:
+            self._log = SessionLog(self._logs, self._meta)
+        return self._log
+
+    @property
+    def log_path(self) -> Path | None:
+        """The file of the log, if it has started."""
+        return None if self._log is None else self._log.path
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether the agent has a session of its own to resume."""
+        pattern = self._profile.sessions
+        return pattern is not None and next(iter(self.at.home.glob(pattern)), None) is not None
+
+    def link_credentials(self) -> None:
+        """Let the agent read what its user signs in with."""
+        self._credentials.link(self._profile.credentials, source=Path.home(), home=self.at.home)
+
+    def recorder(self, store: Store | None, *, model: str | None) -> TimelineRecorder:
+        """Return the recorder of the next run."""
+        meta = {"sandbox_id": self.at.id}
+        if self.parent is not None:
+            meta["parent_checkpoint"] = self.parent
+        return TimelineRecorder(
+            store,
+            agent=self._profile.name,
+            model=model,
+            tag=self.tag,
+            meta=meta,
+            before=self.usage,
+            is_resumed=self.can_resume,
+        )
+
+    def flush(self) -> None:
+        """Return when the log is written."""
+        if self._log is not None:
+            self._log.flush()
+
+    def close(self) -> None:
+        """End the log, and remove the credentials."""
+        if self._log is not None:
+            self._log.close()
+        self._credentials.close()
+
+
+class _LazyStorage:
+    """The storage of a sandbox, opened when it is first needed: the chosen one, else the store."""
+
+    def __init__(self, config: StorageConfig | str | Path | None, store: Store | None) -> None:
+        self._config = StorageConfig(config) if isinstance(config, str | Path) else config
+        self._store = store
+        self._server: Store | None = None
+        self._opened: CheckpointStorage | None = None
+
+    @property
+    def timeline(self) -> Store | None:
+        """Where runs are recorded: the store, else the treering server that the checkpoints go to."""
+        return self._store or self._server
+
+    def get(self) -> CheckpointStorage | None:
+        """Return the storage; ``None`` if there is none."""
+        if self._opened is None:
+            if self._config is None:
+                self._opened = None if self._store is None else storage_in(self._store)
+            elif self._config.is_gateway:
+                self._server = open_gateway(self._config)
+                self._opened = storage_in(self._server)
+            else:
+                self._opened = open_storage(self._config)
+        return self._opened
+
+    def require(self) -> CheckpointStorage:
+        """Return the storage; raise if there is none."""
+        storage = self.get()
+        if storage is None:
+            raise InvalidInput("this sandbox has no storage; pass storage=StorageConfig(...) or store=")
+        return storage
+
+    def close(self) -> None:
+        """Close what was opened here."""
+        storage, self._opened = self._opened, None
+        server, self._server = self._server, None
+        if storage is not None:
+            storage.close()
+        if server is not None:
+            server.close()
+
+
+def _check_prefix(prefix: str) -> str:
+    try:
+        return check_space(prefix)
+    except InvalidInput:
+        raise InvalidInput(
+            f"session_tag_prefix={prefix!r} is invalid; use up to 120 letters, digits, _ . and -, "
+            "not starting with a dot"
+        ) from None

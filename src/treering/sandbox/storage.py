@@ -1,153 +1,283 @@
-"""From a config to its checkpoints: the one place that chooses between bucket, folder and server."""
+"""Where sandboxes keep their checkpoints: a bucket, a folder, or a treering store or server.
+
+=============================================  ==========================================================
+``StorageConfig(url="s3://bucket/prefix")``    your own bucket, with nothing beside it
+``StorageConfig(url="https://server/bucket")`` the same on R2, MinIO or any other S3 server
+``StorageConfig(bucket="b", endpoint=...)``    the same without a URL; explicit parts override the URL's
+``StorageConfig(url="./folder")``              a local folder
+``StorageConfig()``                            a treering server: ``TREERING_URL``, ``TREERING_API_KEY``
+=============================================  ==========================================================
+
+AccessKeys come from ``credentials``, else from where `treering.blobs.location` finds them. `CheckpointStorage` is
+the same for all of them. Two backends differ below it: `treering.sandbox.bucket`, and `StoreStorage` for
+stores.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
+import msgspec
+
+from treering.blobs.location import AccessKeys
+from treering.core.batch import Draft, Event
 from treering.core.clock import SystemClock, from_datetime, to_iso
-from treering.core.retention import Keep
+from treering.core.content import object_address
+from treering.core.encoding import encode
+from treering.core.ids import Scope, new_id
+from treering.core.paging import each_record
+from treering.core.query import Erasure, EventQuery
+from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import InvalidInput, NotFound
-from treering.sandbox.archive import Archive, Archived, Place
-from treering.sandbox.config import StorageConfig, gateway_of, open_bucket
-from treering.sandbox.records import LATEST, CheckpointInfo, Forgotten, Label, Pruned, dropped_by
-from treering.store import Store
-from treering.workspaces.browse import SnapshotCheck, SnapshotEntry, cat, ls, select
+from treering.workspaces import browse
 from treering.workspaces.restore import download
 from treering.workspaces.snapshot import ensure_folder
 
-# -----------------------------------------------------------------------------------------------------------
-# Depots: where checkpoints of sandboxes go, whichever kind of storage that is.
+if TYPE_CHECKING:
+    from treering.core.records import Record
+    from treering.core.storage import Blobs
+    from treering.sandbox.archive import SandboxArchive, SandboxFolders, StagedSandbox
+    from treering.store import Store
 
-
+GATEWAY_URL: Final = "TREERING_URL"
+GATEWAY_KEY: Final = "TREERING_API_KEY"
+LATEST: Final = "latest"
+"""Selects the newest checkpoint of the whole storage, of any session."""
 DEFAULT_LIMIT: Final = 100
-MOST: Final = 500
+MAX_LIMIT: Final = 500
+KIND: Final = "sandbox_checkpoint"
+PREFIX: Final = "ckpt_"
+
+_STORE_GRACE_SECONDS: Final = 3600.0
+_PAGE: Final = 500
+_CAMEL_CASE: Final = {
+    "accessKeyId": "access_key_id",
+    "secretAccessKey": "secret_access_key",
+    "sessionToken": "session_token",
+}
 
 
-class Storage(Protocol):
-    """The little that the two kinds of storage do differently."""
+class _Url(msgspec.Struct, frozen=True):
+    url: str | Path | None = None
+
+
+class StorageConfig(_Url, frozen=True, kw_only=True):
+    """A place for checkpoints; the module docstring lists the forms. Nothing is checked before it is used."""
+
+    bucket: str | None = None
+    prefix: str | None = None
+    region: str | None = None
+    endpoint: str | None = None
+    credentials: AccessKeys | Mapping[str, str] | None = None
+    api_key: str | None = None
+
+    @property
+    def is_gateway(self) -> bool:
+        """Whether a treering server keeps the checkpoints."""
+        return self.url is None and self.bucket is None
+
+    def __repr__(self) -> str:
+        names = ("url", "bucket", "prefix", "region", "endpoint")
+        parts = [f"{name}={value!r}" for name in names if (value := getattr(self, name)) is not None]
+        return f"StorageConfig({', '.join(parts)})"
+
+
+class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A checkpoint of a sandbox: its files at one time, and where they came from.
+
+    ``id`` is what `run(from_=)` accepts. ``hash`` is the SHA-256 name of the root tree: equal files have
+    equal hashes, on any machine. ``size_bytes`` is what a restore writes. ``parent_id`` is the checkpoint
+    that the sandbox was at before. ``workspace_path`` is where the workspace was when the checkpoint was
+    taken.
+    """
+
+    id: str
+    hash: str
+    tag: str
+    timestamp: str
+    size_bytes: int | None = None
+    agent_type: str | None = None
+    model: str | None = None
+    workspace_mode: str | None = None
+    parent_id: str | None = None
+    comment: str | None = None
+    files: int | None = None
+    workspace_path: str | None = None
+
+    def check_fits(self, *, agent: str, workspace_mode: str) -> None:
+        """Raise `InvalidInput` unless a sandbox of this agent and mode can start from it."""
+        pairs = (("agent", self.agent_type, agent), ("workspace_mode", self.workspace_mode, workspace_mode))
+        for what, made_with, wanted in pairs:
+            if made_with is not None and made_with != wanted:
+                raise InvalidInput(
+                    f"checkpoint {self.id} was made with {what}={made_with!r}, this sandbox has {wanted!r}; "
+                    "nothing was downloaded"
+                )
+
+    @property
+    def time_us(self) -> int:
+        """When the checkpoint was taken, by the clock of the machine that took it."""
+        return from_datetime(datetime.fromisoformat(self.timestamp))
+
+
+class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """What a new checkpoint records besides its files."""
+
+    tag: str
+    agent_type: str | None = None
+    model: str | None = None
+    workspace_mode: str | None = None
+    parent_id: str | None = None
+    comment: str | None = None
+    workspace_path: str | None = None
+
+
+class ForgetResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The dropped checkpoints (with ``dry_run``: that would be dropped), newest first, and how many are left.
+
+    A prune frees the bytes that only they needed.
+    """
+
+    dropped: tuple[CheckpointInfo, ...]
+    kept: int
+    dry_run: bool = False
+
+
+class PruneResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prune did, or would do with ``dry_run``.
+
+    ``deleted`` packs are gone, which freed ``freed_bytes``. ``waiting`` packs are dropped and will be deleted
+    by a prune after the grace period. ``copied_bytes`` of dropped packs are still needed, and were copied to
+    new ones.
+    """
+
+    deleted: int = 0
+    freed_bytes: int = 0
+    waiting: int = 0
+    waiting_bytes: int = 0
+    copied_bytes: int = 0
+    dry_run: bool = False
+
+
+class StorageBackend(Protocol):
+    """What the two kinds of storage do differently."""
 
     @property
     def url(self) -> str:
-        """Where it is, without secrets."""
+        """The URL, without secrets."""
         ...
 
     @property
-    def archive(self) -> Archive:
+    def archive(self) -> SandboxArchive:
         """The files."""
         ...
 
     def prepare(self) -> None:
-        """Refuse a place that cannot keep checkpoints, before anything is written to it."""
+        """Refuse a storage that cannot keep checkpoints, before anything is written to it."""
         ...
 
-    def commit(self, archived: Archived, make: Callable[[str], CheckpointInfo]) -> CheckpointInfo:
-        """Write the entry of a checkpoint, whose files are stored when this returns."""
+    def commit(self, staged: StagedSandbox, make: Callable[[str], CheckpointInfo]) -> CheckpointInfo:
+        """Add the checkpoint that ``make`` returns for an id; its files are durable when this returns."""
         ...
 
     def newest_first(self, *, tag: str | None, limit: int) -> list[CheckpointInfo]:
-        """The last checkpoints."""
+        """Return the newest checkpoints."""
         ...
 
     def get(self, id: str) -> CheckpointInfo:
-        """One checkpoint; `NotFound` without it."""
+        """Return one checkpoint; raise `NotFound` if it does not exist."""
         ...
 
     def each(self, *, tag: str | None) -> Iterator[CheckpointInfo]:
-        """All checkpoints, newest first."""
+        """Iterate over all checkpoints, newest first."""
         ...
 
     def forget(self, infos: Iterable[CheckpointInfo]) -> None:
-        """Let there be no such checkpoints; one that is gone already is no error."""
+        """Remove checkpoints; those that do not exist are ignored."""
         ...
 
     def prune(
         self, *, grace_seconds: float | None, dry_run: bool, as_if_without: Collection[str] = ()
-    ) -> Pruned:
+    ) -> PruneResult:
         """Free what no checkpoint needs."""
         ...
 
-    def reindex(self) -> int:
-        """Rebuild what is derived."""
-        ...
-
     def close(self) -> None:
-        """Let go of it."""
+        """Release resources."""
         ...
 
 
-class Depot:
-    """Checkpoints in one storage: saved, listed, found, restored, read."""
+class CheckpointStorage:
+    """The checkpoints of one storage. Use it as a context manager, or `close` it. Threads may share it."""
 
-    def __init__(self, storage: Storage, *, now_iso: Callable[[], str]) -> None:
-        self._storage = storage
-        self._now_iso = now_iso
-        self._saving = Lock()
+    def __init__(self, backend: StorageBackend, *, now_iso: Callable[[], str] | None = None) -> None:
+        self._backend = backend
+        self._now_iso = now_iso or _now_iso
+        self._lock = Lock()
 
     @property
     def url(self) -> str:
-        """Where it is, without secrets."""
-        return self._storage.url
+        """The URL, without secrets."""
+        return self._backend.url
 
-    def save(self, place: Place, label: Label) -> CheckpointInfo:
-        """Keep a sandbox's files, and say so in an entry of its own, also when no file changed.
+    def save(self, folders: SandboxFolders, metadata: CheckpointMetadata) -> CheckpointInfo:
+        """Take a checkpoint of a sandbox's files, even if no file has changed."""
 
-        Threads may share a depot; one saves after the other.
-        """
-
-        def commit(archived: Archived) -> CheckpointInfo:
+        def commit(staged: StagedSandbox) -> CheckpointInfo:
             timestamp = self._now_iso()
-            return self._storage.commit(archived, lambda made: _info(made, archived, label, timestamp))
+            return self._backend.commit(staged, lambda new_id: _info(new_id, staged, metadata, timestamp))
 
-        with self._saving:
-            self._storage.prepare()
-            return self._storage.archive.keep(place, commit)
+        with self._lock:
+            self._backend.prepare()
+            return self._backend.archive.save(folders, commit)
 
     def list(self, *, limit: int = DEFAULT_LIMIT, tag: str | None = None) -> list[CheckpointInfo]:
-        """The newest checkpoints, newest first; ``tag`` filters before ``limit`` counts (at most 500)."""
-        if not 1 <= limit <= MOST:
-            raise InvalidInput(f"limit={limit} is not acceptable; use 1 to {MOST}")
-        return self._storage.newest_first(tag=tag, limit=limit)
+        """Return the newest checkpoints (1 to 500), newest first; ``tag`` selects a session."""
+        if not 1 <= limit <= MAX_LIMIT:
+            raise InvalidInput(f"limit={limit} is out of range; use 1 to {MAX_LIMIT}")
+        return self._backend.newest_first(tag=tag, limit=limit)
 
-    def find(self, which: str) -> CheckpointInfo:
-        """A checkpoint by its id, or ``latest``: the newest of the whole storage."""
-        if which != LATEST:
-            return self._storage.get(which)
-        newest = self._storage.newest_first(tag=None, limit=1)
+    def find(self, id: str) -> CheckpointInfo:
+        """Return a checkpoint by its id, or for ``latest`` the newest of the whole storage."""
+        if id != LATEST:
+            return self._get(id)
+        newest = self._backend.newest_first(tag=None, limit=1)
         if not newest:
             raise NotFound(
-                f"{self.url} holds no checkpoint yet, so there is no {LATEST!r}; run without from_ first"
+                f"{self.url} has no checkpoint yet, so there is no {LATEST!r}; run without from_ first"
             )
         return newest[0]
 
-    def restore(self, info: CheckpointInfo, place: Place) -> None:
-        """Bring the files of a checkpoint back; each object is checked against its hash."""
-        self._storage.archive.restore(info.hash, place)
+    def restore(self, info: CheckpointInfo, folders: SandboxFolders) -> None:
+        """Restore the files of a checkpoint; every object is verified against its hash."""
+        self._backend.archive.restore(info.hash, folders)
 
-    def ls(self, info: CheckpointInfo, path: str = "", *, recursive: bool = False) -> list[SnapshotEntry]:
-        """What a checkpoint holds: ``workspace/...`` and the agent's folders."""
-        return list(ls(self._storage.archive.snapshot(info.hash), path, recursive=recursive))
+    def ls(
+        self, info: CheckpointInfo, path: str = "", *, recursive: bool = False
+    ) -> list[browse.SnapshotEntry]:
+        """List the files of a checkpoint: ``workspace/...`` and the agent's settings folders."""
+        return list(browse.ls(self._backend.archive.snapshot(info.hash), path, recursive=recursive))
 
     def cat(self, info: CheckpointInfo, path: str) -> bytes:
-        """One file of a checkpoint."""
-        return cat(self._storage.archive.snapshot(info.hash), path)
+        """Return the bytes of one file of a checkpoint."""
+        return browse.cat(self._backend.archive.snapshot(info.hash), path)
 
     def download(
         self, info: CheckpointInfo, files: str | Iterable[str], target: str | Path, *, overwrite: bool = False
     ) -> tuple[str, ...]:
-        """Write some files of a checkpoint into a folder, without restoring it; which ones."""
-        snapshot = self._storage.archive.snapshot(info.hash)
-        return download(
-            snapshot, select(snapshot, files), ensure_folder(target).resolve(), overwrite=overwrite
-        )
+        """Write some files of a checkpoint into a folder, without restoring it; return their paths."""
+        snapshot = self._backend.archive.snapshot(info.hash)
+        selected = browse.select(snapshot, files)
+        return download(snapshot, selected, ensure_folder(target).resolve(), overwrite=overwrite)
 
-    def check(self, info: CheckpointInfo) -> SnapshotCheck:
-        """Read and rehash everything that a checkpoint names; says what could not be restored."""
-        return self._storage.archive.check(info.hash)
+    def check(self, info: CheckpointInfo) -> browse.SnapshotCheck:
+        """Read and verify every object of a checkpoint; report what cannot be restored."""
+        return self._backend.archive.check(info.hash)
 
     def forget(
         self,
@@ -156,28 +286,25 @@ class Depot:
         keep: Keep | None = None,
         per_session: bool = False,
         dry_run: bool = False,
-    ) -> Forgotten:
-        """Drop single checkpoints, all of a session (``tag``), or what ``keep`` does not want.
+    ) -> ForgetResult:
+        """Drop single checkpoints, those of a session (``tag``), or those that ``keep`` does not retain.
 
-        ``keep`` decides on all checkpoints together (of the session, with a tag), or with ``per_session``
-        on those of each session by themselves; the newest one stays. Files are freed by `prune`.
+        ``keep`` applies to all checkpoints (of the session, with a tag) together, or with ``per_session`` to
+        those of each session. The newest checkpoint always stays. `prune` frees the files.
         """
         if bool(ids) == (tag is not None or keep is not None):
-            raise InvalidInput("forget what? give ids of checkpoints, or tag= and keep=")
+            raise InvalidInput("nothing to forget: pass ids of checkpoints, or tag= and keep=")
         if ids:
-            dropped = [self._storage.get(each) for each in dict.fromkeys(ids)]
-            held = sum(1 for _ in self._storage.each(tag=None))
+            dropped = [self._get(each) for each in dict.fromkeys(ids)]
+            total = sum(1 for _ in self._backend.each(tag=None))
         else:
-            found = list(self._storage.each(tag=tag))
-            held = len(found)
-            dropped = (
-                found
-                if keep is None
-                else dropped_by(keep, found, now_us=self._now_us(), per_session=per_session)
-            )
-        if not dry_run:
-            self._storage.forget(dropped)
-        return Forgotten(dropped=tuple(dropped), kept=held - len(dropped), dry_run=dry_run)
+            found = list(self._backend.each(tag=tag))
+            total = len(found)
+            now_us = from_datetime(datetime.fromisoformat(self._now_iso()))
+            dropped = found if keep is None else _not_retained(keep, found, now_us, per_session=per_session)
+        if dropped and not dry_run:
+            self._backend.forget(dropped)
+        return ForgetResult(dropped=tuple(dropped), kept=total - len(dropped), dry_run=dry_run)
 
     def prune(
         self,
@@ -185,99 +312,212 @@ class Depot:
         grace_seconds: float | None = None,
         dry_run: bool = False,
         as_if_without: Collection[str] = (),
-    ) -> Pruned:
+    ) -> PruneResult:
         """Free what no checkpoint needs any more; safe beside writers and readers.
 
-        From a bucket or a folder, packs go in two steps: one prune condemns them, and one that comes at
-        least ``grace_seconds`` (a day) later deletes them; 0 does both, and is for when nobody restores or
-        writes. In a store this is `Store.gc`, whose grace is an hour. A dry run can tell what would be if
-        some checkpoints were forgotten first.
+        In a bucket or a folder, a prune drops packs, and one that runs at least ``grace_seconds`` (a day)
+        later deletes them; 0 deletes them at once, for when nobody restores. In a store this is `Store.gc`,
+        with a grace of an hour. A dry run can pretend that some checkpoints are forgotten.
         """
         if as_if_without and not dry_run:
             raise InvalidInput("as_if_without= is for dry runs; forget the checkpoints first")
-        with self._saving:
-            return self._storage.prune(
+        with self._lock:
+            return self._backend.prune(
                 grace_seconds=grace_seconds, dry_run=dry_run, as_if_without=as_if_without
             )
 
-    def reindex(self) -> int:
-        """Rebuild what says where the files are, out of the files themselves; how many packs were lost."""
-        return self._storage.reindex()
+    def _get(self, id: str) -> CheckpointInfo:
+        if not id.startswith(PREFIX):
+            raise InvalidInput(f"{id[:80]!r} is not a checkpoint id: ids start with {PREFIX!r}")
+        return self._backend.get(id)
 
     def close(self) -> None:
-        """Let go of it."""
-        self._storage.close()
+        """Close the storage."""
+        self._backend.close()
 
-    def _now_us(self) -> int:
-        return from_datetime(datetime.fromisoformat(self._now_iso()))
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def _info(id: str, archived: Archived, label: Label, timestamp: str) -> CheckpointInfo:
+def _info(id: str, staged: StagedSandbox, metadata: CheckpointMetadata, timestamp: str) -> CheckpointInfo:
     return CheckpointInfo(
         id=id,
-        hash=archived.root,
-        tag=label.tag,
+        hash=staged.root,
         timestamp=timestamp,
-        size_bytes=archived.size_bytes,
-        agent_type=label.agent_type,
-        model=label.model,
-        workspace_mode=label.workspace_mode,
-        parent_id=label.parent_id,
-        comment=label.comment,
-        files=archived.files,
-        workspace_path=label.workspace_path,
+        size_bytes=staged.size_bytes,
+        files=staged.files,
+        **msgspec.structs.asdict(metadata),
     )
 
 
-# -----------------------------------------------------------------------------------------------------------
+def _not_retained(
+    keep: Keep, newest_first: Sequence[CheckpointInfo], now_us: int, *, per_session: bool
+) -> list[CheckpointInfo]:
+    """Return the checkpoints that a policy drops, newest first.
+
+    ``tagged`` matches the tag of a session, the prefix of such tags, or a comment; ``max_bytes`` counts what
+    restores write. **Invariant:** the newest checkpoint, which ``latest`` selects, is retained.
+    """
+    groups: dict[str, list[RetentionEntry]] = {}
+    by_key: dict[str, CheckpointInfo] = {}
+    for position, info in enumerate(newest_first):
+        key = f"{len(newest_first) - position:010}"  # of equal times, the one committed later is newer
+        by_key[key] = info
+        groups.setdefault(info.tag if per_session else "", []).append(
+            RetentionEntry(
+                id=key,
+                ts_us=info.time_us,
+                tags=frozenset(filter(None, (info.tag, info.tag.rpartition("-")[0], info.comment))),
+                size_bytes=info.size_bytes or 0,
+                pinned=position == 0,
+            )
+        )
+    gone = {entry.id for entries in groups.values() for entry in select(entries, keep, now_us=now_us).dropped}
+    return [info for key, info in by_key.items() if key in gone]
 
 
-def open_depot(config: StorageConfig | str | Path) -> Depot:
-    """The checkpoints that a config (or just its URL) stands for."""
-    chosen = config if isinstance(config, StorageConfig) else StorageConfig(config)
-    if chosen.is_gateway:
-        return depot_in(open_gateway(chosen), owned=True)
-    from treering.sandbox.bucket import BucketStorage, cache_of
+class StoreStorage:
+    """The checkpoints of one space of a store (a folder, PostgreSQL or a treering server).
 
-    blobs = open_bucket(chosen)
-    return Depot(BucketStorage(blobs, cache=cache_of(blobs.url)), now_iso=_now_iso)
+    A checkpoint is one event in the journal, whose scope is its session, so the checkpoints of a session are
+    found by an index and forgotten together. `close` leaves the store open, unless it is ``owned``.
+    """
+
+    def __init__(self, store: Store, *, owned: bool) -> None:
+        from treering.sandbox.archive import SandboxArchive
+
+        self._store = store
+        self._owned = owned
+        self._archive = SandboxArchive(store.engine, store.space, store.workspace.writer())
+
+    @property
+    def url(self) -> str:
+        """The URL of the store."""
+        return self._store.url
+
+    @property
+    def archive(self) -> SandboxArchive:
+        """The files."""
+        return self._archive
+
+    def prepare(self) -> None:
+        """Do nothing: every store can keep checkpoints."""
+
+    def commit(self, staged: StagedSandbox, make: Callable[[str], CheckpointInfo]) -> CheckpointInfo:
+        """Write the event of a checkpoint, which requires its files."""
+        info = make(f"{PREFIX}{new_id()}")
+        draft = Draft(self._store.space)
+        draft.require(*staged.requires)
+        draft.event(
+            Event(
+                id=info.id,
+                kind=KIND,
+                ts_us=info.time_us,
+                scope=_scope(info.tag),
+                agent=info.agent_type,
+                model=info.model,
+                name=info.comment,
+                data=msgspec.json.encode(info),
+                links=tuple(object_address(each) for each in staged.roots),
+            )
+        )
+        self._store.commit(draft)
+        return info
+
+    def newest_first(self, *, tag: str | None, limit: int) -> list[CheckpointInfo]:
+        """Return the newest checkpoints, in the order of their commits."""
+        page = self._store.engine.scan(self._store.space, _query(tag), limit=limit)
+        return [_from_event(each.event) for each in page.records]
+
+    def get(self, id: str) -> CheckpointInfo:
+        """Return one checkpoint; raise `NotFound` if it does not exist."""
+        page = self._store.engine.scan(self._store.space, EventQuery(kinds=(KIND,), ids=(id,)), limit=1)
+        if not page.records:
+            raise NotFound(f"checkpoint {id!r} not found in {self.url}. List them with list_checkpoints()")
+        return _from_event(page.records[0].event)
+
+    def each(self, *, tag: str | None) -> Iterator[CheckpointInfo]:
+        """Iterate over all checkpoints, newest first."""
+        return (_from_event(each.event) for each in self._records(_query(tag)))
+
+    def forget(self, infos: Iterable[CheckpointInfo]) -> None:
+        """Remove the events of checkpoints, after an event that says which ones."""
+        from treering.maintenance.audit_events import record_audit_event
+
+        ids = [info.id for info in infos]
+        store = self._store
+        record_audit_event(
+            store.engine,
+            store.space,
+            kind="retention",
+            data={"dropped": {KIND: len(ids)}},
+            body=encode({KIND: ids}),
+            clock=SystemClock(),
+        )
+        for start in range(0, len(ids), _PAGE):
+            query = EventQuery(kinds=(KIND,), ids=tuple(ids[start : start + _PAGE]))
+            seqs = tuple(each.seq for each in self._records(query))
+            if seqs:
+                store.engine.erase(store.space, Erasure(event_seqs=seqs))
+
+    def prune(
+        self,
+        *,
+        grace_seconds: float | None,
+        dry_run: bool,
+        as_if_without: Collection[str] = (),  # noqa: ARG002 - files go with the events that name them
+    ) -> PruneResult:
+        """Collect the garbage of the store."""
+        grace = _STORE_GRACE_SECONDS if grace_seconds is None else grace_seconds
+        swept = self._store.gc(grace_seconds=grace, dry_run=dry_run).swept
+        return PruneResult(deleted=swept.packs, freed_bytes=swept.bytes, dry_run=dry_run)
+
+    def close(self) -> None:
+        """Close the store, if it is owned."""
+        if self._owned:
+            self._store.close()
+
+    def _records(self, query: EventQuery) -> Iterator[Record]:
+        return each_record(self._store.engine, self._store.space, query, limit=_PAGE)
 
 
-def open_gateway(config: StorageConfig) -> Store:
-    """The treering server that a config without URL means."""
-    from treering.api import open as open_store
-
-    gateway = gateway_of(config)
-    return open_store(gateway.url, api_key=gateway.api_key)
+def _query(tag: str | None) -> EventQuery:
+    return EventQuery(kinds=(KIND,), scope=None if tag is None else _scope(tag), newest_first=True)
 
 
-def depot_in(store: Store, *, owned: bool = False) -> Depot:
-    """The checkpoints that lie in a treering store."""
-    from treering.sandbox.store_storage import StoreStorage
-
-    return Depot(StoreStorage(store, owned=owned), now_iso=_now_iso)
+def _scope(tag: str) -> str:
+    return str(Scope("", "sandbox", tag))
 
 
-@contextmanager
-def opened_depot(config: StorageConfig | str | Path) -> Generator[Depot]:
-    """As `open_depot`, closed at the end."""
-    depot = open_depot(config)
-    try:
-        yield depot
-    finally:
-        depot.close()
+def _from_event(event: Event) -> CheckpointInfo:
+    return msgspec.json.decode(event.data or b"{}", type=CheckpointInfo)
+
+
+def open_storage(config: StorageConfig | str | Path | None = None) -> CheckpointStorage:
+    """Open the storage of a config (or just its URL); by default, that of the treering server."""
+    config = config if isinstance(config, StorageConfig) else StorageConfig(config)
+    if config.is_gateway:
+        return storage_in(open_gateway(config), owned=True)
+    from treering.sandbox.bucket import BucketStorage, cache_folder
+
+    blobs = open_bucket(config)
+    return CheckpointStorage(BucketStorage(blobs, cache=cache_folder(blobs.url)))
+
+
+def storage_in(store: Store, *, owned: bool = False) -> CheckpointStorage:
+    """Return the checkpoints in a treering store."""
+    return CheckpointStorage(StoreStorage(store, owned=owned))
 
 
 def list_checkpoints(
     storage: StorageConfig | str | Path | None = None, *, limit: int = DEFAULT_LIMIT, tag: str | None = None
 ) -> list[CheckpointInfo]:
-    """The checkpoints of a storage, newest first; without one, those of the treering server.
-
-    ``tag`` names a session and filters before ``limit`` (1 to 500) counts. Takes about ``limit`` requests,
-    however many checkpoints there are.
-    """
-    with opened_depot(storage if storage is not None else StorageConfig()) as depot:
-        return depot.list(limit=limit, tag=tag)
+    """Return the newest checkpoints (1 to 500) of a storage, newest first; ``tag`` selects a session."""
+    with open_storage(storage) as opened:
+        return opened.list(limit=limit, tag=tag)
 
 
 def download_files(
@@ -288,9 +528,9 @@ def download_files(
     *,
     overwrite: bool = False,
 ) -> tuple[str, ...]:
-    """Write single files, folders or patterns of a checkpoint into a folder, without restoring it."""
-    with opened_depot(storage if storage is not None else StorageConfig()) as depot:
-        return depot.download(depot.find(checkpoint), files, target, overwrite=overwrite)
+    """Write files, folders or patterns of a checkpoint into a folder; return their paths."""
+    with open_storage(storage) as opened:
+        return opened.download(opened.find(checkpoint), files, target, overwrite=overwrite)
 
 
 def forget_checkpoints(
@@ -300,10 +540,10 @@ def forget_checkpoints(
     keep: Keep | None = None,
     per_session: bool = False,
     dry_run: bool = False,
-) -> Forgotten:
-    """Drop single checkpoints, all of a session, or what a policy does not want; see `Depot.forget`."""
-    with opened_depot(storage if storage is not None else StorageConfig()) as depot:
-        return depot.forget(*ids, tag=tag, keep=keep, per_session=per_session, dry_run=dry_run)
+) -> ForgetResult:
+    """Drop checkpoints of a storage; see `CheckpointStorage.forget`."""
+    with open_storage(storage) as opened:
+        return opened.forget(*ids, tag=tag, keep=keep, per_session=per_session, dry_run=dry_run)
 
 
 def prune_storage(
@@ -311,10 +551,82 @@ def prune_storage(
     *,
     grace_seconds: float | None = None,
     dry_run: bool = False,
-) -> Pruned:
-    """Free what no checkpoint of a storage needs any more; see `Depot.prune`."""
-    with opened_depot(storage if storage is not None else StorageConfig()) as depot:
-        return depot.prune(grace_seconds=grace_seconds, dry_run=dry_run)
+) -> PruneResult:
+    """Free what no checkpoint of a storage needs; see `CheckpointStorage.prune`."""
+    with open_storage(storage) as opened:
+        return opened.prune(grace_seconds=grace_seconds, dry_run=dry_run)
+
+
+class Gateway(msgspec.Struct, frozen=True, kw_only=True):
+    """A treering server and its API key."""
+
+    url: str
+    api_key: str
+
+    def __repr__(self) -> str:
+        return f"Gateway(url={self.url!r}, api_key='***')"
+
+
+def open_gateway(config: StorageConfig) -> Store:
+    """Open the treering server that a config without a URL means."""
+    from treering.api import open as open_store
+
+    gateway = gateway_of(config)
+    return open_store(gateway.url, api_key=gateway.api_key)
+
+
+def gateway_of(config: StorageConfig, *, environment: Mapping[str, str] = os.environ) -> Gateway:
+    """Return the server that a config without a URL means; `InvalidInput` names what is missing."""
+    stray = [
+        name for name in ("prefix", "region", "endpoint", "credentials") if getattr(config, name) is not None
+    ]
+    if stray:
+        raise InvalidInput(f"StorageConfig has {stray[0]}= but neither url= nor bucket=; say which bucket")
+    url = environment.get(GATEWAY_URL)
+    if not url:
+        raise InvalidInput(
+            f"StorageConfig() without a URL means a treering server, but {GATEWAY_URL} is not set; "
+            "set it, or pass url='s3://bucket/prefix'"
+        )
+    if not url.startswith(("https://", "http://")):
+        raise InvalidInput(
+            f"StorageConfig() without a URL means a treering server, but {GATEWAY_URL} is {url[:80]!r}; "
+            "set it to https://..., or pass url="
+        )
+    key = config.api_key or environment.get(GATEWAY_KEY)
+    if not key:
+        raise InvalidInput(f"the treering server at {url} needs a key; set {GATEWAY_KEY}, or pass api_key=")
+    return Gateway(url=url, api_key=key)
+
+
+def open_bucket(config: StorageConfig) -> Blobs:
+    """Open the bucket or folder of a config."""
+    from treering.blobs.location import open_blobs
+
+    keys = _keys(config.credentials)
+    return open_blobs(
+        config.url if config.url is not None else f"s3://{config.bucket}",
+        bucket=config.bucket,
+        prefix=None if config.prefix is None else config.prefix.strip("/"),
+        endpoint=config.endpoint,
+        region=config.region,
+        access_key_id=None if keys is None else keys.access_key_id,
+        secret_access_key=None if keys is None else keys.secret_access_key,
+        session_token=None if keys is None else keys.session_token,
+    )
+
+
+def _keys(given: AccessKeys | Mapping[str, str] | None) -> AccessKeys | None:
+    if given is None or isinstance(given, AccessKeys):
+        return given
+    fields: dict[str, Any] = {_CAMEL_CASE.get(name, name): value for name, value in given.items()}
+    try:
+        return msgspec.convert(fields, AccessKeys)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(
+            f"credentials= needs access_key_id and secret_access_key ({error}); leave it out to use the "
+            "environment or a profile"
+        ) from error
 
 
 def _now_iso() -> str:

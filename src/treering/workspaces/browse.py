@@ -141,11 +141,17 @@ class SnapshotCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_snapshot(
-    snapshot: Snapshot, *, on_progress: Callable[[FileProgress], None] | None = None
+    snapshot: Snapshot,
+    *,
+    check_rules: bool = True,
+    on_progress: Callable[[FileProgress], None] | None = None,
 ) -> SnapshotCheck:
-    """Read and verify every object of a snapshot, and report all problems that a restore would have."""
+    """Read and verify every object of a snapshot, and report all problems that a restore would have.
+
+    ``check_rules`` is for roots: a folder that was taken as part of another snapshot has no rules of its own.
+    """
     problems: list[SnapshotProblem] = []
-    files = list(_list_files(snapshot, problems))
+    files = list(_list_files(snapshot, problems, check_rules=check_rules))
     found: dict[str, SnapshotProblem] = {}
     size = 0
     for done, (path, entry, read) in enumerate(_read_all(snapshot, files), 1):
@@ -161,11 +167,14 @@ def check_snapshot(
     return SnapshotCheck(id=snapshot.root, files=len(files), size_bytes=size, problems=tuple(problems))
 
 
-def _list_files(snapshot: Snapshot, problems: list[SnapshotProblem]) -> Iterator[tuple[str, FileEntry]]:
+def _list_files(
+    snapshot: Snapshot, problems: list[SnapshotProblem], *, check_rules: bool
+) -> Iterator[tuple[str, FileEntry]]:
     try:
-        rules = snapshot.rules
+        rules = snapshot.rules if check_rules else None
         for each in snapshot.walk():
-            if rules.reason(each.path, is_folder=isinstance(each.entry, FolderEntry)) is not None:
+            is_folder = isinstance(each.entry, FolderEntry)
+            if rules is not None and rules.reason(each.path, is_folder=is_folder) is not None:
                 problems.append(SnapshotProblem(each.path, "the snapshot's own rules exclude it"))
             if isinstance(each.entry, FileEntry):
                 yield each.path, each.entry
