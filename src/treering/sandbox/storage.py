@@ -8,7 +8,7 @@
 ``StorageConfig()``                            a treering server: ``TREERING_URL``, ``TREERING_API_KEY``
 =============================================  ==========================================================
 
-AccessKeys come from ``credentials``, else from where `treering.blobs.location` finds them. `CheckpointStorage` is
+Keys come from ``credentials``, else from where `treering.blobs.location` finds them. `CheckpointStorage` is
 the same for all of them. Two backends differ below it: `treering.sandbox.bucket`, and `StoreStorage` for
 stores.
 """

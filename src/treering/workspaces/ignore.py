@@ -66,6 +66,9 @@ CREDENTIALS: Final = (
     ".huggingface/token",
     ".cache/huggingface/token",
     ".vault-token",
+    # copies of the environment, which has keys in it
+    ".codex/shell_snapshots/",
+    ".claude/shell-snapshots/",
     # sign-ins of common tools
     ".netrc",
     "_netrc",
