@@ -16,7 +16,8 @@ import treering
 from benchmarks.report import Measurement, Section, at_most
 from treering.core.text import stem, words
 from treering.maintenance.stats import folder_bytes
-from treering.runs.search import EventIndex, pieces_of
+from treering.runs.search import EventIndex, searchable
+from treering.runs.span import RunRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,8 +119,8 @@ def _read_all(store: Store, text: str) -> int:
     wanted = {stem(word) for word in words(text)}
     hits = 0
     for records in index.tail():
-        for _, told in index.contents(pieces_of(records)):
-            hits += not wanted.isdisjoint(map(stem, words(told)))
+        for _, found in index.texts(searchable(map(RunRow, records))):
+            hits += not wanted.isdisjoint(map(stem, words(found)))
     return hits
 
 

@@ -63,7 +63,7 @@ TWINS: Final = (
         twin="AsyncCheckpoint",
         reads=frozenset({"messages", "state"}),
     ),
-    Twin(module="treering.runs.directory", name="Runs", twin="AsyncRuns"),
+    Twin(module="treering.runs.listing", name="Runs", twin="AsyncRuns"),
     Twin(module="treering.runs.timeline", name="Timeline", twin="AsyncTimeline"),
     Twin(module="treering.runs.cost", name="Costs", twin="AsyncCosts", direct=frozenset({"in_"})),
     Twin(module="treering.runs.performance", name="Performance", twin="AsyncPerformance"),

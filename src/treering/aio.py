@@ -23,11 +23,10 @@ from treering.core.engine import Engine
 from treering.core.records import Checked
 from treering.core.retention import Keep
 from treering.core.storage import Blobs
-from treering.limits.alert import Alert, AlertPage
-from treering.limits.alerts import Alerts, Rule, Watch, What
-from treering.limits.budgets import Action, Every, Per, SharedBudget, SharedBudgets, Standing, Subject
+from treering.limits.alerts import Alert, AlertPage, AlertRule, Alerts, AlertWatch, What
+from treering.limits.budgets import Action, BudgetUsage, Caller, Every, Per, SharedBudget, SharedBudgets
 from treering.limits.tool_budgets import Budgets
-from treering.limits.webhooks import Delivery, Webhook
+from treering.limits.webhooks import Webhook, WebhookDelivery
 from treering.maintenance.backup import BackupReport
 from treering.maintenance.copy import CopyProgress, CopyReport
 from treering.maintenance.forget import Forgotten
@@ -48,14 +47,14 @@ from treering.memory.memory import Memory
 from treering.memory.vectors import Embedder
 from treering.runs.compare import AgentComparison, RunComparison
 from treering.runs.cost import By, CostReport, Costs
-from treering.runs.directory import LegacyRuns, RunPage, Runs
 from treering.runs.follow import LiveEvent
+from treering.runs.listing import LegacyRuns, RunPage, Runs
 from treering.runs.otlp.ingest import Ingest
 from treering.runs.performance import Performance, PerformanceBy, PerformanceReport
 from treering.runs.replay import ReplayStep
 from treering.runs.run import Run, RunInfo
-from treering.runs.search import Found
-from treering.runs.timeline import Timeline, TimelineEvent, TimelinePage
+from treering.runs.search import SearchResult
+from treering.runs.timeline import Timeline, TimelineEvent, TimelineFilter, TimelinePage
 from treering.schedules.schedules import Schedules
 from treering.schedules.tasks import CatchUp, OccurrenceReport, Overlap, Policy, Task
 from treering.schedules.worker import Handler, Worker
@@ -934,24 +933,11 @@ class AsyncTimeline:
         first: int = 1000,
         cursor: str | None = None,
         everything: bool = False,
-        span: str | None = None,
-        agent: str | None = None,
-        kind: str | None = None,
-        status: str | None = None,
-        text: str | None = None,
+        filter: TimelineFilter | None = None,
     ) -> TimelinePage:
         """Async twin of `Timeline.of_run`."""
         return await self._bridge.call(
-            self._timeline.of_run,
-            run_id,
-            first=first,
-            cursor=cursor,
-            everything=everything,
-            span=span,
-            agent=agent,
-            kind=kind,
-            status=status,
-            text=text,
+            self._timeline.of_run, run_id, first=first, cursor=cursor, everything=everything, filter=filter
         )
 
     async def of_thread(
@@ -962,11 +948,7 @@ class AsyncTimeline:
         first: int = 1000,
         cursor: str | None = None,
         everything: bool = False,
-        span: str | None = None,
-        agent: str | None = None,
-        kind: str | None = None,
-        status: str | None = None,
-        text: str | None = None,
+        filter: TimelineFilter | None = None,
     ) -> TimelinePage:
         """Async twin of `Timeline.of_thread`."""
         return await self._bridge.call(
@@ -976,11 +958,7 @@ class AsyncTimeline:
             first=first,
             cursor=cursor,
             everything=everything,
-            span=span,
-            agent=agent,
-            kind=kind,
-            status=status,
-            text=text,
+            filter=filter,
         )
 
     async def each_of_run(self, run_id: str, *, everything: bool = False) -> AsyncIterator[TimelineEvent]:
@@ -998,7 +976,7 @@ class AsyncTimeline:
         since_us: int | None = None,
         until_us: int | None = None,
         limit: int = 20,
-    ) -> Found:
+    ) -> SearchResult:
         """Async twin of `Timeline.search`."""
         return await self._bridge.call(
             self._timeline.search,
@@ -1187,17 +1165,17 @@ class AsyncSharedBudgets:
         """Async twin of `SharedBudgets.list`."""
         return await self._bridge.call(self._sharedbudgets.list)
 
-    async def standing(
+    async def usage(
         self,
         *,
         run: str | None = None,
         thread: str | None = None,
         namespace: str = "",
         agent: str | None = None,
-    ) -> tuple[Standing, ...]:
-        """Async twin of `SharedBudgets.standing`."""
+    ) -> tuple[BudgetUsage, ...]:
+        """Async twin of `SharedBudgets.usage`."""
         return await self._bridge.call(
-            self._sharedbudgets.standing, run=run, thread=thread, namespace=namespace, agent=agent
+            self._sharedbudgets.usage, run=run, thread=thread, namespace=namespace, agent=agent
         )
 
     async def check(
@@ -1213,9 +1191,9 @@ class AsyncSharedBudgets:
             self._sharedbudgets.check, run=run, thread=thread, namespace=namespace, agent=agent
         )
 
-    async def of(self, budget: SharedBudget, subject: Subject) -> Standing | None:
-        """Async twin of `SharedBudgets.of`."""
-        return await self._bridge.call(self._sharedbudgets.of, budget, subject)
+    async def usage_of(self, budget: SharedBudget, caller: Caller) -> BudgetUsage | None:
+        """Async twin of `SharedBudgets.usage_of`."""
+        return await self._bridge.call(self._sharedbudgets.usage_of, budget, caller)
 
     def __repr__(self) -> str:
         return async_repr(self._sharedbudgets)
@@ -1247,7 +1225,7 @@ class AsyncAlerts:
         share: float = 0.5,
         runs: int = 20,
         at_least: int = 5,
-    ) -> Rule:
+    ) -> AlertRule:
         """Async twin of `Alerts.set_rule`."""
         return await self._bridge.call(
             self._alerts.set_rule,
@@ -1260,7 +1238,7 @@ class AsyncAlerts:
             at_least=at_least,
         )
 
-    async def rules(self) -> tuple[Rule, ...]:
+    async def rules(self) -> tuple[AlertRule, ...]:
         """Async twin of `Alerts.rules`."""
         return await self._bridge.call(self._alerts.rules)
 
@@ -1284,11 +1262,11 @@ class AsyncAlerts:
         """Async twin of `Alerts.remove_webhook`."""
         return await self._bridge.call(self._alerts.remove_webhook, name)
 
-    async def deliver(self, webhook: str, *, stop: Event | None = None) -> Delivery:
+    async def deliver(self, webhook: str, *, stop: Event | None = None) -> WebhookDelivery:
         """Async twin of `Alerts.deliver`."""
         return await self._bridge.call(self._alerts.deliver, webhook, stop=stop)
 
-    def watch(self, *, seconds: float = 1.0) -> Watch:
+    def watch(self, *, seconds: float = 1.0) -> AlertWatch:
         """Async twin of `Alerts.watch`."""
         return self._alerts.watch(seconds=seconds)
 

@@ -21,7 +21,7 @@ from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 from treering.errors import Closed
-from treering.runs.follow import Following, LiveEvent
+from treering.runs.follow import Follower, LiveEvent
 from treering.sync_async import has_borrowed_loop, lend_running_loop
 
 P = ParamSpec("P")
@@ -75,7 +75,7 @@ class Bridge:
     ) -> AsyncIterator[T]:
         """Yield the items of an iterator whose steps block, each of them read in the pool."""
         iterator = await self.call(function, *args, **kwargs)
-        if isinstance(iterator, Following):
+        if isinstance(iterator, Follower):
             async for item in _followed(iterator):
                 yield cast("T", item)
             return
@@ -155,7 +155,7 @@ def _run_in_new_thread(function: Callable[[], T]) -> Future[T]:
     return future
 
 
-async def _followed(following: Following) -> AsyncIterator[LiveEvent]:
+async def _followed(following: Follower) -> AsyncIterator[LiveEvent]:
     """Yield what an endless iterator returns.
 
     It is read in a thread of its own, because it waits most of the time and would hold a thread of the pool

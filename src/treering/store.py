@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from treering.core.batch import Batch, Draft, Receipt
 from treering.core.clock import Clock, SystemClock
 from treering.core.engine import Engine
-from treering.core.ids import check_space, thread_key
+from treering.core.ids import check_space
 from treering.errors import InvalidInput
 from treering.graphs.extension import install as install_graphs
 from treering.threads.hooks import Hooks
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from treering.memory.memory import Memory
     from treering.memory.vectors import VectorIndex
     from treering.runs.cost import Costs
-    from treering.runs.directory import LegacyRuns, Runs
+    from treering.runs.listing import LegacyRuns, Runs
     from treering.runs.otlp.ingest import Ingest
     from treering.runs.performance import Performance
     from treering.runs.recorder import Recorder
@@ -245,7 +245,6 @@ class Store:
             agent=agent,
             thread=thread_id,
             namespace=thread_namespace,
-            thread_key=thread_key(thread_id, thread_namespace),
             id=id,
             project_id=project_id,
             meta=meta,
@@ -259,18 +258,18 @@ class Store:
 
         ``@store.agent`` uses the function's name, ``@store.agent("planner")`` the given one.
         """
-        from treering.runs.recorder import recording
+        from treering.runs.recorder import record_calls
 
-        return recording(name, kind="agent", new_run=self.run)
+        return record_calls(name, kind="agent", new_run=self.run)
 
     def tool(self, name: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Decorate a tool's function: each call inside a run is recorded with its input and output.
 
         ``@store.tool`` uses the function's name, ``@store.tool("add")`` the given one.
         """
-        from treering.runs.recorder import recording
+        from treering.runs.recorder import record_calls
 
-        return recording(name, kind="tool", new_run=None)
+        return record_calls(name, kind="tool", new_run=None)
 
     def flush(self) -> None:
         """Wait until everything recorded so far is durable."""
@@ -280,7 +279,7 @@ class Store:
     @property
     def runs(self) -> Runs:
         """The recorded runs and their status."""
-        from treering.runs.directory import Runs
+        from treering.runs.listing import Runs
 
         return Runs(self._engine, self._space, clock=self._clock)
 
@@ -334,7 +333,7 @@ class Store:
         return self._legacy
 
     def read_legacy(self, runs: LegacyRuns | None) -> None:
-        """Read runs that are not in this store from elsewhere (see `treering.runs.directory.LegacyRuns`)."""
+        """Read runs that are not in this store from elsewhere (see `treering.runs.listing.LegacyRuns`)."""
         self._legacy = runs
 
     # Maintenance
@@ -368,7 +367,7 @@ class Store:
         from msgspec import structs
 
         from treering.graphs.step import delta_step
-        from treering.limits.alert import ALERT
+        from treering.limits.alerts import ALERT
         from treering.maintenance.gc import collect
         from treering.runs.retention import drop_runs
         from treering.runs.run import RUN
@@ -523,7 +522,7 @@ class Store:
 
     def _budgets_changed(self) -> None:
         if self._guard is not None:
-            self._guard.forget_what_is_known()
+            self._guard.refresh_soon()
 
     def _copy_into(self, target: Store, on_progress: Callable[[CopyProgress], None] | None) -> CopyReport:
         from treering.maintenance.copy import copy_space

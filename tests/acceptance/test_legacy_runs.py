@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 import treering
 from treering.compat import services
 from treering.errors import InvalidInput, NotFound
-from treering.runs.directory import Archive, load_legacy
+from treering.runs.listing import Archive, load_legacy
 from treering.server.app import create_app
 from treering.server.settings import Settings
 
@@ -49,12 +49,12 @@ def store(tmp_path):
 
 
 def test_the_services_ask_the_old_system_only_for_what_is_not_here(store):
-    with pytest.raises(NotFound, match="there is no run 'old'"):
+    with pytest.raises(NotFound, match="run 'old' not found"):
         timeline(store, "old")
     store.read_legacy(OldSystem())
     assert timeline(store, "old") == {"events": [LINE], "next_cursor": None}
     assert [event["label"] for event in timeline(store, "new")["events"]] == ["user message"]
-    with pytest.raises(NotFound, match="there is no run 'neither'"):
+    with pytest.raises(NotFound, match="run 'neither' not found"):
         timeline(store, "neither")
 
 

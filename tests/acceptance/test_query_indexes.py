@@ -12,6 +12,7 @@ import treering
 from treering.compat import services
 from treering.compat.models import AgentSpan, BlobRef, Message, Run, ToolCall, ToolResult, open_session
 from treering.engines.sqlite.connection import SqliteSession
+from treering.runs.timeline import TimelineFilter
 
 TABLES = "event|ref|rollup|commits|body|object|item|list|scope|e|o|c"
 SCAN = re.compile(rf"SCAN (?:{TABLES})\b|SEARCH \w+ USING .*\(space=\?(?: AND run>\?)?\)$")
@@ -80,7 +81,8 @@ def test_the_endpoints_and_the_services(store, asked, ids):
     cursor = services.get_run_timeline(ids["run"], limit=2)["next_cursor"]
     services.get_run_timeline(ids["run"], cursor=cursor)
     services.get_run_cost(ids["run"])
-    store.timeline.of_run(ids["run"], span=ids["span"], kind="tool", status="running", text="x")
+    only = TimelineFilter(span=ids["span"], kind="tool", status="running", text="x")
+    store.timeline.of_run(ids["run"], filter=only)
     store.timeline.of_thread("t")
     store.cost.of_thread("t")
     store.cost.of_days(by="agent")

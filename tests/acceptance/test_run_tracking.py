@@ -74,10 +74,10 @@ def test_by_decorators_also_awaited(store):
 
     @store.agent("planner")
     async def plan(goal):
-        here = treering.runs.span.here.get()
+        node = treering.runs.span.current_node.get()
         for text in ("I look.", "Two."):
             usage = {"total": 150}
-            here.message("assistant", text, model="gpt-4", usage=usage, cost="0.0045", currency="EUR")
+            node.message("assistant", text, model="gpt-4", usage=usage, cost="0.0045", currency="EUR")
             if text == "I look.":
                 assert await list_items(3) == ["a", "b"]
         return goal

@@ -235,7 +235,7 @@ def test_what_ended_ends_once():
         with pytest.raises(NotFound):  # it was never there: it began and ended in this session
             save_tool_result("another", "ok", session=session)
     end_run(run_id)
-    with pytest.raises(Conflict, match="ended before"):
+    with pytest.raises(Conflict, match="already ended"):
         end_run(run_id)
     with pytest.raises(Conflict):
         create_run(id=run_id)

@@ -7,7 +7,7 @@ import pytest
 
 from treering.agent import create_agent
 from treering.errors import BudgetExceeded
-from treering.runs.reports import run_records
+from treering.runs.listing import run_records
 
 
 def scripted(*replies):

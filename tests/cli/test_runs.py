@@ -50,7 +50,7 @@ def test_a_timeline_is_narrowed_and_also_of_a_thread(run, recorded):
     assert run("timeline").code == 2
     assert run("timeline", "last", "--thread", "support/alice").code == 2
     assert run("timeline", "last", "--span", "nope").code == 3
-    assert run("timeline", "--thread", "nobody").out == "nothing was recorded\n"
+    assert run("timeline", "--thread", "nobody").out == "no events\n"
 
 
 def test_a_timeline_and_a_replay_are_shown(run, recorded):
@@ -74,10 +74,10 @@ def test_a_timeline_and_a_replay_are_shown(run, recorded):
 
 def test_runs_are_compared(run, recorded):
     compared = run("compare", *recorded)
-    assert "the same for 2 steps, then another content:" in compared.out
+    assert "2 equal steps, then a different content:" in compared.out
     assert any(line.split() == ["cost", "1", "USD", "2", "USD"] for line in compared.out.splitlines())
     assert run("compare", *recorded, "--json").json["divergences"][0]["what"] == "content"
-    assert "the same, step by step" in run("compare", recorded[0], recorded[0]).out
+    assert "no differences" in run("compare", recorded[0], recorded[0]).out
 
 
 def test_words_are_found(run, recorded):
@@ -86,7 +86,7 @@ def test_words_are_found(run, recorded):
     assert {hit["run"] for hit in run("search", "refund", "--json").json["hits"]} == set(recorded)
     nothing = run("search", "zebra")
     assert (nothing.code, nothing.out) == (0, "")
-    assert "nothing was found" in nothing.err
+    assert "no hits" in nothing.err
 
 
 @pytest.mark.parametrize("by, key", [("agent", "planner"), ("tag", "demo"), ("model", "gpt-5")])
@@ -109,7 +109,7 @@ def test_speed_and_growth(run, recorded):
     lines = run("performance").out.splitlines()
     assert lines[1].split()[:3] == ["gpt-5", "2", "0.0%"]
     assert run("performance", "--by", "tool", "--days", 1, "--json").json["total"]["calls"] == 2
-    assert "in 30 days like these" in run("growth").out
+    assert "in 30 days at this rate" in run("growth").out
 
 
 def test_a_budget_is_set_shown_and_removed(run, recorded):
@@ -133,7 +133,7 @@ def test_alerts_are_raised_and_listed(run, recorded, tmp_path):
     with suppress(RuntimeError), treering.open(tmp_path / ".treering") as store, store.run(agent="a"):
         raise RuntimeError("no")
     assert "ended as error: RuntimeError: no" in run("alerts", "check").out
-    assert run("alerts", "check").out == "nothing new\n"
+    assert run("alerts", "check").out == "no new alerts\n"
     assert run("alerts", "list", "--json").json[0]["level"] == "critical"
     assert run("alerts", "webhook", "ops", "http://127.0.0.1:1/").code == 0
     assert "webhook  ops" in run("alerts", "rules").out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from treering.core.query import EventQuery
-from treering.runs.span import input_of
 
 
 def portrait(store, thread):
@@ -14,7 +13,7 @@ def portrait(store, thread):
         event = record.event
         data = json.loads(event.data) if event.data else {}
         body = [] if event.body is None else store.timeline.content(event.body)
-        source = input_of(event, data)
+        source = event.links[data["input"]] if "input_size" in data and event.links else None
         given = [] if source is None else store.timeline.content(source)
         data.pop("input", None)
         columns = (event.id, event.kind, event.ts_us, event.run, event.parent, event.agent, event.name)

@@ -46,7 +46,7 @@ def test_a_session_is_the_same_on_every_engine(store, tool):
 
 @pytest.mark.parametrize("tool", IMPORTS)
 def test_an_import_that_was_cut_off_after_any_commit_is_finished_by_the_next(tool, monkeypatch):
-    monkeypatch.setattr(recording, "_NOTES_A_COMMIT", 7)
+    monkeypatch.setattr(recording, "_WRITES_PER_COMMIT", 7)
     function, source, thread = IMPORTS[tool]
     with treering.open("memory:") as store:
         function(source, store)

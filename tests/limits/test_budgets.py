@@ -152,12 +152,12 @@ def test_how_a_budget_stands_can_be_asked(store):
         call(run, tokens=30)
         run.message("assistant", "x", usage={"output": 3}, model="nobody-knows-this")
     store.flush()
-    (standing,) = store.budgets.standing(run=run.id, agent="a")
+    (standing,) = store.budgets.usage(run=run.id, agent="a")
     assert standing.used == {"money": 1_000_000_000, "tokens": 33}
     assert (standing.worst, standing.share, standing.is_used_up) == ("tokens", 33 / 40, False)
     assert standing.unpriced_tokens == 3
     store.budgets.check(run=run.id)
-    assert store.budgets.standing() == ()
+    assert store.budgets.usage() == ()
 
 
 def test_a_thread_is_asked_for_by_its_own_name(store):
@@ -166,10 +166,10 @@ def test_a_thread_is_asked_for_by_its_own_name(store):
         with store.run(agent="a", thread="support/alice", namespace=namespace) as run:
             call(run, tokens=15 if namespace else 25)
     store.flush()
-    (standing,) = store.budgets.standing(thread="support/alice")
+    (standing,) = store.budgets.usage(thread="support/alice")
     assert standing.used == {"tokens": 25}
-    assert standing.told() == "talk of thread 'support/alice': 25 of 20 tokens"
-    (elsewhere,) = store.budgets.standing(thread="support/alice", namespace="ns")
+    assert standing.describe() == "talk of thread 'support/alice': 25 of 20 tokens"
+    (elsewhere,) = store.budgets.usage(thread="support/alice", namespace="ns")
     assert elsewhere.used == {"tokens": 15}
     with pytest.raises(BudgetExceeded):
         store.budgets.check(thread="support/alice")
@@ -180,8 +180,8 @@ def test_a_thread_is_asked_for_by_its_own_name(store):
     "wrong, why",
     [
         ({"per": "week", "tokens": 1}, "per='week'"),
-        ({"per": "run"}, "limits nothing"),
-        ({"per": "run", "tokens": -1}, "tokens=-1 is no limit"),
+        ({"per": "run"}, "has no limit"),
+        ({"per": "run", "tokens": -1}, "tokens=-1 is not a valid limit"),
         ({"per": "run", "tokens": 1, "every": "hour"}, "every='hour'"),
         ({"per": "run", "tokens": 1, "action": "shout"}, "action='shout'"),
         ({"per": "run", "tokens": 1, "warn_at": 2}, "warn_at=2"),

@@ -17,7 +17,7 @@ import treering
 from tests.limits.test_alerts import failed
 from treering.core.clock import ManualClock
 from treering.errors import InvalidInput, NotFound, Unreachable
-from treering.limits.alerts import Watch
+from treering.limits.alerts import AlertWatch
 from treering.store import Store
 
 SECRET = "a secret of the tests"
@@ -208,7 +208,7 @@ def test_after_days_an_alert_that_nobody_takes_is_left_out(receiver, caplog):
         assert store.alerts.deliver("ops").error
         clock.advance(seconds=4 * 86_400)
         assert store.alerts.deliver("ops").error is None
-        assert "was not taken by webhook 'ops' for days" in caplog.text
+        assert "webhook 'ops' did not accept alert" in caplog.text
         store.close()
 
 
@@ -216,7 +216,7 @@ def test_the_watch_judges_and_sends_by_itself_and_tries_again(store, receiver):
     store.alerts.set_webhook("ops", receiver.url)
     store.alerts.set_rule("failed", "failed")
     receiver.answers += [503, 503]
-    with Watch(store.alerts, seconds=0.01, first_pause=0.01):
+    with AlertWatch(store.alerts, seconds=0.01, first_retry=0.01):
         failed(store)
         receiver.wait_for(3)
     assert len(receiver.messages()) == 1
@@ -235,7 +235,7 @@ def test_a_receiver_that_does_not_answer_keeps_nobody_waiting(store, receiver):
     try:
         store.alerts.set_webhook("a slow one", slow.url)
         store.alerts.set_webhook("ops", receiver.url)
-        with Watch(store.alerts, seconds=0.01):
+        with AlertWatch(store.alerts, seconds=0.01):
             raised(store, "one")
             slow.wait_for(1)
             receiver.wait_for(1)
@@ -278,7 +278,7 @@ def test_closing_the_watch_waits_only_so_long_for_an_answer(store, receiver):
 
 
 def test_more_webhooks_than_turns_all_get_theirs(store, receiver, monkeypatch):
-    monkeypatch.setattr("treering.limits.alerts.SENDING_AT_ONCE", 1)
+    monkeypatch.setattr("treering.limits.alerts.MAX_SENDING", 1)
     names = ("rules", "one", "two")  # a webhook may be named as anything
     for name in names:
         store.alerts.set_webhook(name, receiver.url)
@@ -294,7 +294,7 @@ def test_what_another_process_was_sending_is_looked_after(store, receiver):
     store.alerts.examine()
     lease = store.engine.claim(store.space, "alerts/webhook/ops", holder="someone", seconds=60)
     watch = store.alerts.watch()
-    watch.look()
+    watch.run_once()
     watch.close(seconds=60)
     assert watch.is_waiting
     store.engine.release(lease)
@@ -310,7 +310,7 @@ def test_webhooks_are_listed_and_removed(store):
     )
     assert store.alerts.remove_webhook("ops")
     assert store.alerts.webhooks() == ()
-    with pytest.raises(NotFound, match="no webhook 'ops'"):
+    with pytest.raises(NotFound, match="webhook 'ops' not found"):
         store.alerts.deliver("ops")
     for url in (
         "file:///etc/passwd",

@@ -87,7 +87,7 @@ def test_many_runs_are_held_against_the_first(store):
     comparison = store.runs.compare(first, played(store), played(store, answer="No."))
     assert [each and each.what for each in comparison.divergences] == [None, "content"]
     assert len(comparison.runs) == 3
-    with pytest.raises(NotFound, match="there is no run 'gone'"):
+    with pytest.raises(NotFound, match="run 'gone' not found"):
         store.runs.compare(first, "gone")
 
 
@@ -106,5 +106,5 @@ def test_agents_are_compared_over_days(store):
     assert cheap.steps == 12
     assert cheap.latency.max_us >= cheap.latency.p50_us
     assert store.runs.compare_agents("cheap", until_day=today - 1).agents[0].runs == 0
-    with pytest.raises(InvalidInput, match="name the agents"):
+    with pytest.raises(InvalidInput, match="no agents to compare"):
         store.runs.compare_agents()

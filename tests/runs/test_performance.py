@@ -111,7 +111,7 @@ def test_only_the_newest_are_looked_at_and_the_report_says_so(store):
     assert report.is_partial
     assert report.events == 10
     assert report.total.calls < 20
-    with pytest.raises(InvalidInput, match="most is 0"):
+    with pytest.raises(InvalidInput, match="most=0"):
         store.performance.report(most=0)
 
 

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treering
-from treering.core.batch import Event, Usage
+from treering.core.batch import Usage
 from treering.core.clock import ManualClock, day_of, from_datetime
 from treering.core.encoding import decode_json
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput
-from treering.runs.prices import Exchange, PriceTable, Rate, RateCard, exchange, fill_in, prices
+from treering.runs.prices import Exchange, PriceTable, RateCard, TokenRate, exchange, price_call, prices
 from treering.store import Store
 
 
@@ -105,7 +105,7 @@ def test_every_model_costs_what_the_table_s_own_arithmetic_says():
     st.integers(1, 10**12),
 )
 def test_a_cost_is_rounded_once(usage, low, high):
-    rate = Rate(low, ((200_000, high),))
+    rate = TokenRate(low, ((200_000, high),))
     card = RateCard(name="x", input=rate, cache_read=rate, output=rate, reasoning=rate)
     each = high if usage.input + usage.cache_read > 200_000 else low
     exact = Decimal(each) * usage.total / 10**6
@@ -114,12 +114,12 @@ def test_a_cost_is_rounded_once(usage, low, high):
 
 def test_no_price_is_no_cost():
     assert prices.price("my-own-llama", Usage(input=1), NOON) is None
-    assert RateCard(name="x", input=Rate(1)).nanos(Usage(input=1, output=1)) is None
-    assert RateCard(name="x", input=Rate(0)).nanos(Usage(input=1)) == 0
-    event = Event(id="e", kind="message", ts_us=NOON, scope="s", model="my-own-llama", usage=Usage(input=1))
-    assert fill_in(event) is event
-    without_model = Event(id="e", kind="message", ts_us=NOON, scope="s", usage=Usage(input=1))
-    assert fill_in(without_model) is without_model
+    assert RateCard(name="x", input=TokenRate(1)).nanos(Usage(input=1, output=1)) is None
+    assert RateCard(name="x", input=TokenRate(0)).nanos(Usage(input=1)) == 0
+    data = {}
+    assert price_call(data, "my-own-llama", Usage(input=1), NOON, None, None) == (None, None)
+    assert price_call(data, "gpt-5", Usage(), NOON, None, None) == (None, None)
+    assert data == {}
 
 
 def test_the_service_tier_and_the_provider_choose_the_price():

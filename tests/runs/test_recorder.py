@@ -280,7 +280,7 @@ def test_wrong_words_are_refused_where_they_are_said(store):
         for wrong in ({"inptu": 3}, {"input": -1}, {"output": 1.5}):
             with pytest.raises(InvalidInput, match="usage"):
                 run.message("user", "x", usage=wrong)
-        with pytest.raises(InvalidInput, match="usage has input"):
+        with pytest.raises(InvalidInput, match="in usage is no token count"):
             run.message("user", "x", usage={"input": 1 << 60})
         for dear in ("dear", "1e999999999"):
             with pytest.raises(InvalidInput, match="money"):
@@ -293,7 +293,7 @@ def test_wrong_words_are_refused_where_they_are_said(store):
         with pytest.raises(InvalidInput, match="span name"):
             run.span("")
         span = run.span("twice").start()
-        with pytest.raises(InvalidInput, match="started before"):
+        with pytest.raises(InvalidInput, match="already started"):
             span.start()
         span.end()
     store.flush()
@@ -332,7 +332,7 @@ def test_what_has_no_text_at_all_fails_no_run_and_hides_no_error(store):
         talk()
     store.flush()
     first, second, *_, result = store.timeline.of_run(talks[0]).events
-    assert store.timeline.content(first.body)[0] == {"_opaque": "Mute", "text": "(no text: RuntimeError)"}
+    assert store.timeline.content(first.body)[0] == {"_opaque": "Mute", "text": "(no repr: RuntimeError)"}
     assert store.timeline.content(second.body)[0]["_opaque"] == "list"
     assert result.type == "tool.result"
     assert store.runs.get(talks[0]).status == "error"

@@ -15,7 +15,8 @@ from treering.core.rollups import deltas, summarise
 from treering.core.text import text_of, words
 from treering.errors import NotFound
 from treering.runs import search
-from treering.runs.search import EventIndex, pieces_of
+from treering.runs.search import EventIndex, searchable
+from treering.runs.span import RunRow
 
 WORDS = ("refund", "umbrella", "parcel", "ticket")
 AGENTS = ("planner", "writer")
@@ -95,10 +96,10 @@ def record(store, agent, thread, parts):
 
 def holding(store, records, word):
     """Where a word is, by reading everything."""
-    pieces = pieces_of(records)
-    contents = store.engine.get(store.space, [piece.address for piece in pieces])
+    candidates = searchable(map(RunRow, records))
+    contents = store.engine.get(store.space, [each.address for each in candidates])
     return sorted(
-        (piece.record.seq, piece.is_input)
-        for piece, content in zip(pieces, contents, strict=True)
+        (each.row.seq, each.is_input)
+        for each, content in zip(candidates, contents, strict=True)
         if word in words(text_of(content))
     )

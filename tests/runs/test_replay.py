@@ -12,7 +12,7 @@ from treering.core.encoding import decode
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.runs.replay import replay
-from treering.runs.span import Chunks, cut
+from treering.runs.span import Chunks, split_chunks
 from treering.store import Store
 
 
@@ -91,7 +91,7 @@ def test_a_replay_takes_its_time_at_the_speed_that_is_wanted(slow_time):
     assert slept == []
     assert played(10) == 8
     assert sum(slept) == pytest.approx(0.14)
-    with pytest.raises(InvalidInput, match="speed is 0"):
+    with pytest.raises(InvalidInput, match="speed=0"):
         store.runs.replay(run.id, speed=0)
 
 
@@ -143,7 +143,7 @@ def test_chunks_belong_between_start_and_end(store):
 
 
 def test_a_run_that_is_not_there_cannot_be_replayed(store):
-    with pytest.raises(NotFound, match="there is no run 'nobody'"):
+    with pytest.raises(NotFound, match="run 'nobody' not found"):
         store.runs.replay("nobody")
 
 
@@ -151,7 +151,7 @@ def test_chunks_are_cut_where_they_were_joined():
     chunks = Chunks()
     for at, piece in ((5, "ä"), (5, ""), (9, "bc\n")):
         chunks.add(piece, at)
-    pieces = cut(chunks.text, decode(chunks.times()))
+    pieces = split_chunks(chunks.text, decode(chunks.times()))
     assert [(each.offset_us, each.text) for each in pieces] == [(5, "ä"), (5, ""), (9, "bc\n")]
 
 

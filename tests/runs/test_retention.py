@@ -138,5 +138,5 @@ def test_a_run_that_was_dropped_by_half_goes_next_time(store, monkeypatch):
 
 
 def test_bytes_are_no_rule_for_runs(store):
-    with pytest.raises(InvalidInput, match="max_bytes is not for runs"):
+    with pytest.raises(InvalidInput, match="max_bytes cannot be applied to runs"):
         store.gc(keep_runs=Keep(max_bytes=1))

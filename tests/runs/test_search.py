@@ -12,7 +12,7 @@ import treering
 from treering.core.text import stem
 from treering.errors import InvalidInput
 from treering.runs import search as search_module
-from treering.runs.search import EventIndex, _beginning
+from treering.runs.search import EventIndex, _prefix
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_common_words_and_no_words_find_nothing(store):
     recorded(store)
     assert store.timeline.search("...").hits == ()
     assert store.timeline.search("zebra").hits == ()
-    with pytest.raises(InvalidInput, match="limit is 0"):
+    with pytest.raises(InvalidInput, match="limit=0"):
         store.timeline.search("refund", limit=0)
 
 
@@ -257,7 +257,7 @@ def test_the_async_store_searches_too(tmp_path):
 
 @given(st.text("abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=14))
 def test_a_word_begins_like_its_stem(word):
-    assert word.startswith(_beginning(stem(word)))
+    assert word.startswith(_prefix(stem(word)))
 
 
 @pytest.mark.parametrize(
@@ -266,4 +266,4 @@ def test_a_word_begins_like_its_stem(word):
 @given(beginning=st.text("abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=8))
 def test_a_word_with_an_english_ending_begins_like_its_stem(beginning, ending):
     word = beginning + ending
-    assert word.startswith(_beginning(stem(word)))
+    assert word.startswith(_prefix(stem(word)))

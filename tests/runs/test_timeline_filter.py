@@ -9,6 +9,7 @@ import pytest
 from treering.compat import services
 from treering.core.batch import Event
 from treering.errors import InvalidInput, NotFound
+from treering.runs.timeline import TimelineFilter
 
 
 @pytest.fixture
@@ -48,31 +49,33 @@ def test_by_thread_all_runs_are_told_in_order(store, run):
     assert store.timeline.of_thread("nobody").events == ()
 
 
-def test_by_span_everything_below_it_is_told(store, run):
+def test_by_span_everything_below_it_is_filtered(store, run):
     (write,) = [event for event in store.timeline.of_run(run.id).events if event.label == "▶ write"]
-    below = labels(store.timeline.of_run(run.id, span=write.ref["span_id"]))
+    below = labels(store.timeline.of_run(run.id, filter=TimelineFilter(span=write.ref["span_id"])))
     assert below[:4] == ["▶ write", "call send", "send result", "assistant message"]
     assert below[4].startswith("■ write")
     assert len(below) == 5
-    with pytest.raises(NotFound, match="no span 'nope'"):
-        store.timeline.of_run(run.id, span="nope")
+    with pytest.raises(NotFound, match="span 'nope' not found"):
+        store.timeline.of_run(run.id, filter=TimelineFilter(span="nope"))
 
 
 def test_narrowed_by_agent_kind_status_and_words(store, run):
-    def told(**only):
-        return labels(store.timeline.of_run(run.id, **only))
+    def filtered(**fields):
+        return labels(store.timeline.of_run(run.id, filter=TimelineFilter(**fields)))
 
-    assert told(kind="message") == ["user message", "assistant message"]
-    assert told(kind="tool", status="error") == ["call send", "send result"]
-    assert told(status="error") == ["call send", "send result"]
-    assert told(agent="writer", kind="message") == ["assistant message"]
-    assert told(text="refunded Monday") == ["call search_docs", "search_docs result"]
-    assert told(text="refund") == ["user message", "call search_docs", "search_docs result"]
-    assert told(text="refund zebra") == []
-    assert told(text="send") == ["call send", "send result"]  # its name
-    assert labels(store.timeline.of_thread("alice", kind="message", text="way")) == ["assistant message"]
+    assert filtered(kind="message") == ["user message", "assistant message"]
+    assert filtered(kind="tool", status="error") == ["call send", "send result"]
+    assert filtered(status="error") == ["call send", "send result"]
+    assert filtered(agent="writer", kind="message") == ["assistant message"]
+    assert filtered(text="refunded Monday") == ["call search_docs", "search_docs result"]
+    assert filtered(text="refund") == ["user message", "call search_docs", "search_docs result"]
+    assert filtered(text="refund zebra") == []
+    assert filtered(text="send") == ["call send", "send result"]  # its name
+    assert labels(store.timeline.of_thread("alice", filter=TimelineFilter(kind="message", text="way"))) == [
+        "assistant message"
+    ]
     with pytest.raises(InvalidInput, match="no words"):
-        told(text="...")
+        filtered(text="...")
 
 
 def test_a_kind_that_is_asked_for_is_shown(store):
@@ -80,25 +83,27 @@ def test_a_kind_that_is_asked_for_is_shown(store):
         pass
     store.flush()
     assert labels(store.timeline.of_run(recorded.id)) == []
-    assert len(labels(store.timeline.of_run(recorded.id, kind="retrieval"))) == 2
+    assert len(labels(store.timeline.of_run(recorded.id, filter=TimelineFilter(kind="retrieval")))) == 2
 
 
 @pytest.mark.parametrize("first", [1, 2, 3, 1000])
 @pytest.mark.parametrize(
-    "only", [{}, {"status": "ok"}, {"text": "parcel"}, {"kind": "tool", "text": "parcel", "status": "ok"}]
+    "fields", [{}, {"status": "ok"}, {"text": "parcel"}, {"kind": "tool", "text": "parcel", "status": "ok"}]
 )
-def test_pages_of_any_size_hold_the_same(store, first, only):
+def test_pages_of_any_size_hold_the_same(store, first, fields):
     with store.run(agent="a", thread="t") as recorded:
         for number in range(7):
             with recorded.tool("look", {"for": f"parcel {number}" if number % 2 else "nothing"}) as call:
                 call.output = number
             recorded.message("user", f"parcel {number}")
     store.flush()
-    whole = store.timeline.of_thread("t", **only).events
-    assert len(whole) == (21 if not only else 14 if only == {"status": "ok"} else 6 if "kind" in only else 13)
+    whole = store.timeline.of_thread("t", filter=TimelineFilter(**fields)).events
+    assert len(whole) == (
+        21 if not fields else 14 if fields == {"status": "ok"} else 6 if "kind" in fields else 13
+    )
     paged, cursor = [], None
     while True:
-        page = store.timeline.of_thread("t", first=first, cursor=cursor, **only)
+        page = store.timeline.of_thread("t", first=first, cursor=cursor, filter=TimelineFilter(**fields))
         assert len(page.events) <= first
         paged += page.events
         cursor = page.cursor
@@ -110,7 +115,7 @@ def test_pages_of_any_size_hold_the_same(store, first, only):
 @pytest.mark.parametrize("scanned", [1, 500])
 def test_a_span_whose_beginning_has_a_row_of_its_own_is_told_whole(store, monkeypatch, scanned):
     """Its words are in the row of its beginning, its status in that of its end, and pages may part them."""
-    monkeypatch.setattr("treering.runs.timeline._SCAN", scanned)
+    monkeypatch.setattr("treering.runs.timeline._PAGE", scanned)
     services.use(store)
     try:
         run = services.create_run()
@@ -122,13 +127,13 @@ def test_a_span_whose_beginning_has_a_row_of_its_own_is_told_whole(store, monkey
     finally:
         services.use(None)
 
-    def told(**only):
-        return labels(store.timeline.of_run(run, **only))
+    def filtered(**fields):
+        return labels(store.timeline.of_run(run, filter=TimelineFilter(**fields)))
 
-    assert told(text="parcel Monday") == ["call look", "look result"]
-    assert told(status="error") == ["call look", "look result"]
-    assert told(text="parcel", status="running") == ["▶ planner"]
-    assert told(status="ok") == []
+    assert filtered(text="parcel Monday") == ["call look", "look result"]
+    assert filtered(status="error") == ["call look", "look result"]
+    assert filtered(text="parcel", status="running") == ["▶ planner"]
+    assert filtered(status="ok") == []
 
 
 def test_a_loop_of_parents_ends(store):
@@ -152,4 +157,4 @@ def test_a_loop_of_parents_ends(store):
             )
         )
     store.commit(draft)
-    assert len(store.timeline.of_run(run.id, span="one").events) == 4
+    assert len(store.timeline.of_run(run.id, filter=TimelineFilter(span="one")).events) == 4

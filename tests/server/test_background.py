@@ -11,7 +11,7 @@ import treering
 from treering.errors import Corrupt
 from treering.maintenance.stats import user_spaces
 from treering.runs import search
-from treering.runs.directory import Runs
+from treering.runs.listing import Runs
 from treering.runs.search import EventIndex
 from treering.server import background
 from treering.server.background import Background
@@ -92,7 +92,7 @@ def dies(store, run):
 
 
 def test_an_old_run_of_any_namespace_is_marked_as_well(store, monkeypatch):
-    monkeypatch.setattr(background, "RUNS_A_ROUND", 2)
+    monkeypatch.setattr(background, "RUNS_PER_CHECK", 2)
     monkeypatch.setattr(background, "CRASHED_SECONDS", 0.0)
     with store.run(agent="a", namespace="alice") as run:
         for _ in range(5):

@@ -7,10 +7,10 @@ import sys
 
 SCRIPT = """
 import gc
-from treering.server.background import settle_in
+from treering.server.background import tune_memory
 
 young, *older = gc.get_threshold()
-settle_in()
+tune_memory()
 assert gc.isenabled()
 assert gc.get_freeze_count() > 1000
 assert gc.get_threshold()[0] > young

@@ -17,11 +17,11 @@ import treering
 from tests.server.running import running
 from treering.core.batch import Event
 from treering.errors import Corrupt
-from treering.runs.follow import Selection
+from treering.runs.follow import LiveFilter
 from treering.server.auth import Keys
 from treering.server.routes.live import EventStream
 from treering.server.settings import Settings
-from treering.server.streams import Delivery, Feed
+from treering.server.streams import Feed, FeedEvent
 
 
 @pytest.fixture
@@ -133,12 +133,12 @@ def test_what_another_server_told_already_is_not_told_again(store):
     events = list(store.timeline.follow(after=0, seconds=0))
 
     async def go_on():
-        pieces = feed.subscribe(Selection(), after=1)
+        pieces = feed.subscribe(LiveFilter(), after=1)
         assert (await anext(pieces)).seq == 1
-        feed._add([Delivery(each, 0) for each in events], 2, threading.Event())
+        feed._add([FeedEvent(each, 0) for each in events], 2, threading.Event())
         piece = await anext(pieces)
         await pieces.aclose()
-        return [each.event.id for each in piece.deliveries]
+        return [each.event.id for each in piece.events]
 
     assert asyncio.run(go_on()) == ["b"]
 
@@ -300,24 +300,24 @@ def test_a_stranger_follows_nothing_of_another_project(store):
 def test_a_slow_reader_is_cut_off_and_delays_nobody(store):
     async def follow() -> int:
         feed = Feed(store.engine, store.space, most=50)
-        slow = feed.subscribe(Selection(), after=0)
+        slow = feed.subscribe(LiveFilter(), after=0)
         assert (await anext(slow)).seq == 0
         await asyncio.to_thread(note, store, "first")
-        assert [each.event.id for each in (await anext(slow)).deliveries] == ["first"]
-        quick = feed.subscribe(Selection(), after=1)
+        assert [each.event.id for each in (await anext(slow)).events] == ["first"]
+        quick = feed.subscribe(LiveFilter(), after=1)
         await anext(quick)
         seen = 0
         for number in range(40):
             await asyncio.to_thread(note, store, *(f"{number}-{each}" for each in range(10)))
             while seen < (number + 1) * 10:
-                seen += len((await anext(quick)).deliveries)
+                seen += len((await anext(quick)).events)
         assert len(feed._ring) == 50
         pieces = [piece async for piece in slow]
         assert [(piece.end, piece.seq) for piece in pieces] == [("cut", 1)]
-        again = feed.subscribe(Selection(), after=pieces[-1].seq)
+        again = feed.subscribe(LiveFilter(), after=pieces[-1].seq)
         count = 0
         while count < 400:
-            count += len((await anext(again)).deliveries)
+            count += len((await anext(again)).events)
         for each in (slow, quick, again):
             await each.aclose()
         return count
@@ -352,7 +352,7 @@ def test_a_reader_that_takes_nothing_does_not_hold_the_others(store, url):
 
 
 def test_a_reader_that_takes_nothing_for_long_is_left(store, url, monkeypatch):
-    monkeypatch.setattr("treering.server.routes.live.STUCK_SECONDS", 0.2)
+    monkeypatch.setattr("treering.server.routes.live.SEND_TIMEOUT_SECONDS", 0.2)
     given_up = threading.Event()
     send = EventStream._send
 

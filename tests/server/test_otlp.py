@@ -127,12 +127,12 @@ def test_a_server_that_has_too_much_to_write_asks_to_wait(store, url, monkeypatc
     ingest = store.otlp
     monkeypatch.setattr(ingest, "_queue_bytes", 10)
     monkeypatch.setattr(ingest, "_thread", object())  # nobody writes
-    waiting = ingest.submit(traces(span("first", id=1)), signal="traces", form="json")
+    waiting = ingest.submit(traces(span("first", id=1)), signal="traces", encoding="json")
     answer = httpx.post(f"{url}/v1/traces", content=traces(span("second", id=2)), headers=JSON)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     monkeypatch.setattr(ingest, "_thread", None)
     monkeypatch.undo()
-    ingest.write(traces(span("third", id=3)), form="json")
+    ingest.write(traces(span("third", id=3)), encoding="json")
     assert waiting.result().accepted == 1
 
 

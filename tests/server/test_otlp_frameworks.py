@@ -31,7 +31,6 @@ import treering
 from tests.adapters.langgraph.scripts import Scripted
 from tests.server.running import running
 from treering.core.query import EventQuery
-from treering.runs.span import input_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -67,7 +66,7 @@ def rows(store, kind):
 
 
 def given(store, event):
-    return store.timeline.content(input_of(event, json.loads(event.data)))[0]
+    return store.timeline.content(event.links[json.loads(event.data)["input"]])[0]
 
 
 def came(store, event):

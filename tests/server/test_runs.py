@@ -113,12 +113,12 @@ def test_adds_up_by_agent_and_day(client, run):
 @pytest.mark.parametrize(
     "path, status, word",
     [
-        ("/runs/nothing", 404, "no run"),
+        ("/runs/nothing", 404, "not found"),
         ("/runs?limit=0", 422, "limit"),
         ("/runs?colour=red", 422, "colour"),
         ("/runs?limit=many", 422, "limit"),
         ("/runs?limit=2&limit=3", 422, "twice"),
-        ("/runs/x/timeline?cursor=%00", 404, "no run"),
+        ("/runs/x/timeline?cursor=%00", 404, "not found"),
         ("/cost?since=2026-13-01", 422, "date"),
         ("/nowhere", 404, "openapi.json"),
     ],

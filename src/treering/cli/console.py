@@ -27,6 +27,13 @@ def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
             typer.echo(line)
 
 
+def plain(value: Any) -> Any:
+    """Return a struct as plain data for `show`."""
+    import msgspec
+
+    return msgspec.to_builtins(value, str_keys=True)
+
+
 def say(text: str) -> None:
     """Print a message on stderr."""
     typer.echo(text, err=True)

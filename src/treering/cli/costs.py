@@ -1,4 +1,4 @@
-"""Commands that count: ``treering cost``, ``performance`` and ``growth``."""
+"""Commands about totals: ``treering cost``, ``performance`` and ``growth``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from treering.cli.console import clean, rows, say, show, size
+from treering.cli.console import clean, plain, rows, say, show, size
 from treering.cli.options import (
     JsonOption,
     StorePlace,
@@ -15,7 +15,7 @@ from treering.cli.options import (
 
 if TYPE_CHECKING:
     from treering.runs.cost import CostReport
-    from treering.runs.performance import Figures, Percentiles
+    from treering.runs.performance import Percentiles, PerformanceRow
 
 DaysOption = Annotated[
     int | None, typer.Option("--days", metavar="N", min=1, help="Only the last N days (UTC) [all].")
@@ -23,7 +23,7 @@ DaysOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put the commands under the main one."""
+    """Add the commands."""
     for command in (cost, performance, growth):
         app.command()(command)
 
@@ -33,19 +33,19 @@ def cost(
     *,
     by: Annotated[
         Literal["agent", "model", "kind", "day", "tag", "run", "thread"],
-        typer.Option(help="What to group by."),
+        typer.Option(help="Group by this."),
     ] = "agent",
-    run: Annotated[str | None, typer.Option(metavar="RUN", help="Only this run.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="Filter by run.")] = None,
     days: DaysOption = None,
     currency: Annotated[
-        str | None, typer.Option(metavar="CODE", help="Convert amounts, like EUR [each in its own].")
+        str | None, typer.Option(metavar="CODE", help="Convert amounts to a currency, such as EUR.")
     ] = None,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what runs took, in tokens and money."""
-    from treering.cli.runs import money
+    """Show tokens and cost."""
     from treering.core.clock import DAY_US, to_iso
+    from treering.runs.cost import format_cost
 
     with place.existing() as opened:
         report = _report(opened, by, run, days, currency)
@@ -54,10 +54,10 @@ def cost(
         key = part.key
         name = to_iso(key * DAY_US)[:10] if by == "day" and isinstance(key, int) else str(key or "-")
         shown = "total" if part is report.total else clean(name)
-        table.append((shown, f"{part.tokens:,}", money(part), str(part.events), str(part.errors)))
-    show(_plain(report), rows(table), as_json=as_json)
+        table.append((shown, f"{part.tokens:,}", format_cost(part), str(part.events), str(part.errors)))
+    show(plain(report), rows(table), as_json=as_json)
     if report.total.unpriced_tokens:
-        say(f"?: {report.total.unpriced_tokens:,} tokens have no price and are in no sum")
+        say(f"?: {report.total.unpriced_tokens:,} tokens without a price are not included")
     for rate in report.total.rates:
         say(f"1 {rate.currency} = {rate.rate:.4f} {rate.into} on {rate.date}")
 
@@ -66,24 +66,24 @@ def cost(
 def performance(
     *,
     by: Annotated[
-        Literal["model", "tool", "agent", "kind", "run"], typer.Option(help="What to group by.")
+        Literal["model", "tool", "agent", "kind", "run"], typer.Option(help="Group by this.")
     ] = "model",
-    agent: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this agent.")] = None,
+    agent: Annotated[str | None, typer.Option(metavar="NAME", help="Filter by agent.")] = None,
     days: DaysOption = None,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Show latency, failures and speed."""
+    """Show latency, error rates and tokens per second."""
     from treering.core.clock import DAY_US
 
     with place.existing() as opened:
         since_us = None if days is None else opened.clock.now_us() - days * DAY_US
         report = opened.performance.report(by, agent=agent, since_us=since_us)
     table = [(by.upper(), "CALLS", "FAILED", "P50", "P95", "P99", "FIRST TOKEN", "TOKENS/S")]
-    table += [_figures(row) for row in report.rows]
-    show(_plain(report), rows(table) if report.rows else ["nothing to measure"], as_json=as_json)
+    table += [_table_row(row) for row in report.rows]
+    show(plain(report), rows(table) if report.rows else ["no calls"], as_json=as_json)
     if report.is_partial:
-        say(f"of the newest {report.events:,} events only")
+        say(f"only the newest {report.events:,} events were read")
 
 
 @takes_store
@@ -101,8 +101,8 @@ def growth(
         for day in found.days[-30:]
     ]
     rate, later = size(round(found.bytes_per_day)), size(found.in_30_days_bytes)
-    trend = f"{rate} a day in the last {found.days_looked_at} days; {later} in 30 days like these"
-    show(_plain(found), [*rows(table), trend] if found.days else ["nothing is stored"], as_json=as_json)
+    trend = f"{rate} per day over the last {found.days_looked_at} days; {later} in 30 days at this rate"
+    show(plain(found), [*rows(table), trend] if found.days else ["the store is empty"], as_json=as_json)
 
 
 def _report(opened: Any, by: str, run: str | None, days: int | None, currency: str | None) -> CostReport:
@@ -115,7 +115,7 @@ def _report(opened: Any, by: str, run: str | None, days: int | None, currency: s
     if run is not None:
         if by in groups or days is not None:
             raise InvalidInput(
-                "--run is one run as a whole; leave --days out, and group by agent, model or kind"
+                "--run cannot be combined with --days, and groups by agent, model or kind only"
             )
         opened.runs.get(run)
         return costs.of_run(run, by=by)
@@ -124,7 +124,7 @@ def _report(opened: Any, by: str, run: str | None, days: int | None, currency: s
     return costs.of_days(by=by, since_day=since_day)
 
 
-def _figures(row: Figures) -> tuple[str, ...]:
+def _table_row(row: PerformanceRow) -> tuple[str, ...]:
     def at(times: Percentiles | None, name: str) -> str:
         return "" if times is None else f"{getattr(times, name) / 1e6:.3f}s"
 
@@ -138,9 +138,3 @@ def _figures(row: Figures) -> tuple[str, ...]:
         at(row.first_token, "p50_us"),
         "" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}",
     )
-
-
-def _plain(value: Any) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(value, str_keys=True)

@@ -1,4 +1,4 @@
-"""Commands that guard: ``treering budgets`` and ``treering alerts``."""
+"""Commands about limits: ``treering budgets`` and ``treering alerts``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from treering.cli.console import clean, rows, say, show
+from treering.cli.console import clean, plain, rows, say, show
 from treering.cli.options import (
     JsonOption,
     StorePlace,
@@ -15,8 +15,10 @@ from treering.cli.options import (
 )
 from treering.cli.render import when
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
-OnlyAgentOption = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only this agent.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name.")]
+OnlyAgentOption = Annotated[
+    str | None, typer.Option("--agent", metavar="NAME", help="Apply to this agent only.")
+]
 
 budgets = typer.Typer(
     help="Budgets of money, tokens and tool calls.", no_args_is_help=True, rich_markup_mode=None
@@ -27,7 +29,7 @@ alerts = typer.Typer(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put the commands under the main one."""
+    """Add the commands."""
     app.add_typer(budgets, name="budgets")
     app.add_typer(alerts, name="alerts")
 
@@ -36,26 +38,24 @@ def add_to(app: typer.Typer) -> None:
 @takes_store
 def list_budgets(
     *,
-    run: Annotated[str | None, typer.Option(metavar="RUN", help="How those of this run stand.")] = None,
-    agent: Annotated[str | None, typer.Option(metavar="NAME", help="How those of this agent stand.")] = None,
-    thread: Annotated[
-        str | None, typer.Option(metavar="THREAD", help="How those of this thread stand.")
-    ] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="Show the usage of a run.")] = None,
+    agent: Annotated[str | None, typer.Option(metavar="NAME", help="Show the usage of an agent.")] = None,
+    thread: Annotated[str | None, typer.Option(metavar="THREAD", help="Show the usage of a thread.")] = None,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show the budgets, and what is used of them."""
+    """List budgets and their usage."""
     with place.existing() as opened:
-        every = opened.budgets.list()
-        found = opened.budgets.standing(run=run, agent=agent, thread=thread, namespace=user_namespace)
-    standing = {each.budget.name: each for each in found}
+        budgets = opened.budgets.list()
+        usages = opened.budgets.usage(run=run, agent=agent, thread=thread, namespace=user_namespace)
+    usage = {each.budget.name: each for each in usages}
     table = [("BUDGET", "PER", "EVERY", "AGENT", "LIMITS", "ACTION", "USED")]
-    for budget in every:
+    for budget in budgets:
         limits = [f"{budget.money.normalize():f} {budget.currency}"] if budget.money is not None else []
         limits += [f"{budget.tokens:,} tokens"] if budget.tokens is not None else []
         limits += [f"{budget.tool_calls:,} tool calls"] if budget.tool_calls is not None else []
-        stands = standing.get(budget.name)
+        used = usage.get(budget.name)
         table.append(
             (
                 clean(budget.name),
@@ -64,14 +64,13 @@ def list_budgets(
                 clean(budget.agent or ""),
                 ", ".join(limits),
                 budget.action,
-                "" if stands is None else f"{stands.share:.0%}",
+                "" if used is None else f"{used.share:.0%}",
             )
         )
-    what = [
-        {**_plain(each), "share": standing[each.name].share if each.name in standing else None}
-        for each in every
+    values = [
+        {**plain(each), "share": usage[each.name].share if each.name in usage else None} for each in budgets
     ]
-    show(what, rows(table) if every else ["no budgets"], as_json=as_json)
+    show(values, rows(table) if budgets else ["no budgets"], as_json=as_json)
 
 
 @budgets.command("set")
@@ -79,21 +78,25 @@ def list_budgets(
 def set_budget(
     name: NameArgument,
     *,
-    per: Annotated[Literal["run", "thread", "agent", "store"], typer.Option(help="Of whom each.")],
-    every: Annotated[Literal["day", "month"] | None, typer.Option(help="When it begins again.")] = None,
+    per: Annotated[
+        Literal["run", "thread", "agent", "store"], typer.Option(help="What to count separately.")
+    ],
+    every: Annotated[Literal["day", "month"] | None, typer.Option(help="When to reset.")] = None,
     agent: OnlyAgentOption = None,
-    money: Annotated[str | None, typer.Option(metavar="AMOUNT", help="Like 5 or 0.50.")] = None,
-    currency: Annotated[str, typer.Option(metavar="CODE", help="What the money is in.")] = "USD",
-    tokens: Annotated[int | None, typer.Option(metavar="N", min=0, help="All tokens.")] = None,
-    tool_calls: Annotated[int | None, typer.Option(metavar="N", min=0, help="Calls of tools.")] = None,
+    money: Annotated[str | None, typer.Option(metavar="AMOUNT", help="Maximum amount, such as 0.50.")] = None,
+    currency: Annotated[str, typer.Option(metavar="CODE", help="The currency of the amount.")] = "USD",
+    tokens: Annotated[int | None, typer.Option(metavar="N", min=0, help="Maximum number of tokens.")] = None,
+    tool_calls: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Maximum number of tool calls.")
+    ] = None,
     action: Annotated[
-        Literal["stop", "warn"], typer.Option(help="Refuse the next call, or only tell.")
+        Literal["stop", "warn"], typer.Option(help="Refuse further calls, or only raise an alert.")
     ] = "stop",
-    warn_at: Annotated[float, typer.Option(metavar="SHARE", help="From when on to warn.")] = 0.8,
+    warn_at: Annotated[float, typer.Option(metavar="SHARE", help="Used share at which to warn.")] = 0.8,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a budget, or change it."""
+    """Create or replace a budget."""
     with place.existing() as opened:
         made = opened.budgets.set(
             name,
@@ -107,7 +110,7 @@ def set_budget(
             action=action,
             warn_at=warn_at,
         )
-    show(_plain(made), [f"budget {clean(name)} is set"], as_json=as_json)
+    show(plain(made), [f"budget {clean(name)} is set"], as_json=as_json)
 
 
 @budgets.command("remove")
@@ -118,7 +121,7 @@ def remove_budget(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Lift a budget."""
+    """Remove a budget."""
     with place.existing() as opened:
         _removed("budget", name, opened.budgets.remove(name), as_json=as_json)
 
@@ -127,15 +130,15 @@ def remove_budget(
 @takes_store
 def list_alerts(
     *,
-    last: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="How many.")] = 20,
+    last: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Number of alerts.")] = 20,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what was raised, newest first."""
+    """List alerts, newest first."""
     with place.existing() as opened:
         found = opened.alerts.page(first=last).alerts
     lines = [f"{when(each.ts)}  {each.level:<8}  {clean(each.rule)}  {clean(each.message)}" for each in found]
-    show([_plain(each) for each in found], lines or ["no alerts"], as_json=as_json)
+    show([plain(each) for each in found], lines or ["no alerts"], as_json=as_json)
 
 
 @alerts.command("rule")
@@ -145,22 +148,24 @@ def set_rule(
     *,
     what: Annotated[
         Literal["failed", "failures", "cost", "tokens", "duration"],
-        typer.Option(help="A failed run, many of them, or more than usual of something."),
+        typer.Option(help="What raises an alert: a failed run, many failures, or more than usual."),
     ],
     agent: OnlyAgentOption = None,
-    times: Annotated[float, typer.Option(metavar="X", help="More than X times the median.")] = 3.0,
-    share: Annotated[float, typer.Option(metavar="S", help="failures: more than this share.")] = 0.5,
-    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Of the agent's last N runs.")] = 20,
-    at_least: Annotated[int, typer.Option(metavar="N", min=1, help="With fewer, say nothing.")] = 5,
+    times: Annotated[
+        float, typer.Option(metavar="X", help="cost, tokens, duration: more than X times the median.")
+    ] = 3.0,
+    share: Annotated[float, typer.Option(metavar="S", help="failures: more than this share of runs.")] = 0.5,
+    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Compare with the agent's last N runs.")] = 20,
+    at_least: Annotated[int, typer.Option(metavar="N", min=1, help="Minimum number of earlier runs.")] = 5,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a rule about runs, or change it."""
+    """Create or replace a rule about runs."""
     with place.existing() as opened:
         made = opened.alerts.set_rule(
             name, what, agent=agent, times=times, share=share, runs=runs, at_least=at_least
         )
-    show(_plain(made), [f"rule {clean(name)} is set, for runs that end from now on"], as_json=as_json)
+    show(plain(made), [f"rule {clean(name)} is set, for runs that end from now on"], as_json=as_json)
 
 
 @alerts.command("webhook")
@@ -170,7 +175,7 @@ def set_webhook(
     url: Annotated[str, typer.Argument(metavar="URL", help="Where to send alerts.")],
     *,
     secret_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the key to sign by.")
+        str | None, typer.Option(metavar="VARIABLE", help="Environment variable with the signing key.")
     ] = None,
     place: StorePlace,
     as_json: JsonOption = False,
@@ -178,7 +183,7 @@ def set_webhook(
     """Send alerts to a URL from now on."""
     with place.existing() as opened:
         made = opened.alerts.set_webhook(name, url, secret_env=secret_env)
-    show(_plain(made), [f"webhook {clean(name)} is set"], as_json=as_json)
+    show(plain(made), [f"webhook {clean(name)} is set"], as_json=as_json)
 
 
 @alerts.command("rules")
@@ -188,14 +193,14 @@ def list_rules(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Show rules and webhooks."""
+    """List rules and webhooks."""
     with place.existing() as opened:
         rules, webhooks = opened.alerts.rules(), opened.alerts.webhooks()
     lines = [
         f"rule     {clean(each.name)}  {each.what}  {clean(each.agent or 'every agent')}" for each in rules
     ]
     lines += [f"webhook  {clean(each.name)}  {clean(each.url)}" for each in webhooks]
-    what = {"rules": [_plain(each) for each in rules], "webhooks": [_plain(each) for each in webhooks]}
+    what = {"rules": [plain(each) for each in rules], "webhooks": [plain(each) for each in webhooks]}
     show(what, lines or ["no rules"], as_json=as_json)
 
 
@@ -207,22 +212,22 @@ def remove(
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove the rule or the webhook of this name."""
+    """Remove a rule or a webhook."""
     with place.existing() as opened:
-        was_there = opened.alerts.remove_rule(name)
-        was_there = opened.alerts.remove_webhook(name) or was_there
-        _removed("rule or webhook", name, was_there, as_json=as_json)
+        existed = opened.alerts.remove_rule(name)
+        existed = opened.alerts.remove_webhook(name) or existed
+        _removed("rule or webhook", name, existed, as_json=as_json)
 
 
 @alerts.command("check")
 @takes_store
 def check(
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Continue until Ctrl-C.")] = False,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Judge the runs that ended, and send alerts to webhooks.
+    """Apply rules to ended runs, and send alerts to webhooks.
 
     A server does this by itself.
     """
@@ -238,23 +243,17 @@ def check(
         sent = [opened.alerts.deliver(each.name) for each in opened.alerts.webhooks()]
     lines = [f"{each.level:<8}  {clean(each.message)}" for each in raised]
     lines += [f"{clean(each.webhook)}: {each.sent} sent{_why(each)}" for each in sent]
-    what = {"raised": [_plain(each) for each in raised], "sent": [_plain(each) for each in sent]}
-    show(what, lines or ["nothing new"], as_json=as_json)
+    what = {"raised": [plain(each) for each in raised], "sent": [plain(each) for each in sent]}
+    show(what, lines or ["no new alerts"], as_json=as_json)
 
 
 def _why(delivery: Any) -> str:
-    return "" if delivery.error is None else f", then: {clean(delivery.error)}"
+    return "" if delivery.error is None else f", then failed: {clean(delivery.error)}"
 
 
-def _removed(what: str, name: str, was_there: bool, *, as_json: bool) -> None:  # noqa: FBT001 - what remove gives
+def _removed(what: str, name: str, existed: bool, *, as_json: bool) -> None:  # noqa: FBT001 - the result of remove
     from treering.errors import NotFound
 
-    if not was_there:
-        raise NotFound(f"there is no {what} {name!r}")
+    if not existed:
+        raise NotFound(f"{what} {name!r} not found")
     show({"name": name, "removed": True}, [f"removed {clean(name)}"], as_json=as_json)
-
-
-def _plain(value: Any) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(value, str_keys=True)

@@ -1,13 +1,14 @@
-"""Commands that look at runs: ``treering runs``, ``timeline``, ``replay``, ``compare`` and ``search``."""
+"""Commands about runs: ``treering runs``, ``timeline``, ``replay``, ``compare``, ``search`` and ``tail``."""
 
 from __future__ import annotations
 
+import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from treering.cli.console import clean, clean_json, rows, say, show
+from treering.cli.console import clean, clean_json, plain, rows, say, show
 from treering.cli.options import (
     JsonOption,
     StorePlace,
@@ -17,22 +18,27 @@ from treering.cli.options import (
 from treering.cli.render import one_line, raw, when
 
 if TYPE_CHECKING:
-    from treering.runs.compare import Divergence, RunFigures, Step
-    from treering.runs.cost import Cost
+    from treering.runs.compare import ComparedStep, Divergence, RunFigures
+    from treering.runs.follow import LiveEvent
     from treering.runs.replay import ReplayStep
     from treering.runs.run import RunInfo
     from treering.runs.timeline import TimelineEvent
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or 'last'.")]
-AgentOption = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only of this agent.")]
+AgentOption = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Filter by agent.")]
 KindOption = Annotated[
-    str | None, typer.Option("--kind", metavar="KIND", help="Only in these: message, tool, llm, agent, ...")
+    str | None,
+    typer.Option("--kind", metavar="KIND", help="Filter by kind (message, tool, llm, agent, ...)."),
 ]
 
 
+_COLOURS: Final = {"llm": "cyan", "tool": "yellow", "agent": "magenta", "message": "green", "run": "blue"}
+_MAX_LINE: Final = 100
+
+
 def add_to(app: typer.Typer) -> None:
-    """Put the commands under the main one."""
-    for command in (runs, timeline, replay, compare, search):
+    """Add the commands."""
+    for command in (runs, timeline, replay, compare, search, tail):
         app.command()(command)
 
 
@@ -42,26 +48,28 @@ def runs(
     agent: AgentOption = None,
     status: Annotated[
         str | None,
-        typer.Option(metavar="WORD", help="Only those that stand so: running, ok, error, crashed."),
+        typer.Option(metavar="STATUS", help="Filter by status (ok, error, running, crashed)."),
     ] = None,
-    tag: Annotated[str | None, typer.Option(metavar="TAG", help="Only those with this tag.")] = None,
-    last: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="How many.")] = 20,
+    tag: Annotated[str | None, typer.Option(metavar="TAG", help="Filter by tag.")] = None,
+    last: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Number of runs.")] = 20,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """List runs, newest first."""
+    from treering.runs.cost import format_cost
+
     with place.existing() as opened:
-        found: list[RunInfo] = []
+        infos: list[RunInfo] = []
         cursor: str | None = None
-        source = opened.runs.in_namespace(user_namespace)
-        while len(found) < last:
-            page = source.page(first=last - len(found), cursor=cursor, agent=agent, status=status, tag=tag)
-            found += page.runs
+        listing = opened.runs.in_namespace(user_namespace)
+        while len(infos) < last:
+            page = listing.page(first=last - len(infos), cursor=cursor, agent=agent, status=status, tag=tag)
+            infos += page.runs
             cursor = page.cursor
             if cursor is None:
                 break
-        costs = {info.id: opened.cost.of_run(info.id).total for info in found}
+        costs = {info.id: opened.cost.of_run(info.id).total for info in infos}
     table = [("RUN", "AGENT", "STATUS", "STARTED", "TOOK", "TOKENS", "COST", "THREAD")]
     table += [
         (
@@ -71,13 +79,13 @@ def runs(
             when(info.started_at),
             seconds(info.duration_us),
             f"{costs[info.id].tokens:,}",
-            money(costs[info.id]),
+            format_cost(costs[info.id]),
             clean(info.thread or ""),
         )
-        for info in found
+        for info in infos
     ]
-    what = [{**_plain(info), "cost": _plain(costs[info.id])} for info in found]
-    show(what, rows(table) if found else ["no runs"], as_json=as_json)
+    values = [{**plain(info), "cost": plain(costs[info.id])} for info in infos]
+    show(values, rows(table) if infos else ["no runs"], as_json=as_json)
 
 
 @takes_store
@@ -87,42 +95,39 @@ def timeline(
     ] = None,
     *,
     thread: Annotated[
-        str | None, typer.Option(metavar="THREAD", help="All runs of this thread, instead of one run.")
+        str | None, typer.Option(metavar="THREAD", help="Show all runs of this thread.")
     ] = None,
-    span: Annotated[str | None, typer.Option(metavar="ID", help="Only this span and all below it.")] = None,
+    span: Annotated[
+        str | None, typer.Option(metavar="ID", help="Filter by span and its descendants.")
+    ] = None,
     agent: AgentOption = None,
     kind: KindOption = None,
     status: Annotated[
-        str | None, typer.Option(metavar="WORD", help="Only spans that ended so: ok, error, or running.")
+        str | None, typer.Option(metavar="STATUS", help="Filter spans by status (ok, error, running).")
     ] = None,
-    text: Annotated[str | None, typer.Option(metavar="TEXT", help="Only what holds these words.")] = None,
-    everything: Annotated[bool, typer.Option("--everything", help="All that was recorded.")] = False,
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="Filter by words.")] = None,
+    everything: Annotated[bool, typer.Option("--everything", help="Show everything recorded.")] = False,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show what happened in a run or a thread, in order."""
+    """Show the timeline of a run or a thread."""
+    from treering.runs.timeline import TimelineFilter
+
     if (run is None) == (thread is None):
         raise typer.BadParameter("name a run, or a thread with --thread")
+    timeline_filter = TimelineFilter(span=span, agent=agent, kind=kind, status=status, text=text)
     with place.existing() as opened:
         start_us: int | None = None
         if run is None:
-            look = partial(opened.timeline.of_thread, thread or "", namespace=user_namespace)
+            read = partial(opened.timeline.of_thread, thread or "", namespace=user_namespace)
         else:
             info = opened.runs.get(_id(opened, run))
-            look, start_us = partial(opened.timeline.of_run, info.id), info.started_at_us
+            read, start_us = partial(opened.timeline.of_run, info.id), info.started_at_us
         events: list[TimelineEvent] = []
         cursor: str | None = None
         while True:
-            page = look(
-                cursor=cursor,
-                everything=everything,
-                span=span,
-                agent=agent,
-                kind=kind,
-                status=status,
-                text=text,
-            )
+            page = read(cursor=cursor, everything=everything, filter=timeline_filter)
             events += page.events
             cursor = page.cursor
             if cursor is None:
@@ -134,8 +139,8 @@ def timeline(
         for event in events
     ]
     lines = rows([("AT", "AGENT", "WHAT"), *table])
-    what = [{**_plain(event), "ts": event.ts} for event in events]
-    show(what, lines if events else ["nothing was recorded"], as_json=as_json)
+    values = [{**plain(event), "ts": event.ts} for event in events]
+    show(values, lines if events else ["no events"], as_json=as_json)
 
 
 @takes_store
@@ -143,24 +148,24 @@ def replay(
     run: RunArgument,
     *,
     speed: Annotated[
-        float | None, typer.Option(metavar="X", help="Take the time that it took, divided by this [no wait].")
+        float | None, typer.Option(metavar="X", help="Replay in real time, X times as fast [no wait].")
     ] = None,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Step through a run as it happened, chunk by chunk.
+    """Replay a run step by step, with the chunks of streams.
 
-    With --json, a line a step.
+    With --json, print one line per step.
     """
     from treering.cli.render import words
 
     with place.existing() as opened:
         for step in opened.runs.replay(_id(opened, run), speed=speed):
             if as_json:
-                typer.echo(_line_of_json(step))
+                typer.echo(_step_to_json(step))
                 continue
-            told = "" if step.content is None else f": {one_line(words(step.content), 100)}"
-            label = f"  {step.chunk!r}" if step.chunk is not None else f"{step.label}{told}"
+            content = "" if step.content is None else f": {one_line(words(step.content), 100)}"
+            label = f"  {step.chunk!r}" if step.chunk is not None else f"{step.label}{content}"
             typer.echo(f"{step.offset_us / 1e6:>10.3f}  {clean(label)}")
 
 
@@ -170,30 +175,30 @@ def compare(
     other: RunArgument,
     *,
     currency: Annotated[
-        str | None, typer.Option(metavar="CODE", help="Convert amounts, like EUR [each in its own].")
+        str | None, typer.Option(metavar="CODE", help="Convert amounts to a currency, such as EUR.")
     ] = None,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Put two runs side by side, and find where they go apart."""
+    """Compare two runs and find the first difference."""
     with place.existing() as opened:
         found = opened.runs.compare(_id(opened, one), _id(opened, other), currency=currency)
     lines = rows([("", *(clean(each.run.id) for each in found.runs)), *_figures(found.runs)])
-    show(_plain(found), [*lines, *_apart(found.divergence)], as_json=as_json)
+    show(plain(found), [*lines, *_difference(found.divergence)], as_json=as_json)
 
 
 @takes_store
 def search(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Words to look for.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Words to search for.")],
     *,
-    run: Annotated[str | None, typer.Option(metavar="RUN", help="Only in this run.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="Filter by run.")] = None,
     agent: AgentOption = None,
     kind: KindOption = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How many.")] = 20,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Number of hits.")] = 20,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Find what was said and done by its words."""
+    """Search messages, inputs and outputs."""
     with place.existing() as opened:
         found = opened.timeline.search(text, run=run, agent=agent, kind=kind, limit=limit)
     lines: list[str] = []
@@ -204,23 +209,56 @@ def search(
         )
         lines.append(f"    {one_line(clean(hit.snippet), 160)}")
     if not found.hits:
-        say("nothing was found")
+        say("no hits")
     if found.is_partial:
-        say("too much holds these words to look at all of it; ask for rarer ones, or in one run")
-    show(_plain(found), lines, as_json=as_json)
+        say("results are incomplete: too many events contain these words; use rarer words or --run")
+    show(plain(found), lines, as_json=as_json)
+
+
+@takes_store
+def tail(
+    *,
+    place: StorePlace,
+    after: Annotated[
+        int | None, typer.Option("--after", metavar="SEQ", help="Start after this sequence number [now].")
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="ID", help="Filter by run.")] = None,
+    thread: Annotated[str | None, typer.Option("--thread", metavar="ID", help="Filter by thread.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Filter by agent.")] = None,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--kind", metavar="KIND", help="Filter by kind, such as span, span.tool or message."),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", metavar="N", help="Stop after N seconds without an event.")
+    ] = None,
+    user_namespace: UserNamespaceOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Follow new events of all processes, until Ctrl-C.
+
+    With --json, print one line per event.
+    """
+    import msgspec
+
+    with place.existing() as opened:
+        follower = opened.timeline.follow(
+            after=after,
+            run=run,
+            thread=thread,
+            namespace=user_namespace,
+            agent=agent,
+            kinds=kinds or (),
+            seconds=seconds,
+        )
+        for event in follower:
+            typer.echo(clean_json(msgspec.json.encode(event)) if as_json else _live_line(event))
+            sys.stdout.flush()
 
 
 def seconds(duration_us: int | None) -> str:
-    """A time as people read it."""
+    """Return a duration as text."""
     return "" if duration_us is None else f"{duration_us / 1e6:.2f}s"
-
-
-def money(cost: Cost) -> str:
-    """The amounts of a cost; ``?`` where something has no price."""
-    told = [f"{amount.normalize():f} {currency}" for currency, amount in sorted(cost.amounts.items())]
-    if cost.unpriced_tokens:
-        told.append("?")
-    return " + ".join(told) or "0"
 
 
 def _id(store: Any, run: str) -> str:
@@ -230,18 +268,20 @@ def _id(store: Any, run: str) -> str:
 
     newest = next(iter(store.runs.page(first=1).runs), None)
     if newest is None:
-        raise NotFound("there are no runs yet")
+        raise NotFound("the store has no runs")
     return newest.id
 
 
 def _figures(found: tuple[RunFigures, ...]) -> list[tuple[str, ...]]:
+    from treering.runs.cost import format_cost
+
     kinds = sorted({kind for each in found for kind in each.steps})
     usage = ("input", "cache_read", "cache_write", "cache_write_1h", "output", "reasoning")
     lines = [
         ("agent", *(clean(each.run.agent or "") for each in found)),
         ("status", *(each.run.status for each in found)),
         ("took", *(seconds(each.duration_us) for each in found)),
-        ("cost", *(money(each.cost) for each in found)),
+        ("cost", *(format_cost(each.cost) for each in found)),
     ]
     lines += [
         (f"{name} tokens", *(f"{getattr(each.usage, name):,}" for each in found))
@@ -253,32 +293,63 @@ def _figures(found: tuple[RunFigures, ...]) -> list[tuple[str, ...]]:
     return lines
 
 
-def _apart(divergence: Divergence | None) -> list[str]:
+def _difference(divergence: Divergence | None) -> list[str]:
     if divergence is None:
-        return ["the same, step by step"]
-    lines = [f"the same for {divergence.index} steps, then another {divergence.what}:"]
+        return ["no differences"]
+    lines = [f"{divergence.index} equal steps, then a different {divergence.what}:"]
     for sign, step in (("-", divergence.one), ("+", divergence.other)):
-        lines.append(f"{sign} {_told(step)}")
+        lines.append(f"{sign} {_describe_step(step)}")
     return lines
 
 
-def _told(step: Step | None) -> str:
+def _describe_step(step: ComparedStep | None) -> str:
     if step is None:
-        return "(the run is over)"
+        return "(end of the run)"
     who = step.role or step.name or ""
     return f"{step.offset_us / 1e6:.3f}  {step.kind} {clean(who)}: {one_line(clean(step.text), 100)}"
 
 
-def _line_of_json(step: ReplayStep) -> str:
+def _step_to_json(step: ReplayStep) -> str:
     import msgspec
 
-    plain = {"offset_us": step.offset_us, "wait_us": step.wait_us, "label": step.label, "chunk": step.chunk}
+    fields = {"offset_us": step.offset_us, "wait_us": step.wait_us, "label": step.label, "chunk": step.chunk}
     return clean_json(
-        msgspec.json.encode({**plain, "event": _plain(step.event), "content": raw(step.content)})
+        msgspec.json.encode({**fields, "event": plain(step.event), "content": raw(step.content)})
     )
 
 
-def _plain(value: Any) -> Any:
-    import msgspec
+def _live_line(event: LiveEvent) -> str:
+    """Time, agent, what happened, time and cost. `typer.echo` strips colours if there is no terminal."""
+    form, _, kind = event.kind.partition(".")
+    word = kind or form
+    parts = [
+        typer.style(event.ts[11:23], dim=True),
+        typer.style(f"{clean(event.agent or '-')[:16]:<16}", bold=True),
+        typer.style(f"{clean(word)[:12]:<12}", fg=_COLOURS.get(word)),
+        clean(_describe_event(event))[:_MAX_LINE],
+    ]
+    totals = _totals(event)
+    if totals:
+        parts.append(typer.style(totals, dim=True))
+    if event.status not in (None, "ok"):
+        parts.append(typer.style(clean(str(event.status)), fg="red", bold=True))
+    parts.append(typer.style(f"#{event.seq}", dim=True))
+    return "  ".join(parts)
 
-    return msgspec.to_builtins(value, str_keys=True)
+
+def _describe_event(event: LiveEvent) -> str:
+    if event.role is not None:
+        return f"{event.role}: {event.model or event.name or ''}".rstrip(": ")
+    dots = "..." if event.kind.startswith("open.") else ""
+    return f"{event.name or event.run or event.id}{dots}"
+
+
+def _totals(event: LiveEvent) -> str:
+    totals: list[str] = []
+    if event.duration_us is not None:
+        totals.append(f"{event.duration_us / 1e6:.2f}s")
+    if event.usage is not None:
+        totals.append(f"{event.usage.total:,} tokens")
+    if event.cost is not None:
+        totals.append(f"{event.cost.rstrip('0').rstrip('.') or '0'} {event.currency}")
+    return ", ".join(totals)

@@ -69,7 +69,7 @@ def serve(
     opened = place.open()
     try:
         if legacy is not None:
-            from treering.runs.directory import load_legacy
+            from treering.runs.listing import load_legacy
 
             opened.read_legacy(load_legacy(legacy))
         run(

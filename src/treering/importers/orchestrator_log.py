@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from treering.core.clock import DAY_US, SECOND_US
-from treering.core.ids import check_id, thread_key
+from treering.core.ids import check_id
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput, NotFound
 from treering.importers.claude_code.turns import time_us
@@ -26,7 +26,7 @@ from treering.importers.json_lines import decode_object
 from treering.importers.recording import BatchRecorder
 from treering.importers.report import FileReport, ImportReport
 from treering.importers.sessions import raw_lines
-from treering.runs.run import Run, run_info, run_ref
+from treering.runs.run import Run, run_from_ref, run_ref
 from treering.runs.span import usage_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _write(store: Store, run_id: str, lines: list[LogLine], *, dry_run: bool) ->
     if dry_run or not new:
         return known
     ref = store.engine.refs(store.space, [run_ref(run_id)]).get(run_ref(run_id))
-    before = None if ref is None else run_info(ref)
+    before = None if ref is None else run_from_ref(ref)
     notes = BatchRecorder()
     run = Run(
         notes,
@@ -170,7 +170,6 @@ def _write(store: Store, run_id: str, lines: list[LogLine], *, dry_run: bool) ->
         agent=next((line.agent for line in lines if line.agent), None),
         thread=None if before is None else before.thread,
         namespace="" if before is None else before.namespace,
-        thread_key=None if before is None else thread_key(before.thread, before.namespace),
         id=run_id,
         project_id=next((line.project_id for line in lines if line.project_id is not None), None),
         meta={"imported_from": "orchestrator-log"},

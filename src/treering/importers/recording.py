@@ -1,9 +1,12 @@
-"""A scribe: writes down below a run what the lines of a coding agent say, each thing once.
+"""Record the sessions of coding agents: what all formats have in common.
 
-It is the common part of every format: messages, and stretches of time (tool calls, agents below agents) that
-one line opens and another one closes. Live, a stretch is recorded when it begins; out of a file it is
-recorded when its end is known, because a row of the journal never changes. **Invariant:** what has an id in
-``known`` is not written again.
+`SessionRecorder` records messages, and spans (tool calls, subagents) that one line opens and another one
+closes. Live, a span is recorded when it starts; from a file it is recorded when its end is known, because a
+row of the journal never changes. **Invariant:** what has an id in ``known`` is not written again.
+
+`BatchRecorder` takes the place of a `Recorder` for runs that ended long ago and writes them in a few commits,
+so importing writes the same rows as recording. It is also their clock, which shows the time of the line that
+is being read.
 """
 
 from __future__ import annotations
@@ -24,17 +27,17 @@ if TYPE_CHECKING:
 
 
 UNFINISHED: Final = "unfinished"
-"""The status of a call that never got its result."""
+"""The status of a call without a result."""
 
 IdOf = Callable[[str], str | None]
-"""Makes an id out of what a line calls a thing; ``None`` for a new one each time."""
+"""Returns the id for the name that a line uses; ``None`` for a new id each time."""
 
 OnUsage = Callable[[str, int, str | None, "Usage"], None]
-"""Told of the id, the time, the model and the tokens of every message, also of those that are known."""
+"""Called with id, time, model and tokens of every message, also of known ones."""
 
 
 class SessionRecorder:
-    """Writes below one run. ``is_live`` says whether the lines come as things happen."""
+    """Records below one run. ``is_live``: the lines arrive as things happen."""
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class SessionRecorder:
         self._id_of = id_of
         self._on_usage = on_usage
         self._open: dict[str, tuple[Span, int]] = {}
-        self._places: dict[str, RunNode] = {}
+        self._spans: dict[str, Span] = {}
 
     def message(
         self,
@@ -62,24 +65,24 @@ class SessionRecorder:
         *,
         name: str,
         ts_us: int,
-        place: RunNode | None = None,
+        parent: RunNode | None = None,
         model: str | None = None,
         usage: Usage | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """A message; ``name`` is what its line calls it."""
+        """Record a message; ``name`` is what its line calls it."""
         if usage is not None and self._on_usage is not None:
             self._on_usage(self._id(name) or name, ts_us, model, usage)
         id_ = self._id(name)
         if id_ is not None and id_ in self._known:
             return
-        (place or self.run).message(
+        (parent or self.run).message(
             role, content, id=id_, ts_us=ts_us, model=model, usage=usage, metadata=metadata
         )
         self.messages += 1
 
-    def used(self, usage: Usage, *, name: str, ts_us: int, model: str | None) -> None:
-        """Tokens that no message tells of."""
+    def usage(self, usage: Usage, *, name: str, ts_us: int, model: str | None) -> None:
+        """Record tokens that belong to no message."""
         if self._on_usage is not None:
             self._on_usage(self._id(name) or name, ts_us, model, usage)
         id_ = self._id(name)
@@ -94,47 +97,48 @@ class SessionRecorder:
         *,
         ts_us: int,
         kind: str = "tool",
-        place: RunNode | None = None,
+        parent: RunNode | None = None,
         metadata: Mapping[str, Any] | None = None,
-        **given: Any,
+        **options: Any,
     ) -> RunNode:
-        """A call begins; the same one may be told of again. ``given`` may hold its ``input``."""
-        if name in self._places:
-            return self._places[name]
-        above = place or self.run
-        span = above.span(span_label(label), kind=kind, id=self._id(name) or None, metadata=metadata, **given)
-        self._places[name] = span
+        """Open a span, unless it is known by this name. ``options`` may have its ``input``."""
+        if name in self._spans:
+            return self._spans[name]
+        span = (parent or self.run).span(
+            span_label(label), kind=kind, id=self._id(name) or None, metadata=metadata, **options
+        )
+        self._spans[name] = span
         self._open[name] = span, ts_us
         if self._is_live:
             span.start(ts_us=ts_us)
         self.tools += kind == "tool"
         return span
 
-    def close(self, name: str, *, ts_us: int, status: str = "ok", **given: Any) -> bool:
-        """A call ends; ``given`` may hold its ``output``. Says whether it was open."""
+    def close(self, name: str, *, ts_us: int, status: str = "ok", **options: Any) -> bool:
+        """Close a span; return whether it was open. ``options`` may have its ``output``."""
         if name not in self._open:
             return False
-        span, began_us = self._open.pop(name)
+        span, started_us = self._open.pop(name)
         if not self._is_live and (not span.id or span.id in self._known):
             return True
-        if "output" in given:
-            span.output = given["output"]
+        if "output" in options:
+            span.output = options["output"]
         if not self._is_live:
-            span.start(ts_us=began_us)
-        span.end(status=status, ts_us=max(ts_us, began_us))
+            span.start(ts_us=started_us)
+        span.end(status=status, ts_us=max(ts_us, started_us))
         return True
 
     def span_of(self, name: str) -> RunNode | None:
-        """The call of this name, open or not."""
-        return self._places.get(name)
+        """Return the span of this name, open or closed."""
+        return self._spans.get(name)
 
     @property
     def is_waiting(self) -> bool:
-        """A call has no result yet."""
+        """Whether a span is open."""
         return bool(self._open)
 
     def finish(self, ts_us: int) -> None:
-        """No more lines will come: what is open stays without a result."""
+        """Close open spans as unfinished, at the end of the lines."""
         for name in list(self._open):
             self.close(name, ts_us=ts_us, status=UNFINISHED)
 
@@ -143,7 +147,7 @@ class SessionRecorder:
 
 
 def span_label(label: Any) -> str:
-    """A name for a span out of whatever a line has."""
+    """Return a valid name for a span, made from whatever a line has."""
     text = " ".join(str(label).split())[:MAX_ID_CHARS]
     try:
         return check_id(text, "name")
@@ -151,50 +155,43 @@ def span_label(label: Any) -> str:
         return "unnamed"
 
 
-# -----------------------------------------------------------------------------------------------------------
-# A notebook: takes the notes of runs that are over long since, and writes them in few commits.
-#
-# It stands where a recorder stands, so that importing writes the very rows that recording does. Its clock
-# shows whatever time it is set to: that of the line which is being read.
-
-
-_NOTES_A_COMMIT: Final = 400
+_WRITES_PER_COMMIT: Final = 400
 
 
 class BatchRecorder:
-    """Notes in the order in which they were taken. Also the clock of the runs that it is for."""
+    """Collects the rows of imported runs in order, and commits them with `write`. See `RecordSink`."""
 
     def __init__(self) -> None:
         self.at_us = 0
         """The time that the clock shows."""
-        self._notes: list[RowWriter] = []
+        self._writes: list[RowWriter] = []
 
     @property
     def id(self) -> None:
-        """Nobody's process: whether such a run goes on, only its source knows."""
+        """``None``: no process keeps these runs alive."""
         return
 
     def now_us(self) -> int:
-        """The time that was set."""
+        """Return the time that was set."""
         return self.at_us
 
-    def take(self, note: RowWriter) -> None:
-        """A note to be written."""
-        self._notes.append(note)
+    def put(self, write: RowWriter) -> None:
+        """Collect rows."""
+        self._writes.append(write)
 
     def flush(self) -> None:
-        """Nothing: `write` is what makes notes durable."""
+        """Do nothing; `write` makes rows durable."""
 
     def __len__(self) -> int:
-        return len(self._notes)
+        return len(self._writes)
 
     def write(self, store: Store, *last: RowWriter, whole: bool = False) -> None:
-        """Commit everything, a part at a time or as a ``whole``; ``last`` goes into the last commit."""
-        notes, self._notes = [*self._notes, *last], []
-        at_once = len(notes) if whole else _NOTES_A_COMMIT
-        for start in range(0, len(notes), at_once or 1):
+        """Commit everything, in parts or as a ``whole``; ``last`` goes into the last commit."""
+        writes, self._writes = [*self._writes, *last], []
+        per_commit = len(writes) if whole else _WRITES_PER_COMMIT
+        for start in range(0, len(writes), per_commit or 1):
             draft = Draft(store.space)
-            for note in notes[start : start + at_once]:
-                note(draft)
+            for write in writes[start : start + per_commit]:
+                write(draft)
             if not draft.is_empty:
                 store.commit(draft)

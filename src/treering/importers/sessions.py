@@ -151,7 +151,6 @@ class Session:
             agent=agent,
             thread=self.thread,
             namespace="",
-            thread_key=self.key,
             id=id,
             project_id=None,
             meta=meta,
@@ -180,7 +179,7 @@ class Session:
                 )
             )
 
-        self.notes.take(note)
+        self.notes.put(note)
 
     def count_usage(self, project: str) -> Any:
         """Sum up the tokens of a project, those of copied messages left out."""

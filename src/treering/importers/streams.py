@@ -433,7 +433,7 @@ class _Claude:
     def _add_rest(self, model: str, rest: Usage, name: str, now_us: int) -> None:
         if rest.total:
             self._rest[model] = added(self._rest.get(model), rest)
-            self._recorder.used(rest, name=name, ts_us=now_us, model=model)
+            self._recorder.usage(rest, name=name, ts_us=now_us, model=model)
 
     def _note(self, *, session: Any, model: Any) -> None:
         if isinstance(session, str) and self.summary.session is None:
@@ -485,7 +485,7 @@ class _Codex:
         if self._is_resumed:  # nobody knows how much of it is new
             self._is_resumed = False
         elif rest.total:
-            self._recorder.used(rest, name=name, ts_us=now_us, model=self.summary.model)
+            self._recorder.usage(rest, name=name, ts_us=now_us, model=self.summary.model)
         self._counted = usage
         self.summary = msgspec.structs.replace(self.summary, usage={self._key: usage})
 
@@ -515,7 +515,7 @@ class _Acp:
             self._updates.settle()
             usage = acp_usage(message["result"].get("usage"))
             if usage is not None and usage.total:
-                self._recorder.used(usage, name=name, ts_us=now_us, model=self.summary.model)
+                self._recorder.usage(usage, name=name, ts_us=now_us, model=self.summary.model)
         elif method is None and "error" in message:
             self._recorder.message("error", message["error"], name=name, ts_us=now_us)
             self.summary = msgspec.structs.replace(self.summary, is_error=True)

@@ -1,36 +1,49 @@
-"""Alerts of one space: what was raised, the rules that raise them, and where they are sent."""
+"""Alerts: budgets that run out, runs that fail, and runs that are unlike earlier ones.
+
+An alert is an event of the journal, so everyone who follows the journal sees it at once. Its id is made from
+what it is about: raised again, by this process or another one, it is the same alert. An alert about a run or
+a thread is in their scope and is forgotten with them; an entry in a ledger, which holds only the id, lists
+it.
+
+Rules judge runs when they end. "Unlike" is measured against the runs that the same agent finished before:
+more than so many times their median of money, tokens or time. With too few earlier runs, or a median of zero,
+a rule raises nothing. An `AlertWatch` applies the rules and sends alerts to webhooks until it is closed.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from hashlib import sha256
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 import msgspec
 
 from treering.core.batch import ABSENT, Draft
+from treering.core.batch import Event as JournalEvent
+from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import check_id
+from treering.core.ids import Scope, check_id, thread_key, thread_of_key
 from treering.core.money import from_nanos
 from treering.core.paging import each_ref
 from treering.core.query import EventQuery, SumQuery
 from treering.core.rollups import ERROR
 from treering.errors import Corrupt, InvalidInput, NotFound, RefMoved, TreeringError
-from treering.limits.alert import Alert, AlertPage, alert_id, log, newest_alerts, raise_alert
 from treering.limits.webhooks import (
     SCOPE,
     SENT,
     WEBHOOKS,
-    Delivery,
     Webhook,
-    begin_at,
-    check_webhook,
+    WebhookDelivery,
     deliver,
-    webhook_of,
+    set_position,
+    validate_webhook,
+    webhook_from_ref,
 )
-from treering.runs.directory import Runs
-from treering.runs.run import CRASHED, RUN, RunInfo, run_info, run_ref, run_scope
+from treering.runs.listing import Runs
+from treering.runs.run import CRASHED, RUN, RunInfo, run_from_ref, run_ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,105 +53,376 @@ if TYPE_CHECKING:
     from treering.core.batch import Expect
     from treering.core.clock import Clock
     from treering.core.engine import Engine
-    from treering.core.records import Ref
+    from treering.core.records import Record, Ref
 
-
-# -----------------------------------------------------------------------------------------------------------
-# Rules about runs: one that fails, and one that is unlike those before it.
-#
-# A rule looks at a run when it is over. What "unlike" means is decided by the runs that the same agent
-# finished before: more than so many times their median, of money, tokens or time. Too few runs before it,
-# or a median of nothing, and there is no judgement.
-
-
+ALERT: Final = "alert"
+"""The kind of the row of an alert."""
+LISTED: Final = "alert.listed"
+"""The kind of a ledger entry for an alert that is in another scope."""
+LEDGER: Final = str(Scope("", "ledger", "alerts"))
 RULES: Final = "alerts/rule/"
+EXAMINED: Final = "alerts/examined"
 
+Level = Literal["warning", "critical"]
 What = Literal["failed", "failures", "cost", "tokens", "duration"]
-"""Each failed run; too many of the last ones; or more money, tokens or time than usual."""
+"""Every failed run; too many failures among the last runs; more money, tokens or time than usual."""
 
+_LISTED_SUFFIX: Final = ":listed"
 _FAILED: Final = frozenset({ERROR, CRASHED})
 _SECOND_US: Final = 1_000_000
-_LONGEST_REASON: Final = 300
+_MAX_REASON: Final = 300
+_PAGE: Final = 500
+_EXTRA_RUNS: Final = 100
+"""How many more runs of an agent are read to find those that ended before the judged one."""
+
+log: Final = logging.getLogger("treering.alerts")
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """When a run is worth an alert."""
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a person should know. ``rule`` names the budget or the rule that raised it."""
+
+    id: str
+    ts_us: int
+    level: Level
+    rule: str
+    message: str
+    run: str | None = None
+    agent: str | None = None
+    thread: str | None = None
+    namespace: str = ""
+    """The namespace of the thread."""
+    figures: dict[str, Any] = {}
+
+    @property
+    def ts(self) -> str:
+        """ISO 8601 with offset."""
+        return to_iso(self.ts_us)
+
+
+class AlertPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Alerts, newest first, and the cursor of the next page; ``None`` if there is none."""
+
+    alerts: tuple[Alert, ...]
+    cursor: str | None
+
+
+class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
+    """When to raise an alert about a run that has ended."""
 
     name: str
     what: What
     agent: str | None = None
-    """Only runs of this agent; ``None``: of each agent by itself."""
+    """Only runs of this agent; ``None`` for each agent separately."""
     times: float = 3.0
-    """``cost``, ``tokens``, ``duration``: more than so many times the median."""
+    """For ``cost``, ``tokens`` and ``duration``: how many times the median is too much."""
     share: float = 0.5
-    """``failures``: more than this share of the last runs."""
+    """For ``failures``: which share of the last runs is too much."""
     runs: int = 20
-    """How many of the agent's last runs are looked at."""
+    """How many of the agent's last runs to compare with."""
     at_least: int = 5
-    """With fewer runs before it, nothing is said."""
+    """How many earlier runs the rule needs."""
 
 
-def rule_of(ref: Ref) -> Rule:
-    """A rule out of its ref."""
+class Alerts:
+    """The alerts, rules and webhooks of one space."""
+
+    def __init__(self, engine: Engine, space: str, *, clock: Clock) -> None:
+        self._engine = engine
+        self._space = space
+        self._clock = clock
+
+    def page(self, *, first: int = 100, cursor: str | None = None) -> AlertPage:
+        """List alerts, newest first."""
+        query = EventQuery(scope=LEDGER, kinds=(ALERT, LISTED), newest_first=True)
+        page = self._engine.scan(self._space, query, after=cursor, limit=first)
+        alerts = (self._alert(record) for record in page.records)
+        return AlertPage(alerts=tuple(alert for alert in alerts if alert is not None), cursor=page.cursor)
+
+    def set_rule(
+        self,
+        name: str,
+        what: What,
+        *,
+        agent: str | None = None,
+        times: float = 3.0,
+        share: float = 0.5,
+        runs: int = 20,
+        at_least: int = 5,
+    ) -> AlertRule:
+        """Create or replace a rule, which applies to runs that end from now on.
+
+        ``failed``: each run that fails. ``failures``: more than ``share`` of the agent's last ``runs``
+        failed. ``cost``, ``tokens``, ``duration``: more than ``times`` the median of the last ``runs``.
+        """
+        rule = _validate_rule(
+            AlertRule(
+                name=check_id(name, "rule name"),
+                what=what,
+                agent=agent,
+                times=times,
+                share=share,
+                runs=runs,
+                at_least=at_least,
+            )
+        )
+        draft = Draft(self._space)
+        if self._examined()[1] == ABSENT or not self.rules():  # skip the runs that ended before this rule
+            draft.set_ref(EXAMINED, encode_json({"seq": self._last_seq()}), scope=SCOPE)
+        self._set(draft, RULES + name, rule)
+        self._engine.commit(draft.batch())
+        return rule
+
+    def rules(self) -> tuple[AlertRule, ...]:
+        """List rules by name."""
+        return tuple(_rule_from_ref(ref) for ref in each_ref(self._engine, self._space, RULES))
+
+    def remove_rule(self, name: str) -> bool:
+        """Remove a rule; return whether it existed."""
+        return self._remove(RULES + name)
+
+    def examine(self) -> list[Alert]:
+        """Judge the runs that ended since the last call, in any process; return the new alerts."""
+        rules = self.rules()
+        raised: list[Alert] = []
+        while rules:
+            seq, version = self._examined()
+            page = self._engine.scan(self._space, EventQuery(kinds=(RUN,)), after=str(seq), limit=_PAGE)
+            if not page.records:
+                break
+            ended = [record.event.run for record in page.records if record.event.run is not None]
+            for run in self._runs(ended):
+                raised += self._judge(rules, run)
+            draft = Draft(self._space)
+            draft.set_ref(EXAMINED, encode_json({"seq": page.records[-1].seq}), scope=SCOPE, expect=version)
+            try:
+                self._engine.commit(draft.batch())
+            except RefMoved:
+                continue  # another process examines too; an alert that both raised is one alert
+        return raised
+
+    def set_webhook(self, name: str, url: str, *, secret_env: str | None = None) -> Webhook:
+        """Send alerts to a URL from now on, or change the URL of a webhook.
+
+        ``secret_env`` names the environment variable that holds the signing key.
+        """
+        webhook = validate_webhook(
+            Webhook(name=check_id(name, "webhook name"), url=url, secret_env=secret_env)
+        )
+        draft = Draft(self._space)
+        self._set(draft, WEBHOOKS + name, webhook)
+        if SENT + name not in self._engine.refs(self._space, [SENT + name]):
+            set_position(draft, webhook, self._last_seq())
+        self._engine.commit(draft.batch())
+        return webhook
+
+    def webhooks(self) -> tuple[Webhook, ...]:
+        """List webhooks by name."""
+        return tuple(webhook_from_ref(ref) for ref in each_ref(self._engine, self._space, WEBHOOKS))
+
+    def remove_webhook(self, name: str) -> bool:
+        """Remove a webhook; return whether it existed."""
+        self._remove(SENT + name)
+        return self._remove(WEBHOOKS + name)
+
+    def deliver(self, webhook: str, *, stop: Event | None = None) -> WebhookDelivery:
+        """Send a webhook the alerts that it has not received, up to the first failure.
+
+        After ``stop`` is set, no further request is started.
+        """
+        ref = self._engine.refs(self._space, [WEBHOOKS + webhook]).get(WEBHOOKS + webhook)
+        if ref is None:
+            raise NotFound(f"webhook {webhook!r} not found. List webhooks with: treering alerts rules")
+        return deliver(
+            self._engine,
+            self._space,
+            webhook_from_ref(ref),
+            alerts_after=self._alerts_after,
+            clock=self._clock,
+            stop=stop,
+        )
+
+    def watch(self, *, seconds: float = 1.0) -> AlertWatch:
+        """Return a thread that examines and delivers every so often: ``with store.alerts.watch(): ...``."""
+        return AlertWatch(self, seconds=seconds)
+
+    def _alerts_after(self, seq: int) -> Iterator[tuple[int, Alert | None]]:
+        """The next alerts in commit order, with their sequence numbers; ``None`` for forgotten ones."""
+        query = EventQuery(scope=LEDGER, kinds=(ALERT, LISTED))
+        for record in self._engine.scan(self._space, query, after=str(seq), limit=_PAGE).records:
+            yield record.seq, self._alert(record)
+
+    def _alert(self, record: Record) -> Alert | None:
+        """Return the alert of a ledger entry; ``None`` if it was forgotten."""
+        event = record.event
+        if event.kind == LISTED:
+            query = EventQuery(
+                ids=(event.id.removesuffix(_LISTED_SUFFIX),),
+                since_us=event.ts_us,
+                until_us=event.ts_us + 1,
+            )
+            found = self._engine.scan(self._space, query, limit=1).records
+            if not found:
+                return None
+            event = found[0].event
+        data: dict[str, Any] = {} if event.data is None else decode_json(event.data)
+        thread, namespace = thread_of_key(event.thread)
+        return Alert(
+            id=event.id,
+            ts_us=event.ts_us,
+            level="critical" if event.status == "critical" else "warning",
+            rule=event.name or "",
+            message=data.get("message", ""),
+            run=event.run,
+            agent=event.agent,
+            thread=thread,
+            namespace=namespace,
+            figures=data.get("figures", {}),
+        )
+
+    def _judge(self, rules: tuple[AlertRule, ...], run: RunInfo) -> list[Alert]:
+        earlier = self._earlier_runs(run, max(rule.runs for rule in rules))
+        alerts = (judge(self._engine, self._space, rule, run, earlier) for rule in rules)
+        return [
+            alert
+            for alert in alerts
+            if alert is not None and raise_alert(self._engine, self._space, alert, scope=run.scope)
+        ]
+
+    def _earlier_runs(self, run: RunInfo, count: int) -> list[RunInfo]:
+        """The agent's runs that ended before this one, newest first."""
+        runs = Runs(self._engine, self._space, clock=self._clock, namespace=run.namespace)
+        page = runs.page(first=count + _EXTRA_RUNS, agent=run.agent)
+        end_us = run.ended_at_us or run.started_at_us
+        return [
+            each
+            for each in page.runs
+            if each.id != run.id and each.agent == run.agent
+            if each.ended_at_us is not None and each.ended_at_us <= end_us
+        ][:count]
+
+    def _runs(self, ids: list[str]) -> list[RunInfo]:
+        names = list(map(run_ref, ids))
+        refs = self._engine.refs(self._space, names)
+        return [run_from_ref(refs[name]) for name in names if name in refs]
+
+    def _examined(self) -> tuple[int, Expect]:
+        """The sequence number up to which runs were judged, and the version of its ref."""
+        ref = self._engine.refs(self._space, [EXAMINED]).get(EXAMINED)
+        if ref is None:
+            return 0, ABSENT
+        return int(decode_json(ref.value)["seq"]), ref.version
+
+    def _last_seq(self) -> int:
+        return self._engine.wait(self._space, -1, seconds=0)
+
+    def _set(self, draft: Draft, name: str, value: AlertRule | Webhook) -> None:
+        plain = {key: each for key, each in msgspec.structs.asdict(value).items() if each is not None}
+        draft.set_ref(name, encode_json(plain), scope=SCOPE)
+
+    def _remove(self, name: str) -> bool:
+        if name not in self._engine.refs(self._space, [name]):
+            return False
+        draft = Draft(self._space)
+        draft.delete_ref(name, scope=SCOPE)
+        self._engine.commit(draft.batch())
+        return True
+
+
+def alert_id(*about: str | int) -> str:
+    """Return the id of an alert about this; the same for the same values."""
+    return "al_" + sha256("\0".join(map(str, about)).encode()).hexdigest()[:24]
+
+
+def raise_alert(engine: Engine, space: str, alert: Alert, *, scope: str = LEDGER) -> bool:
+    """Write an alert to the journal and the log; return whether it is new."""
+    draft = Draft(space)
+    draft.event(
+        JournalEvent(
+            id=alert.id,
+            kind=ALERT,
+            ts_us=alert.ts_us,
+            scope=scope,
+            run=alert.run,
+            thread=thread_key(alert.thread, alert.namespace),
+            agent=alert.agent,
+            name=alert.rule,
+            status=alert.level,
+            data=encode_json({"message": alert.message, "figures": alert.figures}),
+        )
+    )
+    if scope != LEDGER:
+        draft.event(JournalEvent(id=alert.id + _LISTED_SUFFIX, kind=LISTED, ts_us=alert.ts_us, scope=LEDGER))
+    is_new = engine.commit(draft.batch()).new_events > 0
+    if is_new:
+        log.log(logging.ERROR if alert.level == "critical" else logging.WARNING, "%s", alert.message)
+    return is_new
+
+
+def _rule_from_ref(ref: Ref) -> AlertRule:
     try:
-        return msgspec.convert(decode_json(ref.value), Rule)
+        return msgspec.convert(decode_json(ref.value), AlertRule)
     except (msgspec.ValidationError, ValueError) as error:
-        raise Corrupt(f"alert rule {ref.name!r} cannot be read ({error}); set it again") from None
+        raise Corrupt(f"alert rule {ref.name!r} is corrupt ({error}); set it again") from None
 
 
-def check_rule(rule: Rule) -> Rule:
-    """A rule that can be stored."""
-    words: Any = What
-    if rule.what not in words.__args__:
-        raise InvalidInput(f"what={rule.what!r} is not acceptable; use {', '.join(words.__args__)}")
+def _validate_rule(rule: AlertRule) -> AlertRule:
+    choices: Any = What
+    if rule.what not in choices.__args__:
+        raise InvalidInput(f"what={rule.what!r} is invalid; use {', '.join(choices.__args__)}")
     if not rule.times > 0 or not 0 <= rule.share < 1 or rule.runs < 1 or not 1 <= rule.at_least <= rule.runs:
         raise InvalidInput(
-            f"rule {rule.name!r} is not acceptable: times above 0, share from 0 to below 1, and at_least "
-            "from 1 up to runs"
+            f"rule {rule.name!r} is invalid: use times above 0, share from 0 to below 1, and at_least "
+            "from 1 to runs"
         )
     return rule
 
 
-def judge(engine: Engine, space: str, rule: Rule, run: RunInfo, before: Sequence[RunInfo]) -> Alert | None:
-    """What a rule says about a finished run; ``before`` are the agent's earlier ones, newest first."""
+def judge(
+    engine: Engine, space: str, rule: AlertRule, run: RunInfo, earlier: Sequence[RunInfo]
+) -> Alert | None:
+    """Apply a rule to an ended run. ``earlier`` are the agent's earlier runs, newest first."""
     if rule.agent not in (None, run.agent):
         return None
     if rule.what == "failed":
         if run.status not in _FAILED:
             return None
-        return _alert(rule, run, f"run {run.id} of {_who(run)} ended as {run.status}{_reason(run)}", {})
-    earlier = before[: rule.runs]
-    if len(earlier) < rule.at_least:
+        message = f"run {run.id} of {_agent(run)} ended as {run.status}{_reason(run)}"
+        return _alert(rule, run, message, {})
+    compared = earlier[: rule.runs]
+    if len(compared) < rule.at_least:
         return None
     if rule.what == "failures":
-        return _failures(rule, run, [run, *earlier][: rule.runs])
-    mine = _measures(engine, space, rule.what, run)
-    others = [_measures(engine, space, rule.what, each) for each in earlier]
-    for unit, amount in mine.items():
+        return _judge_failures(rule, run, [run, *compared][: rule.runs])
+    amounts = _measure(engine, space, rule.what, run)
+    others = [_measure(engine, space, rule.what, each) for each in compared]
+    for unit, amount in amounts.items():
         usual = median(each.get(unit, 0) for each in others)
         if usual > 0 and amount > rule.times * usual:
-            words = f"{_shown(rule.what, unit, amount)} where {_shown(rule.what, unit, usual)} is usual"
+            message = (
+                f"run {run.id} of {_agent(run)} took {_format(rule.what, unit, amount)}, "
+                f"usual is {_format(rule.what, unit, usual)}"
+            )
             figures = {
                 "what": rule.what,
                 "value": amount,
                 "median": usual,
                 "unit": unit,
-                "runs": len(earlier),
+                "runs": len(compared),
             }
-            return _alert(rule, run, f"run {run.id} of {_who(run)} took {words}", figures)
+            return _alert(rule, run, message, figures)
     return None
 
 
-def _failures(rule: Rule, run: RunInfo, last: Sequence[RunInfo]) -> Alert | None:
+def _judge_failures(rule: AlertRule, run: RunInfo, last: Sequence[RunInfo]) -> Alert | None:
     failed = sum(each.status in _FAILED for each in last)
     if run.status not in _FAILED or failed <= rule.share * len(last):
         return None
-    message = f"{failed} of the last {len(last)} runs of {_who(run)} failed"
+    message = f"{failed} of the last {len(last)} runs of {_agent(run)} failed"
     return _alert(rule, run, message, {"failed": failed, "runs": len(last)})
 
 
-def _measures(engine: Engine, space: str, what: What, run: RunInfo) -> dict[str, int]:
-    """Money by currency, or the one number that is asked for."""
+def _measure(engine: Engine, space: str, what: What, run: RunInfo) -> dict[str, int]:
+    """Return money by currency, or a single number by its unit."""
     if what == "duration":
         return {"us": run.duration_us or 0}
     sums = engine.sums(space, SumQuery(grain="run", by=("currency",), key=run.id))
@@ -147,7 +431,7 @@ def _measures(engine: Engine, space: str, what: What, run: RunInfo) -> dict[str,
     return {str(each.group[0]): each.cost_nanos for each in sums if each.group[0]}
 
 
-def _alert(rule: Rule, run: RunInfo, message: str, figures: dict[str, Any]) -> Alert:
+def _alert(rule: AlertRule, run: RunInfo, message: str, figures: dict[str, Any]) -> Alert:
     return Alert(
         id=alert_id("rule", rule.name, rule.what, run.id),
         ts_us=run.ended_at_us or run.started_at_us,
@@ -163,19 +447,19 @@ def _alert(rule: Rule, run: RunInfo, message: str, figures: dict[str, Any]) -> A
 
 
 def _reason(run: RunInfo) -> str:
-    """What the run's exception was, if it is known."""
+    """Return the run's exception as text, if it is known."""
     error: Any = run.meta.get("error")
     if not isinstance(error, dict):
         return ""
-    told = cast("dict[str, Any]", error)
-    return f": {told.get('type')}: {told.get('message')}"[:_LONGEST_REASON]
+    fields = cast("dict[str, Any]", error)
+    return f": {fields.get('type')}: {fields.get('message')}"[:_MAX_REASON]
 
 
-def _who(run: RunInfo) -> str:
+def _agent(run: RunInfo) -> str:
     return "no agent" if run.agent is None else repr(run.agent)
 
 
-def _shown(what: What, unit: str, amount: float) -> str:
+def _format(what: What, unit: str, amount: float) -> str:
     if what == "cost":
         return f"{from_nanos(round(amount)).normalize():f} {unit}"
     if what == "duration":
@@ -183,60 +467,57 @@ def _shown(what: What, unit: str, amount: float) -> str:
     return f"{amount:.0f} tokens"
 
 
-# -----------------------------------------------------------------------------------------------------------
-# The watch: a thread that judges the runs that end and sends alerts to webhooks, until it is closed.
-#
-# Any number of processes may keep one: positions in the journal are shared, a webhook has a lease, and an
-# alert that is raised twice is still one. What fails is tried again, after a pause that doubles. Each
-# webhook is sent to by a thread of its own, so a receiver that takes its time keeps nobody waiting but
-# itself.
+FIRST_RETRY_SECONDS: Final = 1.0
+MAX_RETRY_SECONDS: Final = 300.0
+CLOSE_SECONDS: Final = 5.0
+"""How long closing waits for webhooks to answer; the next watch sends again what was not answered."""
+MAX_SENDING: Final = 8
+"""How many webhooks are sent to at the same time."""
+_RULES_TASK: Final = "rules"
 
 
-FIRST_PAUSE_SECONDS: Final = 1.0
-LONGEST_PAUSE_SECONDS: Final = 300.0
-GOODBYE_SECONDS: Final = 5.0
-"""How long closing waits for answers; what is not answered by then is sent again by the next watch."""
-SENDING_AT_ONCE: Final = 8
-"""How many webhooks are sent to at the same time; the others wait for a turn."""
-_RULES: Final = "rules"
+class AlertWatch:
+    """A thread that applies the rules and sends alerts. Use it in a ``with`` statement, or `start` and
+    `close`.
 
+    Any number of processes may run one: positions in the journal are shared, a webhook is sent to under a
+    lease, and an alert raised twice is one alert. What fails is retried with exponential backoff. Each
+    webhook has a thread of its own, so a slow receiver delays nobody else.
+    """
 
-class Watch:
-    """Use it in a ``with`` statement, or `start` and `close` it."""
-
-    def __init__(self, alerts: Alerts, *, seconds: float, first_pause: float = FIRST_PAUSE_SECONDS) -> None:
+    def __init__(self, alerts: Alerts, *, seconds: float, first_retry: float = FIRST_RETRY_SECONDS) -> None:
         self._alerts = alerts
         self._seconds = seconds
-        self._first_pause = first_pause
-        self._end = threading.Event()
+        self._first_retry = first_retry
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._pauses: dict[str, float] = {}
-        self._not_before: dict[str, float] = {}
+        self._retry_at: dict[str, float] = {}
         self._sending: dict[str, threading.Thread] = {}
-        self._owed: dict[str, None] = {}
-        """Webhooks that may have something to get and had no turn at the last look, in order."""
+        self._pending: dict[str, None] = {}
+        """Webhooks that may have alerts to receive and had no turn in the last round, in order."""
 
     def start(self) -> Self:
-        """Begin to watch."""
+        """Start the thread."""
         if self._thread is None:
-            self._end.clear()
+            self._stop.clear()
             self._thread = threading.Thread(target=self._work, name="treering-watch", daemon=True)
             self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Begin nothing more."""
-        self._end.set()
+        """Start nothing more."""
+        self._stop.set()
 
-    def close(self, *, seconds: float = GOODBYE_SECONDS) -> None:
-        """Finish what is being sent, for so many seconds, then stop."""
+    def close(self, *, seconds: float = CLOSE_SECONDS) -> None:
+        """Stop, and wait up to ``seconds`` for what is being sent."""
         self.stop()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        latest = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         for thread in self._sending.values():
-            thread.join(max(latest - time.monotonic(), 0.0))
+            thread.join(max(deadline - time.monotonic(), 0.0))
 
     def __enter__(self) -> Self:
         return self.start()
@@ -246,19 +527,20 @@ class Watch:
     ) -> None:
         self.close()
 
-    def look(self) -> None:
-        """One round: judge what ended, begin to send what is new; what failed just now is left to rest."""
-        if self._is_due(_RULES):
+    def run_once(self) -> None:
+        """Do one round: judge ended runs, and start sending new alerts. What failed recently is skipped."""
+        if self._is_due(_RULES_TASK):
             self._examine()
-        before, self._owed = list(self._owed), {}
+        pending, self._pending = list(self._pending), {}
         self._sending = {name: thread for name, thread in self._sending.items() if thread.is_alive()}
         webhooks = self._webhooks()
-        turns = dict.fromkeys([*(name for name in before if name in webhooks), *webhooks])
+        # Those that had no turn come first.
+        turns = dict.fromkeys([*(name for name in pending if name in webhooks), *webhooks])
         for webhook in turns:
-            if not self._is_due(_named(webhook)):
+            if not self._is_due(_task(webhook)):
                 continue
-            if webhook in self._sending or len(self._sending) >= SENDING_AT_ONCE:
-                self._owed[webhook] = None
+            if webhook in self._sending or len(self._sending) >= MAX_SENDING:
+                self._pending[webhook] = None
                 continue
             thread = threading.Thread(
                 target=self._send, args=(webhook,), name="treering-webhook", daemon=True
@@ -268,13 +550,13 @@ class Watch:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something could not be done and is to be tried again."""
-        return bool(self._not_before or self._owed)
+        """Whether something is to be retried or is still to be sent."""
+        return bool(self._retry_at or self._pending)
 
     def _work(self) -> None:
-        while not self._end.is_set():
-            self.look()
-            self._end.wait(self._next())
+        while not self._stop.is_set():
+            self.run_once()
+            self._stop.wait(self._next_seconds())
 
     def _webhooks(self) -> list[str]:
         try:
@@ -287,221 +569,46 @@ class Watch:
         try:
             self._alerts.examine()
         except TreeringError as error:
-            self._rest(_RULES, str(error))
+            self._back_off(_RULES_TASK, str(error))
         else:
-            self._wake(_RULES)
+            self._reset(_RULES_TASK)
 
     def _send(self, webhook: str) -> None:
-        """In a thread of its own: everything that one webhook has not got yet."""
+        """Send a webhook all that it has not received; runs in a thread of its own."""
         try:
-            delivery = self._alerts.deliver(webhook, stop=self._end)
+            delivery = self._alerts.deliver(webhook, stop=self._stop)
         except TreeringError as error:
-            self._rest(_named(webhook), str(error))
-        except Exception:  # noqa: BLE001 - a bug of ours must not end the sending
+            self._back_off(_task(webhook), str(error))
+        except Exception:
             log.exception("sending to webhook %r failed", webhook)
-            self._rest(_named(webhook), "a bug of treering")
+            self._back_off(_task(webhook), "internal error")
         else:
             if delivery.error is not None:
-                self._rest(_named(webhook), delivery.error)
+                self._back_off(_task(webhook), delivery.error)
                 return
-            self._wake(_named(webhook))
-            if delivery.is_busy:  # and whoever sends may die of it
-                self._owed[webhook] = None
+            self._reset(_task(webhook))
+            if delivery.is_busy:  # the process that sends now may die
+                self._pending[webhook] = None
 
-    def _is_due(self, name: str) -> bool:
-        return time.monotonic() >= self._not_before.get(name, 0.0)
+    def _is_due(self, task: str) -> bool:
+        return time.monotonic() >= self._retry_at.get(task, 0.0)
 
-    def _wake(self, name: str) -> None:
-        self._pauses.pop(name, None)
-        self._not_before.pop(name, None)
+    def _reset(self, task: str) -> None:
+        self._pauses.pop(task, None)
+        self._retry_at.pop(task, None)
 
-    def _rest(self, name: str, error: str) -> None:
-        """Leave it alone for a while: longer each time."""
-        pause = min(self._pauses.get(name, self._first_pause / 2) * 2, LONGEST_PAUSE_SECONDS)
-        self._pauses[name] = pause
-        self._not_before[name] = time.monotonic() + pause
-        log.warning("%s: %s; trying again in %.0f s", name, error, pause)
+    def _back_off(self, task: str, error: str) -> None:
+        """Retry later, after twice the previous pause."""
+        pause = min(self._pauses.get(task, self._first_retry / 2) * 2, MAX_RETRY_SECONDS)
+        self._pauses[task] = pause
+        self._retry_at[task] = time.monotonic() + pause
+        log.warning("%s: %s; retrying in %.0f s", task, error, pause)
 
-    def _next(self) -> float:
-        """How long to rest: until the next look, or the first retry if that is sooner."""
+    def _next_seconds(self) -> float:
+        """How long to wait: until the next round, or the first retry if that is sooner."""
         now = time.monotonic()
-        return max(min([self._seconds, *(at - now for at in list(self._not_before.values()))]), 0.01)
+        return max(min([self._seconds, *(at - now for at in list(self._retry_at.values()))]), 0.01)
 
 
-def _named(webhook: str) -> str:
+def _task(webhook: str) -> str:
     return f"webhook {webhook}"
-
-
-# -----------------------------------------------------------------------------------------------------------
-
-EXAMINED: Final = "alerts/examined"
-_PAGE: Final = 500
-_LOOKED_AT: Final = 100
-"""How many runs of an agent are read to find those that ended before the one that is judged."""
-
-
-class Alerts:
-    """What someone should know about one space."""
-
-    def __init__(self, engine: Engine, space: str, *, clock: Clock) -> None:
-        self._engine = engine
-        self._space = space
-        self._clock = clock
-
-    def page(self, *, first: int = 100, cursor: str | None = None) -> AlertPage:
-        """Alerts that were raised, newest first."""
-        return newest_alerts(self._engine, self._space, first=first, cursor=cursor)
-
-    # Rules
-    def set_rule(
-        self,
-        name: str,
-        what: What,
-        *,
-        agent: str | None = None,
-        times: float = 3.0,
-        share: float = 0.5,
-        runs: int = 20,
-        at_least: int = 5,
-    ) -> Rule:
-        """Make a rule, or change the one of this name; it is for runs that end from now on.
-
-        ``failed``: each run that fails. ``failures``: more than ``share`` of the agent's last ``runs`` did.
-        ``cost``, ``tokens``, ``duration``: more than ``times`` the median of the agent's last ``runs``.
-        """
-        rule = check_rule(
-            Rule(
-                name=check_id(name, "rule name"),
-                what=what,
-                agent=agent,
-                times=times,
-                share=share,
-                runs=runs,
-                at_least=at_least,
-            )
-        )
-        draft = Draft(self._space)
-        self._begin(draft)
-        self._set(draft, RULES + name, rule)
-        self._engine.commit(draft.batch())
-        return rule
-
-    def rules(self) -> tuple[Rule, ...]:
-        """All rules, by name."""
-        return tuple(rule_of(ref) for ref in self._refs(RULES))
-
-    def remove_rule(self, name: str) -> bool:
-        """Lift a rule; says whether it was there."""
-        return self._remove(RULES + name)
-
-    def examine(self) -> list[Alert]:
-        """Judge the runs that ended since this was last done, here or elsewhere; gives the new alerts."""
-        rules = self.rules()
-        raised: list[Alert] = []
-        while rules:
-            seq, version = self._examined()
-            page = self._engine.scan(self._space, EventQuery(kinds=(RUN,)), after=str(seq), limit=_PAGE)
-            if not page.records:
-                break
-            ended = [record.event.run for record in page.records if record.event.run is not None]
-            for run in self._infos(ended):
-                raised += self._judge(rules, run)
-            draft = Draft(self._space)
-            draft.set_ref(EXAMINED, encode_json({"seq": page.records[-1].seq}), scope=SCOPE, expect=version)
-            try:
-                self._engine.commit(draft.batch())
-            except RefMoved:
-                continue  # someone else examines too; what both raised is one alert
-        return raised
-
-    # Webhooks
-    def set_webhook(self, name: str, url: str, *, secret_env: str | None = None) -> Webhook:
-        """Send alerts to a URL from now on, or change where they go.
-
-        ``secret_env`` names the environment variable that holds the key of the signature.
-        """
-        webhook = check_webhook(Webhook(name=check_id(name, "webhook name"), url=url, secret_env=secret_env))
-        draft = Draft(self._space)
-        self._set(draft, WEBHOOKS + name, webhook)
-        if SENT + name not in self._engine.refs(self._space, [SENT + name]):
-            begin_at(draft, webhook, self._last_seq())
-        self._engine.commit(draft.batch())
-        return webhook
-
-    def webhooks(self) -> tuple[Webhook, ...]:
-        """All webhooks, by name."""
-        return tuple(webhook_of(ref) for ref in self._refs(WEBHOOKS))
-
-    def remove_webhook(self, name: str) -> bool:
-        """Send nothing there any more; says whether it was there."""
-        self._remove(SENT + name)
-        return self._remove(WEBHOOKS + name)
-
-    def deliver(self, webhook: str, *, stop: Event | None = None) -> Delivery:
-        """Send one webhook what it has not got yet; stops at the first alert that is not taken.
-
-        Once ``stop`` is set, nothing more is begun.
-        """
-        found = self._engine.refs(self._space, [WEBHOOKS + webhook]).get(WEBHOOKS + webhook)
-        if found is None:
-            raise NotFound(f"there is no webhook {webhook!r}; alerts.webhooks() lists them")
-        return deliver(self._engine, self._space, webhook_of(found), clock=self._clock, stop=stop)
-
-    def watch(self, *, seconds: float = 1.0) -> Watch:
-        """A thread that examines and delivers, every so many seconds: ``with store.alerts.watch(): ...``."""
-        return Watch(self, seconds=seconds)
-
-    def _judge(self, rules: tuple[Rule, ...], run: RunInfo) -> list[Alert]:
-        before = self._before(run, max(rule.runs for rule in rules))
-        judged = (judge(self._engine, self._space, rule, run, before) for rule in rules)
-        return [
-            alert
-            for alert in judged
-            if alert is not None and raise_alert(self._engine, self._space, alert, scope=run_scope(run))
-        ]
-
-    def _before(self, run: RunInfo, count: int) -> list[RunInfo]:
-        """The agent's runs that were over when this one ended, newest first."""
-        runs = Runs(self._engine, self._space, clock=self._clock, namespace=run.namespace)
-        page = runs.page(first=count + _LOOKED_AT, agent=run.agent)
-        end_us = run.ended_at_us or run.started_at_us
-        return [
-            each
-            for each in page.runs
-            if each.id != run.id and each.agent == run.agent
-            if each.ended_at_us is not None and each.ended_at_us <= end_us
-        ][:count]
-
-    def _infos(self, ids: list[str]) -> list[RunInfo]:
-        names = list(map(run_ref, ids))
-        refs = self._engine.refs(self._space, names)
-        return [run_info(refs[name]) for name in names if name in refs]
-
-    def _begin(self, draft: Draft) -> None:
-        """The first rule, also the first after a time without any, is for runs that end from now on."""
-        if self._examined()[1] == ABSENT or not self.rules():
-            draft.set_ref(EXAMINED, encode_json({"seq": self._last_seq()}), scope=SCOPE)
-
-    def _examined(self) -> tuple[int, Expect]:
-        found = self._engine.refs(self._space, [EXAMINED]).get(EXAMINED)
-        if found is None:
-            return 0, ABSENT
-        return int(decode_json(found.value)["seq"]), found.version
-
-    def _last_seq(self) -> int:
-        return self._engine.wait(self._space, -1, seconds=0)
-
-    def _set(self, draft: Draft, name: str, value: Any) -> None:
-        plain = {key: each for key, each in msgspec.structs.asdict(value).items() if each is not None}
-        draft.set_ref(name, encode_json(plain), scope=SCOPE)
-
-    def _remove(self, name: str) -> bool:
-        if name not in self._engine.refs(self._space, [name]):
-            return False
-        draft = Draft(self._space)
-        draft.delete_ref(name, scope=SCOPE)
-        self._engine.commit(draft.batch())
-        return True
-
-    def _refs(self, prefix: str) -> Iterator[Ref]:
-        return each_ref(self._engine, self._space, prefix)

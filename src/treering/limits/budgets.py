@@ -1,14 +1,14 @@
-"""Budgets that are kept in the store: money, tokens and tool calls, of runs, threads, agents or everything.
+"""Budgets of money, tokens and tool calls, for each run, thread or agent, or for the whole store.
 
-What was spent is what the roll-ups say, so all processes that record into one store share a budget, and no
-counter can drift from what was recorded. A budget is looked at before a call of a model or a tool begins;
-calls that are under way are not interrupted, so several of them at once may go beyond it by what they take.
-**Invariant:** a call begins only if, of everything that was recorded and acknowledged before, no budget that
-stops is used up.
+Usage is read from the roll-ups, so all processes that record into a store share its budgets, and there is no
+counter that could drift from what was recorded. Budgets are checked before a model or tool call starts.
+Running calls are not interrupted, so concurrent calls may exceed a budget by what they use. **Invariant:** a
+call starts only if no budget with action ``stop`` is used up by everything that was committed before.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -22,12 +22,11 @@ from treering.core.money import check_currency, from_nanos, to_nanos
 from treering.core.paging import each_ref
 from treering.core.query import SumQuery
 from treering.errors import BudgetExceeded, Corrupt, InvalidInput, TreeringError
-from treering.limits.alert import LEDGER, Alert, alert_id, log, raise_alert
 from treering.runs.cost import cost_of
 from treering.runs.span import SPAN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from decimal import Decimal
 
     from treering.core.clock import Clock
@@ -46,29 +45,31 @@ Every = Literal["day", "month"]
 Action = Literal["stop", "warn"]
 Measure = Literal["money", "tokens", "tool_calls"]
 
+log: Final = logging.getLogger("treering.alerts")
+
 
 class SharedBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """What each run, thread or agent, or the store as a whole, may use; what is left out is not limited."""
+    """What each run, thread or agent, or the whole store, may use. Unset limits do not apply."""
 
     name: str
     per: Per
     every: Every | None = None
-    """Begins again every UTC day or month; ``None``: never."""
+    """Resets every UTC day or month; ``None`` for never."""
     agent: str | None = None
-    """Counts and concerns this agent only."""
+    """Applies to this agent only."""
     money_nanos: int | None = None
     currency: str | None = None
     tokens: int | None = None
     tool_calls: int | None = None
     action: Action = "stop"
     warn_at: float = 0.8
-    """The share from which on there is a warning."""
+    """The used share at which a warning is raised."""
 
-    def concerns(self, subject: Subject) -> bool:
-        """Whether a subject's calls count."""
-        if self.agent is not None and subject.agent != self.agent:
+    def applies_to(self, caller: Caller) -> bool:
+        """Whether the budget applies to a caller."""
+        if self.agent is not None and caller.agent != self.agent:
             return False
-        return self.per == "store" or subject.key(self.per) is not None
+        return self.per == "store" or caller.key(self.per) is not None
 
     @property
     def money(self) -> Decimal | None:
@@ -76,62 +77,62 @@ class SharedBudget(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.money_nanos is None else from_nanos(self.money_nanos)
 
 
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is about to make a call; ``thread`` is a thread's key."""
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is about to make a call; ``thread`` is the key of a thread."""
 
     run: str | None = None
     thread: str | None = None
     agent: str | None = None
 
     def key(self, per: Per) -> str | None:
-        """By which name a budget of this kind counts it; the store as a whole has none."""
+        """What a budget of this kind counts the caller as; ``None`` for the whole store."""
         return None if per == "store" else getattr(self, per)
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a budget is used, by whom (``key``: the run, ``<namespace>/<thread>`` or the agent)."""
+class BudgetUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a budget is used. ``key`` is the run, ``<namespace>/<thread>`` or the agent."""
 
     budget: SharedBudget
     key: str | None
     used: dict[Measure, int]
     limits: dict[Measure, int]
     unpriced_tokens: int = 0
-    """Tokens that have no price, so no budget of money can count them."""
+    """Tokens without a price, which no budget of money counts."""
 
     @property
     def share(self) -> float:
-        """The largest used part of any limit; 1 and more means that it is used up."""
+        """The largest used share of any limit; 1 or more when it is used up."""
         return max(
             (self.used[name] / limit if limit else 1.0 for name, limit in self.limits.items()), default=0.0
         )
 
     @property
     def worst(self) -> Measure:
-        """The limit that is used most."""
+        """The limit with the largest used share."""
         return max(self.limits, key=lambda name: self.used[name] / (self.limits[name] or 1))
 
     @property
     def is_used_up(self) -> bool:
-        """Nothing more fits."""
+        """Whether a limit is reached."""
         return any(self.used[name] >= limit for name, limit in self.limits.items())
 
-    def told(self) -> str:
-        """In words: ``daily of agent 'writer': 4.20 of 5.00 USD``."""
+    def describe(self) -> str:
+        """Return it as text: ``daily of agent 'writer': 4.20 of 5.00 USD``."""
         name = self.worst
-        whom = "" if self.key is None else f" of {self.budget.per} {self.key.removeprefix('/')!r}"
-        return f"{self.budget.name}{whom}: {_amount(self, name)}"
+        owner = "" if self.key is None else f" of {self.budget.per} {self.key.removeprefix('/')!r}"
+        return f"{self.budget.name}{owner}: {_amount(self, name)}"
 
     def error(self) -> BudgetExceeded:
-        """What the caller of the next call is told."""
+        """Return the error for the next call."""
         name = self.worst
-        when = {
+        retry = {
             "day": "wait for the next day (UTC)",
             "month": "wait for the next month (UTC)",
-            None: "use another one",
+            None: "use another budget",
         }
         return BudgetExceeded(
-            f"the call was not made: budget {self.told()} is used up; "
-            f"{when[self.budget.every]}, or raise it with store.budgets.set({self.budget.name!r}, ...)",
+            f"the call was not made: budget {self.describe()} is used up; "
+            f"{retry[self.budget.every]}, or raise it with store.budgets.set({self.budget.name!r}, ...)",
             budget=self.budget.name,
             limit=self.limits[name],
             count=self.used[name],
@@ -139,7 +140,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedBudgets:
-    """The budgets of one space."""
+    """The budgets of one space. ``changed`` is called after each change."""
 
     def __init__(
         self, engine: Engine, space: str, *, clock: Clock, changed: Callable[[], None] | None = None
@@ -163,7 +164,7 @@ class SharedBudgets:
         action: Action = "stop",
         warn_at: float = 0.8,
     ) -> SharedBudget:
-        """Make a budget, or change the one of this name. It holds for every process within seconds."""
+        """Create or replace a budget. Every process applies it within seconds."""
         budget = SharedBudget(
             name=check_id(name, "budget name"),
             per=per,
@@ -176,7 +177,7 @@ class SharedBudgets:
             action=action,
             warn_at=warn_at,
         )
-        _check(budget)
+        _validate(budget)
         draft = Draft(self._space)
         plain = {key: value for key, value in msgspec.structs.asdict(budget).items() if value is not None}
         draft.set_ref(BUDGETS + name, encode_json(plain), scope=_SCOPE, expect=ANY)
@@ -184,7 +185,7 @@ class SharedBudgets:
         return budget
 
     def remove(self, name: str) -> bool:
-        """Lift a budget; says whether it was there."""
+        """Remove a budget; return whether it existed."""
         if BUDGETS + name not in self._engine.refs(self._space, [BUDGETS + name]):
             return False
         draft = Draft(self._space)
@@ -193,23 +194,23 @@ class SharedBudgets:
         return True
 
     def list(self) -> tuple[SharedBudget, ...]:
-        """All budgets, by name."""
-        return tuple(_budget(ref) for ref in self._refs())
+        """List budgets by name."""
+        return tuple(_budget_from_ref(ref) for ref in each_ref(self._engine, self._space, BUDGETS))
 
-    def standing(
+    def usage(
         self,
         *,
         run: str | None = None,
         thread: str | None = None,
         namespace: str = "",
         agent: str | None = None,
-    ) -> tuple[Standing, ...]:
-        """How the budgets stand that concern this run, thread and agent, and those of the store.
+    ) -> tuple[BudgetUsage, ...]:
+        """Return the usage of the budgets that apply to a run, thread and agent, and of those of the store.
 
         ``namespace`` is that of the thread.
         """
-        subject = Subject(run=run, thread=thread_key(thread, namespace), agent=agent)
-        return tuple(standing for budget in self.list() if (standing := self.of(budget, subject)) is not None)
+        caller = Caller(run=run, thread=thread_key(thread, namespace), agent=agent)
+        return tuple(usage for budget in self.list() if (usage := self.usage_of(budget, caller)) is not None)
 
     def check(
         self,
@@ -219,16 +220,16 @@ class SharedBudgets:
         namespace: str = "",
         agent: str | None = None,
     ) -> None:
-        """Raise `BudgetExceeded` if a budget that stops is used up. Recording does this before each call."""
-        for standing in self.standing(run=run, thread=thread, namespace=namespace, agent=agent):
-            if standing.is_used_up and standing.budget.action == "stop":
-                raise standing.error()
+        """Raise `BudgetExceeded` if a budget that stops is used up. Recording does so before each call."""
+        for usage in self.usage(run=run, thread=thread, namespace=namespace, agent=agent):
+            if usage.is_used_up and usage.budget.action == "stop":
+                raise usage.error()
 
-    def of(self, budget: SharedBudget, subject: Subject) -> Standing | None:
-        """How one budget stands for a subject; ``None`` when it does not concern it."""
-        if not budget.concerns(subject):
+    def usage_of(self, budget: SharedBudget, caller: Caller) -> BudgetUsage | None:
+        """Return the usage of a budget by a caller; ``None`` if it does not apply."""
+        if not budget.applies_to(caller):
             return None
-        key = subject.key(budget.per)
+        key = caller.key(budget.per)
         since_day, until_day = self._days(budget.every)
         query = SumQuery(
             grain="run" if budget.per == "run" else "thread" if budget.per == "thread" else "day",
@@ -246,7 +247,7 @@ class SharedBudgets:
             "tool_calls": sum(each.events for each in sums if each.group[0] == _TOOL),
         }
         limits = _limits(budget)
-        return Standing(
+        return BudgetUsage(
             budget=budget,
             key=key,
             used={name: used[name] for name in limits},
@@ -267,69 +268,62 @@ class SharedBudgets:
             return today, today
         return today - to_datetime(self._clock.now_us()).day + 1, today
 
-    def _refs(self) -> Iterator[Ref]:
-        return each_ref(self._engine, self._space, BUDGETS)
-
 
 def _limits(budget: SharedBudget) -> dict[Measure, int]:
-    every: dict[Measure, int | None] = {
+    limits: dict[Measure, int | None] = {
         "money": budget.money_nanos,
         "tokens": budget.tokens,
         "tool_calls": budget.tool_calls,
     }
-    return {name: limit for name, limit in every.items() if limit is not None}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _amount(standing: Standing, name: Measure) -> str:
-    used, limit = standing.used[name], standing.limits[name]
+def _amount(usage: BudgetUsage, name: Measure) -> str:
+    used, limit = usage.used[name], usage.limits[name]
     if name == "money":
         spent, allowed = from_nanos(used).normalize(), from_nanos(limit).normalize()
-        return f"{spent:f} of {allowed:f} {standing.budget.currency}"
+        return f"{spent:f} of {allowed:f} {usage.budget.currency}"
     return f"{used} of {limit} {name.replace('_', ' ')}"
 
 
-def _check(budget: SharedBudget) -> None:
-    words: Any = {"per": (budget.per, Per), "action": (budget.action, Action)}
+def _validate(budget: SharedBudget) -> None:
+    choices: Any = {"per": (budget.per, Per), "action": (budget.action, Action)}
     if budget.every is not None:
-        words["every"] = (budget.every, Every)
-    for what, (given, allowed) in words.items():
+        choices["every"] = (budget.every, Every)
+    for what, (given, allowed) in choices.items():
         if given not in allowed.__args__:
-            raise InvalidInput(f"{what}={given!r} is not acceptable; use {', '.join(allowed.__args__)}")
+            raise InvalidInput(f"{what}={given!r} is invalid; use {', '.join(allowed.__args__)}")
     limits = _limits(budget)
     if not limits:
-        raise InvalidInput(f"budget {budget.name!r} limits nothing; give it money=, tokens= or tool_calls=")
+        raise InvalidInput(f"budget {budget.name!r} has no limit; pass money=, tokens= or tool_calls=")
     for name, limit in limits.items():
         given: Any = limit
         if type(given) is not int or given < 0:
-            told = budget.money if name == "money" else repr(given)
-            raise InvalidInput(f"{name}={told} is no limit; use a number from 0 on")
+            shown = budget.money if name == "money" else repr(given)
+            raise InvalidInput(f"{name}={shown} is not a valid limit; use a number from 0")
     if not 0 < budget.warn_at <= 1:
         raise InvalidInput(
-            f"warn_at={budget.warn_at} is no share of a budget; use a number up to 1, like 0.8"
+            f"warn_at={budget.warn_at} is not a valid share; use a number above 0 and up to 1, such as 0.8"
         )
 
 
-def _budget(ref: Ref) -> SharedBudget:
+def _budget_from_ref(ref: Ref) -> SharedBudget:
     try:
         return msgspec.convert(decode_json(ref.value), SharedBudget)
     except (msgspec.ValidationError, ValueError) as error:
-        raise Corrupt(f"budget {ref.name!r} cannot be read ({error}); set it again") from None
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The guard of a recording: looks at the store's budgets before a call of a model or a tool begins.
-#
-# Budgets are read again every few seconds; while none concerns the caller, a call costs one look at the
-# clock. With some, what was recorded so far is made durable first: what the store does not have it cannot
-# count.
+        raise Corrupt(f"budget {ref.name!r} is corrupt ({error}); set it again") from None
 
 
 REFRESH_SECONDS: Final = 5.0
-_MOST_TOLD: Final = 10_000
+_MAX_RAISED: Final = 10_000
 
 
 class Guard:
-    """Holds the calls of one store's runs against its budgets."""
+    """Checks the store's budgets before the model and tool calls of its runs. See `CallGate`.
+
+    Budgets are read again every few seconds. While none applies to a caller, a call costs one look at the
+    clock; otherwise everything recorded so far is flushed first, because the store only counts what it has.
+    """
 
     def __init__(self, engine: Engine, space: str, recorder: Recorder, *, clock: Clock) -> None:
         self._engine = engine
@@ -338,63 +332,68 @@ class Guard:
         self._clock = clock
         self._shared = SharedBudgets(engine, space, clock=clock)
         self._budgets: tuple[SharedBudget, ...] = ()
-        self._read_again_at = 0.0
-        self._told: set[str] = set()
+        self._refresh_at = 0.0
+        self._raised: set[str] = set()
 
     def admit(self, context: RunContext, agent: str | None) -> None:
-        """Raise `BudgetExceeded` if the call must not be made; warn when a budget runs out."""
-        if time.monotonic() >= self._read_again_at:
-            self._read()
+        """Raise `BudgetExceeded` if the call must not be made; raise an alert when a budget runs out."""
+        if time.monotonic() >= self._refresh_at:
+            self._refresh()
         if not self._budgets:
             return
-        subject = Subject(run=context.run, thread=context.thread, agent=agent)
-        concerned = [budget for budget in self._budgets if budget.concerns(subject)]
-        if not concerned:
+        caller = Caller(run=context.writer.run, thread=context.writer.thread, agent=agent)
+        applicable = [budget for budget in self._budgets if budget.applies_to(caller)]
+        if not applicable:
             return
         self._recorder.flush()
-        for budget in concerned:
-            standing = self._shared.of(budget, subject)
-            if standing is not None and standing.share >= budget.warn_at:
-                self._tell(standing, subject, context.scope)
-                if standing.is_used_up and budget.action == "stop":
-                    raise standing.error()
+        for budget in applicable:
+            usage = self._shared.usage_of(budget, caller)
+            if usage is not None and usage.share >= budget.warn_at:
+                self._raise_alert(usage, caller, context.writer.scope)
+                if usage.is_used_up and budget.action == "stop":
+                    raise usage.error()
 
-    def forget_what_is_known(self) -> None:
-        """Read the budgets again at the next call: someone just changed them."""
-        self._read_again_at = 0.0
+    def refresh_soon(self) -> None:
+        """Read the budgets again at the next call, because they were just changed."""
+        self._refresh_at = 0.0
 
-    def _read(self) -> None:
-        self._read_again_at = time.monotonic() + REFRESH_SECONDS
+    def _refresh(self) -> None:
+        self._refresh_at = time.monotonic() + REFRESH_SECONDS
         try:
             self._budgets = self._shared.list()
-        except TreeringError as error:  # recording never fails a run; those known so far still hold
+        except TreeringError as error:  # recording never fails a run; the last known budgets still apply
             log.warning("budgets cannot be read: %s", error)
 
-    def _tell(self, standing: Standing, subject: Subject, scope: str) -> None:
-        budget = standing.budget
-        state = "used up" if standing.is_used_up else f"used by {standing.share:.0%}"
-        now_us = self._clock.now_us()
-        limits = [f"{name}={limit}" for name, limit in sorted(standing.limits.items())]
-        alert = alert_id(
-            "budget", budget.name, standing.key or "", day_of(now_us), standing.is_used_up, *limits
+    def _raise_alert(self, usage: BudgetUsage, caller: Caller, scope: str) -> None:
+        from treering.limits.alerts import (  # rarely needed, slow to import
+            LEDGER,
+            Alert,
+            alert_id,
+            raise_alert,
         )
-        if alert in self._told:
+
+        budget = usage.budget
+        now_us = self._clock.now_us()
+        limits = [f"{name}={limit}" for name, limit in sorted(usage.limits.items())]
+        alert = alert_id("budget", budget.name, usage.key or "", day_of(now_us), usage.is_used_up, *limits)
+        if alert in self._raised:
             return
-        if len(self._told) >= _MOST_TOLD:
-            self._told.clear()  # the journal takes an alert once, however often it is raised
-        self._told.add(alert)
+        if len(self._raised) >= _MAX_RAISED:
+            self._raised.clear()  # the journal stores an alert once, however often it is raised
+        self._raised.add(alert)
         is_private = budget.per in ("run", "thread")
-        thread, namespace = thread_of_key(subject.thread if is_private else None)
+        thread, namespace = thread_of_key(caller.thread if is_private else None)
+        state = "used up" if usage.is_used_up else f"used by {usage.share:.0%}"
         raised = Alert(
             id=alert,
             ts_us=now_us,
-            level="critical" if standing.is_used_up else "warning",
+            level="critical" if usage.is_used_up else "warning",
             rule=f"budget/{budget.name}",
-            message=f"budget {standing.told()}, {state}",
-            run=subject.run if is_private else None,
+            message=f"budget {usage.describe()}, {state}",
+            run=caller.run if is_private else None,
             thread=thread,
             namespace=namespace,
-            agent=subject.agent if is_private or budget.per == "agent" else budget.agent,
-            figures={"used": standing.used, "limits": standing.limits, "currency": budget.currency},
+            agent=caller.agent if is_private or budget.per == "agent" else budget.agent,
+            figures={"used": usage.used, "limits": usage.limits, "currency": budget.currency},
         )
         raise_alert(self._engine, self._space, raised, scope=scope if is_private else LEDGER)

@@ -1,17 +1,17 @@
-"""Webhooks: alerts sent to a URL, signed, at least once.
+"""Webhooks: send alerts to a URL, signed, at least once.
 
-Alerts are in the journal, and each webhook has a position in it that moves only after the receiver has
-answered with success. So an alert that could not be sent is sent later, by whichever process holds the
-webhook's lease then; one that was sent while the process died is sent again, under the same ``webhook-id``.
-The request follows Standard Webhooks: ``webhook-signature`` is ``v1,`` and the base64 HMAC-SHA-256 of
-``<id>.<timestamp>.<body>``. **Invariant:** no secret is stored; a webhook names the environment variable
-that holds it, and without that variable nothing is sent.
+Each webhook has a position in the journal that moves only after the receiver has answered with success. An
+alert that could not be sent is sent later, by whichever process holds the webhook's lease; one that was sent
+while the process died is sent again with the same ``webhook-id``. Requests follow Standard Webhooks:
+``webhook-signature`` is ``v1,`` and the base64 HMAC-SHA-256 of ``<id>.<timestamp>.<body>``. **Invariant:** no
+secret is stored. A webhook names the environment variable that holds the key, and without it nothing is sent.
 """
 
 from __future__ import annotations
 
 import base64
 import hmac
+import logging
 import os
 import re
 import urllib.error
@@ -28,15 +28,15 @@ from treering.core.clock import DAY_US, SECOND_US
 from treering.core.encoding import decode_json, encode_json
 from treering.core.ids import Scope, new_id
 from treering.errors import Corrupt, InvalidInput
-from treering.limits.alert import alert_at, listed_after, log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from threading import Event
 
     from treering.core.clock import Clock
     from treering.core.engine import Engine
     from treering.core.records import Ref
-    from treering.limits.alert import Alert
+    from treering.limits.alerts import Alert
 
 WEBHOOKS: Final = "alerts/webhook/"
 SENT: Final = "alerts/sent/"
@@ -44,104 +44,113 @@ SCOPE: Final = str(Scope("", "ledger", "alerting"))
 TIMEOUT_SECONDS: Final = 10.0
 LEASE_SECONDS: Final = 60.0
 GIVE_UP_US: Final = 3 * DAY_US
-"""An alert that nobody took for so long is left out, and the log says so."""
+"""An alert that was not accepted for so long is skipped, with an entry in the log."""
 
-_AT_ONCE: Final = 50
 _UNSENDABLE: Final = re.compile(r"[\s\x00-\x1f\x7f]")
 _SUCCESS: Final = range(200, 300)
 
+log: Final = logging.getLogger("treering.alerts")
+
 
 class Webhook(msgspec.Struct, frozen=True, kw_only=True):
-    """Where alerts are sent."""
+    """A URL that alerts are sent to."""
 
     name: str
     url: str
     secret_env: str | None = None
-    """The environment variable that holds the key of the signature; ``None``: not signed."""
+    """The environment variable that holds the signing key; ``None`` for unsigned requests."""
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """What one attempt at a webhook came to. ``error`` says why it ended early; it goes on from there."""
+class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of sending to a webhook. ``error`` says why it stopped early; the next call continues."""
 
     webhook: str
     sent: int = 0
     error: str | None = None
     is_busy: bool = False
-    """Another process is sending just now."""
+    """Whether another process is sending."""
 
 
-def check_webhook(webhook: Webhook) -> Webhook:
-    """A webhook that can be stored."""
-    problem = InvalidInput(f"{webhook.url!r} is no URL to send alerts to; use https://host/path")
+def validate_webhook(webhook: Webhook) -> Webhook:
+    """Return the webhook; raise `InvalidInput` for a URL that cannot be used."""
+    problem = InvalidInput(f"{webhook.url!r} is not a valid webhook URL; use https://host/path")
     try:
         parts = urlsplit(webhook.url)
         is_whole = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # an address or a port that is none
+    except ValueError:  # a bad address or port
         raise problem from None
     if not is_whole or parts.scheme not in ("http", "https") or _UNSENDABLE.search(webhook.url):
         raise problem
     if parts.username or parts.password:
-        raise InvalidInput("a webhook's URL holds a password; leave it out, requests are signed instead")
+        raise InvalidInput("a webhook URL must not contain a password; requests are signed instead")
     return webhook
 
 
-def webhook_of(ref: Ref) -> Webhook:
-    """A webhook out of its ref."""
+def webhook_from_ref(ref: Ref) -> Webhook:
+    """Return the webhook that a ref holds."""
     try:
         return msgspec.convert(decode_json(ref.value), Webhook)
     except (msgspec.ValidationError, ValueError) as error:
-        raise Corrupt(f"webhook {ref.name!r} cannot be read ({error}); set it again") from None
+        raise Corrupt(f"webhook {ref.name!r} is corrupt ({error}); set it again") from None
 
 
 def signature(secret: str, id: str, timestamp: int, body: bytes) -> str:
-    """The header ``webhook-signature`` for a request."""
+    """Return the ``webhook-signature`` header of a request."""
     signed = f"{id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.new(secret.encode(), signed, sha256).digest()).decode()
 
 
 def deliver(
-    engine: Engine, space: str, webhook: Webhook, *, clock: Clock, stop: Event | None = None
-) -> Delivery:
-    """Send what was not sent yet, in order, until all is sent, something goes wrong, or ``stop`` is set."""
+    engine: Engine,
+    space: str,
+    webhook: Webhook,
+    *,
+    alerts_after: Callable[[int], Iterator[tuple[int, Alert | None]]],
+    clock: Clock,
+    stop: Event | None = None,
+) -> WebhookDelivery:
+    """Send new alerts in order, until all are sent, one fails, or ``stop`` is set.
+
+    ``alerts_after`` reads the next alerts after a sequence number, each with its own.
+    """
     lease = engine.claim(space, WEBHOOKS + webhook.name, holder=new_id(), seconds=LEASE_SECONDS)
     if lease is None:
-        return Delivery(webhook=webhook.name, is_busy=True)
+        return WebhookDelivery(webhook=webhook.name, is_busy=True)
     sent = 0
     try:
         while True:
-            seq = _position(engine, space, webhook)
-            lines = listed_after(engine, space, seq, limit=_AT_ONCE)
-            if not lines:
-                return Delivery(webhook=webhook.name, sent=sent)
-            for line in lines:
+            is_empty = True
+            for seq, alert in alerts_after(_position(engine, space, webhook)):
+                is_empty = False
                 if stop is not None and stop.is_set():
-                    return Delivery(webhook=webhook.name, sent=sent)
+                    return WebhookDelivery(webhook=webhook.name, sent=sent)
                 renewed = engine.heartbeat(lease, seconds=LEASE_SECONDS)
                 if renewed is None:
-                    return Delivery(webhook=webhook.name, sent=sent, is_busy=True)
+                    return WebhookDelivery(webhook=webhook.name, sent=sent, is_busy=True)
                 lease = renewed
-                alert = alert_at(engine, space, line)
                 error = None if alert is None else _send(webhook, alert, clock)
                 if error is not None and alert is not None:
                     if clock.now_us() - alert.ts_us < GIVE_UP_US:
-                        return Delivery(webhook=webhook.name, sent=sent, error=error)
+                        return WebhookDelivery(webhook=webhook.name, sent=sent, error=error)
                     log.error(
-                        "alert %s was not taken by webhook %r for days: %s", alert.id, webhook.name, error
+                        "webhook %r did not accept alert %s for days: %s", webhook.name, alert.id, error
                     )
                 elif alert is not None:
                     sent += 1
-                _move(engine, space, webhook, line.seq)
+                _move(engine, space, webhook, seq)
+            if is_empty:
+                return WebhookDelivery(webhook=webhook.name, sent=sent)
     finally:
         engine.release(lease)
 
 
-def begin_at(draft: Draft, webhook: Webhook, seq: int) -> None:
-    """A new webhook gets what comes from now on."""
+def set_position(draft: Draft, webhook: Webhook, seq: int) -> None:
+    """Set the sequence number after which a webhook receives alerts."""
     draft.set_ref(SENT + webhook.name, encode_json({"seq": seq}), scope=SCOPE)
 
 
 def _send(webhook: Webhook, alert: Alert, clock: Clock) -> str | None:
-    """Why it was not taken; ``None`` when it was."""
+    """Send one alert; return why it was not accepted, or ``None``."""
     body = encode_json({**msgspec.structs.asdict(alert), "ts": alert.ts, "type": "alert"})
     timestamp = clock.now_us() // SECOND_US
     headers = {
@@ -153,36 +162,36 @@ def _send(webhook: Webhook, alert: Alert, clock: Clock) -> str | None:
     if webhook.secret_env is not None:
         secret = os.environ.get(webhook.secret_env)
         if not secret:
-            return f"the environment has no {webhook.secret_env}, so the alert cannot be signed"
+            return f"the environment variable {webhook.secret_env} is not set, so the alert cannot be signed"
         headers["webhook-signature"] = signature(secret, alert.id, timestamp, body)
     request = urllib.request.Request(webhook.url, data=body, headers=headers, method="POST")  # noqa: S310 - checked
     try:
-        with _opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
-            status: int = answer.status
+        with _opener.open(request, timeout=TIMEOUT_SECONDS) as response:
+            status: int = response.status
     except urllib.error.HTTPError as error:
         status = error.code
         error.close()
-    except (OSError, ValueError, HTTPException) as error:  # away, or no HTTP
+    except (OSError, ValueError, HTTPException) as error:  # unreachable, or not HTTP
         return f"{type(error).__name__}: {error}"
     return None if status in _SUCCESS else f"the receiver answered {status}"
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A signed request goes where it was addressed to, and nowhere else."""
+    """Refuses redirects, so that a signed request goes nowhere but to its URL."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follow nothing."""
+        """Do not redirect."""
 
 
 _opener: Final = urllib.request.build_opener(_NoRedirects)
 
 
 def _position(engine: Engine, space: str, webhook: Webhook) -> int:
-    found = engine.refs(space, [SENT + webhook.name]).get(SENT + webhook.name)
-    return 0 if found is None else int(decode_json(found.value)["seq"])
+    ref = engine.refs(space, [SENT + webhook.name]).get(SENT + webhook.name)
+    return 0 if ref is None else int(decode_json(ref.value)["seq"])
 
 
 def _move(engine: Engine, space: str, webhook: Webhook, seq: int) -> None:
     draft = Draft(space)
-    begin_at(draft, webhook, seq)
+    set_position(draft, webhook, seq)
     engine.commit(draft.batch())

@@ -1,8 +1,7 @@
-"""Comparing runs and agents: what they took, and where two runs first went apart.
+"""Compare runs and agents: cost, tokens, time and errors, and where two runs first diverge.
 
-Figures come from the roll-ups. The divergence is found by walking both runs side by side in the order of
-time: messages and spans are compared by kind, name and role, then by their content, a page at a time, and
-the walk ends at the first step that differs.
+The numbers come from roll-ups. The divergence is found by reading both runs side by side in order of time:
+messages and spans are compared by kind, name and role, then by content, until one differs.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from treering.core.batch import Usage
-from treering.core.content import Address
-from treering.core.encoding import decode_json
 from treering.core.paging import record_pages
 from treering.core.query import EventQuery, SumQuery, day_start_us
 from treering.core.text import text_of
@@ -22,23 +19,22 @@ from treering.errors import InvalidInput
 from treering.runs.cost import Cost, Costs
 from treering.runs.performance import Percentiles, Performance
 from treering.runs.run import RunInfo
-from treering.runs.span import MESSAGE, SPAN, input_of
+from treering.runs.span import MESSAGE, SPAN, RunRow, open_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from treering.core.content import Content
+    from treering.core.content import Address, Content
     from treering.core.engine import Engine
-    from treering.core.records import Record
 
 _PAGE: Final = 200
-_SHOWN: Final = 120
+_MAX_TEXT: Final = 120
 
 Difference = Literal["kind", "name", "role", "input", "content", "length"]
 
 
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run took. ``steps`` counts messages and spans by kind; ``errors`` the spans that failed."""
+    """The numbers of one run. ``steps`` counts messages and spans by kind, ``errors`` failed spans."""
 
     run: RunInfo
     cost: Cost
@@ -47,16 +43,16 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     steps: dict[str, int]
     errors: int
     busy_us: dict[str, int]
-    """Time in spans by kind, added up: parallel and nested ones count each for itself."""
+    """Total time in spans by kind; parallel and nested spans each count in full."""
 
     @property
     def step_count(self) -> int:
-        """Messages and spans together."""
+        """All messages and spans."""
         return sum(self.steps.values())
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of a run, as much as is needed to recognise it."""
+class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of a run, with as much as is needed to recognise it."""
 
     event: str
     kind: str
@@ -67,29 +63,29 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """The first step that differs, and in what; a run that ends earlier has no step there."""
+    """The first step that differs, and in what. A run that ended earlier has no step."""
 
     index: int
-    """How many steps are the same before it."""
+    """How many steps before it are the same."""
     what: Difference
-    one: Step | None
-    other: Step | None
+    one: ComparedStep | None
+    other: ComparedStep | None
 
 
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs side by side. ``divergences`` are those of the second, third, ... run from the first one."""
+    """Runs side by side. ``divergences`` has one item for each run but the first, compared with the first."""
 
     runs: tuple[RunFigures, ...]
     divergences: tuple[Divergence | None, ...]
 
     @property
     def divergence(self) -> Divergence | None:
-        """Where the second run goes another way than the first; ``None`` when they are the same."""
+        """Where the second run diverges from the first; ``None`` when they are the same."""
         return self.divergences[0]
 
 
 class AgentFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent took over a period. ``runs`` are those that it was started as, and that are over."""
+    """The numbers of one agent over a period. ``runs`` counts ended runs that this agent started."""
 
     agent: str
     cost: Cost
@@ -98,16 +94,16 @@ class AgentFigures(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     errors: int
     latency: Percentiles | None
-    """Of its runs."""
+    """The duration of its runs."""
 
     @property
     def tokens_per_run(self) -> float | None:
-        """``None`` without any run."""
+        """``None`` without runs."""
         return self.cost.tokens / self.runs if self.runs else None
 
 
 class AgentComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Agents side by side. ``is_partial``: latencies and failures are those of the newest events only."""
+    """Agents side by side. ``is_partial``: latencies and failures cover the newest events only."""
 
     agents: tuple[AgentFigures, ...]
     is_partial: bool
@@ -116,7 +112,7 @@ class AgentComparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare_runs(
     engine: Engine, space: str, runs: Sequence[RunInfo], *, currency: str | None
 ) -> RunComparison:
-    """Figures of all, and where each goes another way than the first."""
+    """Compare runs with the first one."""
     return RunComparison(
         runs=tuple(_figures(engine, space, info, currency) for info in runs),
         divergences=tuple(_divergence(engine, space, runs[0], info) for info in runs[1:]),
@@ -132,9 +128,9 @@ def compare_agents(
     until_day: int | None,
     currency: str | None,
 ) -> AgentComparison:
-    """What each agent took over some days (counted from 1970-01-01, UTC)."""
+    """Compare agents over a range of days (counted from 1970-01-01, UTC)."""
     if not agents:
-        raise InvalidInput("name the agents to compare; cost.of_days(by='agent') lists them")
+        raise InvalidInput("no agents to compare. List agents with: treering cost --by agent")
     costs = Costs(engine, space) if currency is None else Costs(engine, space).in_(currency)
     figures: list[AgentFigures] = []
     is_partial = False
@@ -176,86 +172,84 @@ def _figures(engine: Engine, space: str, info: RunInfo, currency: str | None) ->
 
 
 def _divergence(engine: Engine, space: str, one: RunInfo, other: RunInfo) -> Divergence | None:
-    both = zip_longest(_steps(engine, space, one.id), _steps(engine, space, other.id))
-    for index, (mine, theirs) in enumerate(both):
-        what = _difference(mine, theirs)
+    pairs = zip_longest(_steps(engine, space, one.id), _steps(engine, space, other.id))
+    for index, (first, second) in enumerate(pairs):
+        what = _difference(first, second)
         if what is not None:
             return Divergence(
                 index=index,
                 what=what,
-                one=None if mine is None else mine.shown(one),
-                other=None if theirs is None else theirs.shown(other),
+                one=None if first is None else first.describe(one),
+                other=None if second is None else second.describe(other),
             )
     return None
 
 
-class _Walked:
-    """A step on the way: its row, what went in and what came out."""
+class _Step:
+    """A row with its input and output."""
 
-    __slots__ = ("content", "given", "record")
+    __slots__ = ("input", "output", "row")
 
-    def __init__(self, record: Record, given: Content | None, content: Content | None) -> None:
-        self.record = record
-        self.given = given
-        self.content = content
+    def __init__(self, row: RunRow, input: Content | None, output: Content | None) -> None:
+        self.row = row
+        self.input = input
+        self.output = output
 
-    def shown(self, info: RunInfo) -> Step:
-        """For people."""
-        event = self.record.event
-        told = self.content or self.given
-        return Step(
+    def describe(self, info: RunInfo) -> ComparedStep:
+        """Return the step for display."""
+        event = self.row.event
+        content = self.output or self.input
+        return ComparedStep(
             event=event.id,
-            kind=event.kind.removeprefix(SPAN),
+            kind=self.row.span_kind,
             name=event.name,
             role=event.role,
             offset_us=event.ts_us - info.started_at_us,
-            text="" if told is None else " ".join(text_of(told).split())[:_SHOWN],
+            text="" if content is None else " ".join(text_of(content).split())[:_MAX_TEXT],
         )
 
 
-def _difference(one: _Walked | None, other: _Walked | None) -> Difference | None:
+def _difference(one: _Step | None, other: _Step | None) -> Difference | None:
     if one is None or other is None:
         return "length"
-    mine, theirs = one.record.event, other.record.event
-    if mine.kind != theirs.kind:
+    first, second = one.row.event, other.row.event
+    if first.kind != second.kind:
         return "kind"
-    if mine.name != theirs.name:
+    if first.name != second.name:
         return "name"
-    if mine.role != theirs.role:
+    if first.role != second.role:
         return "role"
-    if one.given != other.given:
+    if one.input != other.input:
         return "input"
-    return "content" if one.content != other.content else None
+    return "content" if one.output != other.output else None
 
 
-def _steps(engine: Engine, space: str, run_id: str) -> Iterator[_Walked]:
+def _steps(engine: Engine, space: str, run_id: str) -> Iterator[_Step]:
     for records in record_pages(engine, space, EventQuery(run=run_id, order="time"), limit=_PAGE):
-        rows = [record for record in records if _is_step(record.event.kind)]
-        inputs = {record.seq: _given(engine, space, record) for record in rows}
-        wanted = [each for record in rows for each in (inputs[record.seq], record.event.body) if each]
-        unique = list(dict.fromkeys(wanted))
-        found = dict(zip(unique, engine.get(space, unique) if unique else [], strict=True))
-        for record in rows:
-            given, body = inputs[record.seq], record.event.body
-            yield _Walked(record, found[given] if given else None, found[body] if body else None)
+        rows = [RunRow(record) for record in records if _is_step(record.event.kind)]
+        inputs = {row.seq: _input(engine, space, row) for row in rows}
+        addresses = dict.fromkeys(
+            each for row in rows for each in (inputs[row.seq], row.event.body) if each is not None
+        )
+        contents = dict(zip(addresses, engine.get(space, list(addresses)) if addresses else [], strict=True))
+        for row in rows:
+            input_address, body = inputs[row.seq], row.event.body
+            yield _Step(
+                row,
+                None if input_address is None else contents[input_address],
+                None if body is None else contents[body],
+            )
 
 
-def _given(engine: Engine, space: str, record: Record) -> Address | None:
-    """Where the input of a span is; an announced one has it in the row of its beginning."""
-    event = record.event
-    if event.data is None or not event.kind.startswith(SPAN):
-        return None
-    data = decode_json(event.data)
-    told = input_of(event, data)
-    if told is not None:
-        return told
-    if not data.get("announced"):
-        return None
+def _input(engine: Engine, space: str, row: RunRow) -> Address | None:
+    """Return the address of a span's input, which for an announced span is in its open row."""
+    if row.input is not None or not (row.is_span and row.is_announced):
+        return row.input
     query = EventQuery(
-        run=event.run,
-        ids=(f"{event.id}:open",),
-        since_us=event.ts_us,
-        until_us=event.ts_us + 1,
+        run=row.event.run,
+        ids=(open_id(row.event.id),),
+        since_us=row.event.ts_us,
+        until_us=row.event.ts_us + 1,
         order="time",
     )
     found = engine.scan(space, query, limit=1).records
@@ -266,5 +260,5 @@ def _is_step(kind: str) -> bool:
     return kind == MESSAGE or kind.startswith(SPAN)
 
 
-def _day_us(day: int | None, more: int = 0) -> int | None:
-    return None if day is None else day_start_us(day + more)
+def _day_us(day: int | None, offset: int = 0) -> int | None:
+    return None if day is None else day_start_us(day + offset)

@@ -1,13 +1,12 @@
-"""Cost: what runs, threads, agents, models and days took, from the roll-ups that every commit keeps.
+"""Costs of runs, threads, agents, models and days, from the roll-ups that every commit updates.
 
-Amounts of different currencies are never added up: a `Cost` holds one sum for each, until `Costs.in_` turns
-them into one currency, each amount at the rate of its day. Usage that has no price is counted apart and is
-not taken for free.
+Amounts of different currencies are never added: a `Cost` has one sum for each, until `Costs.in_` converts
+them, each amount at the rate of its day. Usage without a price is counted separately, never as free.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -15,8 +14,8 @@ from treering.core.batch import Usage
 from treering.core.ids import thread_key
 from treering.core.money import check_currency, from_nanos
 from treering.core.query import SumQuery
-from treering.runs.prices import ExchangeRate, exchange
-from treering.runs.run import run_info, run_ref
+from treering.runs.prices import EUR, ExchangeRate, exchange
+from treering.runs.run import run_from_ref, run_not_found, run_ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.core.query import Dimension, Grain
     from treering.core.records import Sum
+    from treering.runs.listing import LegacyRuns
 
 By = Literal["agent", "model", "kind", "day"]
 
@@ -33,7 +33,7 @@ _REFS: Final = 1000
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens and money of one group; ``key`` is its agent, model or day (``None`` for a total)."""
+    """Tokens and money of one group. ``key`` is its agent, model or day; ``None`` for a total."""
 
     key: str | int | None
     usage: Usage
@@ -44,9 +44,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     unpriced_tokens: int = 0
     unpriced_events: int = 0
     rates: tuple[ExchangeRate, ...] = ()
-    """What was converted, by which rate and of which day (see `Costs.in_`)."""
+    """The rates used by `Costs.in_`."""
     unconverted: dict[str, int] = {}
-    """Amounts for which there is no rate; they are in no other sum."""
+    """Amounts by currency that have no rate; they are not in ``nanos``."""
 
     @property
     def tokens(self) -> int:
@@ -55,16 +55,16 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def amounts(self) -> dict[str, Decimal]:
-        """The sums of money, by currency."""
+        """The amount in each currency."""
         return {currency: from_nanos(nanos) for currency, nanos in self.nanos.items()}
 
     @property
     def is_unpriced(self) -> bool:
-        """Something was used, and nothing of it has a price."""
+        """Whether tokens were used and none of them has a price."""
         return not self.nanos and not self.unconverted and self.unpriced_tokens > 0
 
     def amount(self, currency: str) -> Decimal | None:
-        """The sum in one currency; ``None`` when nothing of this has a price, 0 when nothing was used."""
+        """Return the amount in one currency; ``None`` when nothing has a price, 0 when nothing was used."""
         if currency in self.nanos:
             return from_nanos(self.nanos[currency])
         return from_nanos(0) if not self.is_unpriced and not self.unconverted else None
@@ -78,7 +78,7 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run took, in all and by name (``""``: what has none), the most expensive first."""
+    """The cost of one run, by agent and by model, the most expensive first; ``""`` for no name."""
 
     total: Cost
     by_agent: dict[str, Cost]
@@ -86,7 +86,7 @@ class RunCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Costs:
-    """What the roll-ups of one space say."""
+    """The costs of one space."""
 
     def __init__(self, engine: Engine, space: str, *, currency: str | None = None) -> None:
         self._engine = engine
@@ -94,19 +94,19 @@ class Costs:
         self._currency = currency
 
     def in_(self, currency: str) -> Costs:
-        """The same in one currency: each amount at the reference rate of the day it was spent on.
+        """Return these costs in one currency, each amount at the reference rate of the day it was spent.
 
-        A `Cost` then says in ``rates`` what was converted and how. A day without a rate has that of the last
-        day before it. Needs the extra ``prices``, unless everything is in that currency already.
+        `Cost.rates` then lists the rates used. Needs the extra ``prices``, unless every amount is in that
+        currency already.
         """
         return Costs(self._engine, self._space, currency=check_currency(currency))
 
     def of_run(self, run_id: str, *, by: By = "agent") -> CostReport:
-        """What a run took."""
+        """Return the cost of a run."""
         return self._report("run", by, key=run_id)
 
     def of_thread(self, thread_id: str, *, namespace: str = "", by: By = "agent") -> CostReport:
-        """What all runs of a thread took."""
+        """Return the cost of all runs of a thread."""
         return self._report("thread", by, key=thread_key(thread_id, namespace))
 
     def of_days(
@@ -118,21 +118,21 @@ class Costs:
         agent: str | None = None,
         model: str | None = None,
     ) -> CostReport:
-        """What everything took, over all days or some (counted from 1970-01-01, UTC)."""
+        """Return the cost of everything, or of a range of days (counted from 1970-01-01, UTC)."""
         return self._report("day", by, since_day=since_day, until_day=until_day, agent=agent, model=model)
 
     def of_runs(self, *, since_day: int | None = None, until_day: int | None = None) -> CostReport:
-        """What each run took, the most expensive first."""
+        """Return the cost of each run, the most expensive first."""
         return self._report("run", "key", since_day=since_day, until_day=until_day)
 
     def of_threads(self, *, since_day: int | None = None, until_day: int | None = None) -> CostReport:
-        """What each thread took; ``key`` is ``<namespace>/<thread>`` (an empty namespace for none)."""
+        """Return the cost of each thread; ``key`` is ``<namespace>/<thread>``."""
         return self._report("thread", "key", since_day=since_day, until_day=until_day)
 
     def of_tags(self, *, since_day: int | None = None, until_day: int | None = None) -> CostReport:
-        """What the runs of each tag took; ``key`` is ``""`` for runs without tags.
+        """Return the cost of the runs with each tag; ``key`` is ``""`` for runs without tags.
 
-        A run with two tags counts for both, and once in the total.
+        A run with two tags counts for both, but only once in the total.
         """
         groups = self._groups("run", "key", since_day=since_day, until_day=until_day)
         tagged: dict[str | int, list[Sum]] = {}
@@ -140,7 +140,7 @@ class Costs:
             for tag in tags or ("",):
                 tagged.setdefault(tag, []).extend(groups[run])
         everything = [each for sums in groups.values() for each in sums]
-        return self._summed_up(tagged, everything)
+        return self._to_report(tagged, everything)
 
     def _tags(self, runs: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
         for start in range(0, len(runs), _REFS):
@@ -148,7 +148,7 @@ class Costs:
             refs = self._engine.refs(self._space, [run_ref(run) for run in some])
             for run in some:
                 ref = refs.get(run_ref(run))
-                yield run, () if ref is None else run_info(ref).tags
+                yield run, () if ref is None else run_from_ref(ref).tags
 
     def _report(
         self,
@@ -164,7 +164,7 @@ class Costs:
         groups = self._groups(
             grain, by, key=key, since_day=since_day, until_day=until_day, agent=agent, model=model
         )
-        return self._summed_up(groups, [each for sums in groups.values() for each in sums])
+        return self._to_report(groups, [each for sums in groups.values() for each in sums])
 
     def _groups(
         self,
@@ -194,7 +194,7 @@ class Costs:
             groups.setdefault(each.group[0], []).append(each)
         return groups
 
-    def _summed_up(self, groups: dict[str | int, list[Sum]], everything: list[Sum]) -> CostReport:
+    def _to_report(self, groups: dict[str | int, list[Sum]], everything: list[Sum]) -> CostReport:
         parts = [cost_of(name, sums, self._currency) for name, sums in groups.items()]
         return CostReport(
             total=cost_of(None, everything, self._currency),
@@ -205,13 +205,13 @@ class Costs:
 
 
 def cost_of(key: str | int | None, sums: list[Sum], into: str | None) -> Cost:
-    """Sums as one cost. Their groups have the currency second and (to convert ``into`` one) the day third."""
+    """Return the total of sums, which are grouped by ``key``, currency and, to convert ``into`` one, day."""
     usage = _NO_USAGE
     for each in sums:
         usage = Usage(
             **{name: getattr(usage, name) + getattr(each.usage, name) for name in Usage.__struct_fields__}
         )
-    nanos, rates, unconverted = _summed(sums, into)
+    nanos, rates, unconverted = _add_up(sums, into)
     return Cost(
         key=key,
         usage=usage,
@@ -225,16 +225,16 @@ def cost_of(key: str | int | None, sums: list[Sum], into: str | None) -> Cost:
     )
 
 
-def _summed(
+def _add_up(
     sums: list[Sum], into: str | None
 ) -> tuple[dict[str, int], tuple[ExchangeRate, ...], dict[str, int]]:
-    """Amounts by currency, or (``into``) those of each day converted and added up."""
+    """Return the amounts by currency, converted ``into`` one if given, with rates and what has no rate."""
     spent: dict[tuple[str, int | None], int] = {}
     for each in sums:
         currency = str(each.group[1])
         if currency:
-            place = (currency, None if into is None else int(each.group[2]))
-            spent[place] = spent.get(place, 0) + each.cost_nanos
+            key = (currency, None if into is None else int(each.group[2]))
+            spent[key] = spent.get(key, 0) + each.cost_nanos
     nanos: dict[str, int] = {}
     rates: dict[ExchangeRate, None] = {}
     unconverted: dict[str, int] = {}
@@ -249,3 +249,55 @@ def _summed(
             nanos[into] = nanos.get(into, 0) + rate.convert(amount)
             rates[rate] = None
     return nanos, tuple(rates), unconverted
+
+
+def cost_report(
+    engine: Engine, space: str, run_id: str, *, legacy: LegacyRuns | None = None
+) -> dict[str, Any]:
+    """Return the cost of a run in tokens and euros as REST returns it, the most expensive agent first.
+
+    ``cost_eur`` is the sum of all amounts in euros, each at the rate of its day; ``None`` when tokens were
+    used and none has a price, 0 only when nothing was used. ``rates`` lists the rates used. A run that is not
+    in the store is read from ``legacy``.
+    """
+    if not engine.refs(space, [run_ref(run_id)]):
+        found = None if legacy is None else legacy.cost(run_id)
+        if found is None:
+            raise run_not_found(run_id)
+        return found
+    costs = Costs(engine, space).in_(EUR).of_run(run_id)
+    report: dict[str, Any] = {
+        # Agents that used nothing are only in the timeline.
+        "by_agent": [
+            _cost_row(part) for part in costs.parts if part.tokens or part.nanos or part.unconverted
+        ],
+        "total": _cost_row(costs.total),
+    }
+    if costs.total.rates:
+        report["rates"] = [
+            {"currency": rate.currency, "rate": float(rate.rate), "date": rate.date}
+            for rate in costs.total.rates
+        ]
+    return report
+
+
+def _cost_row(cost: Cost) -> dict[str, Any]:
+    amount = cost.amount(EUR)
+    row: dict[str, Any] = {
+        "agent": cost.key or None,
+        "tokens": cost.tokens,
+        "cost_eur": None if amount is None else float(amount),
+    }
+    if cost.unpriced_tokens:
+        row["unpriced"] = {"tokens": cost.unpriced_tokens, "messages": cost.unpriced_events}
+    if cost.unconverted:
+        row["unconverted"] = {name: float(from_nanos(nanos)) for name, nanos in cost.unconverted.items()}
+    return row
+
+
+def format_cost(cost: Cost) -> str:
+    """Return the amounts of a cost as text; ``?`` stands for usage without a price."""
+    amounts = [f"{amount.normalize():f} {currency}" for currency, amount in sorted(cost.amounts.items())]
+    if cost.unpriced_tokens:
+        amounts.append("?")
+    return " + ".join(amounts) or "0"

@@ -1,8 +1,8 @@
-"""Following: what is committed, as it is committed, from any sequence number on.
+"""Follow the journal: events as any process commits them, from any sequence number on.
 
-Every commit gives its events the next sequence numbers, so a position in the journal is one number: who
-follows from the last one that was seen misses nothing and sees nothing twice, in whichever process it goes
-on. Waiting costs nothing; a commit of any process wakes whoever waits.
+Every commit gives its events the next sequence numbers, so a position in the journal is one number. A
+follower that resumes after the last number it has seen misses nothing and sees nothing twice. Waiting is not
+polling: a commit of any process wakes the follower.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from treering.core.query import EventQuery
 from treering.core.records import Record
 from treering.errors import InvalidInput
 
-PAGE: Final = 500
+_PAGE: Final = 500
 _SLICE_SECONDS: Final = 0.5
-"""How long a follower that was closed may take to notice."""
+"""How long a waiting follower may take to notice that it was closed."""
 
 
 class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event of the journal as followers get it. Its ``seq`` is where to go on behind it."""
+    """An event of the journal. To resume after it, pass its ``seq``."""
 
     seq: int
     id: str
@@ -43,7 +43,7 @@ class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parent: str | None = None
     thread: str | None = None
     namespace: str = ""
-    """That of the thread."""
+    """The namespace of the thread."""
     agent: str | None = None
     name: str | None = None
     model: str | None = None
@@ -51,23 +51,23 @@ class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: str | None = None
     usage: Usage | None = None
     cost: str | None = None
-    """An amount of ``currency``, exactly."""
+    """An exact amount of ``currency``."""
     currency: str | None = None
     duration_us: int | None = None
     data: Any = None
     body: Address | None = None
-    """Where the content is; `Timeline.content` fetches it."""
+    """The address of the content; `Timeline.content` fetches it."""
 
     @property
     def ts(self) -> str:
-        """When it happened: ISO 8601 with offset."""
+        """ISO 8601 with offset."""
         return to_iso(self.ts_us)
 
 
-class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events to follow; what is left out does not filter.
+class LiveFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events to follow. Unset fields do not filter; set fields must all match.
 
-    A kind is a whole one (``span.tool``) or its first word (``span``); ``namespace`` is that of the thread.
+    A kind is complete (``span.tool``) or only the first word (``span``). ``namespace`` is that of the thread.
     """
 
     run: str | None = None
@@ -76,8 +76,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     agent: str | None = None
     kinds: tuple[str, ...] = ()
 
-    def holds(self, event: LiveEvent) -> bool:
-        """Whether an event is wanted."""
+    def matches(self, event: LiveEvent) -> bool:
+        """Whether an event passes the filter."""
         return (
             (self.run is None or event.run == self.run)
             and (self.thread is None or (event.thread, event.namespace) == (self.thread, self.namespace))
@@ -87,12 +87,12 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def query(self) -> EventQuery:
-        """The part of it that an index answers; `holds` does the rest."""
+        """The part of the filter that an index answers; `matches` does the rest."""
         return EventQuery(run=self.run, thread=thread_key(self.thread, self.namespace), agent=self.agent)
 
 
 def live_event(record: Record) -> LiveEvent:
-    """A record for followers."""
+    """Return a record as followers get it."""
     event = record.event
     thread, namespace = thread_of_key(event.thread)
     return LiveEvent(
@@ -121,65 +121,65 @@ def live_event(record: Record) -> LiveEvent:
 
 
 def last_seq(engine: Engine, space: str) -> int:
-    """The sequence number of the last commit."""
+    """Return the sequence number of the last commit."""
     return engine.wait(space, 0, seconds=0)
 
 
-class Following(Iterator[LiveEvent]):
-    """An endless iterator. `close` ends it, from any thread; whoever waits in it is let go."""
+class Follower(Iterator[LiveEvent]):
+    """An endless iterator over new events. `close` ends it, from any thread, also while it waits."""
 
     def __init__(
         self,
         engine: Engine,
         space: str,
-        wanted: Selection,
+        filter: LiveFilter,
         *,
         after: int | None,
         seconds: float | None = None,
     ) -> None:
         if after is not None and after < 0:
-            raise InvalidInput(f"after is {after}; give a sequence number, or None for new events")
+            raise InvalidInput(f"after={after}; pass a sequence number, or None for new events")
         self._engine = engine
         self._space = space
-        self._wanted = wanted
+        self._filter = filter
         self._seconds = seconds
         self._ready: deque[LiveEvent] = deque()
         self._is_closed = threading.Event()
         last = last_seq(engine, space)
         self.position = last if after is None else min(after, last)
-        """Everything up to here was given out."""
+        """The last sequence number that was returned, or where following started."""
         self._read_to = self.position
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> LiveEvent:
-        quiet = 0.0
+        waited = 0.0
         while not self._ready:
             if self._is_closed.is_set():
                 raise StopIteration
             if not self._read():
-                if self._seconds is not None and quiet >= self._seconds:
+                if self._seconds is not None and waited >= self._seconds:
                     raise StopIteration
-                left = _SLICE_SECONDS if self._seconds is None else self._seconds - quiet
+                left = _SLICE_SECONDS if self._seconds is None else self._seconds - waited
                 left = min(_SLICE_SECONDS, left)
                 self._engine.wait(self._space, self._read_to, seconds=left)
-                quiet += left
+                waited += left
         event = self._ready.popleft()
         self.position = event.seq
         return event
 
     def close(self) -> None:
-        """End it."""
+        """End the iteration."""
         self._is_closed.set()
 
     def _read(self) -> bool:
-        """Whether there was anything new, wanted or not."""
+        """Read the next page; return whether there was anything new, matching or not."""
         last = last_seq(self._engine, self._space)
         if last <= self._read_to:
             return False
-        page = self._engine.scan(self._space, self._wanted.query, after=str(self._read_to), limit=PAGE)
-        self._ready.extend(filter(self._wanted.holds, map(live_event, page.records)))
-        seen = page.records[-1].seq if page.records else 0
-        self._read_to = seen if page.cursor is not None else max(last, seen)
+        page = self._engine.scan(self._space, self._filter.query, after=str(self._read_to), limit=_PAGE)
+        self._ready.extend(filter(self._filter.matches, map(live_event, page.records)))
+        last_read = page.records[-1].seq if page.records else 0
+        self._read_to = last_read if page.cursor is not None else max(last, last_read)
         return True

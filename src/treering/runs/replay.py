@@ -1,8 +1,8 @@
-"""Replay: a run step by step, as it happened, with the pauses in between if wanted.
+"""Replay: a run step by step, as it happened, in real time if wanted.
 
-The rows of a run are read in the order of time. A span gives a step where it began, one for each chunk that
-it streamed and one where it ended; later ones wait in a heap until their time has come, so that a replay
-holds no more than what was open at one moment.
+Rows are read in order of time. A span gives a step for its start, one for each chunk that it streamed, and
+one for its end. Later steps wait in a heap until their time has come, so a replay never holds more than the
+spans that were open at one time.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.core.content import Address
-from treering.core.encoding import decode, decode_json
+from treering.core.encoding import decode
 from treering.core.paging import record_pages
 from treering.core.query import EventQuery
 from treering.errors import InvalidInput
 from treering.runs.run import RUN
-from treering.runs.span import CHUNKS, OPEN, SPAN, cut
-from treering.runs.timeline import end_us, is_announced, line
+from treering.runs.span import RunRow, split_chunks
+from treering.runs.timeline import timeline_event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from treering.core.content import Address
     from treering.core.engine import Engine
-    from treering.core.records import Record
     from treering.runs.timeline import TimelineEvent
 
 _PAGE: Final = 200
 
 
 class ReplayStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment of a run. ``offset_us`` counts from its beginning, ``wait_us`` from the step before."""
+    """One step of a run. ``offset_us`` counts from its start, ``wait_us`` from the previous step."""
 
     offset_us: int
     wait_us: int
@@ -41,11 +40,11 @@ class ReplayStep(msgspec.Struct, frozen=True, kw_only=True):
     content: Any = None
     """A message's content, a call's input, a result's output."""
     chunk: str | None = None
-    """A piece of a stream; its ``event`` is where its span began."""
+    """A piece of a stream; its ``event`` is the start of the span."""
 
     @property
     def label(self) -> str:
-        """What happened, in a few words."""
+        """A short description, or the text of a chunk."""
         return self.event.label if self.chunk is None else self.chunk
 
 
@@ -58,9 +57,9 @@ def replay(
     speed: float | None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[ReplayStep]:
-    """The steps of a run. ``speed=1`` takes as long as it took, 10 a tenth, ``None`` does not wait."""
+    """Iterate over a run. ``speed=1`` takes as long as it did, 10 a tenth of it; ``None`` does not wait."""
     if speed is not None and not speed > 0:
-        raise InvalidInput(f"speed is {speed}; use a number above 0, or None to go through without waiting")
+        raise InvalidInput(f"speed={speed}; use a number above 0, or None for no waiting")
     return _paced(_steps(engine, space, run_id, started_at_us), speed, sleep)
 
 
@@ -74,11 +73,11 @@ def _paced(
 
 
 class _Due(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """A step whose time is to come, in the order of (time, sequence number, place within the row)."""
+    """When a step is due, in the order of (time, sequence number, position within the row)."""
 
     ts_us: int
     seq: int
-    place: int
+    position: int
 
 
 def _steps(engine: Engine, space: str, run_id: str, started_at_us: int) -> Iterator[ReplayStep]:
@@ -88,8 +87,8 @@ def _steps(engine: Engine, space: str, run_id: str, started_at_us: int) -> Itera
     def due(before: tuple[int, int] | None) -> Iterator[ReplayStep]:
         nonlocal last_us
         while heap and (before is None or (heap[0][0].ts_us, heap[0][0].seq) < before):
-            moment, event, content, chunk = heappop(heap)
-            ts_us = max(moment.ts_us, last_us)
+            at, event, content, chunk = heappop(heap)
+            ts_us = max(at.ts_us, last_us)
             yield ReplayStep(
                 offset_us=ts_us - started_at_us,
                 wait_us=ts_us - last_us,
@@ -99,61 +98,44 @@ def _steps(engine: Engine, space: str, run_id: str, started_at_us: int) -> Itera
             )
             last_us = ts_us
 
-    for record, contents in _records(engine, space, run_id):
-        yield from due((record.event.ts_us, record.seq))
-        for place, (ts_us, event, content, chunk) in enumerate(_moments(record, contents)):
-            heappush(heap, (_Due(ts_us, record.seq, place), event, content, chunk))
+    for row, contents in _rows(engine, space, run_id):
+        yield from due((row.event.ts_us, row.seq))
+        for position, (ts_us, event, content, chunk) in enumerate(_steps_of(row, contents)):
+            heappush(heap, (_Due(ts_us, row.seq, position), event, content, chunk))
     yield from due(None)
 
 
-def _moments(
-    record: Record, contents: dict[Address, Any]
+def _steps_of(
+    row: RunRow, contents: dict[Address, Any]
 ) -> Iterator[tuple[int, TimelineEvent, Any, str | None]]:
-    """What one row tells: its beginning, its chunks and its end, or just itself."""
-    event = record.event
+    """The steps of one row: start, chunks and end of a span, or a single one."""
 
-    def shown(told: TimelineEvent) -> tuple[int, TimelineEvent, Any, str | None]:
-        return told.ts_us, told, None if told.body is None else contents[told.body], None
+    def step(event: TimelineEvent) -> tuple[int, TimelineEvent, Any, str | None]:
+        return event.ts_us, event, None if event.body is None else contents[event.body], None
 
-    if not event.kind.startswith(SPAN):
-        yield shown(line(record, "start" if event.kind.startswith(OPEN) else "at"))
+    if not row.is_span:
+        yield step(timeline_event(row, "start" if row.is_open else "at"))
         return
-    start = line(record, "start")
-    if not is_announced(record):
-        yield shown(start)
-    times = _chunks_at(record)
-    if times is not None and event.body is not None:
-        for chunk in cut(contents[event.body], contents[times]):
-            yield event.ts_us + chunk.offset_us, start, None, chunk.text
-    ts_us, end, content, _ = shown(line(record, "end"))
-    yield max(ts_us, end_us(record)), end, content, None
+    start = timeline_event(row, "start")
+    if not row.is_announced:
+        yield step(start)
+    if row.chunk_times is not None and row.event.body is not None:
+        for chunk in split_chunks(contents[row.event.body], contents[row.chunk_times]):
+            yield row.event.ts_us + chunk.offset_us, start, None, chunk.text
+    ts_us, end, content, _ = step(timeline_event(row, "end"))
+    yield max(ts_us, row.end_us), end, content, None
 
 
-def _records(engine: Engine, space: str, run_id: str) -> Iterator[tuple[Record, dict[Address, Any]]]:
-    """The rows of a run in the order of time, with everything they point at; never the run's own row."""
+def _rows(engine: Engine, space: str, run_id: str) -> Iterator[tuple[RunRow, dict[Address, Any]]]:
+    """The rows of a run in order of time, with their contents; without the row of the run itself."""
     for records in record_pages(engine, space, EventQuery(run=run_id, order="time"), limit=_PAGE):
-        wanted = {each: None for record in records for each in _addresses(record)}
-        found = engine.get(space, list(wanted)) if wanted else []
-        contents = dict(zip(wanted, map(decode, found), strict=True))
-        yield from ((record, contents) for record in records if record.event.kind != RUN)
-
-
-def _addresses(record: Record) -> Iterator[Address]:
-    event = record.event
-    if event.body is not None:
-        yield event.body
-    if event.kind.startswith(SPAN):
-        given = line(record, "start").body
-        if given is not None:
-            yield given
-        times = _chunks_at(record)
-        if times is not None:
-            yield times
-
-
-def _chunks_at(record: Record) -> Address | None:
-    data = record.event.data
-    if data is None or b'"chunks"' not in data:
-        return None
-    at: Any = decode_json(data).get(CHUNKS)
-    return Address(at) if isinstance(at, str) and at in record.event.links else None
+        rows = [RunRow(record) for record in records]
+        addresses = {
+            address: None
+            for row in rows
+            for address in (row.event.body, row.input, row.chunk_times)
+            if address is not None
+        }
+        found = engine.get(space, list(addresses)) if addresses else []
+        contents = dict(zip(addresses, map(decode, found), strict=True))
+        yield from ((row, contents) for row in rows if row.event.kind != RUN)

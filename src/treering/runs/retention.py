@@ -1,10 +1,10 @@
-"""Retention of runs: those that a policy does not want go, with everything that was recorded of them.
+"""Retention of runs: delete the runs that a policy does not keep, with everything recorded in them.
 
-The runs of one agent are decided together, by the time at which the store first heard of them. A run that is
-still running stays. Of a dropped run nothing is left but its id in the journal's note of what was dropped:
-its events, its ref, its words in the index, and with its events their share of every total. Content that
-nothing else names goes with the next sweep. **Invariant:** the note is written before anything is dropped,
-and a run that was dropped by half is dropped whole next time.
+The policy is applied to the runs of each agent separately, by the time at which the store first saw them.
+Running runs are kept. All that is left of a deleted run is its id in a journal event that lists what was
+deleted: its events, its ref, its entries in the search index and its share of every total are gone. Content
+that nothing else refers to goes with the next garbage collection. **Invariant:** the event is written before
+anything is deleted, and a run whose deletion was interrupted is deleted completely next time.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from treering.core.paging import each_record, each_scope
 from treering.core.query import Erasure, EventQuery
 from treering.core.retention import Keep, RetentionEntry, select
 from treering.errors import InvalidInput
-from treering.runs.directory import Runs
+from treering.runs.listing import Runs
 from treering.runs.otlp.logs import LOG
-from treering.runs.otlp.spans import ATTRIBUTES
-from treering.runs.run import RUN, RUNNING, RunInfo, ledger_scope, run_ref
+from treering.runs.otlp.traces import ATTRIBUTES
+from treering.runs.run import RUN, RUNNING, RunInfo, ledger_scope, listed_run, run_ref
 from treering.runs.search import EventIndex
 from treering.runs.span import MESSAGE, OPEN, SPAN
 
@@ -34,14 +34,13 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.core.records import Record
 
-_LISTED: Final = ":listed"
-_OWN: Final = frozenset({RUN, MESSAGE, LOG, ATTRIBUTES})
-_AT_ONCE: Final = 20_000
-"""Events that one erasure takes: each of them looks at the whole store once."""
+_OWN_KINDS: Final = frozenset({RUN, MESSAGE, LOG, ATTRIBUTES})
+_ERASE_LIMIT: Final = 20_000
+"""Events in one erasure. Each erasure reads the whole store once."""
 
 
 class DroppedRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs that went (or would go, in a dry run), and how many stay."""
+    """The runs that were deleted (or would be, in a dry run), and how many were kept."""
 
     dropped: tuple[str, ...]
     kept: int
@@ -58,39 +57,39 @@ def drop_runs(
     clock: Clock,
     further_kinds: tuple[str, ...] = (),
 ) -> DroppedRuns:
-    """Apply retention to the runs of every namespace, and drop those that no rule keeps.
+    """Apply a policy to the runs of all namespaces, and delete those that it does not keep.
 
-    ``further_kinds`` are events of other layers that belong to a run and are dropped with it.
+    ``further_kinds`` are events of other layers that belong to a run and are deleted with it.
     """
     if keep.max_bytes is not None:
         raise InvalidInput(
-            "keep max_bytes is not for runs: their contents are shared; use last, daily, within"
+            "max_bytes cannot be applied to runs, because they share content; use last, daily or within"
         )
     listed = list(_listed(engine, space, clock))
     groups: dict[tuple[str, str], list[tuple[Record, RunInfo]]] = {}
     for record, info in listed:
         groups.setdefault((info.namespace, info.agent or ""), []).append((record, info))
-    gone: set[int] = set()
+    dropped_seqs: set[int] = set()
     for group in groups.values():
         entries = [_entry(record, info) for record, info in group]
-        gone.update(int(entry.id) for entry in select(entries, keep, now_us=clock.now_us()).dropped)
-    dropped = [(record, info) for record, info in listed if record.seq in gone]
+        dropped_seqs.update(int(entry.id) for entry in select(entries, keep, now_us=clock.now_us()).dropped)
+    dropped = [(record, info) for record, info in listed if record.seq in dropped_seqs]
     event = None
     if dropped and not dry_run:
-        event = _note(engine, space, keep, [info.id for _, info in dropped], clock)
-        _drop(engine, space, dropped, _OWN.union(further_kinds))
+        event = _write_event(engine, space, keep, [info.id for _, info in dropped], clock)
+        _erase(engine, space, dropped, _OWN_KINDS.union(further_kinds))
     return DroppedRuns(
         dropped=tuple(info.id for _, info in dropped), kept=len(listed) - len(dropped), event=event
     )
 
 
 def _listed(engine: Engine, space: str, clock: Clock) -> Iterator[tuple[Record, RunInfo]]:
-    """Every run that has a line in a ledger and a ref."""
+    """All runs, each with its ledger entry."""
     for namespace in _namespaces(engine, space):
         infos = {info.id: info for info in Runs(engine, space, clock=clock, namespace=namespace).each()}
         query = EventQuery(scope=ledger_scope(namespace), kinds=(RUN,))
         for record in each_record(engine, space, query):
-            info = infos.get(record.event.id.removesuffix(_LISTED))
+            info = infos.get(listed_run(record.event))
             if info is not None:
                 yield record, info
 
@@ -111,7 +110,7 @@ def _entry(record: Record, info: RunInfo) -> RetentionEntry:
     )
 
 
-def _note(engine: Engine, space: str, keep: Keep, ids: list[str], clock: Clock) -> str:
+def _write_event(engine: Engine, space: str, keep: Keep, ids: list[str], clock: Clock) -> str:
     rules: dict[str, Any] = {name: value for name, value in msgspec.to_builtins(keep).items() if value}
     draft = Draft(space)
     draft.event(
@@ -128,28 +127,24 @@ def _note(engine: Engine, space: str, keep: Keep, ids: list[str], clock: Clock) 
     return draft.id
 
 
-def _drop(engine: Engine, space: str, runs: list[tuple[Record, RunInfo]], kinds: frozenset[str]) -> None:
+def _erase(engine: Engine, space: str, runs: list[tuple[Record, RunInfo]], kinds: frozenset[str]) -> None:
     index = EventIndex(engine, space)
     seqs: list[int] = []
     refs: list[str] = []
     for record, info in runs:
-        refs += [run_ref(info.id), *index.take_out(info.id)]
-        seqs += [record.seq, *_events(engine, space, info.id, kinds)]
-        if len(seqs) >= _AT_ONCE:
+        refs += [run_ref(info.id), *index.remove(info.id)]
+        seqs += [record.seq, *_event_seqs(engine, space, info.id, kinds)]
+        if len(seqs) >= _ERASE_LIMIT:
             engine.erase(space, Erasure(event_seqs=tuple(seqs), refs=tuple(refs)))
             seqs, refs = [], []
     if seqs:
         engine.erase(space, Erasure(event_seqs=tuple(seqs), refs=tuple(refs)))
 
 
-def _events(engine: Engine, space: str, run: str, kinds: frozenset[str]) -> Iterator[int]:
+def _event_seqs(engine: Engine, space: str, run: str, kinds: frozenset[str]) -> Iterator[int]:
     for record in each_record(engine, space, EventQuery(run=run, order="time")):
-        if _is_recorded(record.event.kind, kinds):
+        kind = record.event.kind
+        # Checkpoints, memories and snapshots that were saved in the run are kept: they have their own
+        # policies.
+        if kind in kinds or kind.startswith((SPAN, OPEN)):
             yield record.seq
-
-
-def _is_recorded(kind: str, kinds: frozenset[str]) -> bool:
-    """Whether an event is the run's own. Checkpoints, memories and snapshots that were saved inside of it
-    are only linked to it: they stay, and go by their own policies.
-    """
-    return kind in kinds or kind.startswith((SPAN, OPEN))

@@ -1,4 +1,9 @@
-"""Runs: one execution of an agent, from its prompt to its result."""
+"""Runs: one execution of an agent, from its prompt to its result.
+
+The current state of a run is a ref, so listing runs reads no timelines. Beside it are an entry in the
+namespace's ledger, by which runs are listed in order and which holds nothing but the id, and, once the run
+has ended, a row in its timeline.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,9 @@ from msgspec import structs
 from treering.core.batch import ANY, Event
 from treering.core.clock import to_iso
 from treering.core.encoding import decode_json, encode_json
-from treering.core.ids import Scope, check_id, new_id
-from treering.errors import Corrupt, InvalidInput
-from treering.runs.span import ERROR, OK, RunContext, RunNode, current_node, describe_error
+from treering.core.ids import Scope, check_id, new_id, thread_key
+from treering.errors import Corrupt, InvalidInput, NotFound
+from treering.runs.span import ERROR, OK, RunContext, RunNode, SpanWriter, current_node, describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,17 +29,20 @@ if TYPE_CHECKING:
     from treering.core.records import Ref
     from treering.runs.cost import Costs, RunCost
     from treering.runs.recorder import RecordSink
-    from treering.runs.span import Gate
+    from treering.runs.span import CallGate
     from treering.runs.timeline import Timeline, TimelineEvent
 
 RUN: Final = "run"
+"""The kind of the rows of runs: ledger entries, and the end of a run in its timeline."""
 RUNS: Final = "run/"
+"""Prefix of the refs that hold the state of runs."""
 RUNNING: Final = "running"
 CRASHED: Final = "crashed"
+_LISTED: Final = ":listed"
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as its ref tells it, without reading its timeline."""
+    """The state of a run, without its timeline."""
 
     id: str
     agent: str | None = None
@@ -44,7 +52,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     started_at_us: int
     ended_at_us: int | None = None
     recorder: str | None = None
-    """Who writes it; when that one's lease is over and the run has not ended, it crashed."""
+    """The recorder that writes it. When its lease has expired before the run ended, the run crashed."""
     project_id: int | None = None
     meta: dict[str, Any] = {}
     tags: tuple[str, ...] = ()
@@ -56,106 +64,133 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def duration_us(self) -> int | None:
-        """How long it took; ``None`` while it runs."""
+        """``None`` while it runs."""
         return None if self.ended_at_us is None else self.ended_at_us - self.started_at_us
 
+    @property
+    def scope(self) -> str:
+        """What the run is forgotten with: its thread, or itself when it has none."""
+        if self.thread is not None:
+            return str(Scope(self.namespace, "thread", self.thread))
+        return str(Scope(self.namespace, "run", self.id))
 
-def checked(info: RunInfo) -> RunInfo:
-    """A run that can be read again once it is written; `InvalidInput` for one that could not."""
+    @property
+    def thread_key(self) -> str | None:
+        """The thread as rows of the journal name it."""
+        return thread_key(self.thread, self.namespace)
+
+
+def validate_run(info: RunInfo) -> RunInfo:
+    """Return the run; `InvalidInput` if it could not be read back once it is written."""
     try:
         msgspec.convert(structs.asdict(info), RunInfo)
         encode_json(info.meta)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"a run cannot be recorded like this: {error}") from None
+        raise InvalidInput(f"the run cannot be recorded: {error}") from None
     return info
 
 
 def run_ref(run_id: str) -> str:
-    """The name of the ref that holds a run's present state."""
+    """Return the name of the ref that holds a run's state."""
     return RUNS + run_id
 
 
-def ledger_scope(namespace: str) -> str:
-    """Where the runs of a namespace are listed, by nothing but their ids."""
-    return str(Scope(namespace, "ledger", "runs"))
+def run_not_found(run_id: str) -> NotFound:
+    """Return the error for an unknown run."""
+    return NotFound(f"run {run_id!r} not found. List runs with: treering runs")
 
 
-def run_scope(info: RunInfo) -> str:
-    """What a run is forgotten with: its thread, or itself when it has none."""
-    if info.thread is not None:
-        return str(Scope(info.namespace, "thread", info.thread))
-    return str(Scope(info.namespace, "run", info.id))
-
-
-def run_info(ref: Ref) -> RunInfo:
-    """A run out of its ref."""
+def run_from_ref(ref: Ref) -> RunInfo:
+    """Return the run that a ref holds."""
     try:
         return msgspec.convert(decode_json(ref.value), RunInfo)
     except (msgspec.ValidationError, ValueError) as error:
-        raise Corrupt(f"the run at {ref.name!r} cannot be read ({error}); restore it from a backup") from None
+        raise Corrupt(f"the run at {ref.name!r} is corrupt ({error}); restore it from a backup") from None
+
+
+def run_writer(info: RunInfo) -> SpanWriter:
+    """Return the writer for the rows of a run."""
+    return SpanWriter(run=info.id, scope=info.scope, thread=info.thread_key)
+
+
+def ledger_scope(namespace: str) -> str:
+    """Return the scope of the ledger that lists a namespace's runs."""
+    return str(Scope(namespace, "ledger", "runs"))
+
+
+def listed_run(event: Event) -> str:
+    """Return the id of the run that a ledger entry lists."""
+    return event.id.removesuffix(_LISTED)
 
 
 def write_listing(draft: Draft, info: RunInfo) -> None:
-    """The line in the ledger by which a run is found: its id, and nothing of what it did."""
+    """Write the ledger entry of a run."""
     draft.event(
-        Event(id=f"{info.id}:listed", kind=RUN, ts_us=info.started_at_us, scope=ledger_scope(info.namespace))
+        Event(id=info.id + _LISTED, kind=RUN, ts_us=info.started_at_us, scope=ledger_scope(info.namespace))
     )
 
 
-def write_state(draft: Draft, info: RunInfo, *, thread_key: str | None, expect: Expect = ANY) -> None:
-    """Where a run stands now; one that is over gets its row in the journal as well."""
-    scope = run_scope(info)
-    plain = structs.asdict(info)
-    stored = {name: value for name, value in plain.items() if value not in (None, {}, ())}
-    draft.set_ref(run_ref(info.id), encode_json(stored), scope=scope, expect=expect)
+def write_state(draft: Draft, info: RunInfo, *, expect: Expect = ANY) -> None:
+    """Write the state of a run, and its row in the timeline once it has ended."""
+    write_ref(draft, info, expect=expect)
     if info.ended_at_us is not None:
-        draft.event(
-            Event(
-                id=info.id,
-                kind=RUN,
-                ts_us=info.started_at_us,
-                scope=scope,
-                run=info.id,
-                thread=thread_key,
-                agent=info.agent,
-                status=info.status,
-                duration_us=info.duration_us,
-            )
+        write_end(draft, info)
+
+
+def write_ref(draft: Draft, info: RunInfo, *, expect: Expect = ANY) -> None:
+    """Write the ref of a run."""
+    stored = {name: value for name, value in structs.asdict(info).items() if value not in (None, {}, ())}
+    draft.set_ref(run_ref(info.id), encode_json(stored), scope=info.scope, expect=expect)
+
+
+def write_end(draft: Draft, info: RunInfo) -> None:
+    """Write the row of an ended run in its timeline."""
+    draft.event(
+        Event(
+            id=info.id,
+            kind=RUN,
+            ts_us=info.started_at_us,
+            scope=info.scope,
+            run=info.id,
+            thread=info.thread_key,
+            agent=info.agent,
+            status=info.status,
+            duration_us=info.duration_us,
         )
+    )
 
 
-class Readers(Protocol):
-    """Where a run that was recorded is read again."""
+class RunReaders(Protocol):
+    """Reads recorded runs; the store."""
 
     @property
     def timeline(self) -> Timeline:
-        """What happened."""
+        """Timelines."""
         ...
 
     @property
     def cost(self) -> Costs:
-        """What it took."""
+        """Costs."""
         ...
 
 
 class Run(RunNode):
-    """A run that is being recorded; use it in a ``with`` statement."""
+    """A run that is being recorded. Use it in a ``with`` statement."""
 
     def __init__(
         self,
-        recorder: RecordSink,
+        sink: RecordSink,
         clock: Clock,
         *,
         agent: str | None,
         thread: str | None,
         namespace: str,
-        thread_key: str | None,
         id: str | None,
         project_id: int | None,
         meta: Mapping[str, Any] | None,
         tags: tuple[str, ...],
-        gate: Gate | None = None,
-        readers: Readers | None = None,
+        gate: CallGate | None = None,
+        readers: RunReaders | None = None,
     ) -> None:
         info = RunInfo(
             id=new_id() if id is None else check_id(id, "run id"),
@@ -163,63 +198,60 @@ class Run(RunNode):
             thread=thread if thread is None else check_id(thread, "thread id"),
             namespace=check_id(namespace, "namespace") if namespace else "",
             started_at_us=0,
-            recorder=recorder.id,
+            recorder=sink.id,
             project_id=project_id,
             meta=dict(meta or {}),
             tags=tags,
         )
-        self._info = checked(info)  # what cannot be stored shall be refused here, not in the recorder
-        context = RunContext(
-            recorder, clock, run=self._info.id, scope=run_scope(self._info), thread=thread_key, gate=gate
-        )
-        super().__init__(context, self._info.id, agent)
+        self._info = validate_run(info)  # fail here, and not later in the recorder's thread
+        super().__init__(RunContext(sink, clock, run_writer(self._info), gate=gate), info.id, agent)
         self._token: Token[RunNode | None] | None = None
         self._readers = readers
 
     @property
     def info(self) -> RunInfo:
-        """What is known of it by now."""
+        """The state of the run so far."""
         return self._info
 
     @property
     def span_id(self) -> str | None:
-        """Nothing is above the run."""
+        """``None``: spans directly under the run have no parent."""
         return None
 
     def start(self) -> Self:
-        """Begin; ``with`` does this."""
+        """Start the run; ``with`` does this."""
         if self._info.started_at_us:
-            raise InvalidInput(f"run {self.id!r} was started before; make a new one")
+            raise InvalidInput(f"run {self.id!r} was already started; create a new one")
         self._info = structs.replace(self._info, started_at_us=self._context.clock.now_us())
-        self._context.recorder.take(self.announce)
+        self._context.sink.put(self._write_start)
         return self
 
     def end(self, *, status: str = OK) -> None:
-        """Finish; ``with`` does this. Ending twice changes nothing."""
+        """End the run; ``with`` does this. A second call has no effect."""
         if self._info.ended_at_us is None:
             self._info = structs.replace(
                 self._info, status=check_id(status, "status"), ended_at_us=self._context.clock.now_us()
             )
-            self._context.recorder.take(self.write_to)
+            self._context.sink.put(self._write_end)
 
     def fail(self, error: BaseException) -> None:
-        """Finish with an exception, which is recorded in the run's metadata, with its traceback."""
+        """End the run with status ``error``, and record the exception in its metadata."""
         self._info = structs.replace(self._info, meta={**self._info.meta, "error": describe_error(error)})
         self.end(status=ERROR)
 
     def flush(self) -> None:
-        """Return when everything that was recorded so far is durable."""
-        self._context.recorder.flush()
+        """Wait until everything recorded so far is durable."""
+        self._context.sink.flush()
 
     def timeline(self, *, everything: bool = False) -> Iterator[TimelineEvent]:
-        """What it did so far, in order: the five kinds of line, or (``everything``) all that was recorded.
+        """Iterate over the run's timeline so far: the five usual types of event, or ``everything``.
 
-        Waits until that is durable; in async code, await the store's ``flush`` and read its ``timeline``.
+        Flushes first. In async code, await the store's ``flush`` and read its ``timeline`` instead.
         """
         return self._read().timeline.each_of_run(self.id, everything=everything)
 
     def cost(self) -> RunCost:
-        """What it took so far, in all, by agent and by model; waits as `timeline` does."""
+        """Return the run's cost so far: in total, by agent and by model. Flushes first."""
         from treering.runs.cost import RunCost
 
         costs = self._read().cost
@@ -230,21 +262,19 @@ class Run(RunNode):
             by_model={str(part.key or ""): part for part in by_model.parts},
         )
 
-    def _read(self) -> Readers:
+    def _read(self) -> RunReaders:
         if self._readers is None:
             raise InvalidInput(f"run {self.id!r} is being imported; read it from the store afterwards")
         self.flush()
         return self._readers
 
-    def write_to(self, draft: Draft) -> None:
-        """The run as it ended."""
-        write_state(draft, self._info, thread_key=self._context.thread)
-
-    def announce(self, draft: Draft) -> None:
-        """The run as it began. If it is over by now, its end (a later note) says how it stands."""
+    def _write_start(self, draft: Draft) -> None:
         write_listing(draft, self._info)
-        if self._info.ended_at_us is None:
-            write_state(draft, self._info, thread_key=self._context.thread)
+        if self._info.ended_at_us is None:  # otherwise `_write_end`, which is queued behind this, does it
+            write_ref(draft, self._info)
+
+    def _write_end(self, draft: Draft) -> None:
+        write_state(draft, self._info)
 
     def __enter__(self) -> Self:
         self.start()

@@ -1,8 +1,12 @@
-"""Spans: a stretch of a run's time, with what went in, what came out, and what it cost.
+"""Spans: a piece of a run's time, with its input, its output and what it cost.
 
-A span is one row of the journal, written when it ends: its time is when it began, its duration says how
-long it took. One that is still open when the recorder writes also gets a small row that says so, for those
-who look on while it runs; the row at its end then says that it was announced.
+A span is one row of the journal, written when it ends: its time is the start, its duration the length. A
+span that is still running when the recorder writes also gets a small "open" row, so that live readers see
+it; the row written at its end is then marked as announced. A message is a row of its own.
+
+`RunNode` and `Span` are what an agent's code holds while it records. `SpanWriter` turns them into rows, and
+`RunRow` reads the rows back. **Invariant:** every span and every message in a store was written by a
+`SpanWriter`, whether it came from the recorder, OTLP, the services or an importer.
 """
 
 from __future__ import annotations
@@ -11,19 +15,19 @@ import functools
 import traceback
 from collections.abc import Mapping
 from contextvars import ContextVar, copy_context
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast
 
 import msgspec
 
 from treering.core.batch import Event, Usage
 from treering.core.content import Address, Content
-from treering.core.encoding import encode, encode_json
+from treering.core.encoding import decode_json, encode, encode_json
 from treering.core.ids import check_id, new_id
 from treering.core.money import check_currency, to_cost
 from treering.errors import InvalidInput, Unencodable
-from treering.runs.prices import fill_in
+from treering.runs.prices import price_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,23 +37,43 @@ if TYPE_CHECKING:
 
     from treering.core.batch import Draft
     from treering.core.clock import Clock
+    from treering.core.records import Record
     from treering.runs.recorder import RecordSink
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Where in a run the code is that is just running: tasks inherit it, threads take it along with `carry`.
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+SPAN: Final = "span."
+"""Prefix of the kind of a finished span's row."""
+OPEN: Final = "open."
+"""Prefix of the kind of a running span's row."""
+MESSAGE: Final = "message"
+OK: Final = "ok"
+ERROR: Final = "error"
+
+INPUT: Final = "input"
+"""In a span's data: which of the row's links is the input."""
+INPUT_SIZE: Final = "input_size"
+ANNOUNCED: Final = "announced"
+"""In a span's data: whether the span also has an open row."""
+FIRST_TOKEN: Final = "first_token_us"  # noqa: S105 - a token of output
+"""In a span's data: microseconds from the start to the first piece of output."""
+CHUNKS: Final = "chunks"
+"""In a span's data: the address of the times and lengths of its chunks."""
+
+_NOT_GIVEN: Final[Any] = object()
+_CALLS: Final = frozenset({"llm", "tool"})
+_KINDS: Final = frozenset({"agent", "llm", "tool", "retrieval", "file", "reasoning"})
+_OPEN_SUFFIX: Final = ":open"
+
 current_node: Final[ContextVar[RunNode | None]] = ContextVar("treering_current_node", default=None)
+"""The run or span that the running code belongs to. Tasks inherit it; threads need `carry`."""
 
 
 def carry(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, to be called in another thread as if it were called here.
+    """Return the function bound to the current run and span, to be called in another thread.
 
-    ``executor.submit(carry(work), ...)`` records under the run and span of whoever submitted it.
+    ``executor.submit(carry(work), ...)`` records below the span that was active at the call of ``carry``.
     """
     context = copy_context()
 
@@ -60,252 +84,53 @@ def carry(function: Callable[P, R]) -> Callable[P, R]:
     return carried
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Chunks of a stream, kept as one: the whole text once, and when each piece of it came.
-#
-# A model's answer comes in hundreds of pieces. A row for each would cost more than the answer, so a span
-# collects them and is still one row: the text is its output, and beside it lie the times and lengths of the
-# pieces, from which a replay cuts the text again. The time of the first one is in the row itself.
+class CallGate(Protocol):
+    """Decides whether a model or tool call may start."""
+
+    def admit(self, context: RunContext, agent: str | None) -> None:
+        """Raise if the agent must not make another call in this run."""
+        ...
 
 
-FIRST_TOKEN: Final = "first_token_us"  # noqa: S105 - a token of output
-"""In a span's data: microseconds from its beginning to the first piece of output."""
-CHUNKS: Final = "chunks"
-"""In a span's data: where the times and lengths of its chunks are."""
+class RunContext:
+    """What all nodes of one run share: where rows go, the clock, and the gate that calls must pass."""
 
+    __slots__ = ("clock", "gate", "sink", "writer")
 
-class Chunk(msgspec.Struct, frozen=True):
-    """A piece of a stream: when it came, counted from the span's beginning, and what it was."""
-
-    offset_us: int
-    text: str
-
-
-class Chunks:
-    """The chunks of one span while it runs."""
-
-    __slots__ = ("_pieces", "_times_us")
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._times_us: list[int] = []
-
-    def add(self, text: str, offset_us: int) -> None:
-        """One more piece."""
-        self._pieces.append(text)
-        self._times_us.append(offset_us)
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self._pieces)
-
-    @property
-    def first_us(self) -> int:
-        """When the first one came."""
-        return self._times_us[0]
-
-    def times(self) -> Content:
-        """When each came, as the steps between them, and how long each is."""
-        steps = [later - earlier for earlier, later in pairwise((0, *self._times_us))]
-        return encode({"steps_us": steps, "lengths": [len(piece) for piece in self._pieces]})
-
-
-def cut(text: str, times: Mapping[str, Any]) -> list[Chunk]:
-    """The pieces of a stream again, out of its text and what `Chunks.times` kept."""
-    chunks: list[Chunk] = []
-    offset_us = at = 0
-    for step_us, length in zip(times["steps_us"], times["lengths"], strict=True):
-        offset_us += step_us
-        chunks.append(Chunk(offset_us, text[at : at + length]))
-        at += length
-    return chunks
-
-
-# -----------------------------------------------------------------------------------------------------------
-# An exception as it is recorded: its type, its message, and where it was raised.
-
-
-_MESSAGE: Final = 2000
-_TRACEBACK: Final = 8000
-_FRAMES: Final = 20
-"""The innermost ones: frameworks call deeply, and what counts is where it was raised."""
-
-
-def describe_error(error: BaseException) -> dict[str, str]:
-    """What is kept of an exception; the end of a long traceback, where it was raised."""
-    return {
-        "type": type(error).__qualname__,
-        "message": _message(error)[:_MESSAGE],
-        "traceback": "".join(traceback.format_exception(error, limit=-_FRAMES))[-_TRACEBACK:],
-    }
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - the one that is recorded must not be replaced by another one
-        return "(it has no text)"
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Where the input of a span is: the data of its row says which of the row's links.
-#
-# The address itself stands in the row once, among the links. Rows that were written before that spell it
-# out in their data as well.
-
-
-INPUT: Final = "input"
-INPUT_SIZE: Final = "input_size"
-
-
-def input_fields(size: int) -> dict[str, int]:
-    """What the data of a row says of an input of so many bytes, to which the row's first link leads."""
-    return {INPUT: 0, INPUT_SIZE: size}
-
-
-def input_of(event: Event, data: Mapping[str, Any]) -> Address | None:
-    """The address of a span's input; ``None`` when its row has none."""
-    told = data.get(INPUT)
-    if type(told) is int and INPUT_SIZE in data and 0 <= told < len(event.links):
-        return event.links[told]
-    return Address(told) if isinstance(told, str) and told in event.links else None
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Tokens as people hand them over: treering's own words, and those of the providers.
-
-
-_WORDS: Final = {
-    "input": ("input", "uncached_input"),
-    "cache_read": ("cache_read", "cache_read_input_tokens"),
-    "cache_write": ("cache_write", "cache_creation_input_tokens"),
-    "cache_write_1h": ("cache_write_1h",),
-    "output": ("output", "output_tokens", "completion_tokens", "completion"),
-    "reasoning": ("reasoning", "reasoning_tokens"),
-}
-_OWN: Final = frozenset(_WORDS)
-_INCLUSIVE: Final = ("prompt_tokens", "prompt")
-"""OpenAI's count of input tokens, which includes those that came out of the cache."""
-_DETAILS: Final = (
-    "prompt_tokens_details",
-    "input_tokens_details",
-    "output_tokens_details",
-    "completion_tokens_details",
-    "cache_creation",
-)
-_CACHED: Final = ("cached_tokens",)
-_THOUGHT: Final = ("reasoning_tokens", "thinking_tokens")
-_WRITTEN_5M: Final = ("ephemeral_5m_input_tokens",)
-_WRITTEN_1H: Final = ("ephemeral_1h_input_tokens",)
-_NO_TOKENS: Final = frozenset({"server_tool_use"})
-"""What else is in Anthropic's usage; what is text there (``service_tier``) is no count either."""
-_TOTALS: Final = ("total", "total_tokens")
-_MOST: Final = 1 << 50
-"""More tokens than anyone used yet, in one event: a mistake."""
-
-
-def usage_of(given: Usage | Mapping[str, Any] | None) -> Usage | None:
-    """Usage by disjoint class.
-
-    Takes a `Usage`, our own names (``input``, ``output``, ``cache_read``, ...), Anthropic's (``input_tokens``
-    without what the cache gave) and OpenAI's (``prompt_tokens`` with it). A name that is not known is an
-    error: tokens that nobody counts would look free.
-    """
-    if given is None or isinstance(given, Usage):
-        return given
-    shape: Any = given
-    if not isinstance(shape, Mapping):
-        raise InvalidInput(
-            f"usage is of type {type(shape).__name__}; pass names and counts "
-            "(of a provider's object: usage.model_dump())"
-        )
-    if _OWN.issuperset(given) and all(type(count) is int and 0 <= count < _MOST for count in given.values()):
-        return Usage(**given)  # most often: our own words, with nothing to work out
-    rest = {name: value for name, value in given.items() if value is not None and name not in _NO_TOKENS}
-    details = _details(rest)
-    counts = {field: _taken(rest, names) for field, names in _WORDS.items()}
-    cached = _taken(details, _CACHED)  # OpenAI's shape: the cached ones are part of the input
-    counts["input"] += max(_taken(rest, (*_INCLUSIVE, "input_tokens")) - cached, 0)
-    counts["cache_read"] += cached
-    counts["reasoning"] += _taken(details, _THOUGHT)
-    written_1h = _taken(details, _WRITTEN_1H)  # Anthropic's sum of what was written is of both kinds
-    counts["cache_write"] = max(counts["cache_write"] - written_1h, _taken(details, _WRITTEN_5M))
-    counts["cache_write_1h"] += written_1h
-    total = _taken(rest, _TOTALS)
-    unknown = [name for name, value in rest.items() if not isinstance(value, str)]
-    if unknown:
-        raise InvalidInput(
-            f"usage has {unknown[0]!r}, which is no count of tokens that is known; use {', '.join(_WORDS)}"
-        )
-    usage = Usage(**counts)
-    if not usage.total and total:
-        return Usage(input=total)
-    return usage
-
-
-def _taken(rest: dict[str, Any], names: tuple[str, ...]) -> int:
-    total = 0
-    for name in names:
-        if name in rest:
-            count = rest.pop(name)
-            if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < _MOST:
-                raise InvalidInput(
-                    f"usage has {name}={count!r}; a count of tokens is a whole number from 0 to {_MOST:,}"
-                )
-            total += count
-    return total
-
-
-def _details(rest: dict[str, Any]) -> dict[str, Any]:
-    """What the parts of a count say, taken out of the usage; every part is in a whole as well."""
-    found: dict[str, Any] = {}
-    for name in _DETAILS:
-        details: Any = rest.pop(name, None)
-        if isinstance(details, Mapping):
-            told = cast("Mapping[str, Any]", details)
-            found.update({key: value for key, value in told.items() if value is not None})
-    return found
-
-
-# -----------------------------------------------------------------------------------------------------------
-
-SPAN: Final = "span."
-OPEN: Final = "open."
-MESSAGE: Final = "message"
-OK: Final = "ok"
-ERROR: Final = "error"
-
-_NOTHING: Final[Any] = object()
-_CALLS: Final = frozenset({"llm", "tool"})
-_KINDS: Final = frozenset({"agent", "llm", "tool", "retrieval", "file", "reasoning"})
+    def __init__(
+        self, sink: RecordSink, clock: Clock, writer: SpanWriter, *, gate: CallGate | None = None
+    ) -> None:
+        self.sink = sink
+        self.clock = clock
+        self.writer = writer
+        self.gate = gate
 
 
 class RunNode:
-    """Somewhere in a run: the run itself, or a span in it. Messages, tools and further spans hang below."""
+    """A node in the tree of a run: the run itself or one of its spans. It records its children."""
 
     agent: str | None
 
     def __init__(self, context: RunContext, id: str | None, agent: str | None) -> None:
         self._context = context
         self.agent = agent
-        self._names = [] if id is None else [id]
+        self._ids = [] if id is None else [id]
 
     @property
     def id(self) -> str:
-        """Its id, which is made when someone asks: most spans are only asked by the recorder's thread."""
-        if not self._names:
-            self._names.append(new_id())
-        return self._names[0]  # whoever else was just making one: the first counts
+        """The node's id, generated on first use: for most spans only the recorder's thread needs it."""
+        if not self._ids:
+            self._ids.append(new_id())
+        return self._ids[0]  # when two threads generate one at once, the first counts
 
     @property
     def run_id(self) -> str:
-        """The run that this is part of."""
-        return self._context.run
+        """The run that this node belongs to."""
+        return self._context.writer.run
 
     @property
     def span_id(self) -> str | None:
-        """The span that new things go below; ``None`` directly under the run."""
+        """The parent of new spans and messages; ``None`` directly under the run."""
         return self.id
 
     def span(
@@ -314,12 +139,12 @@ class RunNode:
         *,
         kind: str = "agent",
         agent: str | None = None,
-        input: Any = _NOTHING,
+        input: Any = _NOT_GIVEN,
         model: str | None = None,
         id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Span:
-        """A stretch of time below this one; use it in a ``with`` statement."""
+        """Return a child span, to be used in a ``with`` statement."""
         return Span(
             self._context,
             name=name,
@@ -332,8 +157,8 @@ class RunNode:
             metadata=metadata,
         )
 
-    def tool(self, name: str, input: Any = _NOTHING, *, id: str | None = None) -> Span:
-        """A call of a tool; set ``output`` inside the ``with`` statement."""
+    def tool(self, name: str, input: Any = _NOT_GIVEN, *, id: str | None = None) -> Span:
+        """Return a span for a tool call; set ``output`` inside the ``with`` statement."""
         return self.span(name, kind="tool", input=input, id=id)
 
     def message(
@@ -350,33 +175,34 @@ class RunNode:
         ts_us: int | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
-        """Record a message, with the tokens and the money that it took; gives back its id."""
+        """Record a message with its tokens and cost, and return its id."""
         context = self._context
-        note = _Message(
-            context,
-            id=check_id(id, "message id") if id is not None else new_id(),
+        message_id = check_id(id, "message id") if id is not None else new_id()
+        write = partial(
+            context.writer.write_message,
+            id=message_id,
             ts_us=context.clock.now_us() if ts_us is None else ts_us,
             span=self.span_id,
             agent=agent or self.agent,
             role=check_id(role, "role"),
             model=model,
-            content=_content(content),
+            content=encode_any(content),
             usage=usage_of(usage),
             cost_nanos=None if cost is None else to_cost(cost),
             currency=None if cost is None else check_currency(currency),
-            metadata=metadata,
+            data=dict(metadata) if metadata else None,
         )
-        context.recorder.take(note.write_to)
-        return note.id
+        context.sink.put(write)
+        return message_id
 
 
 class Span(RunNode):
-    """A stretch of a run's time."""
+    """A span that is being recorded. Use it in a ``with`` statement, or call `start` and `end`."""
 
-    # What most spans leave as it is costs nothing when it is not set.
+    # Class attributes are the defaults, so that a plain span costs no assignments.
     _output: Content | str | None = None
     _metadata: Mapping[str, Any] = {}
-    _began_us: int | None = None
+    _started_us: int | None = None
     _duration_us: int | None = None
     _is_announced = False
     _status = OK
@@ -394,26 +220,27 @@ class Span(RunNode):
         kind: str,
         agent: str | None,
         parent: str | None,
-        input: Any = _NOTHING,
+        input: Any = _NOT_GIVEN,
         model: str | None = None,
         id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        # Not by way of `RunNode`: this stands in the way of every step of an agent.
+        # Does not call `RunNode.__init__`: this is on the path of every step of an agent.
         self._context = context
         self.agent = agent
-        self._names = [] if id is None else [check_id(id, "span id")]
-        self.name = _span_name(name)
+        self._ids = [] if id is None else [check_id(id, "span id")]
+        self.name = _check_name(name)
         self.kind = kind if kind in _KINDS else check_id(kind, "span kind")
         self.parent = parent
         self.model = model
-        self._input = None if input is _NOTHING else input if type(input) is str else _content(input)
+        # A str cannot change, so encoding it is left to the recorder's thread.
+        self._input = None if input is _NOT_GIVEN else input if type(input) is str else encode_any(input)
         if metadata:
             self._metadata = dict(metadata)
 
     @property
     def status(self) -> str:
-        """How it went: ``ok``, ``error``, or a word of your own."""
+        """``ok``, ``error``, or a word of your own."""
         return self._status
 
     @status.setter
@@ -421,9 +248,9 @@ class Span(RunNode):
         self._status = check_id(status, "status")
 
     def _set_output(self, value: Any) -> None:
-        self._output = value if type(value) is str else _content(value)
+        self._output = value if type(value) is str else encode_any(value)
 
-    output = property(fset=_set_output, doc="What came out.")
+    output = property(fset=_set_output, doc="The result of the span; write-only.")
 
     def use(
         self,
@@ -432,54 +259,55 @@ class Span(RunNode):
         cost: Decimal | float | str | None = None,
         currency: str = "USD",
     ) -> None:
-        """Say which tokens this span itself took (not those of messages that are recorded below it)."""
+        """Set the tokens that this span itself used, without those of messages recorded below it."""
         self._usage = usage_of(usage)
         if cost is not None:
             self._cost_nanos = to_cost(cost)
             self._currency = check_currency(currency)
 
     def chunk(self, text: str, *, ts_us: int | None = None) -> None:
-        """A piece of a stream. All pieces are kept as one output, with the time at which each came."""
-        if self._began_us is None or self._duration_us is not None:
-            raise InvalidInput(f"span {self.name!r} is not running; give it its chunks between start and end")
+        """Add a piece of a stream. All pieces become one output, with the time of each."""
+        if self._started_us is None or self._duration_us is not None:
+            raise InvalidInput(f"span {self.name!r} is not running; add chunks between start() and end()")
         if self._chunks is None:
             self._chunks = Chunks()
         now_us = self._context.clock.now_us() if ts_us is None else ts_us
-        self._chunks.add(text, max(now_us - self._began_us, 0))
+        self._chunks.add(text, max(now_us - self._started_us, 0))
 
     def note(self, **metadata: Any) -> None:
         """Add to the span's metadata."""
         self._metadata = {**self._metadata, **metadata}
 
     def start(self, *, ts_us: int | None = None) -> Self:
-        """Begin; ``with`` does this. A call of a model or a tool raises `BudgetExceeded` past a budget.
+        """Start the span; ``with`` does this.
 
-        With ``ts_us`` it tells of what began already, which no budget can stop any more.
+        A model or tool call raises `BudgetExceeded` when a budget is used up. With ``ts_us`` the span
+        started in the past, and budgets are not checked.
         """
-        if self._began_us is not None:
-            raise InvalidInput(f"span {self.name!r} was started before; make a new one")
+        if self._started_us is not None:
+            raise InvalidInput(f"span {self.name!r} was already started; create a new one")
         context = self._context
         if context.gate is not None and ts_us is None and self.kind in _CALLS:
             context.gate.admit(context, self.agent)
-        self._began_us = context.clock.now_us() if ts_us is None else ts_us
-        context.recorder.take(self.announce)
+        self._started_us = context.clock.now_us() if ts_us is None else ts_us
+        context.sink.put(self._write_open)
         return self
 
     def end(self, *, status: str | None = None, ts_us: int | None = None) -> None:
-        """Finish; ``with`` does this. Ending twice changes nothing."""
-        if self._began_us is None:
-            raise InvalidInput(f"span {self.name!r} ends without having been started")
+        """End the span; ``with`` does this. A second call has no effect."""
+        if self._started_us is None:
+            raise InvalidInput(f"span {self.name!r} was not started; call start() before end()")
         if self._duration_us is not None:
             return
         if status is not None:
             self.status = status
         context = self._context
-        duration_us = (context.clock.now_us() if ts_us is None else ts_us) - self._began_us
-        self._duration_us = max(0, duration_us)
-        context.recorder.take(self.write_to)
+        ended_us = context.clock.now_us() if ts_us is None else ts_us
+        self._duration_us = max(0, ended_us - self._started_us)
+        context.sink.put(self._write)
 
     def fail(self, error: BaseException) -> None:
-        """Record an exception, with its traceback."""
+        """Set the status to ``error`` and record the exception with its traceback."""
         self._status = ERROR
         self.note(error=describe_error(error))
 
@@ -506,113 +334,491 @@ class Span(RunNode):
     ) -> None:
         self.__exit__(kind, error, trace)
 
-    # How it is written
-    def announce(self, draft: Draft) -> None:
-        """The row of a span that goes on for longer than the recorder waits."""
+    def _write_open(self, draft: Draft) -> None:
+        """Write the open row, unless the span has ended before the recorder came to it."""
         if self._duration_us is not None:
             return
         self._is_announced = True
-        body, data = None, dict[str, Any]()
-        if self._input is not None:
-            given = _content(self._input)
-            body = draft.put(given, scope=self._context.scope)
-            data[INPUT_SIZE] = len(given.data)
-        draft.event(self._event(f"{self.id}:open", OPEN, body=body, data=data, links=()))
+        self._context.writer.write_open(
+            draft,
+            id=self.id,
+            kind=self.kind,
+            name=self.name,
+            ts_us=self._started_us or 0,
+            parent=self.parent,
+            agent=self.agent,
+            model=self.model,
+            input=None if self._input is None else encode_any(self._input),
+        )
 
-    def write_to(self, draft: Draft) -> None:
-        """The row of a finished span."""
-        scope = self._context.scope
+    def _write(self, draft: Draft) -> None:
+        """Write the row of the finished span."""
         data: dict[str, Any] = dict(self._metadata)
-        links: tuple[Address, ...] = ()
-        if self._is_announced:
-            data["announced"] = True
-        elif self._input is not None:
-            given = _content(self._input)
-            data |= input_fields(len(given.data))
-            links = (draft.put(given, scope=scope),)
+        chunk_times: Content | None = None
         output = self._output
         if self._chunks is not None:
             data[FIRST_TOKEN] = self._chunks.first_us
-            if output is None:  # else the chunks are not what came out, and could not be cut from it
+            if output is None:  # an explicit output could not be cut into the chunks again
                 output = self._chunks.text
-                times = draft.put(self._chunks.times(), scope=scope)
-                data[CHUNKS] = times
-                links = (*links, times)
-        body = None if output is None else draft.put(_content(output), scope=scope)
-        draft.event(fill_in(self._event(self.id, SPAN, body=body, data=data, links=links)))
-
-    def _event(
-        self, id: str, form: str, *, body: Address | None, data: dict[str, Any], links: tuple[Address, ...]
-    ) -> Event:
-        context = self._context
-        is_done = form == SPAN
-        return Event(
-            id=id,
-            kind=form + self.kind,
-            ts_us=self._began_us or 0,
-            scope=context.scope,
-            run=context.run,
-            span=self.id,
-            parent=self.parent,
-            thread=context.thread,
-            agent=self.agent,
+                chunk_times = self._chunks.times()
+        has_input = self._input is not None and not self._is_announced
+        self._context.writer.write_span(
+            draft,
+            id=self.id,
+            kind=self.kind,
             name=self.name,
+            ts_us=self._started_us or 0,
+            duration_us=self._duration_us or 0,
+            status=self._status,
+            parent=self.parent,
+            agent=self.agent,
             model=self.model,
-            status=self._status if is_done else None,
-            usage=self._usage if is_done else None,
-            cost_nanos=self._cost_nanos if is_done else None,
-            currency=self._currency if is_done else None,
-            duration_us=self._duration_us if is_done else None,
-            data=encode_json(data) if data else None,
-            body=body,
-            links=links,
+            usage=self._usage,
+            cost_nanos=self._cost_nanos,
+            currency=self._currency,
+            input=encode_any(self._input) if has_input else None,
+            output=None if output is None else encode_any(output),
+            chunk_times=chunk_times,
+            data=data,
+            is_announced=self._is_announced,
         )
 
 
-class _Message:
-    __slots__ = ("_context", "_fields", "_metadata", "content", "id")
+class StoredContent(NamedTuple):
+    """Content that is stored already: its address and its size in bytes."""
 
-    def __init__(
+    address: Address
+    size: int
+
+
+class SpanWriter:
+    """Writes the rows of one run's spans and messages into a batch.
+
+    ===============  ===================  =====================================================
+    kind             id                   body
+    ===============  ===================  =====================================================
+    ``open.<kind>``  ``<span id>:open``   the input of a span that is still running
+    ``span.<kind>``  the span's id        the output; the input is the row's first link, unless
+                                          the open row has it
+    ``message``      the message's id     the content
+    ===============  ===================  =====================================================
+
+    ``scope`` is what the rows are forgotten with, ``thread`` the key of the run's thread.
+    """
+
+    __slots__ = ("run", "scope", "thread")
+
+    def __init__(self, *, run: str, scope: str, thread: str | None) -> None:
+        self.run = run
+        self.scope = scope
+        self.thread = thread
+
+    def write_open(
         self,
-        context: RunContext,
+        draft: Draft,
         *,
         id: str,
-        content: Content,
-        metadata: Mapping[str, Any] | None,
-        **fields: Any,
+        kind: str,
+        name: str,
+        ts_us: int,
+        parent: str | None,
+        agent: str | None,
+        model: str | None = None,
+        input: Content | StoredContent | None = None,
+        data: dict[str, Any] | None = None,
     ) -> None:
-        self.id = id
-        self.content = content
-        self._context = context
-        self._metadata = dict(metadata) if metadata else None
-        self._fields = fields
-
-    def write_to(self, draft: Draft) -> None:
-        """The row of a message."""
-        context = self._context
-        event = Event(
-            id=self.id,
-            kind=MESSAGE,
-            scope=context.scope,
-            run=context.run,
-            thread=context.thread,
-            body=draft.put(self.content, scope=context.scope),
-            data=encode_json(self._metadata) if self._metadata else None,
-            **self._fields,
+        """Write the row of a span that is still running."""
+        data = dict(data) if data else {}
+        body: Address | None = None
+        if input is not None:
+            body, data[INPUT_SIZE] = self._put(draft, input)
+        draft.event(
+            Event(
+                id=open_id(id),
+                kind=OPEN + kind,
+                ts_us=ts_us,
+                scope=self.scope,
+                run=self.run,
+                span=id,
+                parent=parent,
+                thread=self.thread,
+                agent=agent,
+                name=name,
+                model=model,
+                data=encode_json(data) if data else None,
+                body=body,
+            )
         )
-        draft.event(fill_in(event))
+
+    def write_span(
+        self,
+        draft: Draft,
+        *,
+        id: str,
+        kind: str,
+        name: str,
+        ts_us: int,
+        duration_us: int | None,
+        status: str,
+        parent: str | None,
+        agent: str | None,
+        model: str | None = None,
+        role: str | None = None,
+        usage: Usage | None = None,
+        cost_nanos: int | None = None,
+        currency: str | None = None,
+        input: Content | None = None,
+        output: Content | StoredContent | None = None,
+        chunk_times: Content | None = None,
+        data: dict[str, Any] | None = None,
+        is_announced: bool = False,
+    ) -> None:
+        """Write the row of a finished span. A ``role`` says that the output is a message of that role.
+
+        ``input`` is left out when the open row has it, which ``is_announced`` says. Usage without a cost
+        is priced here.
+        """
+        data = dict(data) if data else {}
+        links: tuple[Address, ...] = ()
+        if is_announced:
+            data[ANNOUNCED] = True
+        if input is not None:
+            address, size = self._put(draft, input)
+            data[INPUT], data[INPUT_SIZE] = 0, size
+            links = (address,)
+        if chunk_times is not None:
+            data[CHUNKS] = draft.put(chunk_times, scope=self.scope)
+            links = (*links, data[CHUNKS])
+        if usage is not None and model is not None:
+            cost_nanos, currency = price_call(data, model, usage, ts_us, cost_nanos, currency)
+        draft.event(
+            Event(
+                id=id,
+                kind=SPAN + kind,
+                ts_us=ts_us,
+                scope=self.scope,
+                run=self.run,
+                span=id,
+                parent=parent,
+                thread=self.thread,
+                agent=agent,
+                name=name,
+                model=model,
+                role=role,
+                status=status,
+                usage=usage,
+                cost_nanos=cost_nanos,
+                currency=currency,
+                duration_us=duration_us,
+                data=encode_json(data) if data else None,
+                body=None if output is None else self._put(draft, output).address,
+                links=links,
+            )
+        )
+
+    def write_message(
+        self,
+        draft: Draft,
+        *,
+        id: str,
+        ts_us: int,
+        role: str,
+        content: Content | None,
+        span: str | None = None,
+        agent: str | None = None,
+        name: str | None = None,
+        model: str | None = None,
+        usage: Usage | None = None,
+        cost_nanos: int | None = None,
+        currency: str | None = None,
+        data: dict[str, Any] | None = None,
+    ) -> None:
+        """Write the row of a message. Usage without a cost is priced here."""
+        data = dict(data) if data else {}
+        if usage is not None and model is not None:
+            cost_nanos, currency = price_call(data, model, usage, ts_us, cost_nanos, currency)
+        draft.event(
+            Event(
+                id=id,
+                kind=MESSAGE,
+                ts_us=ts_us,
+                scope=self.scope,
+                run=self.run,
+                span=span,
+                thread=self.thread,
+                agent=agent,
+                name=name,
+                model=model,
+                role=role,
+                usage=usage,
+                cost_nanos=cost_nanos,
+                currency=currency,
+                data=encode_json(data) if data else None,
+                body=None if content is None else draft.put(content, scope=self.scope),
+            )
+        )
+
+    def _put(self, draft: Draft, content: Content | StoredContent) -> StoredContent:
+        if isinstance(content, StoredContent):
+            return content
+        return StoredContent(draft.put(content, scope=self.scope), len(content.data))
+
+
+class RunRow:
+    """A row of a run as it was read, with its JSON data decoded once, on first use."""
+
+    __slots__ = ("_data", "event", "record", "seq")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.event = record.event
+        self.seq = record.seq
+        self._data: dict[str, Any] | None = None
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The row's data; empty when it has none."""
+        if self._data is None:
+            data = self.event.data
+            self._data = {} if data is None else cast("dict[str, Any]", decode_json(data))
+        return self._data
+
+    @property
+    def is_span(self) -> bool:
+        """Whether it is the row of a finished span."""
+        return self.event.kind.startswith(SPAN)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is the row of a span that was running when it was written."""
+        return self.event.kind.startswith(OPEN)
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether a finished span also has an open row."""
+        return self.event.data is not None and bool(self.data.get(ANNOUNCED))
+
+    @property
+    def span_id(self) -> str:
+        """The span of a span's row; the id of any other row."""
+        event = self.event
+        return event.span or event.id if self.is_span or self.is_open else event.id
+
+    @property
+    def span_kind(self) -> str:
+        """``tool``, ``llm``, ``agent``, ... for spans; the kind of any other row."""
+        form, dot, kind = self.event.kind.partition(".")
+        return kind if dot and form + dot in (SPAN, OPEN) else self.event.kind
+
+    @property
+    def end_us(self) -> int:
+        """When it ended; the time of the row for what takes no time."""
+        return self.event.ts_us + (self.event.duration_us or 0)
+
+    @property
+    def input(self) -> Address | None:
+        """The address of a span's input, if this row has it."""
+        event = self.event
+        if self.is_open:
+            return event.body
+        if not self.is_span or event.data is None or not event.links:
+            return None
+        index: Any = self.data.get(INPUT)
+        if type(index) is not int or INPUT_SIZE not in self.data or not 0 <= index < len(event.links):
+            return None  # metadata of the same name
+        return event.links[index]
+
+    @property
+    def chunk_times(self) -> Address | None:
+        """The address of the times of a stream's chunks."""
+        if not self.is_span or not self.event.links:
+            return None
+        address: Any = self.data.get(CHUNKS)
+        return Address(address) if isinstance(address, str) and address in self.event.links else None
+
+
+def open_id(span_id: str) -> str:
+    """Return the id of the open row of a span."""
+    return span_id + _OPEN_SUFFIX
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """A piece of a stream, and when it came, counted from the start of the span."""
+
+    offset_us: int
+    text: str
+
+
+class Chunks:
+    """The chunks of one span while it runs.
+
+    An answer comes in hundreds of pieces, and a row for each would cost more than the answer. The span stays
+    one row: the whole text is its output, and beside it are the times and lengths from which `split_chunks`
+    cuts the text again.
+    """
+
+    __slots__ = ("_pieces", "_times_us")
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._times_us: list[int] = []
+
+    def add(self, text: str, offset_us: int) -> None:
+        """Append a piece."""
+        self._pieces.append(text)
+        self._times_us.append(offset_us)
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self._pieces)
+
+    @property
+    def first_us(self) -> int:
+        """When the first piece came."""
+        return self._times_us[0]
+
+    def times(self) -> Content:
+        """The steps between the pieces, and the length of each."""
+        steps = [later - earlier for earlier, later in pairwise((0, *self._times_us))]
+        return encode({"steps_us": steps, "lengths": [len(piece) for piece in self._pieces]})
+
+
+def split_chunks(text: str, times: Mapping[str, Any]) -> list[Chunk]:
+    """Return the pieces of a stream, given its text and the content of `Chunks.times`."""
+    chunks: list[Chunk] = []
+    offset_us = position = 0
+    for step_us, length in zip(times["steps_us"], times["lengths"], strict=True):
+        offset_us += step_us
+        chunks.append(Chunk(offset_us, text[position : position + length]))
+        position += length
+    return chunks
+
+
+# Token counts: ours, Anthropic's and OpenAI's names for the same classes.
+_ALIASES: Final = {
+    "input": ("input", "uncached_input"),
+    "cache_read": ("cache_read", "cache_read_input_tokens"),
+    "cache_write": ("cache_write", "cache_creation_input_tokens"),
+    "cache_write_1h": ("cache_write_1h",),
+    "output": ("output", "output_tokens", "completion_tokens", "completion"),
+    "reasoning": ("reasoning", "reasoning_tokens"),
+}
+_OWN_NAMES: Final = frozenset(_ALIASES)
+_INCLUSIVE: Final = ("prompt_tokens", "prompt")
+"""OpenAI's count of input tokens, which includes those read from the cache."""
+_DETAILS: Final = (
+    "prompt_tokens_details",
+    "input_tokens_details",
+    "output_tokens_details",
+    "completion_tokens_details",
+    "cache_creation",
+)
+_CACHED: Final = ("cached_tokens",)
+_REASONING: Final = ("reasoning_tokens", "thinking_tokens")
+_WRITTEN_5M: Final = ("ephemeral_5m_input_tokens",)
+_WRITTEN_1H: Final = ("ephemeral_1h_input_tokens",)
+_NOT_TOKENS: Final = frozenset({"server_tool_use"})
+"""Fields of Anthropic's usage that are no token counts; texts such as ``service_tier`` are ignored too."""
+_TOTALS: Final = ("total", "total_tokens")
+_MAX_TOKENS: Final = 1 << 50
+"""A larger count in one event is a mistake."""
+
+
+def usage_of(given: Usage | Mapping[str, Any] | None) -> Usage | None:
+    """Return usage by disjoint class of tokens.
+
+    Accepts a `Usage`, our own names (``input``, ``output``, ``cache_read``, ...), Anthropic's
+    (``input_tokens``, without cache reads) and OpenAI's (``prompt_tokens``, with them).
+
+    Raises:
+        InvalidInput: An unknown name or a bad count. Tokens that are not counted would look free.
+    """
+    if given is None or isinstance(given, Usage):
+        return given
+    untyped: Any = given
+    if not isinstance(untyped, Mapping):
+        raise InvalidInput(
+            f"usage is of type {type(untyped).__name__}; pass a mapping of names to counts "
+            "(for a provider's object: usage.model_dump())"
+        )
+    if _OWN_NAMES.issuperset(given) and all(
+        type(count) is int and 0 <= count < _MAX_TOKENS for count in given.values()
+    ):
+        return Usage(**given)  # the common case
+    rest = {name: value for name, value in given.items() if value is not None and name not in _NOT_TOKENS}
+    details = _pop_details(rest)
+    counts = {field: _pop_count(rest, names) for field, names in _ALIASES.items()}
+    cached = _pop_count(details, _CACHED)  # OpenAI includes cached tokens in the input
+    counts["input"] += max(_pop_count(rest, (*_INCLUSIVE, "input_tokens")) - cached, 0)
+    counts["cache_read"] += cached
+    counts["reasoning"] += _pop_count(details, _REASONING)
+    written_1h = _pop_count(details, _WRITTEN_1H)  # Anthropic's total of cache writes has both kinds
+    counts["cache_write"] = max(counts["cache_write"] - written_1h, _pop_count(details, _WRITTEN_5M))
+    counts["cache_write_1h"] += written_1h
+    total = _pop_count(rest, _TOTALS)
+    unknown = [name for name, value in rest.items() if not isinstance(value, str)]
+    if unknown:
+        raise InvalidInput(f"unknown token count {unknown[0]!r} in usage; use {', '.join(_ALIASES)}")
+    usage = Usage(**counts)
+    if not usage.total and total:
+        return Usage(input=total)
+    return usage
+
+
+def _pop_count(rest: dict[str, Any], names: tuple[str, ...]) -> int:
+    total = 0
+    for name in names:
+        if name in rest:
+            count = rest.pop(name)
+            if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < _MAX_TOKENS:
+                raise InvalidInput(
+                    f"{name}={count!r} in usage is no token count; use an integer from 0 to {_MAX_TOKENS:,}"
+                )
+            total += count
+    return total
+
+
+def _pop_details(rest: dict[str, Any]) -> dict[str, Any]:
+    """Remove the breakdowns from a usage and return them merged; their counts are part of the totals."""
+    merged: dict[str, Any] = {}
+    for name in _DETAILS:
+        details: Any = rest.pop(name, None)
+        if isinstance(details, Mapping):
+            given = cast("Mapping[str, Any]", details)
+            merged.update({key: value for key, value in given.items() if value is not None})
+    return merged
+
+
+_MAX_MESSAGE: Final = 2000
+_MAX_TRACEBACK: Final = 8000
+_MAX_FRAMES: Final = 20
+"""The innermost frames: frameworks call deeply, and what matters is where the error was raised."""
+
+
+def describe_error(error: BaseException) -> dict[str, str]:
+    """Return type, message and the end of the traceback of an exception."""
+    return {
+        "type": type(error).__qualname__,
+        "message": _message_of(error)[:_MAX_MESSAGE],
+        "traceback": "".join(traceback.format_exception(error, limit=-_MAX_FRAMES))[-_MAX_TRACEBACK:],
+    }
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the recorded error must not be replaced by another one
+        return "(no message)"
 
 
 @lru_cache(maxsize=1024)
-def _span_name(name: str) -> str:
+def _check_name(name: str) -> str:
     return check_id(name, "span name")
 
 
-def _content(value: Any) -> Content:
-    """Content as it is now; what has no encoding is kept as its text, because recording never fails a run.
-
-    A text cannot change, so spans leave it as it is until the recorder's thread asks for its content.
-    """
+def encode_any(value: Any) -> Content:
+    """Encode a value for recording. One that has no encoding is kept as its ``repr``, and never raises."""
     if isinstance(value, Content):
         return value
     try:
@@ -620,46 +826,11 @@ def _content(value: Any) -> Content:
             return Content("text", value.encode())
         return encode(value, keep_order=True)
     except Unencodable:
-        return encode({"_opaque": type(value).__qualname__, "text": _text(value)[:10_000]})
+        return encode({"_opaque": type(value).__qualname__, "text": _repr(value)[:10_000]})
 
 
-def _text(value: Any) -> str:
+def _repr(value: Any) -> str:
     try:
         return repr(value)
-    except Exception as error:  # noqa: BLE001 - a value without even a text: it is the agent's, and the run goes on
-        return f"(no text: {type(error).__name__})"
-
-
-# -----------------------------------------------------------------------------------------------------------
-# What everything of one run has in common, and the gate that its calls of models and tools pass.
-
-
-class Gate(Protocol):
-    """What a call of a model or a tool has to pass before it begins."""
-
-    def admit(self, context: RunContext, agent: str | None) -> None:
-        """Raise if an agent must not make a call in this run."""
-        ...
-
-
-class RunContext:
-    """What everything of one run has in common."""
-
-    __slots__ = ("clock", "gate", "recorder", "run", "scope", "thread")
-
-    def __init__(
-        self,
-        recorder: RecordSink,
-        clock: Clock,
-        *,
-        run: str,
-        scope: str,
-        thread: str | None,
-        gate: Gate | None = None,
-    ) -> None:
-        self.recorder = recorder
-        self.clock = clock
-        self.gate = gate
-        self.run = run
-        self.scope = scope
-        self.thread = thread
+    except Exception as error:  # noqa: BLE001 - a broken __repr__ of the agent must not fail the run
+        return f"(no repr: {type(error).__name__})"

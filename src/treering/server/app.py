@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ROUTES: Final = (
     "runs",
     "timeline",
+    "cost",
     "threads",
     "memory",
     "workspaces",
@@ -38,9 +39,6 @@ ROUTES: Final = (
     "gateway",
     "otlp",
     "live",
-    "search",
-    "compare",
-    "performance",
     "limits",
 )
 """The modules of `treering.server.routes`. Each defines ``ENDPOINTS``, ``routes(state)`` for streams, or

@@ -1,8 +1,8 @@
-"""What a server does by itself: fill the search index, judge runs, send alerts, mark runs that died.
+"""Background work of a server: index for search, apply alert rules, send alerts, mark crashed runs.
 
-One thread goes over the projects, again and again, and looks only at those that something was written to.
-Several servers of one store may do this at once; each piece of work knows how far another one came. What
-goes wrong in one project keeps neither the others nor the thread from going on, nor does a slow webhook.
+One thread goes over the projects repeatedly, and works only on those that were written to. Several servers of
+one store may do this at the same time, because progress is shared. An error in one project stops neither the
+other projects nor the thread, and a slow webhook delays nothing.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from treering.errors import TreeringError
-from treering.limits.alerts import GOODBYE_SECONDS
+from treering.limits.alerts import CLOSE_SECONDS
 from treering.maintenance.stats import user_spaces
-from treering.runs.directory import Rounds
+from treering.runs.listing import CrashSweep
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from treering.limits.alerts import Watch
+    from treering.limits.alerts import AlertWatch
     from treering.store import Store
 
 
 ROUND_SECONDS: Final = 2.0
 CRASHED_SECONDS: Final = 60.0
-LATEST_SECONDS: Final = 60.0
-"""How long the search index waits for a moment in which nothing is written."""
-REST_SECONDS: Final = 60.0
-"""How long a project rests in which something failed that will not be better in a moment."""
-RUNS_A_ROUND: Final = 1000
-"""How many runs of a project are asked after at once: the newest, and as many of all, one after the other."""
+INDEX_WITHIN_SECONDS: Final = 60.0
+"""How long indexing waits for a time without writes."""
+PAUSE_SECONDS: Final = 60.0
+"""How long a project is skipped after an error that is not retryable."""
+RUNS_PER_CHECK: Final = 1000
+"""How many runs of a project are checked for crashes at once: the newest, and as many of all in turn."""
 
 log: Final = logging.getLogger("treering.server")
 
 
 class Background:
-    """Use it in a ``with`` statement around serving."""
+    """The thread; use it in a ``with`` statement around serving."""
 
     def __init__(self, store: Store, *, search: bool, seconds: float = ROUND_SECONDS) -> None:
         self._store = store
@@ -62,91 +62,87 @@ class Background:
         watches = [project.watch for project in self._projects.values()]
         for watch in watches:
             watch.stop()
-        latest = time.monotonic() + GOODBYE_SECONDS
+        deadline = time.monotonic() + CLOSE_SECONDS
         for watch in watches:
-            watch.close(seconds=max(latest - time.monotonic(), 0.0))
+            watch.close(seconds=max(deadline - time.monotonic(), 0.0))
 
     def _work(self) -> None:
         while not self._end.wait(self._seconds):
             try:
                 spaces = list(user_spaces(self._store.engine))
             except TreeringError as error:
-                log.warning("work in the background has to wait: %s", error)
+                log.warning("background work is postponed: %s", error)
                 continue
             for space in spaces:
                 if self._end.is_set():
                     return
                 if space not in self._projects:
                     self._projects[space] = _Project(self._store.in_namespace(space))
-                self._projects[space].go_on(search=self._search)
+                self._projects[space].run_once(search=self._search)
 
 
 class _Project:
-    """One project, and how far it was looked at."""
+    """One project, and the state of its background work."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.watch: Watch = store.alerts.watch()
-        self._rounds = Rounds(store.engine, store.space, clock=store.clock)
-        self._seen = -1
-        self._indexed: int = -1
-        self._index_by = time.monotonic() + LATEST_SECONDS
-        self._crashed_at = 0.0
-        self._rests_until = 0.0
+        self.watch: AlertWatch = store.alerts.watch()
+        self._crash_sweep = CrashSweep(store.engine, store.space, clock=store.clock)
+        self._last_seq = -1
+        self._indexed_seq: int = -1
+        self._index_deadline = time.monotonic() + INDEX_WITHIN_SECONDS
+        self._check_crashed_at = 0.0
+        self._paused_until = 0.0
 
-    def go_on(self, *, search: bool) -> None:
-        """Do what there is to do, unless the project rests; never raises."""
-        if time.monotonic() < self._rests_until:
+    def run_once(self, *, search: bool) -> None:
+        """Do one round of work, unless the project is paused. Never raises."""
+        if time.monotonic() < self._paused_until:
             return
         try:
-            self._look(search=search)
+            self._work(search=search)
         except TreeringError as error:
-            log.warning("work in the background of %r has to wait: %s", self._store.space, error)
+            log.warning("background work of %r is postponed: %s", self._store.space, error)
             if not error.retryable:
-                self._rests_until = time.monotonic() + REST_SECONDS
-        except Exception:  # a bug of ours must not end the work for everyone
-            log.exception("work in the background of %r failed", self._store.space)
-            self._rests_until = time.monotonic() + REST_SECONDS
+                self._paused_until = time.monotonic() + PAUSE_SECONDS
+        except Exception:  # a bug must not end the work for all projects
+            log.exception("background work of %r failed", self._store.space)
+            self._paused_until = time.monotonic() + PAUSE_SECONDS
 
-    def _look(self, *, search: bool) -> None:
+    def _work(self, *, search: bool) -> None:
         seq = self._store.engine.wait(self._store.space, 0, seconds=0)
         now = time.monotonic()
-        if now >= self._crashed_at:
-            self._crashed_at = now + CRASHED_SECONDS
-            self._store.runs.mark_crashed(newest=RUNS_A_ROUND)
-            self._rounds.go_on(RUNS_A_ROUND)
-        if seq != self._seen or self.watch.is_waiting:
-            self.watch.look()
-        if search and seq != self._indexed:
-            # Whoever writes much just now needs the time more; a search that must be fresh sees to it itself.
-            if seq == self._seen or now >= self._index_by:
+        if now >= self._check_crashed_at:
+            self._check_crashed_at = now + CRASHED_SECONDS
+            self._store.runs.mark_crashed(newest=RUNS_PER_CHECK)
+            self._crash_sweep.check_next(RUNS_PER_CHECK)
+        if seq != self._last_seq or self.watch.is_waiting:
+            self.watch.run_once()
+        if search and seq != self._indexed_seq:
+            # Wait for writers to pause; a search brings the index up to date by itself.
+            if seq == self._last_seq or now >= self._index_deadline:
                 self._store.timeline.index()
-                self._indexed = seq
+                self._indexed_seq = seq
         else:
-            self._index_by = now + LATEST_SECONDS
-        self._seen = seq
-
-
-# -----------------------------------------------------------------------------------------------------------
-# How the process of a server treats memory: what is large goes back at once, what stays is not looked at.
-#
-# Requests bring bodies of megabytes. glibc would keep the space of such a body for the next one, in the
-# middle of smaller things; from a fixed size on it asks the system for pages of their own and gives them
-# back. And the modules that were loaded stay for good, so the collector of cycles shall not walk over them;
-# what spans are made of has no cycles, so it shall look less often as well.
+            self._index_deadline = now + INDEX_WITHIN_SECONDS
+        self._last_seq = seq
 
 
 _MMAP_THRESHOLD: Final = -3
-"""The number of this setting in glibc's `mallopt`."""
+"""M_MMAP_THRESHOLD of glibc's `mallopt`."""
 _LARGE_BYTES: Final = 128 * 1024
-_YOUNG: Final = 20_000
-"""New objects after which the collector looks at them (Python's own: 700)."""
+_GC_THRESHOLD: Final = 20_000
+"""New objects between two runs of the garbage collector (Python's default: 700)."""
 
 
-def settle_in() -> None:
-    """Do this once, when everything is loaded."""
+def tune_memory() -> None:
+    """Tune the memory of a server process; call it once, after all imports.
+
+    Request bodies are megabytes. glibc would keep their space in the middle of smaller allocations; from a
+    fixed size on, it is told to map them separately and return them. Loaded modules stay for good, so the
+    garbage collector need not visit them, and what spans are made of has no cycles, so it may run less often.
+    """
     with suppress(OSError, AttributeError, TypeError):  # another C library
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
+    gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])

@@ -198,9 +198,13 @@ def _parse_query(request: Request, kind: Any, repeatable: frozenset[str]) -> Any
             raise InvalidInput(f"this route takes no query parameters; got {', '.join(sorted(given))[:200]}")
         return None
     try:
-        return msgspec.convert(given, kind, strict=False)
+        query = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidInput(f"invalid query: {error}") from None
+    for name in given:
+        if getattr(query, name, name) is None:  # msgspec reads the text "null" as a missing number
+            raise InvalidInput(f"the query parameter {name[:80]!r} is 'null'; leave it out instead")
+    return query
 
 
 def _repeatable(kind: Any) -> frozenset[str]:

@@ -10,7 +10,7 @@ import uvicorn
 from treering.errors import Unreachable
 from treering.server.app import Application, create_app
 from treering.server.auth import Gate
-from treering.server.background import Background, settle_in
+from treering.server.background import Background, tune_memory
 from treering.server.settings import Settings
 from treering.store import Store
 
@@ -38,7 +38,7 @@ def serve(store: Store, settings: Settings, *, on_ready: Callable[[str], None] |
         server_header=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    settle_in()
+    tune_memory()
     with Background(store, search=settings.search):
         Server(config, app).run(sockets=[listening])
 

@@ -17,7 +17,6 @@ import treering
 from treering.adapters.openai_agents import TreeringTracingProcessor
 from treering.core.batch import Usage
 from treering.core.query import EventQuery
-from treering.runs.span import input_of
 
 MODEL = "gpt-5"
 USAGE = Usage(input=200, cache_read=800, output=30, reasoning=10)
@@ -176,7 +175,7 @@ def test_spans_keep_ids_nesting_inputs_and_outputs(store):
     while above.kind != "span.agent":
         above = by_id[above.parent]
     assert above.name == "adder" == tool.agent
-    given = input_of(tool, json.loads(tool.data))
+    given = tool.links[json.loads(tool.data)["input"]]
     assert store.timeline.content(tool.body, given) == [42, {"a": 40, "b": 2}]
     (asked,) = [event for event in store.timeline.of_run(trace).events if event.label == "user message"]
     assert store.timeline.content(asked.body) == ["40 and 2?"]

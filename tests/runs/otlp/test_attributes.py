@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from treering.core.encoding import decode
 from treering.runs.otlp import attributes as attributes_module
-from treering.runs.otlp.attributes import meaning_of
-from treering.runs.otlp.records import ReceivedSpan, Source
+from treering.runs.otlp.attributes import parse_span
+from treering.runs.otlp.decode import OtlpSpan, Sender
 
 TABLES = [
     name
@@ -46,10 +46,10 @@ kinds = st.fixed_dictionaries({}, optional={name: st.sampled_from(words) for nam
 
 
 def span(attributes, kind=1):
-    return ReceivedSpan(
+    return OtlpSpan(
         trace="a" * 32, id="b" * 16, parent=None, name="name of the span", kind=kind, start_us=1, end_us=2,
-        status=0, status_message="", flags=0, attributes=attributes, events=[], links=[], more={},
-        source=Source({}, "", {}),
+        status=0, status_message="", flags=0, attributes=attributes, events=[], links=[], extra={},
+        sender=Sender({}, "", {}),
     )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def span(attributes, kind=1):
 @given(others, kinds, st.sampled_from([1, 3]))
 def test_nothing_is_dropped(other, kind, span_kind):
     attributes = {**other, **kind}
-    found = meaning_of(span(dict(attributes), span_kind))
+    found = parse_span(span(dict(attributes), span_kind))
     told = json.dumps(
         [
             found.rest,
@@ -81,7 +81,7 @@ def test_nothing_is_dropped(other, kind, span_kind):
         counted = {usage.input, usage.input + cached, usage.cache_read, usage.cache_write, usage.output,
                    usage.reasoning, usage.total}  # fmt: skip
     for name, value in attributes.items():
-        if name in KINDS and value in attributes_module._TOLD and name not in found.rest:
+        if name in KINDS and value in attributes_module._REDUNDANT and name not in found.rest:
             continue  # it is what the kind says
         if name == "llm.usage.reasoning_tokens" or "reasoning" in name:
             continue  # never more than the output that it is part of

@@ -44,7 +44,7 @@ TOOL = log(
 
 
 def send(store, *records, **options):
-    return store.otlp.write(logs(*records, **options), signal="logs", form="json")
+    return store.otlp.write(logs(*records, **options), signal="logs", encoding="json")
 
 
 def rows(store, run):
@@ -114,7 +114,7 @@ def test_tokens_of_codex_count_the_cache_into_the_input(store):
 
 
 def test_messages_beside_a_span_lie_in_its_run(store):
-    store.otlp.write(traces(span("chat", id=7)), form="json")
+    store.otlp.write(traces(span("chat", id=7)), encoding="json")
     place = {"traceId": TRACE, "spanId": f"{7:016x}"}
     send(
         store,
@@ -145,14 +145,14 @@ def test_a_plain_log_keeps_all_that_it_says(store):
 
 def test_a_record_of_the_wrong_shape_is_counted(store):
     result = send(store, PROMPT, {"timeUnixNano": "soon"}, resource=CLAUDE)
-    assert (result.accepted, result.refused) == (1, 1)
+    assert (result.accepted, result.rejected) == (1, 1)
 
 
 def test_a_session_that_went_quiet_is_over_and_may_go_on(store, monkeypatch):
     send(store, PROMPT, resource=CLAUDE)
     ingest = store.otlp
     monkeypatch.setattr(ingest, "_quiet_seconds", -1.0)
-    ingest._settle_quiet()
+    ingest._end_quiet_runs()
     run = store.runs.get("5b0c")
     assert (run.status, run.duration_us) == ("unfinished", 0)
     send(store, REQUEST, resource=CLAUDE)
@@ -164,7 +164,7 @@ def test_a_record_that_cannot_be_stored_does_not_take_the_others_along(store):
     for _ in range(250):
         deep = [deep]
     told = send(store, log(body="fine", attributes={}), log("deep", body=deep, attributes={}))
-    assert (told.accepted, told.refused) == (1, 1)
+    assert (told.accepted, told.rejected) == (1, 1)
     assert "log 'deep'" in told.message
 
 

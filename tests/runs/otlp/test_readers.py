@@ -10,7 +10,8 @@ from tests.runs.otlp.test_spans import GENAI, ROOT
 from treering.compat.models import Message, Run, ToolCall, ToolResult, open_session
 from treering.core.query import EventQuery
 from treering.errors import NotFound
-from treering.runs.reports import cost_report, timeline_report
+from treering.runs.cost import cost_report
+from treering.runs.timeline import timeline_report
 
 TOOL = span(
     "execute_tool search",
@@ -29,7 +30,7 @@ CALL = span("chat gpt-5", id=3, parent=1, at_ms=50, attributes=GENAI)
 
 @pytest.fixture
 def sent(store):
-    store.otlp.write(traces(ROOT, TOOL, CALL), form="json")
+    store.otlp.write(traces(ROOT, TOOL, CALL), encoding="json")
     return store
 
 
@@ -65,9 +66,9 @@ def test_what_was_said_is_found(sent):
 
 
 def test_forgetting_a_thread_takes_its_runs_along_whenever_the_thread_was_known(store):
-    store.otlp.write(traces(TOOL), form="json")  # nothing says yet whose it is
-    store.otlp.write(traces(ROOT), form="json")
-    store.otlp.write(traces(CALL), form="json")
+    store.otlp.write(traces(TOOL), encoding="json")  # nothing says yet whose it is
+    store.otlp.write(traces(ROOT), encoding="json")
+    store.otlp.write(traces(CALL), encoding="json")
     assert store.runs.get(TRACE).thread == "alice"
     store.forget(thread="alice")
     left = [record.event.kind for record in store.engine.scan(store.space, EventQuery()).records]

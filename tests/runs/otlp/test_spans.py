@@ -8,14 +8,13 @@ import pytest
 
 from tests.runs.otlp.exports import START_NS, TRACE, span, traces
 from treering.core.query import EventQuery
-from treering.runs.span import input_of
 
 ROOT = span("invoke_agent planner", id=1, ms=900, attributes={"gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": "planner", "gen_ai.conversation.id": "alice"})  # fmt: skip
 
 
 def send(store, *spans, **options):
-    return store.otlp.write(traces(*spans, **options), form="json")
+    return store.otlp.write(traces(*spans, **options), encoding="json")
 
 
 def rows(store, kind="span."):
@@ -28,7 +27,7 @@ def told(event):
 
 
 def given(store, event):
-    return store.timeline.content(input_of(event, told(event)))[0]
+    return store.timeline.content(event.links[told(event)["input"]])[0]
 
 
 def came(store, event):
@@ -196,7 +195,7 @@ def test_tokens_that_two_instrumentations_tell_are_counted_once(store):
     inner = span("chat gpt-5", id=3, parent=2, at_ms=6, ms=40, attributes=GENAI)
     for order in ([outer, inner], [inner, outer]):
         space = store.in_namespace(f"order-{order[0]['name'][:4]}")
-        space.otlp.write(traces(ROOT, *order), form="json")
+        space.otlp.write(traces(ROOT, *order), encoding="json")
         assert space.cost.of_run(TRACE).total.tokens == 1200
         space.otlp.close()
     send(store, inner)

@@ -1,7 +1,8 @@
-"""The services of seed 001: functions that write a run down, and read it back.
+"""The services of the Orchestrator: functions that record a run and read it back.
 
-Each is durable when it returns, or (with ``session=``) when the session commits, all or nothing. Without a
-session they use the default store of the process, which `use` changes.
+Each call is durable when it returns, or, with ``session=``, when the session commits, all or nothing. Without
+a session they use the default store of the process, which `use` sets. `treering.compat.services.aio` has the
+same functions for asyncio.
 """
 
 from treering.compat.services.calls import (

@@ -1,38 +1,38 @@
-"""Runs, spans, messages and tools, written one call at a time.
+"""The functions of the services: runs, spans, messages, tools and payloads, one call at a time.
 
-A span that was started is a row of the journal, and a ref that remembers what its end will need. Ending it
-moves the ref and writes the row of the finished span, in one commit, so of two who end it one gets a
-`Conflict`. A tool call is a span as well, and its result is that span's end.
+A span that was started is an open row of the journal, and a ref that holds what its end will need. Ending it
+changes the ref and writes the row of the finished span in one commit, so when two callers end a span, one
+gets a `Conflict`. A tool call is a span as well, and its result is that span's end.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import structs
 
-from treering.compat.services.session import current, within
-from treering.core.batch import ABSENT, Event
+from treering.compat.services.session import current, transaction
+from treering.core.batch import ABSENT
 from treering.core.clock import DAY_US, day_of
 from treering.core.content import Content
 from treering.core.encoding import decode_json, encode, encode_json
-from treering.core.ids import check_id, new_id, thread_key, time_of
+from treering.core.ids import check_id, new_id, time_of
 from treering.core.money import to_cost
 from treering.core.query import EventQuery
 from treering.errors import Conflict, InvalidInput, NotFound
-from treering.runs.prices import EUR, fill_in
-from treering.runs.reports import MAX_LINES, cost_report, timeline_report
-from treering.runs.run import RunInfo, checked, run_scope
-from treering.runs.span import MESSAGE, OK, OPEN, SPAN, usage_of
+from treering.runs.cost import cost_report
+from treering.runs.prices import EUR
+from treering.runs.run import RunInfo, run_writer, validate_run
+from treering.runs.span import OK, SpanWriter, open_id, usage_of
+from treering.runs.timeline import MAX_EVENTS, timeline_report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from decimal import Decimal
 
     from treering.compat.services.session import Session
-    from treering.core.content import Address
-
 
 AGENT = "agent"
 TOOL = "tool"
@@ -42,7 +42,7 @@ _ENDED = b"{}"
 
 
 class _OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the end of a span needs to know of its beginning."""
+    """What the end of a span needs to know about its start."""
 
     id: str
     kind: str
@@ -65,30 +65,30 @@ def create_run(
     id: str | None = None,
     session: Session | None = None,
 ) -> str:
-    """Begin a run and give back its id; an ``id`` of your own that is taken is a `Conflict`."""
-    with within(session) as transaction:
+    """Start a run and return its id; an ``id`` that already exists is a `Conflict`."""
+    with transaction(session) as current_session:
         info = RunInfo(
             id=new_id() if id is None else check_id(id, "run id"),
             agent=agent,
             thread=thread,
-            started_at_us=transaction.store.clock.now_us(),
+            started_at_us=current_session.store.clock.now_us(),
             project_id=project_id,
             meta=dict(meta or {}),
         )
-        transaction.set_run(checked(info), ABSENT)  # refused here, not at the commit
+        current_session.set_run(validate_run(info), ABSENT)
         return info.id
 
 
 def end_run(run_id: str, status: str = OK, session: Session | None = None) -> None:
-    """Say how a run ended; one that has ended already is a `Conflict`."""
-    with within(session) as transaction:
-        info, expect = transaction.run_with_version(run_id)
+    """End a run; one that has ended already is a `Conflict`."""
+    with transaction(session) as current_session:
+        info, expect = current_session.run_with_version(run_id)
         if info.ended_at_us is not None:
-            raise Conflict(f"run {run_id!r} ended before, as {info.status!r}; a run ends once")
+            raise Conflict(f"run {run_id!r} has already ended, with status {info.status!r}")
         ended = structs.replace(
-            info, status=check_id(status, "status"), ended_at_us=transaction.store.clock.now_us()
+            info, status=check_id(status, "status"), ended_at_us=current_session.store.clock.now_us()
         )
-        transaction.set_run(ended, expect)
+        current_session.set_run(ended, expect)
 
 
 def start_span(
@@ -100,10 +100,10 @@ def start_span(
     parent_id: str | None = None,
     session: Session | None = None,
 ) -> str:
-    """An agent begins; gives back the id of its span. Spans nest by ``parent_id``."""
-    with within(session) as transaction:
+    """Start an agent's span and return its id. Spans nest by ``parent_id``."""
+    with transaction(session) as current_session:
         return _start(
-            transaction,
+            current_session,
             run_id,
             kind=AGENT,
             name=agent_name,
@@ -121,9 +121,9 @@ def end_span(
     meta: Mapping[str, Any] | None = None,
     session: Session | None = None,
 ) -> None:
-    """An agent is done; a span that has ended already is a `Conflict`."""
-    with within(session) as transaction:
-        _end(transaction, span_id, AGENT, status, output_ref, meta)
+    """End an agent's span; one that has ended already is a `Conflict`."""
+    with transaction(session) as current_session:
+        _end(current_session, span_id, AGENT, status, output_ref, meta)
 
 
 def save_message(
@@ -138,35 +138,33 @@ def save_message(
     span_id: str | None = None,
     session: Session | None = None,
 ) -> str:
-    """Record a message and give back its id.
+    """Record a message and return its id.
 
-    ``tokens`` are ``{"prompt": ..., "completion": ..., "total": ...}`` or any other words that `Run.message`
-    knows. ``cost_eur`` is kept as given; without it the model's price at this moment counts, and a model that
-    is not known is unpriced.
+    ``tokens`` is ``{"prompt": ..., "completion": ..., "total": ...}``, or any other names that `Run.message`
+    accepts. ``cost_eur`` is stored as given; without it the cost is computed from the model's current price,
+    and a model without a price is unpriced.
     """
-    with within(session) as transaction:
-        info = transaction.run(run_id)
-        scope = run_scope(info)
+    with transaction(session) as current_session:
+        info = current_session.run(run_id)
         if span_id is not None:
-            _check_span(transaction, span_id)
-        event = Event(
-            id=new_id(),
-            kind=MESSAGE,
-            ts_us=transaction.store.clock.now_us(),
-            scope=scope,
-            run=run_id,
-            span=span_id,
-            thread=thread_key(info.thread, info.namespace),
-            agent=agent_name or info.agent,
-            role=check_id(role, "role"),
-            model=model,
-            usage=usage_of(tokens),
-            cost_nanos=None if cost_eur is None else to_cost(cost_eur),
-            currency=None if cost_eur is None else EUR,
-            body=transaction.put(encode(content, keep_order=True), scope=scope),
+            _check_span(current_session, span_id)
+        message_id = new_id()
+        current_session.write(
+            partial(
+                run_writer(info).write_message,
+                id=message_id,
+                ts_us=current_session.store.clock.now_us(),
+                role=check_id(role, "role"),
+                content=encode(content, keep_order=True),
+                span=span_id,
+                agent=agent_name or info.agent,
+                model=model,
+                usage=usage_of(tokens),
+                cost_nanos=None if cost_eur is None else to_cost(cost_eur),
+                currency=None if cost_eur is None else EUR,
+            )
         )
-        transaction.event(fill_in(event))
-        return event.id
+        return message_id
 
 
 def save_tool_call(
@@ -177,10 +175,10 @@ def save_tool_call(
     span_id: str | None = None,
     session: Session | None = None,
 ) -> str:
-    """A tool is called, by the span ``span_id`` if that is given; gives back the id of the call."""
-    with within(session) as transaction:
+    """Record the start of a tool call, made by the span ``span_id`` if given, and return its id."""
+    with transaction(session) as current_session:
         return _start(
-            transaction,
+            current_session,
             run_id,
             kind=TOOL,
             name=tool_name,
@@ -194,14 +192,43 @@ def save_tool_call(
 def save_tool_result(
     tool_call_id: str, status: str = OK, output_ref: str | None = None, session: Session | None = None
 ) -> str:
-    """What a call gave; gives back the id of the result. A second result for one call is a `Conflict`."""
-    with within(session) as transaction:
-        _end(transaction, tool_call_id, TOOL, status, output_ref, None)
+    """Record the result of a tool call and return its id. A second result for one call is a `Conflict`."""
+    with transaction(session) as current_session:
+        _end(current_session, tool_call_id, TOOL, status, output_ref, None)
         return tool_call_id + RESULT
 
 
+def save_blob(kind: Literal["json", "text"], data: Any, session: Session | None = None) -> str:
+    """Store a payload and return its id. Equal content of one kind has one id and is stored once.
+
+    A payload is kept by what refers to it, and until then by itself. Forgetting the last run that refers to
+    it removes it.
+    """
+    with transaction(session) as current_session:
+        return current_session.put_object(_payload(kind, data))
+
+
+def get_run_timeline(
+    run_id: str, limit: int = MAX_EVENTS, cursor: str | None = None, session: Session | None = None
+) -> dict[str, Any]:
+    """Return ``{"events": [...], "next_cursor": ...}``: what happened, oldest first, up to ``limit`` events.
+
+    For the next page, pass ``next_cursor`` as ``cursor``. Uncommitted work of a session is not included.
+    """
+    store = current() if session is None else session.store
+    store.flush()
+    return timeline_report(store.engine, store.space, run_id, limit=limit, cursor=cursor, legacy=store.legacy)
+
+
+def get_run_cost(run_id: str, session: Session | None = None) -> dict[str, Any]:
+    """Return ``{"by_agent": [...], "total": {...}}`` in tokens and euros, at the rate of each day."""
+    store = current() if session is None else session.store
+    store.flush()
+    return cost_report(store.engine, store.space, run_id, legacy=store.legacy)
+
+
 def _start(
-    transaction: Session,
+    session: Session,
     run_id: str,
     *,
     kind: str,
@@ -211,139 +238,106 @@ def _start(
     parent: str | None,
     meta: Mapping[str, Any] | None,
 ) -> str:
-    info = transaction.run(run_id)
+    writer = run_writer(session.run(run_id))
     if parent is not None:
-        _check_span(transaction, parent)
+        _check_span(session, parent)
     span = _OpenSpan(
         id=new_id(),
         kind=kind,
         run=run_id,
-        scope=run_scope(info),
-        ts_us=transaction.store.clock.now_us(),
+        scope=writer.scope,
+        ts_us=session.store.clock.now_us(),
         name=check_id(name, f"{kind} name"),
         agent=check_id(agent, "agent name"),
         parent=parent,
-        thread=thread_key(info.thread, info.namespace),
+        thread=writer.thread,
         meta=dict(meta or {}),
     )
-    data, body = dict(span.meta), None
-    if input_ref is not None:
-        body, size = transaction.refer(input_ref, "input_ref")
-        data["input_size"] = size
-    transaction.event(_event(span, f"{span.id}:open", OPEN, data=data, body=body))
-    value = encode_json(structs.asdict(span))
-    transaction.set_ref(_SPANS + span.id, value, ABSENT, scope=span.scope)
+    session.write(
+        partial(
+            writer.write_open,
+            id=span.id,
+            kind=kind,
+            name=span.name,
+            ts_us=span.ts_us,
+            parent=parent,
+            agent=span.agent,
+            input=None if input_ref is None else session.refer(input_ref, "input_ref"),
+            data=span.meta,
+        )
+    )
+    session.set_ref(_SPANS + span.id, encode_json(structs.asdict(span)), ABSENT, scope=span.scope)
     return span.id
 
 
 def _end(
-    transaction: Session,
+    session: Session,
     span_id: str,
     kind: str,
     status: str,
     output_ref: str | None,
     meta: Mapping[str, Any] | None,
 ) -> None:
-    what = "tool call" if kind == TOOL else "span"
-    found = transaction.ref(_SPANS + span_id)
+    what = _KIND_NAMES[kind]
+    found = session.ref(_SPANS + span_id)
     if found is None:
-        raise NotFound(f"there is no {what} {span_id!r} that was started here")
+        raise NotFound(f"{what} {span_id!r} not found; start one with {_STARTED_BY[kind]}()")
     value, expect = found
     if value == _ENDED:
-        raise Conflict(f"{what} {span_id!r} ended before; its {'result' if kind == TOOL else 'end'} stays")
+        raise Conflict(f"{what} {span_id!r} has already ended; its {_END_NAMES[kind]} is unchanged")
     span = msgspec.convert(decode_json(value), _OpenSpan)
     if span.kind != kind:
         raise InvalidInput(
-            f"{span_id!r} is a {'tool call' if span.kind == TOOL else 'span'}, not a {what}; "
-            "save_tool_result ends calls, end_span ends spans"
+            f"{span_id!r} is a {_KIND_NAMES[span.kind]}, not a {what}; "
+            "save_tool_result ends tool calls, end_span ends spans"
         )
-    body = None if output_ref is None else transaction.refer(output_ref, "output_ref")[0]
-    event = _event(span, span.id, SPAN, data={**span.meta, **(meta or {}), "announced": True}, body=body)
-    ended_us = transaction.store.clock.now_us()
-    transaction.event(
-        structs.replace(event, status=check_id(status, "status"), duration_us=max(ended_us - span.ts_us, 0))
+    writer = SpanWriter(run=span.run, scope=span.scope, thread=span.thread)
+    session.write(
+        partial(
+            writer.write_span,
+            id=span.id,
+            kind=span.kind,
+            name=span.name,
+            ts_us=span.ts_us,
+            duration_us=max(session.store.clock.now_us() - span.ts_us, 0),
+            status=check_id(status, "status"),
+            parent=span.parent,
+            agent=span.agent,
+            output=None if output_ref is None else session.refer(output_ref, "output_ref"),
+            data={**span.meta, **(meta or {})},
+            is_announced=True,
+        )
     )
-    transaction.set_ref(_SPANS + span_id, _ENDED, expect, scope=span.scope)
+    session.set_ref(_SPANS + span_id, _ENDED, expect, scope=span.scope)
 
 
-def _event(span: _OpenSpan, id: str, form: str, *, data: dict[str, Any], body: Address | None) -> Event:
-    return Event(
-        id=id,
-        kind=form + span.kind,
-        ts_us=span.ts_us,
-        scope=span.scope,
-        run=span.run,
-        span=span.id,
-        parent=span.parent,
-        thread=span.thread,
-        agent=span.agent,
-        name=span.name,
-        data=encode_json(data) if data else None,
-        body=body,
-    )
+_KIND_NAMES = {AGENT: "span", TOOL: "tool call"}
+_END_NAMES = {AGENT: "end", TOOL: "result"}
+_STARTED_BY = {AGENT: "start_span", TOOL: "save_tool_call"}
 
 
-def _check_span(transaction: Session, span_id: str) -> None:
-    if transaction.ref(_SPANS + span_id) is None and not _is_recorded(transaction, span_id):
-        raise NotFound(f"there is no span {span_id!r}; start_span() begins one")
+def _check_span(session: Session, span_id: str) -> None:
+    if session.ref(_SPANS + span_id) is None and not _is_recorded(session, span_id):
+        raise NotFound(f"span {span_id!r} not found; start one with start_span()")
 
 
-def _is_recorded(transaction: Session, span_id: str) -> bool:
-    """Whether the journal has such a span of a recorder, open or ended; its id says of which day it is."""
+def _is_recorded(session: Session, span_id: str) -> bool:
+    """Whether a recorder has written such a span, open or ended. Its id tells the day."""
     try:
         day = day_of(time_of(span_id))
     except InvalidInput:
         return False
-    store = transaction.store
-    queries = (
-        EventQuery(ids=(row,), since_us=day * DAY_US, until_us=(day + 1) * DAY_US)
-        for row in (span_id, f"{span_id}:open")
-    )
-    return any(store.engine.scan(store.space, query, limit=1).records for query in queries)
+    store = session.store
+    ids = (span_id, open_id(span_id))
+    query = EventQuery(ids=ids, since_us=day * DAY_US, until_us=(day + 1) * DAY_US)
+    return bool(store.engine.scan(store.space, query, limit=1).records)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Payloads by reference: JSON and text under an id that follows from the content.
-
-
-def save_blob(kind: Literal["json", "text"], data: Any, session: Session | None = None) -> str:
-    """Store a payload and give back its id; equal content of one kind has one id and is stored once.
-
-    It is kept by whatever refers to it, and until then by itself. Forgetting the last run that refers to it
-    removes it.
-    """
-    with within(session) as transaction:
-        return transaction.put_object(_content(kind, data))
-
-
-def _content(kind: str, data: Any) -> Content:
+def _payload(kind: str, data: Any) -> Content:
     if kind == "json":
         return Content("json", encode_json(data))
     if kind != "text":
-        raise InvalidInput(f"a payload of the kind {kind!r} is not known; use 'json' or 'text'")
+        raise InvalidInput(f"{kind!r} is not a kind of payload; use 'json' or 'text'")
     if not isinstance(data, str):
-        raise InvalidInput(f"a payload of the kind 'text' is a str, not {type(data).__name__}; use 'json'")
+        raise InvalidInput(f"a payload of kind 'text' is a str, not {type(data).__name__}; use 'json'")
     return Content("text", data.encode())
-
-
-# -----------------------------------------------------------------------------------------------------------
-# A run, read back: what the endpoints ``/runs/{id}/timeline`` and ``/runs/{id}/cost`` give.
-
-
-def get_run_timeline(
-    run_id: str, limit: int = MAX_LINES, cursor: str | None = None, session: Session | None = None
-) -> dict[str, Any]:
-    """``{"events": [...], "next_cursor": ...}``: what happened, oldest first, at most ``limit`` lines.
-
-    Pass ``next_cursor`` as ``cursor`` to go on. What a session has not committed is not in it.
-    """
-    store = current() if session is None else session.store
-    store.flush()
-    return timeline_report(store.engine, store.space, run_id, limit=limit, cursor=cursor, legacy=store.legacy)
-
-
-def get_run_cost(run_id: str, session: Session | None = None) -> dict[str, Any]:
-    """``{"by_agent": [...], "total": {...}}``: tokens and euros, each amount at the rate of its day."""
-    store = current() if session is None else session.store
-    store.flush()
-    return cost_report(store.engine, store.space, run_id, legacy=store.legacy)

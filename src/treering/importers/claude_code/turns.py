@@ -224,8 +224,8 @@ class Answer:
 class _Chain:
     """One agent's lines: where they go, and the answer that is still growing."""
 
-    def __init__(self, place: RunNode | None) -> None:
-        self.place = place
+    def __init__(self, node: RunNode | None) -> None:
+        self.node = node
         self.answer: Answer | None = None
         self.last_us = 0
 
@@ -257,8 +257,8 @@ class ClaudeTurn:
         """The chain of a subagent: below the call ``tool`` if that is known, else below the run."""
         if name not in self._chains:
             above = self.recorder.span_of(tool) if tool is not None else None
-            place = self.recorder.open(f"agent-{name}", agent, kind="agent", place=above, ts_us=ts_us)
-            self._chains[name] = _Chain(place)
+            node = self.recorder.open(f"agent-{name}", agent, kind="agent", parent=above, ts_us=ts_us)
+            self._chains[name] = _Chain(node)
             self._agents[name] = f"agent-{name}"
         return name
 
@@ -310,7 +310,7 @@ class ClaudeTurn:
                     block["id"],
                     str(block.get("name") or "tool"),
                     input=block.get("input"),
-                    place=chain.place,
+                    parent=chain.node,
                     ts_us=ts_us,
                 )
 
@@ -331,7 +331,7 @@ class ClaudeTurn:
                 content,
                 name=line.uuid or f"user-{ts_us}",
                 ts_us=ts_us,
-                place=chain.place,
+                parent=chain.node,
                 metadata=_marks(line),
             )
 
@@ -346,7 +346,7 @@ class ClaudeTurn:
             answer.blocks,
             name=answer.id,
             ts_us=answer.ts_us,
-            place=chain.place,
+            parent=chain.node,
             model=answer.model,
             usage=answer.usage,
             metadata=answer.metadata,

@@ -1,10 +1,9 @@
-"""What the attributes of a span mean, in whichever of the conventions they are written.
+"""Understand the attributes of a span, whichever conventions it follows.
 
-OpenTelemetry's GenAI conventions (the present names and those before them), OpenInference, OpenLLMetry,
-Logfire and Vercel's AI SDK say the same few things by many names. The tables below list the names of each
-thing, the one to be believed first. What has been understood is taken out of the attributes.
-**Invariant:** what is left in ``rest``, together with what was understood, is everything that came; nothing
-is dropped.
+OpenTelemetry's GenAI conventions (current and earlier names), OpenInference, OpenLLMetry, Logfire and
+Vercel's AI SDK say the same few things under many names. The tables below list the names of each, the most
+reliable first. What is understood is removed from the attributes. **Invariant:** the fields of a `ParsedSpan`
+and its ``rest`` together contain every attribute that was sent.
 """
 
 from __future__ import annotations
@@ -18,70 +17,15 @@ from treering.core.batch import Usage
 from treering.core.content import Content
 from treering.core.encoding import encode
 from treering.core.ids import MAX_ID_CHARS
-from treering.runs.otlp.records import CLIENT, ReceivedSpan
-
-# -----------------------------------------------------------------------------------------------------------
-# Messages that were spread over many attributes, put together again.
-#
-# Attribute values are flat, so OpenInference writes ``llm.input_messages.0.message.role`` and OpenLLMetry
-# ``gen_ai.prompt.0.role``. What lies below a prefix becomes lists and dicts again; a wrapper that only says
-# what its content is (``message``, ``tool_call``) is left out.
-
-
-_WRAPPERS: Final = frozenset({"message", "tool_call", "message_content", "document", "embedding", "tool"})
-_MOST: Final = 10_000
-"""No list is longer; a hostile index must not make one."""
-
-
-def take_below(attributes: dict[str, Any], prefix: str) -> list[Any] | None:
-    """Take everything below a prefix out of the attributes, as a list; ``None`` when there is nothing."""
-    start = len(prefix)
-    keys = [key for key in attributes if key.startswith(prefix) and key[start : start + 1].isdecimal()]
-    if not keys:
-        return None
-    root: dict[str, Any] = {}
-    for key in keys:
-        _place(root, key[len(prefix) :].split("."), attributes.pop(key))
-    whole = _listed(root)
-    return cast("list[Any]", whole) if isinstance(whole, list) else [whole]
-
-
-def _place(root: dict[str, Any], path: list[str], value: Any) -> None:
-    place = root
-    for step in path[:-1]:
-        below = place.get(step)
-        if not isinstance(below, dict):
-            below = place[step] = {} if below is None else {"": below}
-        place = cast("dict[str, Any]", below)
-    last = path[-1]
-    if isinstance(place.get(last), dict):
-        place[last][""] = value
-    else:
-        place[last] = value
-
-
-def _listed(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    fields = cast("dict[str, Any]", value)
-    if fields and all(key.isdecimal() and int(key) < _MOST for key in fields):
-        return [_listed(fields[key]) for key in sorted(fields, key=int)]
-    if len(fields) == 1:
-        ((name, inner),) = fields.items()
-        if name in _WRAPPERS:
-            return _listed(inner)
-    return {name: _listed(inner) for name, inner in fields.items()}
-
-
-# -----------------------------------------------------------------------------------------------------------
+from treering.runs.otlp.decode import KIND_CLIENT, OtlpSpan
 
 AGENT: Final = "agent"
 LLM: Final = "llm"
 TOOL: Final = "tool"
 STEP: Final = "step"
-"""A span that says of itself nothing that we know."""
+"""A span of no known kind."""
 
-_MOST_TOKENS: Final = 1 << 50
+_MAX_TOKENS: Final = 1 << 50
 
 _OPERATIONS: Final = {
     "chat": LLM, "text_completion": LLM, "completion": LLM, "generate_content": LLM, "responses": LLM,
@@ -113,10 +57,10 @@ _KINDS: Final = (
     ("ai.operationId", _VERCEL),
 )
 
-_TOLD: Final = frozenset({*_OPENINFERENCE, *_TRACELOOP} - {"DECISION"}) | {
+_REDUNDANT: Final = frozenset({*_OPENINFERENCE, *_TRACELOOP} - {"DECISION"}) | {
     "chat", "embeddings", "embedding", "execute_tool", "invoke_agent", "invoke_workflow", "retrieval",
 }  # fmt: skip
-"""Words that the kind of a span says as well; others stay among its attributes."""
+"""Values that say no more than the kind of the span does; others stay among its attributes."""
 
 _MODELS: Final = (
     "gen_ai.response.model", "gen_ai.request.model", "llm.response.model_name", "llm.model_name",
@@ -161,9 +105,9 @@ _REASONING: Final = (
     "ai.usage.outputTokenDetails.reasoningTokens", "ai.usage.reasoningTokens",
 )  # fmt: skip
 _TOTAL: Final = ("llm.token_count.total", "llm.usage.total_tokens", "gen_ai.usage.total_tokens")
-_SELDOM: Final = frozenset((*_TIERS, *_COSTS, *_CACHE_READ, *_CACHE_WRITE, *_REASONING, *_TOTAL))
+_RARE: Final = frozenset((*_TIERS, *_COSTS, *_CACHE_READ, *_CACHE_WRITE, *_REASONING, *_TOTAL))
 _ANY_THREAD: Final = frozenset(_THREADS)
-"""Most spans have none of these, and one look at all of them is cheaper than one at each."""
+"""Most spans have none of these, and testing them all at once is faster."""
 
 _INPUTS: Final = (
     "gen_ai.input.messages", "gen_ai.tool.call.arguments", "tool_arguments", "gen_ai.retrieval.query.text",
@@ -175,8 +119,8 @@ _OUTPUTS: Final = (
     "output.value", "traceloop.entity.output", "gen_ai.completion", "final_result", "ai.response.text",
     "ai.response.object", "ai.response.toolCalls", "ai.toolCall.result",
 )  # fmt: skip
-_SPREAD_INPUTS: Final = ("llm.input_messages.", "gen_ai.prompt.", "llm.prompts.")
-_SPREAD_OUTPUTS: Final = (
+_FLAT_INPUTS: Final = ("llm.input_messages.", "gen_ai.prompt.", "llm.prompts.")
+_FLAT_OUTPUTS: Final = (
     "llm.output_messages.",
     "gen_ai.completion.",
     "retrieval.documents.",
@@ -186,8 +130,8 @@ _INSTRUCTIONS: Final = "gen_ai.system_instructions"
 _PREFIXES: Final = ("invoke_agent ", "execute_tool ", "invoke_workflow ")
 
 
-class Meaning(msgspec.Struct, gc=False):
-    """A span as treering sees it; ``rest`` are the attributes that nothing else here tells."""
+class ParsedSpan(msgspec.Struct, gc=False):
+    """What a span means. ``rest`` has the attributes that no other field contains."""
 
     kind: str
     name: str
@@ -203,48 +147,50 @@ class Meaning(msgspec.Struct, gc=False):
     rest: dict[str, Any]
 
 
-def meaning_of(span: ReceivedSpan) -> Meaning:
-    """Read the attributes of a span."""
+def parse_span(span: OtlpSpan) -> ParsedSpan:
+    """Parse the attributes of a span."""
     rest = dict(span.attributes)
     kind = _kind(rest)
     tool = _take(rest, _TOOLS) if kind == TOOL else None
     agent = _take(rest, _AGENTS)
     entity = rest.get("traceloop.entity.name")
-    short = _short(span.name)
-    name = tool or (word(entity) if entity is not None and kind in (AGENT, TOOL) else None)
-    name = name or word(short) or kind
+    short = _without_operation(span.name)
+    name = tool or (clean_word(entity) if entity is not None and kind in (AGENT, TOOL) else None)
+    name = name or clean_word(short) or kind
     if tool is None and name not in (span.name, short) and span.name != entity:
         rest["otel.span.name"] = span.name
     if kind == AGENT and agent is None:
         agent = name
-    counts = kind in (LLM, "embedding", "reranker") or (kind == AGENT and span.kind == CLIENT)
-    counts = counts or (kind == "chain" and "ai.operationId" in rest)  # the AI SDK's sum over its steps
-    is_model = counts or kind in ("chain", STEP)
-    is_more = counts and not _SELDOM.isdisjoint(rest)
-    is_spread = ".0." in "\n".join(rest)
-    return Meaning(
+    has_usage = kind in (LLM, "embedding", "reranker") or (kind == AGENT and span.kind == KIND_CLIENT)
+    has_usage = has_usage or (kind == "chain" and "ai.operationId" in rest)  # the AI SDK's sum over its steps
+    has_model = has_usage or kind in ("chain", STEP)
+    has_rare = has_usage and not _RARE.isdisjoint(rest)
+    is_flat = ".0." in "\n".join(rest)
+    return ParsedSpan(
         kind=kind,
         name=name,
         agent=agent,
-        model=_take(rest, _MODELS) if is_model else None,
-        provider=_take(rest, _PROVIDERS) if is_model else None,
+        model=_take(rest, _MODELS) if has_model else None,
+        provider=_take(rest, _PROVIDERS) if has_model else None,
         thread=thread_of(rest),
-        usage=_usage(rest, is_more=is_more) if counts else None,
-        cost=_cost(rest) if is_more else None,
-        service_tier=_take(rest, _TIERS) if is_more else None,
-        input=_input(rest, kind, is_spread=is_spread),
-        output=_output(rest, kind, is_spread=is_spread),
+        usage=_usage(rest, has_rare=has_rare) if has_usage else None,
+        cost=_cost(rest) if has_rare else None,
+        service_tier=_take(rest, _TIERS) if has_rare else None,
+        input=_input(rest, kind, is_flat=is_flat),
+        output=_output(rest, kind, is_flat=is_flat),
         rest=rest,
     )
 
 
 def thread_of(attributes: dict[str, Any]) -> str | None:
-    """The conversation or session that attributes name."""
-    return None if _ANY_THREAD.isdisjoint(attributes) else word(_peek(attributes, _THREADS))
+    """Return the conversation or session that the attributes name."""
+    if _ANY_THREAD.isdisjoint(attributes):
+        return None
+    return clean_word(next((attributes[name] for name in _THREADS if attributes.get(name)), None))
 
 
-def word(value: Any) -> str | None:
-    """A text that can stand in a column; one that cannot is cut and cleaned. ``None`` for no text."""
+def clean_word(value: Any) -> str | None:
+    """Return a value as text that fits a column, cut and cleaned if necessary; ``None`` for no text."""
     if value is None or value == "":
         return None
     text = value if isinstance(value, str) else str(value)
@@ -255,7 +201,7 @@ def word(value: Any) -> str | None:
 
 
 def content_of(value: Any) -> Content:
-    """Content of an attribute's value; text that is a JSON object or array is kept as what it says."""
+    """Return an attribute's value as content. Text that is a JSON object or array becomes JSON."""
     if not isinstance(value, str):
         return encode(value, keep_order=True)
     data = value.encode("utf-8", "replace")
@@ -264,7 +210,7 @@ def content_of(value: Any) -> Content:
             parsed = orjson.loads(data)
         except orjson.JSONDecodeError:
             return Content("text", data)
-        # What looks like a tag of `core.encoding` is escaped by it; the rest is good as it stands.
+        # `encode` escapes what looks like a tag of `core.encoding`; other JSON is stored as it is.
         is_tagged = "$" in value and '{"$' in value
         return encode(parsed, keep_order=True) if is_tagged else Content("json", data)
     return Content("text", data)
@@ -272,23 +218,23 @@ def content_of(value: Any) -> Content:
 
 def _kind(rest: dict[str, Any]) -> str:
     for name, known in _KINDS:
-        said = rest.get(name)
-        if said is not None:
-            kind = known.get(said if isinstance(said, str) else "")
+        value = rest.get(name)
+        if value is not None:
+            kind = known.get(value if isinstance(value, str) else "")
             if kind is not None:
-                if said in _TOLD:
+                if value in _REDUNDANT:
                     del rest[name]
                 return kind
     if "gen_ai.tool.name" in rest or "tool.name" in rest:
         return TOOL
     if "gen_ai.request.model" in rest or "llm.model_name" in rest or "llm.request.model" in rest:
         return LLM
-    if "agent_name" in rest:  # what pydantic-ai wrote before it knew the convention
+    if "agent_name" in rest:  # pydantic-ai before it followed the conventions
         return AGENT
     return STEP
 
 
-def _short(name: str) -> str:
+def _without_operation(name: str) -> str:
     for prefix in _PREFIXES:
         if name.startswith(prefix):
             return name[len(prefix) :]
@@ -296,27 +242,17 @@ def _short(name: str) -> str:
 
 
 def _take(rest: dict[str, Any], names: tuple[str, ...]) -> str | None:
-    """The first of these that is there, as a word; it stays if the word does not say all of it.
-
-    The others go as well when they say the same.
-    """
+    """Return the first of these attributes as a word, and remove all that the word contains completely."""
     found: Any = None
     text: str | None = None
     for name in names:
         value = rest.get(name)
         if value is not None and value != "":
             if found is None:
-                found, text = value, word(value)
+                found, text = value, clean_word(value)
             if value == found and text == value:
                 del rest[name]
     return text
-
-
-def _peek(rest: dict[str, Any], names: tuple[str, ...]) -> Any:
-    for name in names:
-        if rest.get(name):
-            return rest[name]
-    return None
 
 
 def _count(rest: dict[str, Any], names: tuple[str, ...]) -> int | None:
@@ -330,7 +266,7 @@ def _count(rest: dict[str, Any], names: tuple[str, ...]) -> int | None:
 
 
 def as_count(value: Any) -> int | None:
-    """A number of tokens; ``None`` for what is none."""
+    """Return a value as a number of tokens; ``None`` if it is not one."""
     if type(value) is not int:
         if isinstance(value, bool):
             return None
@@ -338,36 +274,37 @@ def as_count(value: Any) -> int | None:
             value = int(value)
         except (TypeError, ValueError, OverflowError):
             return None
-    return value if 0 <= value < _MOST_TOKENS else None
+    return value if 0 <= value < _MAX_TOKENS else None
 
 
-def _usage(rest: dict[str, Any], *, is_more: bool) -> Usage | None:
-    """Tokens by disjoint class: the conventions count what the cache gave into the input."""
-    given = _count(rest, _INPUT_TOKENS)
+def _usage(rest: dict[str, Any], *, has_rare: bool) -> Usage | None:
+    total_input = _count(rest, _INPUT_TOKENS)
     output = _count(rest, _OUTPUT_TOKENS)
-    if not is_more:
-        return None if given is None and output is None else Usage(input=given or 0, output=output or 0)
+    if not has_rare:
+        if total_input is None and output is None:
+            return None
+        return Usage(input=total_input or 0, output=output or 0)
     read = _count(rest, _CACHE_READ)
     write = _count(rest, _CACHE_WRITE)
     reasoning = _count(rest, _REASONING)
-    if given is None and output is None and read is None and write is None:
+    if total_input is None and output is None and read is None and write is None:
         total = _count(rest, _TOTAL)
         return None if total is None else Usage(input=total)
-    usage = disjoint(given or 0, output or 0, read or 0, write or 0, reasoning or 0)
+    usage = disjoint_usage(total_input or 0, output or 0, read or 0, write or 0, reasoning or 0)
     for name in _TOTAL:
         if name in rest and as_count(rest[name]) == usage.total:
             del rest[name]
     return usage
 
 
-def disjoint(given: int, output: int, read: int, write: int, reasoning: int) -> Usage:
-    """Usage out of counts where the input includes what the cache gave.
+def disjoint_usage(total_input: int, output: int, read: int, write: int, reasoning: int) -> Usage:
+    """Return usage from counts whose input includes cache reads and writes, as the conventions say.
 
-    Where that cannot be, because the cache gave more than there was, the input was counted without it.
+    If the cached tokens are more than the input, the sender counted the input without them.
     """
     cached = read + write
     return Usage(
-        input=given - cached if cached <= given else given,
+        input=total_input - cached if cached <= total_input else total_input,
         cache_read=read,
         cache_write=write,
         output=output,
@@ -382,34 +319,30 @@ def _cost(rest: dict[str, Any]) -> float | str | None:
     return None
 
 
-def _input(rest: dict[str, Any], kind: str, *, is_spread: bool) -> Content | None:
-    if is_spread and kind == LLM:
-        spread = _spread(rest, _SPREAD_INPUTS)
-        if spread is not None:
-            return encode(spread, keep_order=True)
-    found = _value(rest, _INPUTS, "input.mime_type")
+def _input(rest: dict[str, Any], kind: str, *, is_flat: bool) -> Content | None:
+    if is_flat and kind == LLM:
+        nested = _pop_flat(rest, _FLAT_INPUTS)
+        if nested is not None:
+            return encode(nested, keep_order=True)
+    value = _pop_value(rest, _INPUTS, "input.mime_type")
     instructions = rest.get(_INSTRUCTIONS)
-    if instructions is None or (found is None and kind != LLM):
-        return None if found is None else content_of(found)
+    if instructions is None or (value is None and kind != LLM):
+        return None if value is None else content_of(value)
     del rest[_INSTRUCTIONS]
-    messages = _parsed(found)
-    told = {"role": "system", "parts": _parsed(instructions)}
-    if messages is None:
-        return encode([told], keep_order=True)
-    listed: list[Any] = cast("list[Any]", messages) if isinstance(messages, list) else [messages]
-    return encode([told, *listed], keep_order=True)
+    system = {"role": "system", "parts": _parse_json(instructions)}
+    return encode([system, *as_list(value)], keep_order=True)
 
 
-def _output(rest: dict[str, Any], kind: str, *, is_spread: bool) -> Content | None:
-    if is_spread and kind in (LLM, "retrieval"):
-        spread = _spread(rest, _SPREAD_OUTPUTS)
-        if spread is not None:
-            return encode(spread, keep_order=True)
-    found = _value(rest, _OUTPUTS, "output.mime_type")
-    return None if found is None else content_of(found)
+def _output(rest: dict[str, Any], kind: str, *, is_flat: bool) -> Content | None:
+    if is_flat and kind in (LLM, "retrieval"):
+        nested = _pop_flat(rest, _FLAT_OUTPUTS)
+        if nested is not None:
+            return encode(nested, keep_order=True)
+    value = _pop_value(rest, _OUTPUTS, "output.mime_type")
+    return None if value is None else content_of(value)
 
 
-def _value(rest: dict[str, Any], names: tuple[str, ...], mime: str) -> Any:
+def _pop_value(rest: dict[str, Any], names: tuple[str, ...], mime: str) -> Any:
     for name in names:
         if name in rest:
             value = rest.pop(name)
@@ -419,15 +352,72 @@ def _value(rest: dict[str, Any], names: tuple[str, ...], mime: str) -> Any:
     return None
 
 
-def _spread(rest: dict[str, Any], prefixes: tuple[str, ...]) -> list[Any] | None:
-    spread = [key for key in rest if ".0." in key]
+# Flattened messages. Attribute values are flat, so OpenInference writes ``llm.input_messages.0.message.role``
+# and OpenLLMetry ``gen_ai.prompt.0.role``. They become lists and dicts again, without wrappers such as
+# ``message`` that only name what they contain.
+_WRAPPERS: Final = frozenset({"message", "tool_call", "message_content", "document", "embedding", "tool"})
+_MAX_INDEX: Final = 10_000
+"""A larger index is a key: a hostile one must not create a long list."""
+
+
+def _pop_flat(rest: dict[str, Any], prefixes: tuple[str, ...]) -> list[Any] | None:
+    """Remove the flattened messages below the first of these prefixes, and return them nested."""
+    flat = [key for key in rest if ".0." in key]
     for prefix in prefixes:
-        if any(key.startswith(prefix) for key in spread):
-            return take_below(rest, prefix)
+        if any(key.startswith(prefix) for key in flat):
+            return _pop_nested(rest, prefix)
     return None
 
 
-def _parsed(value: Any) -> Any:
+def _pop_nested(rest: dict[str, Any], prefix: str) -> list[Any] | None:
+    start = len(prefix)
+    keys = [key for key in rest if key.startswith(prefix) and key[start : start + 1].isdecimal()]
+    if not keys:
+        return None
+    root: dict[str, Any] = {}
+    for key in keys:
+        _insert(root, key[start:].split("."), rest.pop(key))
+    nested = _to_lists(root)
+    return cast("list[Any]", nested) if isinstance(nested, list) else [nested]
+
+
+def _insert(root: dict[str, Any], path: list[str], value: Any) -> None:
+    node = root
+    for step in path[:-1]:
+        child = node.get(step)
+        if not isinstance(child, dict):
+            child = node[step] = {} if child is None else {"": child}
+        node = cast("dict[str, Any]", child)
+    last = path[-1]
+    if isinstance(node.get(last), dict):
+        node[last][""] = value
+    else:
+        node[last] = value
+
+
+def _to_lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    if fields and all(key.isdecimal() and int(key) < _MAX_INDEX for key in fields):
+        return [_to_lists(fields[key]) for key in sorted(fields, key=int)]
+    if len(fields) == 1:
+        ((name, inner),) = fields.items()
+        if name in _WRAPPERS:
+            return _to_lists(inner)
+    return {name: _to_lists(inner) for name, inner in fields.items()}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list of messages, which may be JSON text, a list or a single message."""
+    value = _parse_json(value)
+    if value is None:
+        return []
+    return cast("list[Any]", value) if isinstance(value, list) else [value]
+
+
+def _parse_json(value: Any) -> Any:
+    """Parse text that is a JSON object or array; return anything else as it is."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return orjson.loads(value)

@@ -1,10 +1,10 @@
-"""Log records into the journal: the usage that coding agents report, messages, and plain logs.
+"""Write OTLP log records into the journal: usage reported by coding agents, messages, and plain logs.
 
-Claude Code, Codex and Gemini CLI tell what they do by log events that name a session: the session becomes a
-run of that id, a request to the model a call with its tokens and cost, a tool's result a tool call, a prompt
-a message. Events of the GenAI conventions are messages of the run of their trace. Anything else is a row of
-the kind ``log``. A record has no id, so its row gets one from its content: what is sent again is the same
-row.
+Claude Code, Codex and Gemini CLI report what they do as log events that name a session. The session becomes a
+run with that id, a model request a call with its tokens and cost, a tool result a tool call, a prompt a
+message. Events of the GenAI conventions are messages of the run of their trace. Anything else is a row of
+kind ``log``. Log records have no id, so the id of a row is made from its content: a record that is sent again
+is the same row.
 """
 
 from __future__ import annotations
@@ -13,36 +13,46 @@ from base64 import urlsafe_b64encode
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import orjson
-
 from treering.core.batch import MAX_INLINE_BYTES, Event, Usage
 from treering.core.encoding import encode, encode_json
 from treering.core.ids import Scope
 from treering.core.money import to_cost
 from treering.errors import InvalidInput
-from treering.runs.otlp.attributes import LLM, TOOL, as_count, content_of, disjoint, thread_of, word
-from treering.runs.otlp.records import Refused
-from treering.runs.otlp.traces import Trace
-from treering.runs.prices import CURRENCY, fill_in
-from treering.runs.span import ERROR, MESSAGE, OK, SPAN, input_fields
+from treering.runs.otlp.attributes import (
+    LLM,
+    TOOL,
+    as_count,
+    as_list,
+    clean_word,
+    content_of,
+    disjoint_usage,
+    thread_of,
+)
+from treering.runs.otlp.decode import Rejected
+from treering.runs.otlp.traces import ATTRIBUTES, Trace
+from treering.runs.prices import CURRENCY
+from treering.runs.span import ERROR, OK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from treering.core.batch import Draft
     from treering.core.content import Content
-    from treering.runs.otlp.records import Received, ReceivedLog
+    from treering.runs.otlp.decode import ExportRequest, OtlpLog
 
 LOG: Final = "log"
+"""The kind of a row with a plain log record."""
 
-_TOOLS_OF: Final = ("claude_code", "codex", "gemini_cli", "qwen-code")
+_AGENT_PREFIXES: Final = ("claude_code", "codex", "gemini_cli", "qwen-code")
+_AGENT_SERVICES: Final = ("claude-code", "codex_cli_rs", "gemini-cli")
+_MAX_EVENT_NAME: Final = 100
 _PROMPTS: Final = ("user_prompt",)
-_ASKED: Final = "api_request"
-_CALLS: Final = (_ASKED, "api_response")
+_REQUEST: Final = "api_request"
+_CALLS: Final = (_REQUEST, "api_response")
 _FAILURES: Final = ("api_error",)
 _TOOL_RESULTS: Final = ("tool_result", "tool_call")
-_STREAMED: Final = "sse_event"
-"""Codex counts tokens in the event that ends a response."""
+_STREAM_EVENT: Final = "sse_event"
+"""Codex reports tokens in the event that ends a response."""
 _MESSAGES: Final = {
     "gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
     "gen_ai.tool.message": "tool", "gen_ai.choice": "assistant",
@@ -50,7 +60,7 @@ _MESSAGES: Final = {
 _DETAILS: Final = "gen_ai.client.inference.operation.details"
 
 _STATUSES: Final = ("http.response.status_code", "status_code")
-_LEAST_FAILURE: Final = 400
+_FIRST_FAILURE: Final = 400
 
 _COSTS: Final = ("cost_usd",)
 _INPUTS: Final = ("input_tokens", "input_token_count")
@@ -62,276 +72,314 @@ _TOOL_INPUTS: Final = ("tool_parameters", "tool_input", "arguments", "function_a
 _TOOL_OUTPUTS: Final = ("tool_output", "output", "tool_result")
 
 
-def run_of(log: ReceivedLog) -> str | None:
-    """The run that a record belongs to: its trace, or the session that it names."""
-    session = thread_of(log.attributes) or word(log.source.resource.get("session.id"))
+def run_of(log: OtlpLog) -> str | None:
+    """Return the run that a record belongs to: its trace, or the session that it names."""
+    session = thread_of(log.attributes) or clean_word(log.sender.resource.get("session.id"))
     if log.trace is not None and (session is None or _agent_event(log) is None):
         return log.trace
     return session
 
 
-def name_logs(received: Received) -> None:
-    """Give the records of one request their ids; equal ones are told apart by how often they came.
+def assign_log_ids(request: ExportRequest) -> None:
+    """Give the records of a request their ids. Equal records are numbered, in the order in which they came.
 
-    A record that has no encoding is refused.
+    A record that cannot be encoded is rejected.
     """
-    twins: dict[str, int] = {}
-    logs, received.logs = received.logs, []
+    copies: dict[str, int] = {}
+    logs, request.logs = request.logs, []
     for log in logs:
-        told = [log.trace, log.span, log.ts_us, log.severity, log.event, log.body, log.attributes]
-        told.append(log.source.resource)
+        identity = [log.trace, log.span, log.ts_us, log.severity, log.event, log.body, log.attributes]
+        identity.append(log.sender.resource)
         try:
-            digest = blake2b(encode_json(told), digest_size=12).digest()
+            digest = blake2b(encode_json(identity), digest_size=12).digest()
         except InvalidInput as error:
-            received.refused.append(Refused(f"log {log.event[:80]!r}", str(error)))
+            request.rejected.append(Rejected(f"log {log.event[:80]!r}", str(error)))
             continue
         name = "log." + urlsafe_b64encode(digest).decode()
-        twins[name] = twins.get(name, 0) + 1
-        log.id = name if twins[name] == 1 else f"{name}.{twins[name]}"
-        received.logs.append(log)
+        copies[name] = copies.get(name, 0) + 1
+        log.id = name if copies[name] == 1 else f"{name}.{copies[name]}"
+        request.logs.append(log)
 
 
-def write_logs(draft: Draft, trace: Trace | None, logs: Iterable[ReceivedLog]) -> None:
-    """Write records of one run, or (``None``) of none."""
+def write_logs(draft: Draft, trace: Trace | None, logs: Iterable[OtlpLog]) -> None:
+    """Write records of one run, or (``None``) of no run."""
     for log in logs:
-        row = _Row(draft, trace, log)
-        name = _agent_event(log)
-        if name is not None and trace is not None:
-            _write_agent_event(row, name)
-        elif trace is not None and row.event in _MESSAGES:
-            row.write(kind=MESSAGE, role=_MESSAGES[row.event], content=_message(log))
-        elif trace is not None and row.event == _DETAILS:
-            _write_details(row)
-        else:
-            row.write(kind=LOG, content=None if log.body is None else content_of(log.body))
+        if trace is None:
+            _write_log(draft, None, _Fields(log), log.body)
+            continue
+        trace.start(log.ts_us, thread=thread_of(log.attributes), agent=clean_word(log.sender.service))
+        trace.extend(log.ts_us)
+        _write_record(draft, trace, _Fields(log))
 
 
-class _Row:
-    """A record on its way into a draft; what is taken out of its attributes is told by columns."""
+class _Fields:
+    """A record whose attributes are removed as they are used; `rest` is what no column has."""
 
-    def __init__(self, draft: Draft, trace: Trace | None, log: ReceivedLog) -> None:
+    def __init__(self, log: OtlpLog) -> None:
         self.log = log
         self.event = log.event or str(log.attributes.get("event.name") or "")
         self.rest = dict(log.attributes)
-        self._draft = draft
-        self._trace = trace
-        self._id = log.id
-        if trace is not None:
-            trace.begin(log.ts_us, thread=thread_of(log.attributes), agent=word(log.source.service))
-            trace.reach(log.ts_us)
 
-    def take(self, *names: str) -> Any:
-        """The first of these attributes that says something, taken out."""
+    def pop(self, *names: str) -> Any:
+        """Remove and return the first of these attributes that has a value."""
         for name in names:
             if self.rest.get(name) not in (None, ""):
                 return self.rest.pop(name)
         return None
 
-    def count(self, names: tuple[str, ...]) -> int:
-        """A number of tokens, taken out."""
-        return as_count(self.take(*names)) or 0
-
-    def write(
-        self,
-        *,
-        kind: str,
-        content: Content | None = None,
-        given: Content | None = None,
-        suffix: str = "",
-        role: str | None = None,
-        name: str | None = None,
-        model: str | None = None,
-        status: str | None = None,
-        usage: Usage | None = None,
-        cost_nanos: int | None = None,
-        duration_us: int | None = None,
-        data: dict[str, Any] | None = None,
-    ) -> None:
-        """Put the row into the draft."""
-        log, trace = self.log, self._trace
-        scope = trace.scope if trace is not None else str(Scope("", LOG, log.source.service or LOG))
-        told: dict[str, Any] = {} if trace is None else trace.place_of(log.source)
-        told |= data or {}
-        if log.severity:
-            told["severity"] = log.severity
-        if self.rest and not suffix:
-            told["attributes"] = self.rest
-        links: tuple[Any, ...] = ()
-        if given is not None:
-            told |= input_fields(len(given.data))
-            links = (self._draft.put(given, scope=scope),)
-        encoded = encode_json(told) if told else None
-        if encoded is not None and len(encoded) > MAX_INLINE_BYTES:
-            large = {name: told.pop(name) for name in ("attributes", "resource", "scope") if name in told}
-            content = encode({"body": log.body, **large}, keep_order=True)
-            encoded = encode_json(told)
-        is_span = kind.startswith(SPAN)
-        event = Event(
-            id=self._id + suffix,
-            kind=kind,
-            ts_us=max(log.ts_us - (duration_us or 0), 1),
-            scope=scope,
-            run=None if trace is None else trace.id,
-            span=self._id + suffix if is_span else self._above(),
-            parent=self._above() if is_span else None,
-            thread=None if trace is None else trace.thread,
-            agent=self._agent(),
-            name=name or word(self.event),
-            model=model,
-            role=role,
-            status=status,
-            usage=usage,
-            cost_nanos=cost_nanos,
-            currency=None if cost_nanos is None else CURRENCY,
-            duration_us=duration_us,
-            data=encoded,
-            body=None if content is None else self._draft.put(content, scope=scope),
-            links=links,
-        )
-        self._draft.event(fill_in(event))
-
-    def _above(self) -> str | None:
-        log, trace = self.log, self._trace
-        if log.span is None or log.trace is None:
-            return None
-        if trace is None or trace.id != log.trace:
-            trace = Trace(log.trace)
-        return trace.name_of(log.span)
-
-    def _agent(self) -> str | None:
-        trace = self._trace
-        if trace is None:
-            return None  # a log that belongs to no run is nobody's work
-        return trace.agent_above(self._above()) or (None if trace.info is None else trace.info.agent)
+    def pop_count(self, names: tuple[str, ...]) -> int:
+        """Remove and return a number of tokens."""
+        return as_count(self.pop(*names)) or 0
 
 
-def _agent_event(log: ReceivedLog) -> str | None:
-    """What a coding agent's event says has happened; ``None`` for other records."""
-    name = log.event or log.attributes.get("event.name") or log.body
-    if not isinstance(name, str) or len(name) > 100:  # noqa: PLR2004 - no event has a longer name
-        return None
-    maker, _, rest = name.rpartition(".")
-    if maker in _TOOLS_OF:
-        return rest
-    body = log.body
-    if isinstance(body, str) and body.partition(".")[0] in _TOOLS_OF:
-        return rest
-    return rest if log.source.service in ("claude-code", "codex_cli_rs", "gemini-cli") else None
-
-
-def _write_agent_event(row: _Row, name: str) -> None:
-    if name in _PROMPTS:
-        prompt = row.take("prompt")
-        text = (
-            f"({row.rest.get('prompt_length', '?')} characters, not sent)" if prompt is None else str(prompt)
-        )
-        row.write(kind=MESSAGE, role="user", content=encode(text))
-    elif name in _FAILURES or (name in _CALLS and _has_failed(row)):
-        _write_call(row, status=ERROR)
-    elif name == _ASKED and not any(each in row.rest for each in (*_INPUTS, *_OUTPUTS, *_COSTS)):
-        row.write(kind=LOG)  # Codex and Gemini CLI tell what it took when the answer has come
-    elif name in _CALLS or (name == _STREAMED and row.rest.get("event.kind") == "response.completed"):
-        _write_call(row, status=OK)
-    elif name in _TOOL_RESULTS:
-        _write_tool(row)
+def _write_record(draft: Draft, trace: Trace, fields: _Fields) -> None:
+    name = _agent_event(fields.log)
+    if name is not None:
+        _write_agent_event(draft, trace, fields, name)
+    elif fields.event in _MESSAGES:
+        _write_message(draft, trace, fields, role=_MESSAGES[fields.event], content=_message(fields.log))
+    elif fields.event == _DETAILS:
+        _write_details(draft, trace, fields)
     else:
-        body = row.log.body
-        row.write(kind=LOG, content=None if body is None else content_of(body))
+        _write_log(draft, trace, fields, fields.log.body)
 
 
-def _has_failed(row: _Row) -> bool:
-    status = next((as_count(row.rest[name]) for name in _STATUSES if name in row.rest), None)
-    return bool(row.rest.get("error.message")) or (status or 0) >= _LEAST_FAILURE
+def _agent_event(log: OtlpLog) -> str | None:
+    """Return the event that a coding agent reports; ``None`` for other records."""
+    name = log.event or log.attributes.get("event.name") or log.body
+    if not isinstance(name, str) or len(name) > _MAX_EVENT_NAME:
+        return None
+    prefix, _, event = name.rpartition(".")
+    body = log.body
+    is_agent = (
+        prefix in _AGENT_PREFIXES
+        or (isinstance(body, str) and body.partition(".")[0] in _AGENT_PREFIXES)
+        or log.sender.service in _AGENT_SERVICES
+    )
+    return event if is_agent else None
 
 
-def _write_call(row: _Row, *, status: str) -> None:
+def _write_agent_event(draft: Draft, trace: Trace, fields: _Fields, name: str) -> None:
+    if name in _PROMPTS:
+        prompt = fields.pop("prompt")
+        length = fields.rest.get("prompt_length", "?")
+        text = f"({length} characters, not sent)" if prompt is None else str(prompt)
+        _write_message(draft, trace, fields, role="user", content=encode(text))
+    elif name in _FAILURES or (name in _CALLS and _has_failed(fields)):
+        _write_call(draft, trace, fields, status=ERROR)
+    elif name == _REQUEST and not any(each in fields.rest for each in (*_INPUTS, *_OUTPUTS, *_COSTS)):
+        _write_log(draft, trace, fields)  # Codex and Gemini CLI report the tokens with the response
+    elif name in _CALLS or (name == _STREAM_EVENT and fields.rest.get("event.kind") == "response.completed"):
+        _write_call(draft, trace, fields, status=OK)
+    elif name in _TOOL_RESULTS:
+        _write_tool(draft, trace, fields)
+    else:
+        _write_log(draft, trace, fields, fields.log.body)
+
+
+def _has_failed(fields: _Fields) -> bool:
+    status = next((as_count(fields.rest[name]) for name in _STATUSES if name in fields.rest), None)
+    return bool(fields.rest.get("error.message")) or (status or 0) >= _FIRST_FAILURE
+
+
+def _write_call(draft: Draft, trace: Trace, fields: _Fields, *, status: str) -> None:
     data: dict[str, Any] = {}
     if status == ERROR:
         data["error"] = {
-            "type": str(row.take("error_type", *_STATUSES) or ""),
-            "message": str(row.take("error", "error_message", "error.message") or "")[:2000],
+            "type": str(fields.pop("error_type", *_STATUSES) or ""),
+            "message": str(fields.pop("error", "error_message", "error.message") or "")[:2000],
         }
-    duration_us = _micros(row.take("duration_ms"))
-    model = word(row.take("model", "slug"))
-    usage = _usage(row)
-    row.write(
-        kind=SPAN + LLM,
+    duration_us = _micros(fields.pop("duration_ms"))
+    model = clean_word(fields.pop("model", "slug"))
+    usage = _pop_usage(fields)
+    cost_nanos = _pop_cost(fields)
+    _write_span(
+        draft,
+        trace,
+        fields,
+        kind=LLM,
         role="assistant",
         name=model,
         model=model,
         status=status,
         usage=usage,
-        cost_nanos=_nanos(row),
+        cost_nanos=cost_nanos,
         duration_us=duration_us,
         data=data,
     )
 
 
-def _usage(row: _Row) -> Usage | None:
-    if not any(name in row.rest for name in (*_INPUTS, *_OUTPUTS)):
-        return None
-    is_anthropic = "cache_read_tokens" in row.rest or "cache_creation_tokens" in row.rest
-    given, output, read = row.count(_INPUTS), row.count(_OUTPUTS), row.count(_READS)
-    write, reasoning = row.count(_WRITES), row.count(_REASONING)
-    if is_anthropic:  # Claude Code counts the input without what the cache gave
-        return Usage(input=given, cache_read=read, cache_write=write, output=output)
-    return disjoint(given, output, read, write, reasoning)
-
-
-def _nanos(row: _Row) -> int | None:
-    told = row.take(*_COSTS)
-    try:
-        return None if told is None else to_cost(told)
-    except InvalidInput:
-        row.rest["cost_usd"] = told
-        return None
-
-
-def _write_tool(row: _Row) -> None:
-    success = row.take("success")
-    failed = str(success).lower() == "false"
-    given, came = row.take(*_TOOL_INPUTS), row.take(*_TOOL_OUTPUTS)
+def _write_tool(draft: Draft, trace: Trace, fields: _Fields) -> None:
+    has_failed = str(fields.pop("success")).lower() == "false"
+    tool_input, output = fields.pop(*_TOOL_INPUTS), fields.pop(*_TOOL_OUTPUTS)
     data: dict[str, Any] = {}
-    if failed:
-        data["error"] = {"type": "", "message": str(row.take("error", "error_message") or "")[:2000]}
-    row.write(
-        kind=SPAN + TOOL,
-        name=word(row.take("tool_name", "function_name")) or TOOL,
-        status=ERROR if failed else OK,
-        duration_us=_micros(row.take("duration_ms")),
-        given=None if given is None else content_of(given),
-        content=None if came is None else content_of(came),
+    if has_failed:
+        data["error"] = {"type": "", "message": str(fields.pop("error", "error_message") or "")[:2000]}
+    name = clean_word(fields.pop("tool_name", "function_name")) or TOOL
+    _write_span(
+        draft,
+        trace,
+        fields,
+        kind=TOOL,
+        name=name,
+        status=ERROR if has_failed else OK,
+        duration_us=_micros(fields.pop("duration_ms")),
+        input=None if tool_input is None else content_of(tool_input),
+        output=None if output is None else content_of(output),
         data=data,
     )
 
 
-def _write_details(row: _Row) -> None:
-    """The content of a call, beside its span: what was asked last, and what came out."""
-    asked = _listed(row.take("gen_ai.input.messages"))
-    came = _listed(row.take("gen_ai.output.messages"))
-    row.write(kind=LOG, content=encode(asked, keep_order=True) if asked else None)
-    for number, message in enumerate(came):
-        told = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
-        role = word(told.get("role")) or "assistant"
-        row.write(kind=MESSAGE, role=role, content=encode(message, keep_order=True), suffix=f":{number}")
+def _write_details(draft: Draft, trace: Trace, fields: _Fields) -> None:
+    """Write the messages of a model call, which are sent beside its span."""
+    asked = as_list(fields.pop("gen_ai.input.messages"))
+    answers = as_list(fields.pop("gen_ai.output.messages"))
+    _write_log(draft, trace, fields, asked or None, as_json=True)
+    for number, message in enumerate(answers):
+        given = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
+        role = clean_word(given.get("role")) or "assistant"
+        content = encode(message, keep_order=True)
+        _write_message(draft, trace, fields, role=role, content=content, suffix=f":{number}")
 
 
-def _message(log: ReceivedLog) -> Content | None:
+def _write_span(
+    draft: Draft,
+    trace: Trace,
+    fields: _Fields,
+    *,
+    kind: str,
+    name: str | None,
+    status: str,
+    duration_us: int | None,
+    data: dict[str, Any],
+    role: str | None = None,
+    model: str | None = None,
+    usage: Usage | None = None,
+    cost_nanos: int | None = None,
+    input: Content | None = None,
+    output: Content | None = None,
+) -> None:
+    """Write a record as the row of a finished span. The record was sent when the span ended."""
+    data, overflow = _data(trace, fields, data)
+    trace.writer.write_span(
+        draft,
+        id=fields.log.id,
+        kind=kind,
+        name=name or clean_word(fields.event) or kind,
+        ts_us=max(fields.log.ts_us - (duration_us or 0), 1),
+        duration_us=duration_us,
+        status=status,
+        parent=_parent(trace, fields.log),
+        agent=_agent(trace, fields.log),
+        model=model,
+        role=role,
+        usage=usage,
+        cost_nanos=cost_nanos,
+        currency=None if cost_nanos is None else CURRENCY,
+        input=input,
+        output=overflow or output,
+        data=data,
+    )
+
+
+def _write_message(
+    draft: Draft, trace: Trace, fields: _Fields, *, role: str, content: Content | None, suffix: str = ""
+) -> None:
+    data, overflow = _data(trace, fields, {}, with_attributes=not suffix)
+    trace.writer.write_message(
+        draft,
+        id=fields.log.id + suffix,
+        ts_us=max(fields.log.ts_us, 1),
+        role=role,
+        content=overflow or content,
+        span=_parent(trace, fields.log),
+        agent=_agent(trace, fields.log),
+        name=clean_word(fields.event),
+        data=data,
+    )
+
+
+def _write_log(
+    draft: Draft, trace: Trace | None, fields: _Fields, body: Any = None, *, as_json: bool = False
+) -> None:
+    """Write a plain log record."""
+    log = fields.log
+    scope = trace.writer.scope if trace is not None else str(Scope("", LOG, log.sender.service or LOG))
+    data, content = _data(trace, fields, {})
+    if content is None and body is not None:
+        content = encode(body, keep_order=True) if as_json else content_of(body)
+    draft.event(
+        Event(
+            id=log.id,
+            kind=LOG,
+            ts_us=max(log.ts_us, 1),
+            scope=scope,
+            run=None if trace is None else trace.id,
+            span=_parent(trace, log),
+            thread=None if trace is None else trace.writer.thread,
+            agent=None if trace is None else _agent(trace, log),
+            name=clean_word(fields.event),
+            data=encode_json(data) if data else None,
+            body=None if content is None else draft.put(content, scope=scope),
+        )
+    )
+
+
+def _data(
+    trace: Trace | None, fields: _Fields, data: dict[str, Any], *, with_attributes: bool = True
+) -> tuple[dict[str, Any], Content | None]:
+    """Return the data of a row, and what is too large for it: the body with everything else."""
+    data = data if trace is None else {**trace.sender_fields(fields.log.sender), **data}
+    if fields.log.severity:
+        data["severity"] = fields.log.severity
+    if fields.rest and with_attributes:
+        data[ATTRIBUTES] = fields.rest
+    if not data or len(encode_json(data)) <= MAX_INLINE_BYTES:
+        return data, None
+    large = {name: data.pop(name) for name in (ATTRIBUTES, "resource", "scope") if name in data}
+    return data, encode({"body": fields.log.body, **large}, keep_order=True)
+
+
+def _parent(trace: Trace | None, log: OtlpLog) -> str | None:
+    """Return the id in the journal of the span that a record was sent in."""
+    if log.span is None or log.trace is None:
+        return None
+    if trace is None or trace.id != log.trace:
+        trace = Trace(log.trace)
+    return trace.row_id(log.span)
+
+
+def _agent(trace: Trace, log: OtlpLog) -> str | None:
+    return trace.agent_above(_parent(trace, log))
+
+
+def _pop_usage(fields: _Fields) -> Usage | None:
+    if not any(name in fields.rest for name in (*_INPUTS, *_OUTPUTS)):
+        return None
+    is_anthropic = "cache_read_tokens" in fields.rest or "cache_creation_tokens" in fields.rest
+    tokens, output, read = fields.pop_count(_INPUTS), fields.pop_count(_OUTPUTS), fields.pop_count(_READS)
+    write, reasoning = fields.pop_count(_WRITES), fields.pop_count(_REASONING)
+    if is_anthropic:  # Claude Code counts the input without cached tokens
+        return Usage(input=tokens, cache_read=read, cache_write=write, output=output)
+    return disjoint_usage(tokens, output, read, write, reasoning)
+
+
+def _pop_cost(fields: _Fields) -> int | None:
+    cost = fields.pop(*_COSTS)
+    try:
+        return None if cost is None else to_cost(cost)
+    except InvalidInput:
+        fields.rest["cost_usd"] = cost
+        return None
+
+
+def _message(log: OtlpLog) -> Content | None:
     body = log.body
     if isinstance(body, dict):
         inner = cast("dict[str, Any]", body)
         if set(inner) == {"content"}:
             body = inner["content"]
     return None if body is None else content_of(body)
-
-
-def _listed(value: Any) -> list[Any]:
-    if isinstance(value, str):
-        try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError:
-            return [value]
-    return cast("list[Any]", value) if isinstance(value, list) else [] if value is None else [value]
 
 
 def _micros(milliseconds: Any) -> int | None:

@@ -1,7 +1,7 @@
 """Budgets, alerts, the rules that raise them and the webhooks they go to.
 
-A webhook is set up where the store is (`treering alerts webhook`), not over HTTP: whoever has a key of a
-project shall not make the server call addresses of their choice.
+Webhooks are created where the store is (`treering alerts webhook`), not over HTTP: a project's API key must
+not allow its holder to make the server call arbitrary addresses.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from treering.errors import NotFound
-from treering.limits.alert import Alert
-from treering.limits.alerts import Rule, What
-from treering.limits.budgets import Action, Every, Measure, Per, SharedBudget, Standing
+from treering.limits.alerts import Alert, AlertRule, What
+from treering.limits.budgets import Action, BudgetUsage, Every, Measure, Per, SharedBudget
 from treering.limits.webhooks import Webhook
 from treering.server.endpoints import OK, Call, Empty, endpoint
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
-class StandingQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose budgets: those of this run, agent and thread, and always those of the store."""
+class BudgetsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose usage to return: that of a run, agent or thread, and always that of the store."""
 
     run: str | None = None
     agent: str | None = None
@@ -30,7 +29,7 @@ class StandingQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class BudgetLine(Struct, frozen=True, kw_only=True):
-    """A budget, and how it stands where that was asked for; money is in nano-units of its currency."""
+    """A budget with its usage, where requested; money is in nano-units of its currency."""
 
     budget: SharedBudget
     key: str | None = None
@@ -40,13 +39,13 @@ class BudgetLine(Struct, frozen=True, kw_only=True):
 
 
 class BudgetList(Struct, frozen=True, kw_only=True):
-    """All budgets, by name."""
+    """Budgets by name."""
 
     budgets: tuple[BudgetLine, ...]
 
 
 class NewBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may be used; what is left out is not limited, and one limit is needed."""
+    """What may be used. Unset limits do not apply; one is required."""
 
     per: Per
     every: Every | None = None
@@ -60,7 +59,7 @@ class NewBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AlertsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part."""
+    """Which page."""
 
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
     cursor: Annotated[str, Meta(pattern=r"^\d{1,18}$")] | None = None
@@ -74,13 +73,13 @@ class AlertList(Struct, frozen=True, kw_only=True):
 
 
 class RuleList(Struct, frozen=True, kw_only=True):
-    """All rules, by name."""
+    """Rules by name."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[AlertRule, ...]
 
 
 class NewRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is worth an alert: a failed run, many failures, or more than so many times the median."""
+    """When to raise an alert: a failed run, many failures, or more than so many times the median."""
 
     what: What
     agent: str | None = None
@@ -91,24 +90,24 @@ class NewRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class WebhookList(Struct, frozen=True, kw_only=True):
-    """All webhooks, by name."""
+    """Webhooks by name."""
 
     webhooks: tuple[Webhook, ...]
 
 
 @endpoint("GET", "/budgets", tag="budgets")
-def list_budgets(call: Call[StandingQuery, None]) -> BudgetList:
-    """The budgets, with what is used of those that concern the store, or the given run, agent and thread."""
+def list_budgets(call: Call[BudgetsQuery, None]) -> BudgetList:
+    """List budgets, with the usage of those of the store, and of the given run, agent and thread."""
     budgets = call.store.budgets
     query = call.query
-    found = budgets.standing(run=query.run, agent=query.agent, thread=query.thread, namespace=query.namespace)
-    standing = {each.budget.name: each for each in found}
-    return BudgetList(budgets=tuple(_line(each, standing.get(each.name)) for each in budgets.list()))
+    usages = budgets.usage(run=query.run, agent=query.agent, thread=query.thread, namespace=query.namespace)
+    by_name = {each.budget.name: each for each in usages}
+    return BudgetList(budgets=tuple(_line(each, by_name.get(each.name)) for each in budgets.list()))
 
 
 @endpoint("PUT", "/budgets/{name}", tag="budgets", scope="admin")
 def set_budget(call: Call[None, NewBudget]) -> BudgetLine:
-    """Make a budget, or change it; whoever records into the project heeds it within seconds."""
+    """Create or replace a budget. Everything that records into the project applies it within seconds."""
     new = call.body
     made = call.store.budgets.set(
         call.path["name"],
@@ -127,26 +126,26 @@ def set_budget(call: Call[None, NewBudget]) -> BudgetLine:
 
 @endpoint("DELETE", "/budgets/{name}", tag="budgets", scope="admin")
 def remove_budget(call: Call[None, None]) -> Empty:
-    """Lift a budget."""
+    """Remove a budget."""
     return _removed(call.store.budgets.remove(call.path["name"]), "budget", call.path["name"])
 
 
 @endpoint("GET", "/alerts", tag="alerts")
 def list_alerts(call: Call[AlertsQuery, None]) -> AlertList:
-    """What was raised, newest first."""
+    """List alerts, newest first."""
     page = call.store.alerts.page(first=call.query.limit, cursor=call.query.cursor)
     return AlertList(alerts=page.alerts, next_cursor=page.cursor)
 
 
 @endpoint("GET", "/alerts/rules", tag="alerts")
 def list_rules(call: Call[None, None]) -> RuleList:
-    """The rules about runs."""
+    """List the rules about runs."""
     return RuleList(rules=call.store.alerts.rules())
 
 
 @endpoint("PUT", "/alerts/rules/{name}", tag="alerts", scope="admin")
-def set_rule(call: Call[None, NewRule]) -> Rule:
-    """Make a rule, or change it; it is for runs that end from now on."""
+def set_rule(call: Call[None, NewRule]) -> AlertRule:
+    """Create or replace a rule, which applies to runs that end from now on."""
     new = call.body
     return call.store.alerts.set_rule(
         call.path["name"],
@@ -161,19 +160,19 @@ def set_rule(call: Call[None, NewRule]) -> Rule:
 
 @endpoint("DELETE", "/alerts/rules/{name}", tag="alerts", scope="admin")
 def remove_rule(call: Call[None, None]) -> Empty:
-    """Lift a rule."""
+    """Remove a rule."""
     return _removed(call.store.alerts.remove_rule(call.path["name"]), "rule", call.path["name"])
 
 
 @endpoint("GET", "/alerts/webhooks", tag="alerts", scope="admin")
 def list_webhooks(call: Call[None, None]) -> WebhookList:
-    """Where alerts are sent."""
+    """List webhooks."""
     return WebhookList(webhooks=call.store.alerts.webhooks())
 
 
 @endpoint("DELETE", "/alerts/webhooks/{name}", tag="alerts", scope="admin")
 def remove_webhook(call: Call[None, None]) -> Empty:
-    """Send nothing there any more."""
+    """Remove a webhook."""
     return _removed(call.store.alerts.remove_webhook(call.path["name"]), "webhook", call.path["name"])
 
 
@@ -190,19 +189,19 @@ ENDPOINTS: Final = (
 )
 
 
-def _line(budget: SharedBudget, standing: Standing | None) -> BudgetLine:
-    if standing is None:
+def _line(budget: SharedBudget, usage: BudgetUsage | None) -> BudgetLine:
+    if usage is None:
         return BudgetLine(budget=budget)
     return BudgetLine(
         budget=budget,
-        key=standing.key,
-        used=dict(standing.used),
-        share=standing.share,
-        is_used_up=standing.is_used_up,
+        key=usage.key,
+        used=dict(usage.used),
+        share=usage.share,
+        is_used_up=usage.is_used_up,
     )
 
 
-def _removed(was_there: bool, what: str, name: str) -> Empty:  # noqa: FBT001 - what `remove` gives
-    if not was_there:
-        raise NotFound(f"there is no {what} {name!r}")
+def _removed(existed: bool, what: str, name: str) -> Empty:  # noqa: FBT001 - the result of `remove`
+    if not existed:
+        raise NotFound(f"{what} {name!r} not found")
     return OK

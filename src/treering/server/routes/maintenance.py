@@ -1,4 +1,4 @@
-"""Maintenance of the caller's project: stats, verify, gc, forget, reindex."""
+"""Looking after the caller's project: its size, whether it is sound, and what can go."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class KeepRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     monthly: Count | None = None
     tagged: tuple[str, ...] = ()
     within: str | None = None
-    """An age, such as ``30d`` or ``12h``."""
+    """As ``30d`` or ``12h``."""
     max_bytes: Count | None = None
 
 
 class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to keep (without a rule: everything), and whether to change anything."""
+    """What to keep (without a rule: everything), and whether to only say what would go."""
 
     keep: KeepRule | None = None
     dry_run: bool = True
@@ -39,7 +39,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Selection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to erase: a thread (in a namespace), a whole namespace, or one scope."""
+    """What to erase for good: a thread (of a namespace), a whole namespace, or one scope."""
 
     thread: str | None = None
     namespace: str | None = None
@@ -49,19 +49,19 @@ class Selection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @endpoint("GET", "/store/stats", tag="store")
 def get_stats(call: Call[None, None]) -> Stats:
-    """Return the size of the project and its growth by day."""
+    """What the project holds, what it takes, and how it grew day by day."""
     return call.store.stats()
 
 
 @endpoint("POST", "/store/verify", tag="store", scope="admin")
 def verify_store(call: Call[None, None]) -> Verification:
-    """Rehash all content and check every link. Changes nothing."""
+    """Rehash everything and follow every link; changes nothing."""
     return call.store.verify()
 
 
 @endpoint("POST", "/store/gc", tag="store", scope="admin")
 def collect_garbage(call: Call[None, Sweep]) -> Collection:
-    """Drop what the rule does not keep, then remove unreachable data. A dry run by default."""
+    """Drop what the rule does not keep, then sweep what nothing reaches. A dry run unless told otherwise."""
     body = call.body
     keep = None if body.keep is None else Keep(**structs.asdict(body.keep))
     return call.store.gc(keep=keep, dry_run=body.dry_run, grace_seconds=body.grace_seconds)
@@ -69,7 +69,7 @@ def collect_garbage(call: Call[None, Sweep]) -> Collection:
 
 @endpoint("POST", "/store/forget", tag="store", scope="admin")
 def forget_in_store(call: Call[None, Selection]) -> Forgotten:
-    """Permanently erase a thread, a namespace or a scope."""
+    """Erase a thread, a namespace or a scope for good."""
     body = call.body
     return call.store.forget(
         thread=body.thread, namespace=body.namespace, scope=body.scope, cascade=body.cascade
@@ -78,7 +78,7 @@ def forget_in_store(call: Call[None, Selection]) -> Forgotten:
 
 @endpoint("POST", "/store/reindex", tag="store", scope="admin")
 def reindex_store(call: Call[None, None]) -> Empty:
-    """Rebuild the roll-ups and the search index."""
+    """Rebuild what is derived: roll-ups and search index."""
     call.store.reindex()
     return OK
 

@@ -1,9 +1,8 @@
 """OTLP over HTTP: ``/v1/traces`` and ``/v1/logs``, in protobuf or JSON, gzipped or not.
 
-An answer of 200 says that everything in the request which could be stored is durable; what could not be is
-counted and named as a partial success. Requests that arrive together are committed together. What may be
-sent again is answered with 503 and ``Retry-After``, so that an exporter keeps it; what never will be accepted
-is answered with 400.
+A 200 means that everything in the request that could be stored is durable; the rest is counted and described
+as a partial success. Concurrent requests are committed together. A request that is safe to retry is answered
+with 503 and ``Retry-After``, so that the exporter keeps it; one that will never be accepted, with 400.
 """
 
 from __future__ import annotations
@@ -21,28 +20,33 @@ from treering.server.http import read_body
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from treering.runs.otlp.ingest import Form, Ingested, Signal
+    from treering.runs.otlp.decode import Encoding, Signal
+    from treering.runs.otlp.ingest import IngestResult
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
-_FORMS: Final[dict[str, Form]] = {PROTOBUF: "protobuf", "application/protobuf": "protobuf", JSON: "json"}
-_REFUSED: Final[dict[Signal, str]] = {"traces": "rejectedSpans", "logs": "rejectedLogRecords"}
+_ENCODINGS: Final[dict[str, Encoding]] = {
+    PROTOBUF: "protobuf",
+    "application/protobuf": "protobuf",
+    JSON: "json",
+}
+_REJECTED: Final[dict[Signal, str]] = {"traces": "rejectedSpans", "logs": "rejectedLogRecords"}
 _BAD: Final = 400
 _LATER: Final = 503
 _UNAVAILABLE: Final = 14
 _INVALID: Final = 3
-"""Codes of ``google.rpc.Status``, which the protocol wants in the body of an error."""
+"""Codes of ``google.rpc.Status``, the body of an error in OTLP."""
 
 
 @endpoint("POST", "/v1/traces", tag="otlp", raw_body=True)
 async def export_traces(call: Call[None, None]) -> Response:
-    """Take spans in OTLP (protobuf or JSON); answers when they are durable."""
+    """Ingest spans in OTLP (protobuf or JSON). Responds when they are durable."""
     return await _export(call, "traces")
 
 
 @endpoint("POST", "/v1/logs", tag="otlp", raw_body=True)
 async def export_logs(call: Call[None, None]) -> Response:
-    """Take log records in OTLP (protobuf or JSON); answers when they are durable."""
+    """Ingest log records in OTLP (protobuf or JSON). Responds when they are durable."""
     return await _export(call, "logs")
 
 
@@ -52,34 +56,35 @@ ENDPOINTS: Final = (export_traces, export_logs)
 async def _export(call: Call[None, None], signal: Signal) -> Response:
     request = call.request
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    form = _FORMS.get(media)
-    if form is None:
+    encoding = _ENCODINGS.get(media)
+    if encoding is None:
         return Response(f"send {PROTOBUF} or {JSON}, not {media[:80]!r}\n", status_code=415)
     try:
         data = await read_body(request, limit=_limit(request))
-        ingested = await asyncio.wrap_future(call.store.otlp.submit(data, signal=signal, form=form))
+        future = call.store.otlp.submit(data, signal=signal, encoding=encoding)
+        result = await asyncio.wrap_future(future)
     except TreeringError as error:
-        return _failed(error, form)
-    return Response(_answer(ingested, signal, form), media_type=media)
+        return _error(error, encoding)
+    return Response(_success(result, signal, encoding), media_type=media)
 
 
 def _limit(request: Request) -> int:
     return request.app.state.treering.settings.max_body
 
 
-def _answer(ingested: Ingested, signal: Signal, form: Form) -> bytes:
-    if form == "json":
-        if not ingested.refused:
+def _success(result: IngestResult, signal: Signal, encoding: Encoding) -> bytes:
+    if encoding == "json":
+        if not result.rejected:
             return b"{}"
-        told = {_REFUSED[signal]: str(ingested.refused), "errorMessage": ingested.message}
-        return msgspec.json.encode({"partialSuccess": told})
-    if not ingested.refused:
+        partial = {_REJECTED[signal]: str(result.rejected), "errorMessage": result.message}
+        return msgspec.json.encode({"partialSuccess": partial})
+    if not result.rejected:
         return b""
-    return _field(1, _number(1, ingested.refused) + _field(2, ingested.message.encode()))
+    return _field(1, _number(1, result.rejected) + _field(2, result.message.encode()))
 
 
-def _failed(error: TreeringError, form: Form) -> Response:
-    """An error as the protocol wants it: the status says whether to send again."""
+def _error(error: TreeringError, encoding: Encoding) -> Response:
+    """Return an error as OTLP requires: the status says whether to retry."""
     if isinstance(error, TooMany):
         status = error.http_status
     elif error.retryable:
@@ -88,7 +93,7 @@ def _failed(error: TreeringError, form: Form) -> Response:
         status = _BAD if isinstance(error, InvalidInput) else error.http_status
     code = _UNAVAILABLE if error.retryable else _INVALID
     headers = {"retry-after": "1"} if error.retryable else {}
-    if form == "json":
+    if encoding == "json":
         body = msgspec.json.encode({"code": code, "message": str(error)})
         return Response(body, status_code=status, media_type=JSON, headers=headers)
     body = _number(1, code) + _field(2, str(error).encode())

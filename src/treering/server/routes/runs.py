@@ -1,29 +1,25 @@
-"""Runs, their spans and what they cost."""
+"""Runs: listing, records, comparison and replay."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from itertools import islice
+from typing import Annotated, Any, Final
 
-import msgspec
 from msgspec import Meta, Struct
 
 from treering.core.batch import Usage
-from treering.core.clock import DAY_US
-from treering.core.money import from_nanos
-from treering.errors import InvalidInput, NotFound
-from treering.runs.cost import By, Cost, CostReport
-from treering.runs.directory import legacy_run
+from treering.errors import NotFound
+from treering.runs.compare import AgentComparison, RunComparison
+from treering.runs.listing import RecordContent, RunRecord, legacy_run, record_content, run_records
 from treering.runs.prices import EUR
-from treering.runs.reports import RecordContent, RunRecord, cost_report, record_content, run_records
 from treering.runs.run import RunInfo
 from treering.server.endpoints import Call, endpoint
+from treering.server.routes.cost import Currency, Date, Money, day_from_text, money
 from treering.store import Store
-
-CostBy = By | Literal["run", "thread", "tag"]
 
 
 class RunsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which runs. Filters that are left out do not filter."""
+    """Which runs to list. Unset filters do not filter."""
 
     limit: Annotated[int, Meta(ge=1, le=500)] = 50
     cursor: str | None = None
@@ -32,13 +28,6 @@ class RunsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     thread: str | None = None
     tag: str | None = None
     namespace: str = ""
-
-
-class Money(Struct, frozen=True, kw_only=True):
-    """An amount in one currency."""
-
-    currency: str
-    amount: float
 
 
 class RunLine(Struct, frozen=True, kw_only=True):
@@ -64,64 +53,73 @@ class RunLine(Struct, frozen=True, kw_only=True):
 
 
 class RunList(Struct, frozen=True, kw_only=True):
-    """Runs, newest first. A page may be short: go on as long as there is a cursor."""
+    """Runs, newest first. A page may be short: continue as long as there is a cursor."""
 
     runs: tuple[RunLine, ...]
     next_cursor: str | None
 
 
 class SpansQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part of a run."""
+    """Which page of a run's records."""
 
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
     cursor: str | None = None
 
 
 class SpanList(Struct, frozen=True, kw_only=True):
-    """Spans, messages and marks in the order of their beginning."""
+    """Spans, messages and other records in the order of their start."""
 
     records: tuple[RunRecord, ...]
     next_cursor: str | None
 
 
-class CostQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to add up: by which group, over which days (``2026-11-16``), in which currency."""
+class CompareQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The currency of amounts; unset for each in its own."""
 
-    by: CostBy = "day"
-    since: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
-    until: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
-    agent: str | None = None
-    model: str | None = None
-    thread: str | None = None
-    namespace: str = ""
-    currency: Annotated[str, Meta(pattern="^[A-Z]{3}$")] | None = None
+    currency: Currency | None = None
 
 
-class CostLine(Struct, frozen=True, kw_only=True):
-    """What one group took; ``key`` is its day, agent, model, kind, run, thread or tag."""
+class AgentsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which agents, over which days (``2026-11-16``)."""
 
-    key: str | None
-    usage: Usage
-    tokens: int
-    cost: tuple[Money, ...]
-    events: int
-    errors: int
-    unpriced_tokens: int
-    unpriced_events: int
-    unconverted: tuple[Money, ...]
-    rates: tuple[dict[str, Any], ...]
+    agent: Annotated[tuple[str, ...], Meta(min_length=1, max_length=50)]
+    since: Date | None = None
+    until: Date | None = None
+    currency: Currency | None = None
 
 
-class CostTable(Struct, frozen=True, kw_only=True):
-    """A total and its parts."""
+class ReplayQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which steps: ``limit`` of them after the first ``skip``; with their contents if ``contents=true``."""
 
-    total: CostLine
-    parts: tuple[CostLine, ...]
+    contents: bool = False
+    skip: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    limit: Annotated[int, Meta(ge=1, le=5000)] = 1000
+
+
+class ReplayLine(Struct, frozen=True, kw_only=True):
+    """A step of a run; ``chunk`` is a piece of a stream, ``content`` a message, an input or an output."""
+
+    offset_us: int
+    wait_us: int
+    type: str
+    label: str
+    agent: str | None
+    ref: dict[str, str]
+    meta: dict[str, Any]
+    chunk: str | None
+    content: Any = None
+
+
+class Replay(Struct, frozen=True, kw_only=True):
+    """Steps, and the ``skip`` of the next page; ``None`` on the last one."""
+
+    steps: tuple[ReplayLine, ...]
+    next_skip: int | None
 
 
 @endpoint("GET", "/runs", tag="runs")
 def list_runs(call: Call[RunsQuery, None]) -> RunList:
-    """The runs, newest first."""
+    """List runs, newest first."""
     query = call.query
     page = call.store.runs.in_namespace(query.namespace).page(
         first=query.limit,
@@ -131,15 +129,15 @@ def list_runs(call: Call[RunsQuery, None]) -> RunList:
         thread=query.thread,
         tag=query.tag,
     )
-    return RunList(runs=tuple(_line(call.store, each) for each in page.runs), next_cursor=page.cursor)
+    return RunList(runs=tuple(_run_line(call.store, each) for each in page.runs), next_cursor=page.cursor)
 
 
 @endpoint("GET", "/runs/{id}", tag="runs")
 def get_run(call: Call[None, None]) -> RunLine:
-    """One run: how it stands and what it took."""
+    """Return a run with its status and cost."""
     store, run_id = call.store, call.path["id"]
     try:
-        return _line(store, store.runs.get(run_id))
+        return _run_line(store, store.runs.get(run_id))
     except NotFound:
         info = None if store.legacy is None else legacy_run(store.legacy, run_id)
         if info is None or store.legacy is None:
@@ -147,16 +145,9 @@ def get_run(call: Call[None, None]) -> RunLine:
         return _legacy_line(info, store.legacy.cost(run_id))
 
 
-@endpoint("GET", "/runs/{id}/cost", tag="runs")
-def get_cost(call: Call[None, None]) -> dict[str, Any]:
-    """What a run cost, by agent, in tokens and euros."""
-    store = call.store
-    return cost_report(store.engine, store.space, call.path["id"], legacy=store.legacy)
-
-
 @endpoint("GET", "/runs/{id}/spans", tag="runs")
 def list_spans(call: Call[SpansQuery, None]) -> SpanList:
-    """Every span, message and mark of a run, in the order of their beginning, without their content."""
+    """List the spans, messages and other records of a run, by start, without their content."""
     call.store.runs.get(call.path["id"])
     page = run_records(
         call.store.engine,
@@ -170,44 +161,61 @@ def list_spans(call: Call[SpansQuery, None]) -> SpanList:
 
 @endpoint("GET", "/runs/{id}/spans/{span}", tag="runs")
 def get_span(call: Call[None, None]) -> RecordContent:
-    """One span or message with what went in and what came out."""
+    """Return a span or message with its input and output."""
     return record_content(call.store.engine, call.store.space, call.path["id"], call.path["span"])
 
 
-@endpoint("GET", "/cost", tag="cost")
-def get_costs(call: Call[CostQuery, None]) -> CostTable:
-    """What everything took, or one thread, by day, agent, model, kind, run, thread or tag."""
+@endpoint("GET", "/runs/{id}/compare/{other}", tag="runs")
+def compare_runs(call: Call[CompareQuery, None]) -> RunComparison:
+    """Compare two runs, and return the first step at which they differ."""
+    return call.store.runs.compare(call.path["id"], call.path["other"], currency=call.query.currency)
+
+
+@endpoint("GET", "/compare/agents", tag="runs")
+def compare_agents(call: Call[AgentsQuery, None]) -> AgentComparison:
+    """Compare agents over all days, or over a range of days."""
     query = call.query
-    costs = call.store.cost if query.currency is None else call.store.cost.in_(query.currency)
-    since_day, until_day = day_of_text(query.since), day_of_text(query.until)
-    if query.by in ("run", "thread", "tag"):
-        if query.agent or query.model or query.thread:
-            raise InvalidInput(f"by={query.by} is of everything; leave agent, model and thread out")
-        sums = {"run": costs.of_runs, "thread": costs.of_threads, "tag": costs.of_tags}[query.by]
-        report = sums(since_day=since_day, until_day=until_day)
-    elif query.thread is not None:
-        report = costs.of_thread(query.thread, namespace=query.namespace, by=query.by)
-    else:
-        report = costs.of_days(
-            by=query.by,
-            since_day=since_day,
-            until_day=until_day,
-            agent=query.agent,
-            model=query.model,
+    return call.store.runs.compare_agents(
+        *query.agent,
+        since_day=day_from_text(query.since),
+        until_day=day_from_text(query.until),
+        currency=query.currency,
+    )
+
+
+@endpoint("GET", "/runs/{id}/replay", tag="runs")
+def replay(call: Call[ReplayQuery, None]) -> Replay:
+    """Return a run as it happened: starts, ends, messages, and the chunks of streams with their times."""
+    query = call.query
+    steps = islice(call.store.runs.replay(call.path["id"]), query.skip, query.skip + query.limit + 1)
+    lines = [
+        ReplayLine(
+            offset_us=step.offset_us,
+            wait_us=step.wait_us,
+            type=step.event.type if step.chunk is None else "chunk",
+            label=step.label,
+            agent=step.event.agent,
+            ref=step.event.ref,
+            meta=step.event.meta,
+            chunk=step.chunk,
+            content=step.content if query.contents else None,
         )
-    return _table(report, query.by)
+        for step in steps
+    ]
+    has_more = len(lines) > query.limit
+    return Replay(steps=tuple(lines[: query.limit]), next_skip=query.skip + query.limit if has_more else None)
 
 
-ENDPOINTS: Final = (list_runs, get_run, get_cost, list_spans, get_span, get_costs)
+ENDPOINTS: Final = (list_runs, get_run, list_spans, get_span, compare_runs, compare_agents, replay)
 
 
-def _line(store: Store, info: RunInfo) -> RunLine:
+def _run_line(store: Store, info: RunInfo) -> RunLine:
     total = store.cost.of_run(info.id, by="kind").total
-    return _told(
+    return _line(
         info,
         tokens=total.tokens,
         usage=total.usage,
-        cost=_money(total.nanos),
+        cost=money(total.nanos),
         unpriced_tokens=total.unpriced_tokens,
         events=total.events,
         errors=total.errors,
@@ -215,10 +223,10 @@ def _line(store: Store, info: RunInfo) -> RunLine:
 
 
 def _legacy_line(info: RunInfo, cost: dict[str, Any] | None) -> RunLine:
-    """A run of before; what it used is one sum, and its cost is in euros."""
+    """A legacy run: its tokens are one sum, and its cost is in euros."""
     total: dict[str, Any] = {} if cost is None else cost["total"]
     euros = total.get("cost_eur")
-    return _told(
+    return _line(
         info,
         tokens=total.get("tokens", 0),
         usage=Usage(),
@@ -229,7 +237,7 @@ def _legacy_line(info: RunInfo, cost: dict[str, Any] | None) -> RunLine:
     )
 
 
-def _told(info: RunInfo, **took: Any) -> RunLine:
+def _line(info: RunInfo, **totals: Any) -> RunLine:
     return RunLine(
         id=info.id,
         agent=info.agent,
@@ -242,52 +250,5 @@ def _told(info: RunInfo, **took: Any) -> RunLine:
         duration_us=info.duration_us,
         tags=info.tags,
         meta=info.meta,
-        **took,
+        **totals,
     )
-
-
-def _table(report: CostReport, by: CostBy) -> CostTable:
-    parts = [_cost(each, by) for each in report.parts]
-    if by == "day":
-        parts.sort(key=lambda each: each.key or "")
-    return CostTable(total=_cost(report.total, by), parts=tuple(parts))
-
-
-def _cost(cost: Cost, by: CostBy) -> CostLine:
-    key = cost.key
-    return CostLine(
-        key=_date(key) if by == "day" and isinstance(key, int) else None if key is None else str(key),
-        usage=cost.usage,
-        tokens=cost.tokens,
-        cost=_money(cost.nanos),
-        events=cost.events,
-        errors=cost.errors,
-        unpriced_tokens=cost.unpriced_tokens,
-        unpriced_events=cost.unpriced_events,
-        unconverted=_money(cost.unconverted),
-        rates=tuple(msgspec.to_builtins(each, str_keys=True) for each in cost.rates),
-    )
-
-
-def _money(nanos: dict[str, int]) -> tuple[Money, ...]:
-    return tuple(
-        Money(currency=currency, amount=float(from_nanos(each))) for currency, each in sorted(nanos.items())
-    )
-
-
-def _date(day: int) -> str:
-    from treering.core.clock import to_iso
-
-    return to_iso(day * DAY_US)[:10]
-
-
-def day_of_text(text: str | None) -> int | None:
-    """A date of a query as a day since 1970."""
-    from datetime import date
-
-    if text is None:
-        return None
-    try:
-        return (date.fromisoformat(text) - date(1970, 1, 1)).days
-    except ValueError:
-        raise InvalidInput(f"{text!r} is no date; write it like 2026-11-16") from None

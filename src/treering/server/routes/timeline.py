@@ -1,4 +1,4 @@
-"""Timelines: what happened in a run, or in a thread with all its runs, whole or narrowed."""
+"""Timelines of runs and threads, and search."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from treering.runs.reports import MAX_LINES, plain_page, timeline_report
-from treering.runs.timeline import Only
+from treering.runs.search import MAX_HITS, SearchResult
+from treering.runs.timeline import MAX_EVENTS, TimelineFilter, page_to_dict, timeline_report
 from treering.server.endpoints import Call, endpoint
+
+TimestampUs = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class TimelineQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part of a timeline; ``types=all`` shows more than the five usual kinds.
+    """Which events to return. ``types=all`` returns more than the five usual types.
 
-    Filters that are left out do not filter: ``span`` (and all below it), ``agent``, ``kind`` (``message`` or
-    the kind of a span), ``status`` (of a span; ``running`` if it has not ended) and ``text`` (all its words).
+    Unset filters do not filter: ``span`` (and its descendants), ``agent``, ``kind`` (``message`` or a kind of
+    span), ``status`` (of a span; ``running`` if it has not ended) and ``text`` (all its words).
     """
 
-    limit: Annotated[int, Meta(ge=1, le=MAX_LINES)] = MAX_LINES
+    limit: Annotated[int, Meta(ge=1, le=MAX_EVENTS)] = MAX_EVENTS
     cursor: str | None = None
     types: Literal["all"] | None = None
     span: str | None = None
@@ -28,20 +30,34 @@ class TimelineQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     text: Annotated[str, Meta(max_length=1000)] | None = None
 
     @property
-    def only(self) -> Only:
-        """What it is narrowed to."""
-        return Only(span=self.span, agent=self.agent, kind=self.kind, status=self.status, text=self.text)
+    def filter(self) -> TimelineFilter:
+        """The filter of the request."""
+        return TimelineFilter(
+            span=self.span, agent=self.agent, kind=self.kind, status=self.status, text=self.text
+        )
 
 
 class ThreadTimelineQuery(TimelineQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part of a thread's timeline, as that of a run."""
+    """Which events of a thread to return; see the timeline of a run."""
 
     namespace: str = ""
 
 
+class TimelineSearchQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to search for. Unset filters do not filter. Times are microseconds since 1970."""
+
+    q: Annotated[str, Meta(max_length=1000)]
+    run: str | None = None
+    agent: str | None = None
+    kind: str | None = None
+    since_us: TimestampUs | None = None
+    until_us: TimestampUs | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_HITS)] = 20
+
+
 @endpoint("GET", "/runs/{id}/timeline", tag="runs")
 def get_timeline(call: Call[TimelineQuery, None]) -> dict[str, Any]:
-    """What happened in a run, in order, oldest first."""
+    """Return the timeline of a run, oldest first."""
     query = call.query
     return timeline_report(
         call.store.engine,
@@ -50,14 +66,14 @@ def get_timeline(call: Call[TimelineQuery, None]) -> dict[str, Any]:
         limit=query.limit,
         cursor=query.cursor,
         everything=query.types == "all",
-        only=query.only,
+        filter=query.filter,
         legacy=call.store.legacy,
     )
 
 
 @endpoint("GET", "/threads/{id}/timeline", tag="threads")
 def get_thread_timeline(call: Call[ThreadTimelineQuery, None]) -> dict[str, Any]:
-    """What happened in all runs of a thread, in order, oldest first; nothing for one without runs."""
+    """Return the timeline of all runs of a thread, oldest first; empty for a thread without runs."""
     query = call.query
     page = call.store.timeline.of_thread(
         call.path["id"],
@@ -65,13 +81,24 @@ def get_thread_timeline(call: Call[ThreadTimelineQuery, None]) -> dict[str, Any]
         first=query.limit,
         cursor=query.cursor,
         everything=query.types == "all",
-        span=query.span,
+        filter=query.filter,
+    )
+    return page_to_dict(page)
+
+
+@endpoint("GET", "/search", tag="runs")
+def search(call: Call[TimelineSearchQuery, None]) -> SearchResult:
+    """Find messages, inputs and outputs by their words, those with the most of them first."""
+    query = call.query
+    return call.store.timeline.search(
+        query.q,
+        run=query.run,
         agent=query.agent,
         kind=query.kind,
-        status=query.status,
-        text=query.text,
+        since_us=query.since_us,
+        until_us=query.until_us,
+        limit=query.limit,
     )
-    return plain_page(page)
 
 
-ENDPOINTS: Final = (get_timeline, get_thread_timeline)
+ENDPOINTS: Final = (get_timeline, get_thread_timeline, search)
