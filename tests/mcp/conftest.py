@@ -1,4 +1,4 @@
-"""A store with something in it, and ways to talk to its server."""
+"""A store with content, and clients of its server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def filled():
 
 @pytest.fixture
 def talk(filled):
-    """Run a conversation (an async function of a client) with a server over the store."""
+    """Run an async function with a client of a server over the store."""
 
     def run(conversation, **options):
         async def main():
@@ -46,7 +46,7 @@ def talk(filled):
 
 @pytest.fixture
 def call(talk):
-    """Call one tool; gives its data, or its error as text."""
+    """Call one tool; return its data, or its error as text."""
 
     def run(name, *, options=None, **arguments):
         result = talk(lambda client: client.call_tool(name, arguments), **(options or {}))

@@ -1,4 +1,4 @@
-"""The npm inspector's command line."""
+"""The command line of the npm inspector."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ VERSION = "2.12.0"
 
 
 def program(modules: Path) -> Path:
-    """Its script among the modules that npm fetched."""
+    """Return its script among the modules that npm fetched."""
     return modules / PACKAGE / "clients" / "launcher" / "build" / "index.js"
 
 
 def inspect(program: Path, target: list[str], *arguments: str) -> dict:
-    """What the inspector prints for one method."""
+    """Return what the inspector prints for one method."""
     done = subprocess.run(
         [str(NODE), str(program), "--cli", *target, *arguments],
         capture_output=True,

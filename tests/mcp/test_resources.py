@@ -1,4 +1,4 @@
-"""Resources and prompts, through the SDK's own client."""
+"""Resources and prompts, read through the client of the SDK."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(talk, uri):
     return talk(conversation)
 
 
-def test_templates_and_what_is_there_are_listed(talk, filled):
+def test_templates_and_resources_are_listed(talk, filled):
     filled.memory.save(ODD, "odd")
     filled.thread("other", "user/bob").append({"role": "user", "content": "Hi"})
 
@@ -32,7 +32,7 @@ def test_templates_and_what_is_there_are_listed(talk, filled):
         assert all(each.description for each in templates)
         listed = (await client.list_resources()).resources
         assert {each.name for each in listed} == {"alice/tone", ODD, "support/alice", "other"}
-        for each in listed:  # whatever is listed can be read
+        for each in listed:  # every listed resource can be read
             (content,) = (await client.read_resource(each.uri)).contents
             assert content.text
             assert content.mime_type == each.mime_type
@@ -40,7 +40,7 @@ def test_templates_and_what_is_there_are_listed(talk, filled):
     talk(conversation)
 
 
-def test_a_document_a_conversation_and_a_checkpoint_by_address(talk, filled):
+def test_documents_conversations_and_checkpoints_are_read_by_uri(talk, filled):
     assert read(talk, "memory://alice/tone").text == "Prefers concise replies."
     assert read(talk, "memory://food?namespace=user%2Fbob").text == "Bob is allergic to peanuts."
     thread = json.loads(read(talk, "thread://support/alice").text)
@@ -49,8 +49,8 @@ def test_a_document_a_conversation_and_a_checkpoint_by_address(talk, filled):
     checkpoint = json.loads(read(talk, f"checkpoint://{head.id}").text)
     assert checkpoint["state"] == {"todos": ["check the bank"]}
     before = filled.thread("support/alice").at(0)
-    told = json.loads(read(talk, f"checkpoint://{before.id}/diff/{head.id}").text)
-    assert [each["message"]["content"] for each in told["added"]] == [
+    diff = json.loads(read(talk, f"checkpoint://{before.id}/diff/{head.id}").text)
+    assert [each["message"]["content"] for each in diff["added"]] == [
         "It was sent on Monday.",
         "Nothing came.",
     ]
@@ -66,7 +66,7 @@ def test_a_document_a_conversation_and_a_checkpoint_by_address(talk, filled):
         ("file:///etc/passwd", "Unknown resource"),
     ],
 )
-def test_what_is_not_there_is_a_clear_error(talk, uri, what):
+def test_an_unknown_resource_is_an_error(talk, uri, what):
     async def conversation(client):
         with pytest.raises(MCPError, match=what):
             await client.read_resource(uri)

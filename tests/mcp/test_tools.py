@@ -1,4 +1,4 @@
-"""What the tools do, through the SDK's own client."""
+"""The tools, called through the client of the SDK."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mcp_types import CallToolResult
 
 from treering.compat.memory import StaticEmbedder
 from treering.errors import InvalidInput
-from treering.mcp.replies import LEAST_REPLY_BYTES, Replies
+from treering.mcp.replies import MIN_REPLY_BYTES, Replies
 from treering.mcp.server import MAX_TOOLS
 
 READING = {
@@ -23,8 +23,8 @@ READING = {
     "checkpoint_list",
     "schedule_list",
 }
-CHANGING = {"memory_save", "thread_fork", "schedule_create"}
-TAKING_AWAY = {"memory_delete", "schedule_cancel"}
+WRITING = {"memory_save", "thread_fork", "schedule_create"}
+DESTRUCTIVE = {"memory_delete", "schedule_cancel"}
 
 
 async def tools_of(client):
@@ -35,11 +35,11 @@ def names(tools):
     return {tool.name for tool in tools}
 
 
-def test_tools_that_take_something_away_are_there_only_when_allowed(talk):
-    assert names(talk(tools_of)) == READING | CHANGING
-    assert names(talk(tools_of, allow_destructive=True)) == READING | CHANGING | TAKING_AWAY
+def test_destructive_tools_are_offered_only_when_allowed(talk):
+    assert names(talk(tools_of)) == READING | WRITING
+    assert names(talk(tools_of, allow_destructive=True)) == READING | WRITING | DESTRUCTIVE
     assert names(talk(tools_of, read_only=True)) == READING
-    assert len(READING | CHANGING | TAKING_AWAY) <= MAX_TOOLS
+    assert len(READING | WRITING | DESTRUCTIVE) <= MAX_TOOLS
 
 
 def test_every_tool_and_argument_is_described_and_hinted(talk):
@@ -51,7 +51,7 @@ def test_every_tool_and_argument_is_described_and_hinted(talk):
         assert hints.read_only_hint is (tool.name in READING)
         assert hints.open_world_hint is False
         if tool.name not in READING:
-            assert hints.destructive_hint is (tool.name in TAKING_AWAY)
+            assert hints.destructive_hint is (tool.name in DESTRUCTIVE)
 
 
 def test_a_tool_that_is_not_offered_cannot_be_called(call, filled):
@@ -74,18 +74,18 @@ def test_memory_is_searched_listed_and_read(call):
     assert [each["operation"] for each in whole["versions"]] == ["saved"]
 
 
-def test_with_an_embedder_other_words_are_found(call):
+def test_semantic_search_with_an_embedder(call):
     options = {"embedder": StaticEmbedder()}
     call("memory_save", options=options, id="pets", content="Carol has a small dog called Rex.")
     assert call("memory_search", text="puppy")["documents"] == []
     assert call("memory_search", options=options, text="puppy")["documents"][0]["id"] == "pets"
 
 
-def test_a_question_that_cannot_be_ranked_says_so(call):
-    assert "no word" in call("memory_search", text="?!")["note"]
+def test_a_query_that_cannot_be_ranked_is_reported(call):
+    assert "no words" in call("memory_search", text="?!")["note"]
 
 
-def test_saving_keeps_what_was_not_said_and_names_its_source(call, filled):
+def test_saving_keeps_omitted_fields_and_records_provenance(call, filled):
     saved = call("memory_save", id="alice/tone", content="And no small talk.", append=True)
     assert (saved["version"], saved["tags"], saved["auto_load"]) == (2, ["style"], True)
     document = filled.memory.get("alice/tone")
@@ -95,7 +95,7 @@ def test_saving_keeps_what_was_not_said_and_names_its_source(call, filled):
     assert [version.version for version in filled.memory.history("alice/tone")] == [3, 2, 1]
 
 
-def test_a_version_that_was_not_seen_is_not_overwritten(call, filled):
+def test_if_version_prevents_overwriting_a_newer_version(call, filled):
     filled.memory.save("alice/tone", "Someone else was here.")
     error = call("memory_save", id="alice/tone", content="Mine.", if_version=1)
     assert "RefMoved" in error
@@ -103,21 +103,21 @@ def test_a_version_that_was_not_seen_is_not_overwritten(call, filled):
     assert filled.memory.get("alice/tone").content == "Someone else was here."
 
 
-def test_deleting_leaves_the_history(call, filled):
+def test_deleting_keeps_the_history(call, filled):
     assert call("memory_delete", options={"allow_destructive": True}, id="alice/tone")["deleted"]
     assert filled.memory.get("alice/tone") is None
     assert filled.memory.get("alice/tone", version=1).content == "Prefers concise replies."
 
 
-def test_errors_say_what_is_wrong_and_what_to_do(call):
-    assert "memory_search finds what there is" in call("memory_get", id="nobody")
+def test_errors_name_the_problem_and_the_next_step(call):
+    assert "find documents with memory_search" in call("memory_get", id="nobody")
     assert "did you mean 'support/alice'" in call("thread_read", thread="support/alise")
     assert "does not have five fields" in call("schedule_create", prompt="p", type="cron", value="often")
     assert "validation error" in call("memory_search", text="x", limit=0)
     assert "offset is 99" in call("memory_get", id="alice/tone", offset=99)
 
 
-def test_conversations_are_listed_and_read_back_in_time(call):
+def test_conversations_are_listed_and_read_at_earlier_checkpoints(call):
     (thread,) = call("thread_list")["threads"]
     assert (thread["id"], thread["step"]) == ("support/alice", 2)
     now = call("thread_read", thread="support/alice", last=2, state=True)
@@ -133,7 +133,7 @@ def test_conversations_are_listed_and_read_back_in_time(call):
     assert (then["message_count"], then["note"]) == (2, "first answer")
 
 
-def test_history_is_searched_and_shared_pasts_are_told_once(call, filled):
+def test_history_search_returns_shared_messages_of_forks_once(call, filled):
     filled.thread("support/alice").fork("support/alice-2")
     found = call("history_search", text="was the refund sent on a Monday?")
     assert found["complete"] is True
@@ -144,7 +144,7 @@ def test_history_is_searched_and_shared_pasts_are_told_once(call, filled):
     assert "no thread 'x'" in call("history_search", text="refund", thread="x")
 
 
-def test_what_runs_recorded_is_found_as_well(call, filled):
+def test_history_search_includes_recorded_runs(call, filled):
     with filled.run(agent="planner") as run:
         run.message("assistant", "The walnut harvest is in October.")
     filled.flush()
@@ -154,7 +154,7 @@ def test_what_runs_recorded_is_found_as_well(call, filled):
     assert "recorded" not in call("history_search", text="walnut", thread="support/alice")
 
 
-def test_a_fork_begins_at_an_earlier_checkpoint(call, filled):
+def test_a_fork_starts_at_an_earlier_checkpoint(call, filled):
     first = call("checkpoint_list", thread="support/alice")["checkpoints"][-1]
     assert first["step"] == 0
     forked = call("thread_fork", thread="support/alice", new_thread="bolder", at=first["id"])
@@ -164,7 +164,7 @@ def test_a_fork_begins_at_an_earlier_checkpoint(call, filled):
     assert "an id of its own" in call("thread_fork", thread="support/alice", new_thread="support/alice")
 
 
-def test_tasks_are_scheduled_listed_and_cancelled(call):
+def test_tasks_are_created_listed_and_cancelled(call):
     made = call("schedule_create", prompt="Forecast?", type="cron", value="0 8 * * *", tz="Europe/Berlin")
     assert all("T08:00:00" in time for time in made["next_times"])
     often = call("schedule_create", prompt="Look", type="interval", value="3600")
@@ -178,7 +178,7 @@ def size(result: CallToolResult) -> int:
     return len(result.model_dump_json(by_alias=True, exclude_none=True).encode())
 
 
-def test_no_reply_is_longer_than_the_limit_and_pages_lose_nothing(talk, filled):
+def test_replies_stay_within_the_limit_and_pages_lose_nothing(talk, filled):
     text = "".join(f'{number} "quoted" \\ ü \n' for number in range(2_000))
     filled.memory.save("long", text)
     for number in range(300):
@@ -201,8 +201,8 @@ def test_no_reply_is_longer_than_the_limit_and_pages_lose_nothing(talk, filled):
             offset = page.get("next_offset")
         assert len(pages) > 3
         assert "".join(pages) == text
-        assert "there are more" in (await call("memory_search", prefix="many/", limit=100))["cut"]
-        assert "there are more" in (await call("memory_search", text="words", limit=100))["cut"]
+        assert "did not fit" in (await call("memory_search", prefix="many/", limit=100))["cut"]
+        assert "did not fit" in (await call("memory_search", text="words", limit=100))["cut"]
         await call("history_search", text="refund", limit=50)
         indexes, before = [], None
         while before != 0:
@@ -226,16 +226,16 @@ VALUES = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=50)
 @given(st.lists(VALUES, max_size=8), VALUES)
-def test_whatever_is_stored_a_reply_keeps_its_limit(items, state):
-    replies = Replies(LEAST_REPLY_BYTES)
+def test_a_reply_stays_within_the_limit_whatever_is_stored(items, state):
+    replies = Replies(MIN_REPLY_BYTES)
     listed = replies.listing("items", ({"value": item} for item in items), more="ask for fewer")
-    assert size(listed) <= LEAST_REPLY_BYTES
-    assert size(replies.whole({"state": state})) <= LEAST_REPLY_BYTES
+    assert size(listed) <= MIN_REPLY_BYTES
+    assert size(replies.whole({"state": state})) <= MIN_REPLY_BYTES
     shown = listed.structured_content["items"]
     assert len(shown) == len(items) or listed.structured_content["cut"] == "ask for fewer"
     assert bool(shown) == bool(items)
 
 
-def test_a_limit_that_leaves_no_room_is_refused():
+def test_a_reply_limit_that_is_too_low_is_rejected():
     with pytest.raises(InvalidInput, match="2000 or more"):
         Replies(100)

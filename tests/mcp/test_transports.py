@@ -1,4 +1,4 @@
-"""``treering mcp`` in its own process: over stdio and HTTP, with the SDK's client and the npm inspector."""
+"""``treering mcp`` in its own process, over stdio and HTTP, with the SDK client and the npm inspector."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def folder(tmp_path):
 
 
 async def conversation(client):
-    """Ask, keep and ask again."""
+    """Search, save and read."""
     tools = {tool.name for tool in (await client.list_tools()).tools}
     assert "memory_save" in tools
     assert "memory_delete" not in tools
@@ -60,7 +60,7 @@ def test_a_client_over_stdio(folder):
         assert store.memory.get("made").content == "by a client"
 
 
-def test_the_server_ends_with_its_input_and_prints_nothing_else(folder):
+def test_the_server_exits_at_end_of_input_and_prints_nothing_else(folder):
     done = subprocess.run(
         [*COMMAND, "--store", str(folder)], input=b"", capture_output=True, timeout=60, check=False, env=CLEAN
     )
@@ -95,7 +95,7 @@ def test_a_client_over_http(folder):
         asyncio.run(main(url))
 
 
-def test_a_key_is_asked_for_and_no_other_is_taken(folder):
+def test_only_the_right_key_is_accepted(folder):
     async def main(url):
         with_key = create_mcp_http_client(headers={"Authorization": f"Bearer {KEY}"})
         async with with_key, Client(streamable_http_client(url, http_client=with_key)) as client:
@@ -109,7 +109,7 @@ def test_a_key_is_asked_for_and_no_other_is_taken(folder):
         asyncio.run(main(url))
 
 
-def test_a_page_of_another_site_does_not_get_in(folder):
+def test_a_request_from_another_site_is_refused(folder):
     with serving(folder) as url:
         reply = httpx.post(url, json={}, headers={"Host": "evil.example", "Origin": "http://evil.example"})
         assert reply.status_code in (403, 421)
@@ -122,11 +122,11 @@ def test_a_page_of_another_site_does_not_get_in(folder):
         (["--http", "0.0.0.0:0", "--api-key", "short"], "too weak"),
         (["--http", "nowhere"], "HOST:PORT"),
         (["--http", "127.0.0.1:99999"], "HOST:PORT"),
-        (["--read-only", "--allow-destructive"], "exclude each other"),
+        (["--read-only", "--allow-destructive"], "mutually exclusive"),
         (["--reply-bytes", "1"], "2000 or more"),
     ],
 )
-def test_what_would_be_unsafe_or_senseless_is_refused(folder, options, what):
+def test_unsafe_or_contradictory_options_are_rejected(folder, options, what):
     done = subprocess.run(
         [*COMMAND, "--store", str(folder), *options],
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""``treering mcp``: the store as an MCP server, for Claude, IDEs and every other client of that protocol."""
+"""``treering mcp``: serve the store to Claude, IDEs and other clients of the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treering.cli.options import StorePlace, takes_store
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put the command under the main one."""
+    """Register the command."""
     app.command("mcp")(mcp)
 
 
@@ -29,18 +29,18 @@ def mcp(
             metavar="KEY",
             envvar="TREERING_API_KEY",
             show_envvar=True,
-            help="With --http: what clients send as bearer token; needed beyond this machine.",
+            help="With --http: the bearer token that clients send; required unless the address is loopback.",
         ),
     ] = None,
     allow_destructive: Annotated[
         bool, typer.Option("--allow-destructive", help="Also offer tools that delete and cancel.")
     ] = False,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Offer only tools that read.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Offer only read-only tools.")] = False,
     semantic: Annotated[
         bool, typer.Option("--semantic", help="Search memory by meaning as well; needs the extra embeddings.")
     ] = False,
     reply_bytes: Annotated[
-        int, typer.Option("--reply-bytes", metavar="N", help="No reply of a tool is longer.")
+        int, typer.Option("--reply-bytes", metavar="N", help="Maximum size of a reply.")
     ] = 40_000,
     place: StorePlace,
 ) -> None:
@@ -48,7 +48,7 @@ def mcp(
     from treering.errors import InvalidInput, MissingExtra
 
     if read_only and allow_destructive:
-        raise InvalidInput("--read-only and --allow-destructive exclude each other; leave one of them out")
+        raise InvalidInput("--read-only and --allow-destructive are mutually exclusive; omit one of them")
     try:
         from treering.mcp.server import TreeringServer
     except ModuleNotFoundError as error:
@@ -56,7 +56,7 @@ def mcp(
             raise MissingExtra("treering mcp", "mcp") from error
         raise
     if http is not None:
-        from treering.mcp.http import check_exposure, parse_address
+        from treering.mcp.server import check_exposure, parse_address
 
         check_exposure(parse_address(http)[0], api_key)
     embedder = None
@@ -75,7 +75,7 @@ def mcp(
         if http is None:
             server.run("stdio")
             return
-        from treering.mcp.http import serve_http
+        from treering.mcp.server import serve_http
 
         serve_http(
             server,

@@ -1,4 +1,4 @@
-"""Tools over schedules: make, list and (when it is allowed) cancel tasks for later."""
+"""Schedule tools: create, list and (if allowed) cancel tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ScheduleTools:
-    """Tasks that come up later. A worker (`treering worker`) does them."""
+    """Tools for scheduled tasks, which a worker (`treering worker`) runs."""
 
     def __init__(self, store: Store, replies: Replies) -> None:
         self._store = store
@@ -23,11 +23,13 @@ class ScheduleTools:
     def schedule_create(
         self,
         prompt: Annotated[
-            str, Field(description="What to do when the time comes, as you would ask an agent")
+            str, Field(description="What to do when the task is due, as a request to an agent")
         ],
         type: Annotated[
             Literal["cron", "interval", "once"],
-            Field(description="cron: at the times of an expression; interval: every so many seconds; once"),
+            Field(
+                description="cron: by a cron expression; interval: every so many seconds; once: at one time"
+            ),
         ],
         value: Annotated[
             str,
@@ -36,39 +38,41 @@ class ScheduleTools:
         tz: Annotated[
             str, Field(description="IANA time zone for cron and once, such as Europe/Berlin")
         ] = "UTC",
-        channel: Annotated[str, Field(description="Where the result is delivered, such as telegram")] = "",
-        chat_id: Annotated[str, Field(description="To whom, in that channel")] = "",
+        channel: Annotated[
+            str, Field(description="Channel that the result is sent to, such as telegram")
+        ] = "",
+        chat_id: Annotated[str, Field(description="Chat in that channel")] = "",
     ) -> CallToolResult:
-        """Schedule a task for later: by cron, every so many seconds, or once.
+        """Schedule a task: by cron, at an interval, or once.
 
-        The reply has its id and its next times; check them before you promise anything.
+        The reply has its id and next due times; check them before you confirm anything to the user.
         """
-        given: str | float = float(value) if type == "interval" and _is_number(value) else value
+        parsed: str | float = float(value) if type == "interval" and _is_number(value) else value
         task = self._store.schedules.schedule_task(
-            prompt, type, given, tz=tz, channel=channel, chat_id=chat_id
+            prompt, type, parsed, tz=tz, channel=channel, chat_id=chat_id
         )
         times = [each.isoformat() for each in self._store.schedules.preview(task.id, 3)]
-        return self._replies.whole(_about(task) | {"next_times": times})
+        return self._replies.whole(_describe(task) | {"next_times": times})
 
     def schedule_list(
         self,
         *,
-        all: Annotated[bool, Field(description="Also those that are over")] = False,
+        all: Annotated[bool, Field(description="Include done and cancelled tasks")] = False,
     ) -> CallToolResult:
-        """List the scheduled tasks and when each is due next."""
+        """List scheduled tasks and when each is due next."""
         tasks = self._store.schedules.list_tasks(all=all)
         return self._replies.listing(
-            "tasks", map(_about, tasks), facts={"total": len(tasks)}, more="there are more than fit here"
+            "tasks", map(_describe, tasks), facts={"total": len(tasks)}, more="more tasks did not fit"
         )
 
     def schedule_cancel(
-        self, task_id: Annotated[str, Field(description="The task's id: eight hex digits")]
+        self, task_id: Annotated[str, Field(description="Id of the task: eight hex digits")]
     ) -> CallToolResult:
-        """Cancel a scheduled task for good; what is running now goes on to its end."""
-        return self._replies.whole(_about(self._store.schedules.cancel_task(task_id)))
+        """Cancel a scheduled task for good; a running occurrence is allowed to finish."""
+        return self._replies.whole(_describe(self._store.schedules.cancel_task(task_id)))
 
 
-def _about(task: Task) -> dict[str, Any]:
+def _describe(task: Task) -> dict[str, Any]:
     return task.to_dict() | {"tz": task.tz, "status": task.status, "next_run": task.next_run}
 
 
