@@ -1,10 +1,10 @@
-"""Write the files that are generated from others, or check that they are current.
+"""Write the generated files, or check that they are current.
 
-    python scripts/generate.py            write what is stale
-    python scripts/generate.py --check    write nothing; exit 1 and name what is stale
+    python scripts/generate.py            write stale files
+    python scripts/generate.py --check    write nothing; exit 1 and name stale files
 
-A new generated file is one line in `GENERATED`: its path, and ``module:function`` of a function without
-arguments that gives its text. The module lies beside this one and is imported only when its turn comes.
+To add a generated file, add a line to `GENERATED`: its path, and ``module:function`` of a function without
+arguments that returns its text. The module is in this folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/reference/cli.md: every command with every argument and option, as the Typer application has them."""
+"""Generate docs/reference/cli.md from the Typer application."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pages import HEAD, cell, table
 
 INTRO: Final = """# Command line
 
-Every command with all that it takes. What they are for is told in [the command line](../cli.md); exit codes
-are in [errors](errors.md). `treering --help` and `treering COMMAND --help` say the same.
+Every command with its arguments and options, as `treering COMMAND --help` shows them. See the
+[guide](../cli.md) for examples, and [errors](errors.md) for exit codes.
 
-**Completion.** `treering --install-completion` teaches your shell (bash, zsh, fish, PowerShell) to complete
-commands and options; `treering --show-completion` prints the lines that it would add.
+**Completion.** `treering --install-completion` installs completion for your shell (bash, zsh, fish,
+PowerShell); `treering --show-completion` prints what it would add.
 """
 
 

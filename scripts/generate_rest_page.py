@@ -1,4 +1,4 @@
-"""docs/reference/rest.md: every route, as the server's own OpenAPI document has it."""
+"""Generate docs/reference/rest.md from the server's OpenAPI document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pages import HEAD, cell, table
 
 INTRO: Final = """# REST
 
-Every route of [the server](../server.md), with what goes in and comes out. A running server has the same as
+Every route of [the server](../server.md) with its types. A running server returns the same as
 `GET /openapi.json`. Errors are [problems](errors.md); ids in paths are percent-encoded.
 """
 
@@ -74,7 +74,7 @@ def _schema(name: str, schema: dict[str, Any]) -> list[str]:
 
 
 def _anchor(name: str) -> str:
-    """Two modules may have a type of one name, so the whole name is the anchor."""
+    """Return the anchor of a type: its qualified name, because two modules may have types of one name."""
     return "type-" + name.lower().replace(".", "-").replace("_", "-")
 
 

@@ -1,4 +1,4 @@
-"""The SQL of a fresh store, from the tables of `treering.engines.sql.tables`, for each database."""
+"""Generate the SQL of a new store for each database from `treering.engines.sql.tables`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADER = """\
 
 def sqlite() -> str:
     rows = [f"INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES {each};\n" for each in SQLITE_STATISTICS]
-    # Analysing an empty table makes the table of statistics.
+    # Analysing an empty table creates the statistics table.
     return "\n".join([_render("SQLite", sqlite_dialect.dialect()), "".join(["ANALYZE meta;\n", *rows])])
 
 

@@ -1,4 +1,4 @@
-"""What the generated pages of docs/ have in common."""
+"""Helpers for the generated pages of docs/."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ HEAD: Final = "<!-- Written by scripts/generate.py: change what it is made from,
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table; none if there is nothing to tell."""
+    """Return the lines of a Markdown table; none without rows."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines] if lines else []
 
 
 def cell(text: str) -> str:
-    """Text that stays in its cell, and is read as it is written."""
+    """Escape text for a cell of a Markdown table."""
     return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: links to files of the repository that are not part of the site become their paths."""
+"""MkDocs hook: turn links to repository files outside the site into their paths."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _OUTSIDE: Final = re.compile(
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by MkDocs for each page."""
+    """Rewrite the links of a page; called by MkDocs."""
     return _OUTSIDE.sub(lambda found: f"{found[1]} (`{found[2]}`)", markdown)
