@@ -340,10 +340,10 @@ class Store:
     def verify(self, *, on_progress: Callable[[Checked], None] | None = None) -> Verification:
         """Rehash all content, follow every link and thread, recount derived data. Changes nothing."""
         from treering.maintenance.verify import verify
-        from treering.threads.directory import severed
+        from treering.threads.history import dangling
 
         found = verify(self._engine, self._space, on_progress=on_progress)
-        return found.with_problems(severed(self._engine, self._space))
+        return found.with_problems(dangling(self._engine, self._space))
 
     def gc(
         self,

@@ -23,7 +23,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 import treering
 from tests.acceptance.chat_agent import build
 from treering.cli.main import main
-from treering.threads.transcripts import Log
+from treering.threads.transcripts import ThreadLog
 
 ROOT = Path(__file__).resolve().parents[2]
 SAID = {
@@ -165,7 +165,7 @@ def test_one_command_imports_everything_with_a_count_per_file(tmp_path, bring):
                 each["content"] for each in store.thread(thread).load().messages if each["type"] == "human"
             ]
             assert told == said
-        (entry,) = Log(store.engine, store.space, "telegram_123456", "", kind="chat.line").each()
+        (entry,) = ThreadLog(store.engine, store.space, "telegram_123456", "", kind="chat.line").each()
         assert (entry.event.role, entry.content, entry.data["channel"]) == ("user", "hello", "telegram")
         assert store.verify().ok
 

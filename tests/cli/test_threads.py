@@ -131,7 +131,7 @@ class TestLog:
     def test_a_page_of_another_thread(self, treering_, desk):
         ran = treering_("log", "support/alice", "--before", ids(desk, "support/alice-bolder")[0])
         assert ran.code == 3
-        assert "is no checkpoint of thread 'support/alice'" in ran.err
+        assert "not found in thread 'support/alice'" in ran.err
 
 
 class TestShow:
@@ -244,7 +244,7 @@ class TestNotThere:
     def test_a_prefix_that_is_not_unique(self, treering_):
         ran = treering_("show", "ckpt_0" + ids_prefix(treering_))
         assert ran.code == 2
-        assert "several checkpoints" in ran.err
+        assert "is ambiguous" in ran.err
 
     def test_a_prefix_that_is_too_short_or_unknown(self, treering_):
         assert treering_("show", "ckpt_01").code == 2

@@ -60,8 +60,8 @@ def test_documents_conversations_and_checkpoints_are_read_by_uri(talk, filled):
     "uri, what",
     [
         ("memory://nobody", "no memory 'nobody'"),
-        ("thread://nobody", "no thread 'nobody'"),
-        ("checkpoint://ckpt_01m7hyk9gs", "no checkpoint"),
+        ("thread://nobody", "thread 'nobody' not found"),
+        ("checkpoint://ckpt_01m7hyk9gs", "not found"),
         ("checkpoint://x", "too short"),
         ("file:///etc/passwd", "Unknown resource"),
     ],

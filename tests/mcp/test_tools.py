@@ -141,7 +141,7 @@ def test_history_search_returns_shared_messages_of_forks_once(call, filled):
     assert found["hits"][0]["text"] == "It was sent on Monday."
     assert call("history_search", text="elephants")["hits"] == []
     assert "no word" in call("history_search", text="...")
-    assert "no thread 'x'" in call("history_search", text="refund", thread="x")
+    assert "thread 'x' not found" in call("history_search", text="refund", thread="x")
 
 
 def test_history_search_includes_recorded_runs(call, filled):

@@ -1,8 +1,8 @@
 """Commands for threads: threads, log, show, diff, fork, rewind, resume, delete.
 
 A checkpoint is named by a checkpoint's id or the beginning of it, by a thread (its head), or by
-``thread@place`` (see `treering.threads.find`). Each command prints what the API gives back, as text or as
-JSON.
+``thread@place`` (see `treering.threads.directory`). Each command prints what the API gives back, as text or
+as JSON.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from treering.threads.checkpoint import Checkpoint
     from treering.threads.checkpoint_record import CheckpointRecord
     from treering.threads.diff import Difference
-    from treering.threads.directory import ThreadInfo
-    from treering.threads.find import Finder, Growth
+    from treering.threads.directory import Finder, ThreadInfo
     from treering.threads.thread import Thread
+    from treering.threads.tree import ThreadTree
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -194,11 +194,11 @@ def log(
     as_json: JsonOption = False,
 ) -> None:
     """Draw how a thread grew, with rewinds and forks."""
-    from treering.threads.find import growth
+    from treering.threads.tree import read_tree
 
     with place.existing() as opened:
         finder = _finder(opened, user_namespace)
-        grown = growth(
+        grown = read_tree(
             opened.engine,
             opened.space,
             finder.thread(thread),
@@ -329,7 +329,7 @@ def rewind(
     as_json: JsonOption = False,
 ) -> None:
     """Move a thread's head back; nothing is lost."""
-    from treering.threads.find import left_behind
+    from treering.threads.tree import left_behind
 
     with place.existing() as opened:
         finder = _finder(opened, user_namespace)
@@ -427,7 +427,7 @@ def _remark(head: CheckpointRecord | None) -> str:
 
 
 def _finder(opened: Store, user_namespace: str) -> Finder:
-    from treering.threads.find import Finder
+    from treering.threads.directory import Finder
 
     return Finder(opened.engine, opened.space, user_namespace)
 
@@ -474,7 +474,7 @@ _PIPE_WIDTH: Final = 10_000
 """Whoever reads from a pipe gets whole lines."""
 
 
-def draw(store: Store, growth: Growth) -> None:
+def draw(store: Store, growth: ThreadTree) -> None:
     """Print the tree."""
     from rich.console import Console
 
@@ -483,7 +483,7 @@ def draw(store: Store, growth: Growth) -> None:
 
 
 class _Drawing:
-    def __init__(self, store: Store, growth: Growth) -> None:
+    def __init__(self, store: Store, growth: ThreadTree) -> None:
         self._store = store
         self._growth = growth
         self._short = short_ids((each.id for each in growth.checkpoints), _SHORTEST)
@@ -580,7 +580,7 @@ class _Drawing:
         return f"{speaker(last)}: {one_line(words(last))}"
 
 
-def _title(growth: Growth) -> Text:
+def _title(growth: ThreadTree) -> Text:
     from rich.text import Text
 
     thread = growth.thread

@@ -370,7 +370,7 @@ def export(
 
 
 def _chosen(opened: Store, names: list[str], user_namespace: str) -> list[ThreadInfo]:
-    from treering.threads.find import Finder
+    from treering.threads.directory import Finder
 
     if not names:
         found = opened.threads(namespace=user_namespace or None)

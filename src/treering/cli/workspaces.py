@@ -1,7 +1,7 @@
 """Commands for workspaces: snapshot, snapshots, restore, ls, cat, download.
 
 A snapshot is named by its id or the beginning of it, by ``latest`` (the newest in the store), or by a
-checkpoint that keeps files: a checkpoint, a thread, or ``thread@place`` (see `treering.threads.find`).
+checkpoint that keeps files: a checkpoint, a thread, or ``thread@place`` (see `treering.threads.directory`).
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def download(
 def find_snapshot(store: Store, text: str, user_namespace: str = "") -> str:
     """The id of the snapshot that a person means."""
     from treering.errors import NotFound
-    from treering.threads.find import Finder
+    from treering.threads.directory import Finder
 
     if (named := snapshot_by_name(store, text)) is not None:
         return named

@@ -25,7 +25,7 @@ from treering.importers.histories import Histories
 from treering.importers.registry import opened
 from treering.importers.report import FileReport
 from treering.threads import chats, transcripts
-from treering.threads.transcripts import Log, TranscriptEvent, columns_of
+from treering.threads.transcripts import ThreadLog, TranscriptEvent, columns_of
 
 if TYPE_CHECKING:
     from treering.importers.report import Progress
@@ -74,7 +74,7 @@ def _load(
     lines, is_torn = _lines(path, thread, kind, read)
     known = Histories(store).events(thread, "")
     new = [line for line in lines if line.id not in known]
-    log = Log(store.engine, store.space, thread, "", kind=kind)
+    log = ThreadLog(store.engine, store.space, thread, "", kind=kind)
     for start in range(0, 0 if dry_run else len(new), _EVENTS_A_COMMIT):
         draft = Draft(store.space)
         for line in new[start : start + _EVENTS_A_COMMIT]:

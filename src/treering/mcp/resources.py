@@ -19,7 +19,7 @@ from treering.errors import NotFound, TreeringError
 from treering.mcp.replies import Replies, excerpt, fitted, plain
 from treering.mcp.threads import about_checkpoint, find_checkpoint, with_messages
 from treering.threads.checkpoint import Checkpoint
-from treering.threads.find import Finder
+from treering.threads.directory import Finder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from treering.core.text import query_terms
 from treering.errors import InvalidInput, NotFound
 from treering.mcp.replies import excerpt, fitted, plain
 from treering.threads.checkpoint import Checkpoint
-from treering.threads.find import Finder
+from treering.threads.directory import Finder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

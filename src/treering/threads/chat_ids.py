@@ -1,10 +1,10 @@
-"""Thread ids of a chat agent: a text that a person can read and that parses back to one meaning.
+"""Thread ids of a chat agent: readable text that parses back to exactly one meaning.
 
 ``{channel}_{chat_id}`` is a chat, ``{channel}_{chat_id}_s{N}`` the same chat after N resets, and
 ``scheduler_{task_id}`` a scheduled task. Where a part would make the text mean something else it is
 percent-escaped: ``%`` in a channel or chat id, ``_`` in a channel, a chat id that ends like a reset, a
-channel that is called ``scheduler``. **Invariant:** writing and reading are inverse: every id has one text,
-and a text that is not the text of any id is read as none.
+channel named ``scheduler``. **Invariant:** formatting and parsing are inverse: every id has one text, and any
+other text parses to nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ChatId(msgspec.Struct, frozen=True):
 
     @property
     def base(self) -> str:
-        """The id of the chat's first thread, which all its threads begin with."""
+        """The id of the chat's first thread; the ids of all its threads begin with it."""
         channel = self.channel.replace("%", "%25").replace("_", "%5F")
         chat = _RESET.sub(r"%5Fs\1", self.chat_id.replace("%", "%25"))
         return f"{_ESCAPED_SCHEDULER if channel == _SCHEDULER else channel}_{chat}"
@@ -55,16 +55,16 @@ class TaskId(msgspec.Struct, frozen=True):
 
 
 def chat_id_of(channel: str, chat_id: str | int, resets: int = 0) -> ChatId:
-    """A checked `ChatId`; a chat's number will do for its id."""
+    """Return a valid `ChatId`; the chat id may be a number."""
     if resets < 0:
-        raise InvalidInput(f"a chat cannot have been reset {resets} times; give 0 or more")
+        raise InvalidInput(f"resets is {resets}; give 0 or more")
     if not isinstance(cast("object", chat_id), str | int):
         raise InvalidInput(f"chat id is {chat_id!r}; give text or a whole number")
     return ChatId(check_id(channel, "channel"), check_id(str(chat_id), "chat id"), resets)
 
 
 def parse_thread_id(text: str) -> ChatId | TaskId | None:
-    """What a thread id says; ``None`` when it is no id of a chat agent."""
+    """Parse a thread id; ``None`` if it is not the id of a chat or a task."""
     head, separator, rest = text.partition("_")
     if not separator or not head or not rest:
         return None

@@ -1,10 +1,10 @@
-"""Chats: one conversation after the other with the same person, each a thread of its own.
+"""Chats: successive conversations with the same person, each in a thread of its own.
 
-How often a chat was reset is a counter (a ref); the current thread has that number in its id. A reset moves
-the counter by compare-and-swap and writes an event in the same batch, so two processes never get the same
-number. **Invariant:** a number is given once. Before an object first relies on the counter, it is brought up
-to the highest number that the journal or any thread knows, so a counter that was lost, or restored from an
-older copy, never leads back into a thread that was there.
+A counter (a ref) holds how often a chat was reset, and the id of the current thread contains that number. A
+reset moves the counter by compare-and-swap and writes an event in the same batch, so two processes never get
+the same number. **Invariant:** a number is used once. Before an object first relies on the counter, the
+counter is raised to the highest number that the journal or any thread knows, so that a counter that was lost,
+or restored from an older copy, never leads back into an existing thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from treering.errors import Corrupt, RefMoved, TreeringError
 from treering.threads.chat_ids import ChatId, chat_id_of, parse_thread_id
 from treering.threads.history import CHAT_DELETED, LEDGER, head_ref, heads_prefix
 from treering.threads.thread import Thread
-from treering.threads.transcripts import Entry, LineFile, Log
+from treering.threads.transcripts import LineFile, LogEntry, ThreadLog
 
 if TYPE_CHECKING:
     from treering.core.clock import Clock
@@ -36,15 +36,9 @@ if TYPE_CHECKING:
     from treering.threads.thread import ThreadContext
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Session logs of a chat: who said what, when and where, for a person to read.
-#
-# One line a message, ``{"role", "content", "ts", "channel", "user_id"}``, in the journal and (with a
-# folder) in ``<folder>/<thread>.jsonl``. **Invariant:** a message never fails with its log: what goes wrong
-# there is a warning.
-
-
 KIND: Final = "chat.line"
+_RESET: Final = "chat.reset"
+_SYNCHRONISED: Final = "chat.synchronised"
 
 
 class ChatLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +53,12 @@ class ChatLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatLog:
-    """The log of one chat thread."""
+    """The session log of one chat thread: who wrote what, when and where, for a person to read.
+
+    Each message is one line, ``{"role", "content", "ts", "channel", "user_id"}``, in the journal and, with a
+    folder, in ``<folder>/<thread>.jsonl``. **Invariant:** a message never fails because of its log; a failure
+    to log is a warning.
+    """
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class ChatLog:
         clock: Clock,
         folder: Path | None = None,
     ) -> None:
-        self._log = Log(engine, space, thread_id, namespace, kind=KIND)
+        self._log = ThreadLog(engine, space, thread_id, namespace, kind=KIND)
         self._channel = channel
         self._clock = clock
         self._file: LineFile | None = None
@@ -81,11 +80,11 @@ class ChatLog:
 
     @property
     def path(self) -> Path | None:
-        """The file that grows along, if there is one."""
+        """The file that the log is also written to, if any."""
         return None if self._file is None else self._file.path
 
     def append(self, role: str, content: Any, *, user_id: str | None = None) -> bool:
-        """Add a message; ``False`` (and a warning that says why) when it could not be logged."""
+        """Add a message. Returns ``False``, with a warning that says why, if it could not be logged."""
         try:
             self._log.append(
                 content,
@@ -103,7 +102,7 @@ class ChatLog:
         return True
 
     def read(self, *, last: int | None = None) -> list[ChatLine]:
-        """The messages in order, all or the last ones."""
+        """Return all messages in order, or the last ones."""
         return [_line(entry) for entry in (self._log.each() if last is None else self._log.last(last))]
 
     def _lines(self, *, skip: int = 0, after: str | None = None) -> Iterator[tuple[str, bytes]]:
@@ -111,7 +110,7 @@ class ChatLog:
             yield entry.cursor, encode_json(msgspec.structs.asdict(_line(entry)), keep_order=True)
 
 
-def _line(entry: Entry) -> ChatLine:
+def _line(entry: LogEntry) -> ChatLine:
     return ChatLine(
         role=entry.event.role or "",
         content=entry.content,
@@ -121,22 +120,16 @@ def _line(entry: Entry) -> ChatLine:
     )
 
 
-# -----------------------------------------------------------------------------------------------------------
-
-_RESET: Final = "chat.reset"
-_SYNCHRONISED: Final = "chat.synchronised"
-
-
 class Chat:
-    """One chat of a channel: its current thread, and how to begin a new one."""
+    """One chat of a channel: its current thread, and `reset` to begin a new one."""
 
-    def __init__(self, ground: ThreadContext, channel: str, chat_id: str | int, namespace: str) -> None:
+    def __init__(self, context: ThreadContext, channel: str, chat_id: str | int, namespace: str) -> None:
         self._id = chat_id_of(channel, chat_id)
         self._namespace = check_id(namespace, "namespace") if namespace else ""
-        self._ground = ground
-        self._engine = ground.engine
-        self._space = ground.space
-        self._clock = ground.clock
+        self._context = context
+        self._engine = context.engine
+        self._space = context.space
+        self._clock = context.clock
         self._ref = f"chat/{namespace_prefix(self._namespace)}{self._id.base}"
         self._scope = str(Scope(self._namespace, "chat", self._id.base))
         self._is_synchronised = False
@@ -161,7 +154,7 @@ class Chat:
 
     @property
     def resets(self) -> int:
-        """How often it was reset, by whichever process."""
+        """How often it was reset, by any process."""
         if not self._is_synchronised:
             return self.synchronise()
         return self._number(self._counter())
@@ -172,12 +165,12 @@ class Chat:
         return self._thread(self.resets)
 
     def threads(self) -> Iterator[Thread]:
-        """The threads that were saved, newest number first."""
+        """Iterate over the threads that were saved, highest number first."""
         for number in sorted(self._saved_numbers(), reverse=True):
             yield self._thread(number)
 
     def log(self, folder: str | Path | None = None) -> ChatLog:
-        """The session log of the current thread; with a folder it is also a file that grows along."""
+        """Return the session log of the current thread; with a folder, it is also written to a file there."""
         return ChatLog(
             self._engine,
             self._space,
@@ -189,49 +182,49 @@ class Chat:
         )
 
     def reset(self) -> Thread:
-        """Leave the current thread as it is and begin a new one, which nobody else gets."""
+        """Leave the current thread as it is and begin a new one; no other process gets the same one."""
         if not self._is_synchronised:
             self.synchronise()
         while True:
             counter = self._counter()
             number = self._number(counter) + 1
-            if number <= self._last_told() or self._is_taken(number):
+            if number <= self._last_recorded() or self._is_taken(number):
                 self.synchronise()
             elif self._move(counter, number, _RESET):
                 return self._thread(number)
 
     def delete(self, *, cascade: bool = False) -> None:
-        """Remove all its threads and its counter for good; the journal keeps that it happened, not to whom.
+        """Delete all its threads and its counter. The journal keeps that a chat was deleted, not which.
 
-        Forks that share a past with them are a `Conflict`, unless ``cascade`` takes them along.
+        Raises `Conflict` if forks share their past, unless ``cascade`` deletes them as well.
         """
         threads = tuple(
             thread_scope(self._thread_id(number), self._namespace) for number in self._saved_numbers()
         )
-        if not threads and not self._is_told_of():
+        if not threads and not self._exists():
             return
         scopes = (self._scope, *threads)
         self._engine.erase(self._space, Erasure(scopes=scopes, cascade=cascade, secure=True))
         draft = Draft(self._space)
-        told = encode_json({"threads": len(threads)})
+        data = encode_json({"threads": len(threads)})
         draft.event(
-            Event(id=draft.id, kind=CHAT_DELETED, ts_us=self._clock.now_us(), scope=LEDGER, data=told)
+            Event(id=draft.id, kind=CHAT_DELETED, ts_us=self._clock.now_us(), scope=LEDGER, data=data)
         )
         self._engine.commit(draft.batch())
         self._is_synchronised = False
 
     def synchronise(self, *, at_least: int = 0) -> int:
-        """Bring the counter up to the highest number that is known anywhere (or given); what it is then."""
+        """Raise the counter to the highest number that is known anywhere, or ``at_least``, and return it."""
         while True:
             counter = self._counter()
             number = self._number(counter)
-            highest = max(number, at_least, self._last_told(), *self._saved_numbers())
+            highest = max(number, at_least, self._last_recorded(), *self._saved_numbers())
             if highest == number or self._move(counter, highest, _SYNCHRONISED):
                 self._is_synchronised = True
                 return highest
 
     def _move(self, counter: Ref | None, number: int, kind: str) -> bool:
-        """Set the counter and say so, unless someone else moved it first."""
+        """Set the counter and record that, unless another process moved it first."""
         draft = Draft(self._space)
         draft.event(
             Event(
@@ -260,25 +253,25 @@ class Chat:
             return int(counter.value)
         except ValueError:
             raise Corrupt(
-                f"the counter of {self!r} is {counter.value[:40]!r}, which is no number; "
+                f"the counter of {self!r} is {counter.value[:40]!r}, which is not a number; "
                 "run verify, then restore it from a backup"
             ) from None
 
-    def _is_told_of(self) -> bool:
+    def _exists(self) -> bool:
         return self._counter() is not None or bool(
             self._engine.scan(self._space, EventQuery(scope=self._scope), limit=1).records
         )
 
-    def _last_told(self) -> int:
-        """The newest number in the journal, which is also the highest."""
+    def _last_recorded(self) -> int:
+        """Return the newest number in the journal, which is also the highest."""
         query = EventQuery(kinds=(_RESET, _SYNCHRONISED), scope=self._scope, newest_first=True)
         for record in self._engine.scan(self._space, query, limit=1).records:
-            told: dict[str, Any] = decode_json(record.event.data or b"{}")
-            return told["number"]
+            data: dict[str, Any] = decode_json(record.event.data or b"{}")
+            return data["number"]
         return 0
 
     def _saved_numbers(self) -> Iterator[int]:
-        """The numbers of the threads that exist."""
+        """Yield the numbers of the threads that exist."""
         if self._is_taken(0):
             yield 0
         prefix = heads_prefix(self._namespace)
@@ -295,4 +288,4 @@ class Chat:
         return ChatId(self.channel, self.chat_id, number).thread_id
 
     def _thread(self, number: int) -> Thread:
-        return Thread(self._ground, self._thread_id(number), self._namespace)
+        return Thread(self._context, self._thread_id(number), self._namespace)

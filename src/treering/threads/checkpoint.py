@@ -1,4 +1,4 @@
-"""A checkpoint: a checkpoint together with its content, which is read when it is asked for."""
+"""A checkpoint with its content, which is read when it is first used."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Checkpoint:
-    """One checkpoint of a thread: its record at once, its messages, lists and state when they are asked for.
+    """One checkpoint of a thread. Its messages, lists and state are read on first use.
 
-    ``last`` makes `messages` the end of the conversation only. ``through`` is the thread that it was reached
-    through, which `fork` needs.
+    ``last`` limits `messages` to the end of the conversation. ``through`` is the thread object that it was
+    loaded by, which `fork` and `restore` require.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Checkpoint:
 
     @property
     def short_id(self) -> str:
-        """Enough of the id for a person to recognise it."""
+        """The beginning of the id, enough for a person to recognise it."""
         return self.record.short_id
 
     @property
@@ -77,12 +77,12 @@ class Checkpoint:
 
     @property
     def parent_id(self) -> str | None:
-        """The checkpoint before."""
+        """The id of the previous checkpoint."""
         return self.record.parent
 
     @property
     def step(self) -> int:
-        """How many checkpoints lie before this one."""
+        """The number of checkpoints before this one, unless the writer numbers steps itself."""
         return self.record.step
 
     @property
@@ -92,7 +92,7 @@ class Checkpoint:
 
     @property
     def note(self) -> str | None:
-        """What the writer called it."""
+        """The writer's description of it."""
         return self.record.note
 
     @property
@@ -107,24 +107,24 @@ class Checkpoint:
 
     @property
     def pending_interrupt(self) -> Any:
-        """What the agent waits for a person to decide, if it does."""
+        """What the agent waits for a person to decide, if anything."""
         return self.record.pending_interrupt
 
     @property
     def message_count(self) -> int:
-        """How many messages the whole conversation has up to here; reads none of them."""
-        stretch = self.record.lists.get(MESSAGES)
-        return 0 if stretch is None else stretch.length
+        """The number of messages of the whole conversation up to here, without reading them."""
+        prefix = self.record.lists.get(MESSAGES)
+        return 0 if prefix is None else prefix.length
 
     @property
     def list_names(self) -> tuple[str, ...]:
         """The names of its list channels; ``messages`` is one of them."""
         return tuple(self.record.lists)
 
-    # Read once each, and without `cached_property`: up to Python 3.11 its lock is one for all checkpoints.
+    # Without `cached_property`: until Python 3.11 it has one lock for all checkpoints.
     @property
     def messages(self) -> list[Any]:
-        """The conversation up to here: all of it, or the end that ``load(last=...)`` asked for."""
+        """The conversation up to here: all of it, or only the end if loaded with ``load(last=...)``."""
         if self._messages is None:
             self._messages = self.items(MESSAGES, last=self._last)
         return self._messages
@@ -137,33 +137,33 @@ class Checkpoint:
         return self._state
 
     def value(self, name: str) -> Any:
-        """One state value (``None`` when there is none of that name); the others are not read."""
+        """Return one state value without reading the others; ``None`` if there is none of that name."""
         known = self.record.state.get(name)
         if known is None:
             return None
         return self._read(lambda: read_state(self._engine, self._space, {name: known}))[name]
 
     def last_messages(self, count: int) -> list[Any]:
-        """Only the end of the conversation; what comes before it is not read."""
+        """Return the last messages without reading those before them."""
         return self.items(MESSAGES, last=count)
 
     def items(self, channel: str, *, last: int | None = None) -> list[Any]:
-        """What a list channel held, or only its end; empty when there was none of that name."""
+        """Return the items of a list channel, or only the last ones; empty if there is none of that name."""
         check_count("last", last)
-        stretch = self.record.lists.get(channel)
-        if stretch is None or last == 0:
+        prefix = self.record.lists.get(channel)
+        if prefix is None or last == 0:
             return []
-        return self._read(lambda: lists.read(self._engine, self._space, stretch, last=last))
+        return self._read(lambda: lists.read(self._engine, self._space, prefix, last=last))
 
     def fork(self, new_id: str, *, namespace: str | None = None) -> Thread:
-        """A new thread that begins here and shares the past; O(1), whatever the length."""
+        """Start a new thread here. It shares the past of this one; O(1) in its length."""
         if self._through is None:
-            raise InvalidInput(f"{self!r} was not reached through a thread; use thread.fork(new_id, at=...)")
+            raise InvalidInput(f"{self!r} was not loaded by a thread; use thread.fork(new_id, at=...)")
         return self._through.fork(new_id, at=self, namespace=namespace)
 
     @property
     def snapshot(self) -> str | None:
-        """The snapshot of the files as they were here (or last before), if any were kept."""
+        """The newest snapshot of files up to here, if any were saved."""
         kept = self.record.snapshot
         return None if kept is None else kept.removeprefix("o:")
 
@@ -176,18 +176,18 @@ class Checkpoint:
         links: LinkPolicy = "preserve",
         dry_run: bool = False,
     ) -> RestoreResult:
-        """Bring the files of this checkpoint back into a folder; see `Workspace.restore`."""
+        """Restore the files of this checkpoint into a folder; see `Workspace.restore`."""
         if self.snapshot is None:
-            raise NotFound(f"checkpoint {self.id!r} keeps no files; save with workspace= to keep them")
+            raise NotFound(f"checkpoint {self.id!r} has no files; save them with workspace=")
         if self._through is None:
-            raise InvalidInput(f"{self!r} was not reached through a thread; use store.workspace.restore()")
+            raise InvalidInput(f"{self!r} was not loaded by a thread; use store.workspace.restore()")
         return self._through.workspace.restore(
             self.snapshot, folder, delete=delete, keep_before=keep_before, links=links, dry_run=dry_run
         )
 
     def to_dict(self, *, content: bool = True) -> dict[str, Any]:
-        """Everything by name, for JSON and templates; ``content=False`` leaves out what would be read."""
-        told: dict[str, Any] = {
+        """Return all fields by name; ``content=False`` leaves out messages, state and lists."""
+        fields: dict[str, Any] = {
             "id": self.id,
             "thread_id": self.thread_id,
             "namespace": self.namespace,
@@ -202,10 +202,10 @@ class Checkpoint:
             "snapshot": self.snapshot,
         }
         if content:
-            told["messages"] = self.messages
-            told["state"] = self.state
-            told["lists"] = {name: self.items(name) for name in self.list_names if name != MESSAGES}
-        return told
+            fields["messages"] = self.messages
+            fields["state"] = self.state
+            fields["lists"] = {name: self.items(name) for name in self.list_names if name != MESSAGES}
+        return fields
 
     def _read(self, content: Callable[[], T]) -> T:
         try:
@@ -213,7 +213,7 @@ class Checkpoint:
         except Corrupt as error:
             if self._engine.scan(self._space, by_id(self.id), limit=1).records:
                 raise Corrupt(f"checkpoint {self.id!r} cannot be read: {error}") from error
-            raise NotFound(f"checkpoint {self.id!r} was removed since it was looked up") from error
+            raise NotFound(f"checkpoint {self.id!r} was removed after it was looked up") from error
 
 
 def belongs_to(checkpoint: Checkpoint, engine: Engine, space: str) -> bool:

@@ -1,8 +1,8 @@
-"""What differs between two checkpoints.
+"""Compare two checkpoints.
 
-Messages are compared by what they have in common at both ends: a conversation grows at its end, and an
-edit changes the middle. State is compared value by value and written as a JSON patch (RFC 6902), so that
-applying it to the first state gives the second; so is each of the other list channels.
+Messages are compared by their common prefix and suffix: a conversation grows at its end, and an edit changes
+the middle. State is compared value by value and described by a JSON patch (RFC 6902) that turns the first
+state into the second; so is each of the other list channels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from treering.threads.checkpoint_record import MESSAGES
-from treering.threads.lists import fingerprint
+from treering.threads.lists import common_length, fingerprint
 from treering.workspaces.diff import FileChange
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MessageChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that stands at the same place in both, but is not the same."""
+    """A message that differs at the same index in both."""
 
     index: int
     before: Any
@@ -30,33 +30,34 @@ class MessageChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """From ``before`` to ``after``; removed messages are counted in ``before``, the others in ``after``."""
+    """The changes from ``before`` to ``after``; removed messages have indexes of ``before``, others of
+    ``after``.
+    """
 
     before: str
     after: str
     common: int
-    """How many messages both begin with."""
+    """The number of messages that both begin with."""
     added: list[tuple[int, Any]]
     removed: list[tuple[int, Any]]
     changed: list[MessageChange]
     state: list[dict[str, Any]]
     files: list[FileChange] = []
     lists: dict[str, list[dict[str, Any]]] = {}
-    """For each of the other list channels that differs, its JSON patch."""
+    """A JSON patch for each of the other list channels that differs."""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing differs."""
-        told = (self.added, self.removed, self.changed, self.state, self.files, self.lists)
-        return not any(told)
+        """Whether nothing differs."""
+        return not any((self.added, self.removed, self.changed, self.state, self.files, self.lists))
 
 
 def difference(before: Checkpoint, after: Checkpoint, *, files: Sequence[FileChange] = ()) -> Difference:
-    """Compare two checkpoints, of one thread or of two; ``files`` is what their snapshots differ in."""
+    """Compare two checkpoints of any threads; ``files`` are the changes between their snapshots."""
     old, new = before.items(MESSAGES), after.items(MESSAGES)
     old_prints, new_prints = [*map(fingerprint, old)], [*map(fingerprint, new)]
-    start = _common(old_prints, new_prints)
-    tail = _common(old_prints[start:][::-1], new_prints[start:][::-1])
+    start = common_length(old_prints, new_prints)
+    tail = common_length(old_prints[start:][::-1], new_prints[start:][::-1])
     old_end, new_end = len(old) - tail, len(new) - tail
     paired = min(old_end, new_end) - start
     return Difference(
@@ -76,7 +77,7 @@ def difference(before: Checkpoint, after: Checkpoint, *, files: Sequence[FileCha
 
 
 def json_patch(before: Any, after: Any, path: str = "") -> Iterator[dict[str, Any]]:
-    """The operations that turn one value into the other, objects key by key and lists item by item."""
+    """Yield the operations that turn one value into the other, objects by key and lists by item."""
     if isinstance(before, dict) and isinstance(after, dict):
         yield from _patch_objects(cast("dict[str, Any]", before), cast("dict[str, Any]", after), path)
     elif isinstance(before, list) and isinstance(after, list):
@@ -115,12 +116,3 @@ def _patch_lists(before: list[Any], after: list[Any], path: str) -> Iterator[dic
 
 def _below(path: str, key: object) -> str:
     return f"{path}/{str(key).replace('~', '~0').replace('/', '~1')}"
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    same = 0
-    for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
-            break
-        same += 1
-    return same

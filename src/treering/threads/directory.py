@@ -1,37 +1,42 @@
-"""The directory: which threads there are."""
+"""The directory of threads: listing them, and finding threads and checkpoints by what a person types.
+
+A thread is listed from its head alone, so no checkpoint is read. There are three ways to name a checkpoint:
+by its id or the beginning of it (``ckpt_01k9``), by a thread (meaning its head), and by a thread, ``@`` and a
+position (``alice@12``, ``alice@~1``, ``alice@2026-11-16T08:00``; see `find_position`). A thread id may
+contain an ``@``: the whole text is tried as a thread before it is split.
+"""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from treering.core.clock import day_of, to_iso
-from treering.core.paging import each_record, each_ref, record_pages, ref_pages
+from treering.core.clock import DAY_US, day_of, to_iso
+from treering.core.ids import time_of
+from treering.core.paging import each_record, each_ref
 from treering.core.query import EventQuery
-from treering.core.records import Problem
-from treering.errors import Corrupt, InvalidInput
-from treering.threads.checkpoint_record import KIND, PREFIX, by_id, created_at_us, read_checkpoint
-from treering.threads.history import (
-    HEADS,
-    REMOVALS,
-    RETENTION,
-    dropped_by,
-    head_ref,
-    heads_prefix,
-    read_head,
-)
+from treering.errors import InvalidInput, NotFound
+from treering.threads.checkpoint_record import KIND, PREFIX, CheckpointRecord, read_checkpoint
+from treering.threads.history import HEADS, Journal, find_position, head_ref, heads_prefix, read_head
 from treering.threads.hooks import check_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from treering.core.engine import Engine
     from treering.core.records import Ref
 
+_ID_CHARS: Final = 26
+_MIN_PREFIX_CHARS: Final = 4
+_MS_US: Final = 1000
+_SUGGESTIONS: Final = 3
+_CANDIDATES: Final = 5
+
 
 class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A thread as its head tells it, without reading any of its checkpoints."""
+    """A thread as its head describes it, without reading any of its checkpoints."""
 
     id: str
     namespace: str
@@ -41,8 +46,8 @@ class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
     updated_at_us: int
 
     @property
-    def place(self) -> tuple[int, str, str, str]:
-        """What the newest first are ordered by; no two threads have the same."""
+    def sort_key(self) -> tuple[int, str, str, str]:
+        """What threads are sorted by, newest first; unique to each thread."""
         return self.updated_at_us, self.head, self.namespace, self.id
 
     @property
@@ -57,28 +62,24 @@ class ThreadInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_threads(engine: Engine, space: str, *, namespace: str | None, prefix: str) -> list[ThreadInfo]:
-    """The threads of a namespace (``None``: of all), newest first."""
+    """List the threads of a namespace (``None``: of all), newest first."""
     check_text("prefix", prefix)
     if namespace is not None:
         check_text("namespace", namespace)
-    found = (_info(ref) for ref in _heads(engine, space, namespace, prefix))
+    refs = each_ref(engine, space, HEADS if namespace is None else heads_prefix(namespace) + prefix)
+    threads = (_info(ref) for ref in refs)
     return sorted(
-        (each for each in found if each.id.startswith(prefix)),
-        key=lambda each: each.place,
+        (each for each in threads if each.id.startswith(prefix)),
+        key=lambda each: each.sort_key,
         reverse=True,
     )
 
 
 def thread_info(engine: Engine, space: str, thread_id: str, namespace: str) -> ThreadInfo | None:
-    """One thread, or ``None`` when it was never saved."""
+    """Return one thread, or ``None`` if it was never saved."""
     name = head_ref(thread_id, namespace)
     ref = engine.refs(space, [name]).get(name)
     return None if ref is None else _info(ref)
-
-
-def _heads(engine: Engine, space: str, namespace: str | None, prefix: str) -> Iterator[Ref]:
-    wanted = HEADS if namespace is None else heads_prefix(namespace) + prefix
-    return each_ref(engine, space, wanted)
 
 
 def _info(ref: Ref) -> ThreadInfo:
@@ -93,105 +94,106 @@ def _info(ref: Ref) -> ThreadInfo:
     )
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Threads that were cut: heads and parents that are not stored, although nothing says that they were removed.
-#
-# The engine follows addresses; that a head stands at a checkpoint, and that a checkpoint has a parent, only
-# threads know. One pass over the journal gathers the parents that are missing, one over what was removed
-# takes off those that went by retention, `delete`, `clean` or `forget`.
+class Finder:
+    """Finds threads of one namespace of a store, and checkpoints of any."""
 
+    def __init__(self, engine: Engine, space: str, namespace: str = "") -> None:
+        self._engine = engine
+        self._space = space
+        self._namespace = namespace
 
-_ASKED: Final = 400
-"""How many ids one question names."""
+    def thread(self, text: str) -> ThreadInfo:
+        """Return a thread by its whole id. Raise `NotFound`, with suggestions, if there is none."""
+        info = self._known(text)
+        if info is None:
+            raise NotFound(self._no_thread(text))
+        return info
 
+    def checkpoint(self, text: str) -> CheckpointRecord:
+        """Return a checkpoint by any of the ways to name it."""
+        info = self._known(text)
+        if info is not None:
+            return self._journal(info).by_id(info.head)
+        name, at, position = text.rpartition("@")
+        if not at and text.startswith(PREFIX):
+            return self.by_prefix(text)
+        thread = self._known(name) if at else None
+        if thread is None:
+            raise NotFound(self._no_thread(text))
+        return self.within(thread, position)
 
-class _Child(msgspec.Struct, frozen=True):
-    """A checkpoint whose parent is not there."""
+    def within(self, thread: ThreadInfo, position: str) -> CheckpointRecord:
+        """Return a checkpoint by its position in a thread: ``12``, ``~1``, ``ckpt_...`` or an ISO time."""
+        if position.startswith(PREFIX):
+            return self.by_prefix(position)
+        journal = self._journal(thread)
+        return find_position(journal.line(journal.by_id(thread.head)), position, thread.id)
 
-    id: str
-    thread: str
-    seq: int
-
-
-def severed(engine: Engine, space: str) -> Iterator[Problem]:
-    """What is missing in the threads of a space."""
-    yield from _lost_heads(engine, space)
-    orphans: dict[str, list[_Child]] = {}
-    yield from _find_orphans(engine, space, orphans)
-    if orphans:
-        _take_off_removed(engine, space, orphans)
-    for parent, children in orphans.items():
-        for child in children:
-            yield _problem(
-                f"thread {child.thread!r}", f"checkpoint {child.id!r} has lost its parent {parent!r}"
+    def by_prefix(self, prefix: str) -> CheckpointRecord:
+        """Return the one checkpoint of the store whose id begins with ``prefix``."""
+        known = prefix.removeprefix(PREFIX)
+        if len(known) < _MIN_PREFIX_CHARS:
+            raise InvalidInput(
+                f"{prefix!r} is too short; give at least {_MIN_PREFIX_CHARS} characters after {PREFIX}"
             )
+        found = list(islice(self._starting_with(known), _CANDIDATES + 1))
+        if not found:
+            raise NotFound(f"checkpoint {prefix!r} not found; list checkpoints with: treering log THREAD")
+        if len(found) > 1:
+            some = ", ".join(each.id for each in found[:_CANDIDATES])
+            more = ", ..." if len(found) > _CANDIDATES else ""
+            raise InvalidInput(f"{prefix!r} is ambiguous: {some}{more}; give more characters")
+        return found[0]
 
-
-def _lost_heads(engine: Engine, space: str) -> Iterator[Problem]:
-    for page in ref_pages(engine, space, HEADS):
-        heads: dict[str, str] = {}
-        for ref in page:
-            try:
-                heads[ref.name] = read_head(ref).checkpoint
-            except Corrupt as error:
-                yield Problem(kind="corrupt", where=ref.name, detail=str(error))
-        stored = _stored(engine, space, heads.values())
-        lost = {name: head for name, head in heads.items() if head not in stored}
-        now = engine.refs(space, list(lost)) if lost else {}
-        for name, head in lost.items():
-            if name in now and read_head(now[name]).checkpoint == head:  # else it was removed meanwhile
-                yield _problem(name, f"its head is checkpoint {head!r}, which is not stored")
-
-
-def _find_orphans(engine: Engine, space: str, orphans: dict[str, list[_Child]]) -> Iterator[Problem]:
-    nearby: set[str] = set()
-    for records in record_pages(engine, space, EventQuery(kinds=(KIND,))):
-        own = {record.event.id for record in records}
-        wanted: dict[str, list[_Child]] = {}
-        for record in records:
-            if not record.event.id.startswith(PREFIX):  # of someone who writes batches of their own
-                continue
-            try:
-                checkpoint = read_checkpoint(engine, space, record)
-            except Corrupt as error:
-                yield Problem(kind="corrupt", where=record.event.id, detail=str(error))
-                continue
-            parent = checkpoint.parent
-            if parent is not None and parent not in own and parent not in nearby:
-                child = _Child(checkpoint.id, checkpoint.thread, record.seq)
-                wanted.setdefault(parent, []).append(child)
-        for parent in wanted.keys() - _stored(engine, space, wanted):
-            orphans.setdefault(parent, []).extend(wanted[parent])
-        nearby = own
-
-
-def _take_off_removed(engine: Engine, space: str, orphans: dict[str, list[_Child]]) -> None:
-    for scope, kind in REMOVALS:
-        for record in each_record(engine, space, EventQuery(kinds=(kind,), scope=scope)):
-            gone = dropped_by(engine, space, record) if kind == RETENTION else list(orphans)
-            for parent in gone:
-                left = [child for child in orphans.get(parent, ()) if child.seq > record.seq]
-                if left:
-                    orphans[parent] = left
-                else:
-                    orphans.pop(parent, None)
-
-
-def _stored(engine: Engine, space: str, ids: Iterable[str]) -> set[str]:
-    """Those of these checkpoints that are there."""
-    by_day: dict[int, list[str]] = {}
-    for each in ids:
+    def _starting_with(self, known: str) -> Iterator[CheckpointRecord]:
         try:
-            by_day.setdefault(day_of(created_at_us(each)), []).append(each)
-        except InvalidInput:  # nothing of that name can be there
-            continue
-    found: set[str] = set()
-    for of_a_day in by_day.values():
-        for start in range(0, len(of_a_day), _ASKED):
-            some = by_id(*of_a_day[start : start + _ASKED])
-            found.update(record.event.id for record in each_record(engine, space, some))
-    return found
+            first_us = time_of(known.ljust(_ID_CHARS, "0"))
+            last_us = time_of(known.ljust(_ID_CHARS, "z"))
+        except InvalidInput:
+            return
+        # Most events have the very time of their id; what is guaranteed is the same UTC day.
+        found = False
+        for since_us, until_us in (
+            (first_us, last_us + _MS_US),
+            (day_of(first_us) * DAY_US, (day_of(last_us) + 1) * DAY_US),
+        ):
+            for checkpoint in self._between(since_us, until_us, PREFIX + known):
+                found = True
+                yield checkpoint
+            if found:
+                return
 
+    def _between(self, since_us: int, until_us: int, prefix: str) -> Iterator[CheckpointRecord]:
+        query = EventQuery(
+            kinds=(KIND,),
+            ids=(prefix,) if len(prefix) == len(PREFIX) + _ID_CHARS else (),
+            since_us=since_us,
+            until_us=until_us,
+            order="time",
+        )
+        for record in each_record(self._engine, self._space, query):
+            if record.event.id.startswith(prefix):
+                yield read_checkpoint(self._engine, self._space, record)
 
-def _problem(where: str, what: str) -> Problem:
-    return Problem(kind="dangling", where=where, detail=f"{what}; restore it from a backup")
+    def _known(self, text: str) -> ThreadInfo | None:
+        return thread_info(self._engine, self._space, text, self._namespace) if text else None
+
+    def _journal(self, thread: ThreadInfo) -> Journal:
+        return Journal(self._engine, self._space, thread.namespace)
+
+    def _no_thread(self, text: str) -> str:
+        from difflib import get_close_matches
+
+        where = f" in namespace {self._namespace!r}" if self._namespace else ""
+        everywhere = list_threads(self._engine, self._space, namespace=None, prefix="")
+        elsewhere = sorted({each.namespace for each in everywhere if each.id == text})
+        if elsewhere:
+            names = ", ".join(repr(name) for name in elsewhere[:_SUGGESTIONS])
+            return f"thread {text!r} not found{where or ' without a namespace'}; there is one in {names}"
+        here = [each.id for each in everywhere if each.namespace == self._namespace]
+        near = get_close_matches(text, here, n=_SUGGESTIONS, cutoff=0.5)
+        containing = [name for name in here if text and text in name and name not in near]
+        near += containing[: _SUGGESTIONS - len(near)]
+        if near:
+            return f"thread {text!r} not found{where}; did you mean {' or '.join(map(repr, near))}?"
+        return f"thread {text!r} not found{where}; list threads with: treering threads"

@@ -7,16 +7,14 @@ time, from however many threads it is used.
 
 from __future__ import annotations
 
-from datetime import datetime
-from itertools import islice, takewhile
+from itertools import takewhile
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import structs
 
 from treering.core.batch import Event
-from treering.core.clock import from_datetime
 from treering.core.content import object_address
 from treering.core.encoding import encode_json
 from treering.core.ids import MAX_ID_CHARS, thread_scope
@@ -29,12 +27,13 @@ from treering.threads.checkpoint_record import (
     new_checkpoint_id,
 )
 from treering.threads.extensions import registered
-from treering.threads.history import REWIND, Journal, head_ref, read_head
+from treering.threads.history import REWIND, Journal, find_position, head_ref, read_head
 from treering.threads.lists import Channel, First
 from treering.threads.writer import CheckpointWriter, HeadState, NewCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from treering.core.batch import Draft
     from treering.core.clock import Clock
@@ -42,55 +41,6 @@ if TYPE_CHECKING:
     from treering.threads.hooks import SaveRequest
     from treering.threads.lists import ListChange
     from treering.workspaces.snapshot import StagedSnapshot
-
-
-_MAX_STEP_DIGITS: Final = 15
-"""Steps have 53 bits, so a longer number is not a step."""
-
-
-def find_position(
-    line: Iterator[CheckpointRecord], position: str | int | datetime, thread_id: str
-) -> CheckpointRecord:
-    """Return the checkpoint at a position of a thread's line (newest first). Raise `NotFound` if there is
-    none.
-
-    A position is a step (``12``), a number of checkpoints back (``"~1"``), or a time: a `datetime` or ISO
-    8601 text (UTC without an offset), which selects the newest checkpoint at or before it. The API, the
-    command line and REST all accept these.
-    """
-    if isinstance(position, str):
-        back = position.removeprefix("~")
-        if back != position and _is_number(back or "1"):
-            count = int(back or 1)
-            found = next(islice(line, count, None), None)
-            return found or _refuse(thread_id, f"checkpoint {count} before its head")
-        position = int(position) if _is_number(position) else _time(position)
-    if isinstance(position, datetime):
-        until_us = from_datetime(position)
-        found = next((each for each in line if each.created_at_us <= until_us), None)
-        return found or _refuse(thread_id, f"checkpoint at or before {position.isoformat()}")
-    if type(position) is not int:
-        raise InvalidInput(f"{position!r} does not select a checkpoint; give its id, its step or a datetime")
-    found = next((each for each in line if each.step == position), None)
-    return found or _refuse(thread_id, f"step {position}")
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) <= _MAX_STEP_DIGITS
-
-
-def _time(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidInput(
-            f"{text[:80]!r} is not a position in a thread; use a step (12), steps back (~1), "
-            f"a checkpoint ({PREFIX}...) or a time (2026-11-16T08:00)"
-        ) from None
-
-
-def _refuse(thread_id: str, what: str) -> CheckpointRecord:
-    raise NotFound(f"thread {thread_id!r} has no {what}; list its checkpoints with: treering log {thread_id}")
 
 
 class ThreadMoved(Conflict):

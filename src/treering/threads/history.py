@@ -1,44 +1,52 @@
-"""The journal of threads: how their checkpoints are named, found and followed back.
+"""The history of threads: what their heads hold, and how checkpoints are found and followed back to the
+first.
 
-A thread's checkpoints are the events of its erasure scope. A parent is always older than its child, so the
-line that leads to a head is found in one pass over a thread, newest first, and goes on in the thread that
-it was forked from. Where retention dropped a parent, the line goes on with what is left of it: the rewinds
-in the same scope say which checkpoints were left behind. **Invariant:** a parent that is missing without an
-event that says why it was removed is `Corrupt`; a chain that was cut never passes for a short one.
+The checkpoints of a thread are the events of its scope. A parent is always older than its child, so the line
+that leads to a head is found in one pass over a thread, newest first, and continues in the thread that it was
+forked from. Where retention dropped a parent, the line continues with what is left of it; the rewinds in the
+same scope tell which checkpoints had been left behind. **Invariant:** a missing parent is `Corrupt` unless an
+event says why it was removed; a chain that was cut never passes for a short one.
 """
 
 from __future__ import annotations
 
 import heapq
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from treering.core.clock import day_of, from_datetime
 from treering.core.encoding import decode, decode_json
 from treering.core.ids import MAINTENANCE_SCOPE, Scope, namespace_prefix, thread_scope
+from treering.core.paging import each_record, record_pages, ref_pages
 from treering.core.query import EventQuery
-from treering.errors import Corrupt, NotFound
-from treering.threads.checkpoint_record import KIND, by_id, read_checkpoint
+from treering.core.records import Problem
+from treering.errors import Corrupt, InvalidInput, NotFound
+from treering.threads.checkpoint_record import (
+    KIND,
+    PREFIX,
+    CheckpointRecord,
+    by_id,
+    created_at_us,
+    read_checkpoint,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from treering.core.engine import Engine
     from treering.core.records import Record, Ref
-    from treering.threads.checkpoint_record import CheckpointRecord
 
 HEADS: Final = "thread/"
 REWIND: Final = "rewind"
 DELETED: Final = "thread.deleted"
 CLEANED: Final = "thread.cleaned"
 CHAT_DELETED: Final = "chat.deleted"
-LEDGER: Final = str(Scope("", "ledger", "threads"))
-"""Where it is written that a thread was removed: a scope of its own, which no thread takes along."""
-
-_FIRST_PAGE: Final = 20
-_LAST_PAGE: Final = 1000
 RETENTION: Final = "retention"
+LEDGER: Final = str(Scope("", "ledger", "threads"))
+"""Where removals of threads are recorded: a scope of its own, which no removal of a thread takes along."""
 REMOVALS: Final = (
     (MAINTENANCE_SCOPE, RETENTION),
     (MAINTENANCE_SCOPE, "forget"),
@@ -46,16 +54,22 @@ REMOVALS: Final = (
     (LEDGER, CLEANED),
     (LEDGER, CHAT_DELETED),
 )
-"""Where it is written that something was removed, and as what."""
+"""The events that explain why a checkpoint is missing: their scopes and kinds."""
+
+_FIRST_PAGE: Final = 20
+_LAST_PAGE: Final = 1000
+_IDS_PER_QUERY: Final = 400
+_MAX_STEP_DIGITS: Final = 15
+"""Steps have 53 bits, so a longer number is not a step."""
 
 
 def head_ref(thread_id: str, namespace: str) -> str:
-    """The name of the ref that is a thread's head; two threads never share one."""
+    """Return the name of the ref that is a thread's head; two threads never share one."""
     return heads_prefix(namespace) + thread_id
 
 
 def heads_prefix(namespace: str) -> str:
-    """What the heads of a namespace start with, and of no other."""
+    """Return what the heads of a namespace, and of no other, start with."""
     return HEADS + namespace_prefix(namespace)
 
 
@@ -94,15 +108,60 @@ def read_head(ref: Ref) -> HeadValue:
         ) from None
 
 
+def find_position(
+    line: Iterator[CheckpointRecord], position: str | int | datetime, thread_id: str
+) -> CheckpointRecord:
+    """Return the checkpoint at a position of a thread's line (newest first). Raise `NotFound` if there is
+    none.
+
+    A position is a step (``12``), a number of checkpoints back (``"~1"``), or a time: a `datetime` or ISO
+    8601 text (UTC without an offset), which selects the newest checkpoint at or before it. The API, the
+    command line and REST all accept these.
+    """
+    if isinstance(position, str):
+        back = position.removeprefix("~")
+        if back != position and _is_number(back or "1"):
+            count = int(back or 1)
+            found = next(islice(line, count, None), None)
+            return found or _refuse(thread_id, f"checkpoint {count} before its head")
+        position = int(position) if _is_number(position) else _time(position)
+    if isinstance(position, datetime):
+        until_us = from_datetime(position)
+        found = next((each for each in line if each.created_at_us <= until_us), None)
+        return found or _refuse(thread_id, f"checkpoint at or before {position.isoformat()}")
+    if type(position) is not int:
+        raise InvalidInput(f"{position!r} does not select a checkpoint; give its id, its step or a datetime")
+    found = next((each for each in line if each.step == position), None)
+    return found or _refuse(thread_id, f"step {position}")
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MAX_STEP_DIGITS
+
+
+def _time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(
+            f"{text[:80]!r} is not a position in a thread; use a step (12), steps back (~1), "
+            f"a checkpoint ({PREFIX}...) or a time (2026-11-16T08:00)"
+        ) from None
+
+
+def _refuse(thread_id: str, what: str) -> CheckpointRecord:
+    raise NotFound(f"thread {thread_id!r} has no {what}; list its checkpoints with: treering log {thread_id}")
+
+
 def dropped_by(engine: Engine, space: str, record: Record) -> list[str]:
-    """The checkpoints that an event of retention says were dropped."""
+    """Return the checkpoints that an event of retention lists as dropped."""
     body = record.event.body
     dropped: Any = {} if body is None else decode(engine.get(space, [body])[0])
     return dropped.get(KIND, [])
 
 
 class Journal:
-    """The checkpoints of one namespace."""
+    """Reads the checkpoints of one namespace."""
 
     def __init__(self, engine: Engine, space: str, namespace: str) -> None:
         self._engine = engine
@@ -110,22 +169,22 @@ class Journal:
         self._namespace = namespace
 
     def by_id(self, checkpoint_id: str) -> CheckpointRecord:
-        """One checkpoint; those of other namespaces are not there."""
+        """Return one checkpoint. Raise `NotFound` for one of another namespace."""
         return self._found(checkpoint_id)[0]
 
     def all_of(self, scope: str, *, behind: str | None = None) -> Iterator[CheckpointRecord]:
-        """Every checkpoint of a thread, newest first; those older than ``behind``, if that is given."""
+        """Iterate over all checkpoints of a thread, newest first, or over those older than ``behind``."""
         after = None if behind is None else str(self._found(behind)[1].seq)
         query = EventQuery(kinds=(KIND,), scope=scope, newest_first=True, brief=True)
         for record in self._records(query, after):
             yield read_checkpoint(self._engine, self._space, record)
 
     def line(self, head: CheckpointRecord | None) -> Iterator[CheckpointRecord]:
-        """A checkpoint and its ancestors, through forks into the threads that they came from."""
+        """Iterate over a checkpoint and its ancestors, including those before a fork."""
         return self._line(head, None)
 
     def line_behind(self, checkpoint_id: str) -> Iterator[CheckpointRecord]:
-        """The ancestors of a checkpoint, without itself."""
+        """Iterate over the ancestors of a checkpoint, without itself."""
         checkpoint, record = self._found(checkpoint_id)
         return islice(self._line(checkpoint, record.seq), 1, None)
 
@@ -137,7 +196,9 @@ class Journal:
     def _line_within(
         self, head: CheckpointRecord, seq: int | None
     ) -> Generator[CheckpointRecord, None, CheckpointRecord]:
-        """The part of a line in the thread of its newest checkpoint (committed as ``seq``); its oldest."""
+        """Yield the part of a line that is in the thread of ``head`` (committed as ``seq``); return its
+        oldest.
+        """
         yield head
         child, child_seq = head, seq
         for record in self._records(_within(head, KIND), None if seq is None else str(seq)):
@@ -156,7 +217,7 @@ class Journal:
     def _line_over_gaps(
         self, child: CheckpointRecord, seq: int
     ) -> Generator[CheckpointRecord, None, CheckpointRecord]:
-        """What is left of a line behind a checkpoint (committed as ``seq``) whose parent was dropped."""
+        """Yield what is left of a line behind ``child`` (committed as ``seq``), whose parent was dropped."""
         left_behind: str | None = None
         both = (self._records(_within(child, kind), str(seq)) for kind in (KIND, REWIND))
         for record in heapq.merge(*both, key=_seq, reverse=True):
@@ -164,7 +225,7 @@ class Journal:
             if wanted is None:
                 break
             if event.kind == REWIND:
-                # What lies between a rewind and its target was left behind; rewinds in there do not count.
+                # What is between a rewind and its target was left behind; rewinds in there do not count.
                 left_behind = left_behind or _target(record)
                 continue
             if event.id == wanted or (left_behind is not None and event.id <= left_behind):
@@ -178,7 +239,7 @@ class Journal:
         return child
 
     def _origin(self, child: CheckpointRecord) -> tuple[CheckpointRecord, int] | None:
-        """The parent of a thread's first checkpoint, which is in another thread; not of another namespace."""
+        """Return the parent of a thread's first checkpoint, if it is in this namespace, and its commit."""
         if child.parent is None or self._is_dropped(child.parent, child):
             return None
         for record in self._records_of(child.parent):
@@ -188,7 +249,7 @@ class Journal:
         return None
 
     def _is_dropped(self, checkpoint_id: str, child: CheckpointRecord) -> bool:
-        """Whether a checkpoint was removed, by someone who said so, after it had this child."""
+        """Return whether an event records that a checkpoint was removed after it had this child."""
         if self._records_of(checkpoint_id):
             return False
         after = str(self._found(child.id)[1].seq)
@@ -198,7 +259,7 @@ class Journal:
                     return True
         raise Corrupt(
             f"checkpoint {child.id!r} of thread {child.thread!r} has lost its parent {checkpoint_id!r}, and "
-            "nothing says that it was removed; run verify, then restore it from a backup"
+            "no removal is recorded; run verify, then restore it from a backup"
         )
 
     def _found(self, checkpoint_id: str) -> tuple[CheckpointRecord, Record]:
@@ -207,14 +268,14 @@ class Journal:
             if checkpoint.namespace == self._namespace:
                 return checkpoint, record
         raise NotFound(
-            f"there is no checkpoint {checkpoint_id!r} in this namespace; history() shows what there is"
+            f"checkpoint {checkpoint_id!r} not found in this namespace; list checkpoints with history()"
         )
 
     def _records_of(self, checkpoint_id: str) -> tuple[Record, ...]:
         return self._engine.scan(self._space, by_id(checkpoint_id), limit=1).records
 
     def _records(self, query: EventQuery, after: str | None) -> Iterator[Record]:
-        """In pages that grow: who wants the newest few reads few, who wants all asks seldom."""
+        """Read in pages that grow: the newest few cost one small read, all of them few large ones."""
         limit = _FIRST_PAGE
         while True:
             page = self._engine.scan(self._space, query, after=after, limit=limit)
@@ -225,7 +286,7 @@ class Journal:
 
 
 def _within(checkpoint: CheckpointRecord, kind: str) -> EventQuery:
-    """Events of one kind in the thread of a checkpoint, newest first: one range of the scope's index."""
+    """Select events of one kind in the thread of a checkpoint, newest first: a range of the scope index."""
     scope = thread_scope(checkpoint.thread, checkpoint.namespace)
     return EventQuery(kinds=(kind,), scope=scope, newest_first=True, brief=True)
 
@@ -236,3 +297,100 @@ def _seq(record: Record) -> int:
 
 def _target(record: Record) -> str | None:
     return decode_json(record.event.data or b"{}").get("to")
+
+
+class _Orphan(msgspec.Struct, frozen=True):
+    """A checkpoint whose parent is not stored."""
+
+    id: str
+    thread: str
+    seq: int
+
+
+def dangling(engine: Engine, space: str) -> Iterator[Problem]:
+    """Find heads and parents that are missing although no removal is recorded; part of `Store.verify`.
+
+    The engine follows addresses; only threads know that a head names a checkpoint, and a checkpoint its
+    parent. One pass over the journal collects the missing parents, one over the recorded removals discards
+    those that retention, `delete`, `clean` or `forget` explain.
+    """
+    yield from _lost_heads(engine, space)
+    orphans: dict[str, list[_Orphan]] = {}
+    yield from _find_orphans(engine, space, orphans)
+    if orphans:
+        _discard_removed(engine, space, orphans)
+    for parent, children in orphans.items():
+        for child in children:
+            yield _problem(
+                f"thread {child.thread!r}", f"checkpoint {child.id!r} has lost its parent {parent!r}"
+            )
+
+
+def _lost_heads(engine: Engine, space: str) -> Iterator[Problem]:
+    for page in ref_pages(engine, space, HEADS):
+        heads: dict[str, str] = {}
+        for ref in page:
+            try:
+                heads[ref.name] = read_head(ref).checkpoint
+            except Corrupt as error:
+                yield Problem(kind="corrupt", where=ref.name, detail=str(error))
+        stored = _stored(engine, space, heads.values())
+        lost = {name: head for name, head in heads.items() if head not in stored}
+        now = engine.refs(space, list(lost)) if lost else {}
+        for name, head in lost.items():
+            if name in now and read_head(now[name]).checkpoint == head:  # else removed meanwhile
+                yield _problem(name, f"its head is checkpoint {head!r}, which is not stored")
+
+
+def _find_orphans(engine: Engine, space: str, orphans: dict[str, list[_Orphan]]) -> Iterator[Problem]:
+    nearby: set[str] = set()
+    for records in record_pages(engine, space, EventQuery(kinds=(KIND,))):
+        own = {record.event.id for record in records}
+        wanted: dict[str, list[_Orphan]] = {}
+        for record in records:
+            if not record.event.id.startswith(PREFIX):  # written by a batch of the user's own
+                continue
+            try:
+                checkpoint = read_checkpoint(engine, space, record)
+            except Corrupt as error:
+                yield Problem(kind="corrupt", where=record.event.id, detail=str(error))
+                continue
+            parent = checkpoint.parent
+            if parent is not None and parent not in own and parent not in nearby:
+                child = _Orphan(checkpoint.id, checkpoint.thread, record.seq)
+                wanted.setdefault(parent, []).append(child)
+        for parent in wanted.keys() - _stored(engine, space, wanted):
+            orphans.setdefault(parent, []).extend(wanted[parent])
+        nearby = own
+
+
+def _discard_removed(engine: Engine, space: str, orphans: dict[str, list[_Orphan]]) -> None:
+    for scope, kind in REMOVALS:
+        for record in each_record(engine, space, EventQuery(kinds=(kind,), scope=scope)):
+            gone = dropped_by(engine, space, record) if kind == RETENTION else list(orphans)
+            for parent in gone:
+                left = [child for child in orphans.get(parent, ()) if child.seq > record.seq]
+                if left:
+                    orphans[parent] = left
+                else:
+                    orphans.pop(parent, None)
+
+
+def _stored(engine: Engine, space: str, ids: Iterable[str]) -> set[str]:
+    """Return those of these checkpoints that are stored."""
+    by_day: dict[int, list[str]] = {}
+    for each in ids:
+        try:
+            by_day.setdefault(day_of(created_at_us(each)), []).append(each)
+        except InvalidInput:  # nothing can be stored under that name
+            continue
+    found: set[str] = set()
+    for of_a_day in by_day.values():
+        for start in range(0, len(of_a_day), _IDS_PER_QUERY):
+            some = by_id(*of_a_day[start : start + _IDS_PER_QUERY])
+            found.update(record.event.id for record in each_record(engine, space, some))
+    return found
+
+
+def _problem(where: str, what: str) -> Problem:
+    return Problem(kind="dangling", where=where, detail=f"{what}; restore it from a backup")

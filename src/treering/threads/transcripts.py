@@ -1,8 +1,13 @@
-"""Transcripts: what was said in a thread, event by event, as an append-only log.
+"""Transcripts: what agents said in a thread, event by event, as an append-only log.
 
-The events lie in the journal, in the order in which they were executed. With an ``outputs`` folder every one
-of them is also a line of ``<outputs>/transcripts/<thread>.jsonl``, in the format of Agentry Lab, which grows
-while the agents talk.
+The events are in the journal, in the order in which they were executed. With an ``outputs`` folder, each is
+also a line of ``<outputs>/transcripts/<thread>.jsonl`` in the format of Agentry Lab, written while the agents
+talk.
+
+The journal is the record; such a file is a copy that can be tailed, searched and carried away. Whatever
+happens to it is repaired at the next append: a torn last line is cut off (the next line would be glued to
+it), and missing lines are written. **Invariant:** after an append the file holds the journal's lines in the
+journal's order, each whole and each once, however many processes write.
 """
 
 from __future__ import annotations
@@ -33,15 +38,11 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Logs: events of one kind in a thread, each with a small record and a content, in commit order.
-
-
 _PAGE: Final = 500
 
 
-class Entry:
-    """One event: its columns, the record beside them, its content, and the cursor behind it."""
+class LogEntry:
+    """One event of a log: its columns, its data and content, and the cursor behind it."""
 
     __slots__ = ("content", "cursor", "data", "event", "seq")
 
@@ -53,8 +54,8 @@ class Entry:
         self.content = content
 
 
-class Log:
-    """The events of one kind in one thread; forgotten with the thread."""
+class ThreadLog:
+    """The events of one kind in one thread, in commit order; forgotten with the thread."""
 
     def __init__(self, engine: Engine, space: str, thread_id: str, namespace: str, *, kind: str) -> None:
         self._engine = engine
@@ -90,7 +91,7 @@ class Log:
         agent: str | None = None,
         status: str | None = None,
     ) -> None:
-        """Put an event into a batch; one whose id is there already will be left out."""
+        """Add an event to a batch; an event whose id is stored already has no effect."""
         body = draft.put(encode(content, keep_order=True), scope=self._scope)
         draft.event(
             Event(
@@ -107,8 +108,8 @@ class Log:
             )
         )
 
-    def each(self, *, newest_first: bool = False, after: str | None = None) -> Iterator[Entry]:
-        """The events in order, read a page at a time."""
+    def each(self, *, newest_first: bool = False, after: str | None = None) -> Iterator[LogEntry]:
+        """Iterate over the events in order, reading a page at a time."""
         query = EventQuery(kinds=(self._kind,), thread=self._key, newest_first=newest_first)
         for records in record_pages(self._engine, self._space, query, after=after, limit=_PAGE):
             bodies = [record.event.body for record in records if record.event.body is not None]
@@ -116,42 +117,33 @@ class Log:
             for record in records:
                 event = record.event
                 content = decode(next(contents)) if event.body is not None else None
-                yield Entry(event, record.seq, encode_cursor(query, event.ts_us, record.seq), content)
+                yield LogEntry(event, record.seq, encode_cursor(query, event.ts_us, record.seq), content)
 
-    def last(self, count: int) -> list[Entry]:
-        """The newest events, in order; what comes before them is not read."""
+    def last(self, count: int) -> list[LogEntry]:
+        """Return the newest events in order, without reading those before them."""
         return list(islice(self.each(newest_first=True), count))[::-1]
 
     def erase(self) -> int:
-        """Remove all events for good; says how many there were."""
+        """Erase all events; return how many there were."""
         seqs = tuple(entry.seq for entry in self.each())
         if seqs:
             self._engine.erase(self._space, Erasure(event_seqs=seqs, secure=True))
         return len(seqs)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# A file of JSON lines that follows a part of the journal, for people who read along.
-#
-# The journal is the record; the file is a copy that can be tailed, grepped and carried off. Whatever
-# happens to it is put right at the next append: a torn last line is taken off (it would be glued to the
-# next one), and lines that never arrived are written. **Invariant:** after an append the file holds the
-# journal's lines in the journal's order, each whole and each once, however many processes write.
-
-
 _BLOCK: Final = 1 << 20
 
 
-class Source(Protocol):
-    """Where the lines come from."""
+class LineSource(Protocol):
+    """Where the lines of a file come from."""
 
     def __call__(self, *, skip: int = 0, after: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """Lines in order, each behind its cursor: those after a cursor, or all but the first ``skip``."""
+        """Iterate over lines, each with its cursor: those after a cursor, or all but the first ``skip``."""
         ...
 
 
-class _Left(NamedTuple):
-    """How we left the file: its size, its lines, and the cursor of the last one."""
+class _FileState(NamedTuple):
+    """A file as we last wrote it: its size, its number of lines, and the cursor of the last one."""
 
     size: int
     lines: int
@@ -159,15 +151,15 @@ class _Left(NamedTuple):
 
 
 class LineFile:
-    """One file of lines."""
+    """A file of JSON lines that follows a part of the journal."""
 
-    def __init__(self, path: Path, source: Source) -> None:
+    def __init__(self, path: Path, source: LineSource) -> None:
         self.path = path
         self._source = source
-        self._left: _Left | None = None
+        self._state: _FileState | None = None
 
     def catch_up(self) -> None:
-        """Write what the journal has and the file has not."""
+        """Write the lines that the journal has and the file has not."""
         with translate_os_errors(str(self.path), writing=True), self._locked() as file:
             size, count, cursor = self._whole_lines(file)
             lines = self._source(after=cursor) if cursor is not None else self._source(skip=count)
@@ -179,13 +171,13 @@ class LineFile:
                     piece = piece[written:]
                 count += 1
                 cursor = position
-            self._left = _Left(size, count, cursor)
+            self._state = _FileState(size, count, cursor)
 
     def remove(self) -> None:
-        """Take the file away, if it is there."""
+        """Delete the file, if it exists."""
         with translate_os_errors(str(self.path), writing=True):
             self.path.unlink(missing_ok=True)
-        self._left = None
+        self._state = None
 
     @contextmanager
     def _locked(self) -> Generator[int]:
@@ -198,11 +190,11 @@ class LineFile:
             flock(file, LOCK_UN)
             os.close(file)
 
-    def _whole_lines(self, file: int) -> _Left:
-        """Cut the file behind its last whole line; what is in it now."""
+    def _whole_lines(self, file: int) -> _FileState:
+        """Cut the file after its last whole line; return its state then."""
         size = os.fstat(file).st_size
-        if self._left is not None and self._left.size == size:
-            return self._left
+        if self._state is not None and self._state.size == size:
+            return self._state
         count, end = 0, 0
         for start in range(0, size, _BLOCK):
             block = read_range(file, start, min(start + _BLOCK, size))
@@ -211,17 +203,15 @@ class LineFile:
                 end = start + last + 1
         if end < size:
             os.ftruncate(file, end)
-        return _Left(end, count, None)
+        return _FileState(end, count, None)
 
-
-# -----------------------------------------------------------------------------------------------------------
 
 KIND: Final = "transcript"
 Role = Literal["agent", "moderator", "summarizer", "advisor", "user"]
 
 
 class TranscriptEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a transcript; one that failed has an ``error`` in place of its content."""
+    """One event of a transcript; the event of a failure has an ``error`` and no content."""
 
     t: float
     """Seconds since 1970, UTC."""
@@ -235,7 +225,7 @@ class TranscriptEvent(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """Return the event as it is written to the file."""
         plain: dict[str, Any] = {"t": self.t, "iter": self.iter, "agent_id": self.agent_id, "role": self.role}
         if self.error is not None:
             return {**plain, "error": self.error}
@@ -247,7 +237,7 @@ class TranscriptEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transcript:
-    """The log of one thread."""
+    """The transcript of one thread."""
 
     def __init__(
         self,
@@ -259,7 +249,7 @@ class Transcript:
         clock: Clock,
         outputs: Path | None = None,
     ) -> None:
-        self._log = Log(engine, space, thread_id, namespace, kind=KIND)
+        self._log = ThreadLog(engine, space, thread_id, namespace, kind=KIND)
         self._thread_id = thread_id
         self._clock = clock
         self._file: LineFile | None = None
@@ -269,12 +259,12 @@ class Transcript:
 
     @property
     def thread_id(self) -> str:
-        """The thread that was talked in."""
+        """The thread of this transcript."""
         return self._thread_id
 
     @property
     def path(self) -> Path | None:
-        """The file that grows along, if there is one."""
+        """The file that the transcript is also written to, if any."""
         return None if self._file is None else self._file.path
 
     def append(
@@ -288,7 +278,7 @@ class Transcript:
         actions: Actions | Mapping[str, Any] | None = None,
         latency_ms: float | None = None,
     ) -> TranscriptEvent:
-        """Add what an agent said, a str or a dict; durable when this returns."""
+        """Add what an agent said (a str or a dict). It is durable when this returns."""
         return self._append(
             TranscriptEvent(
                 t=self._clock.now_us() / 1e6,
@@ -305,21 +295,21 @@ class Transcript:
     def append_error(
         self, agent_id: str, error: BaseException | str, *, iter: int, role: Role = "agent"
     ) -> TranscriptEvent:
-        """Add that an agent failed."""
+        """Add an event that says that an agent failed."""
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         now = self._clock.now_us() / 1e6
         return self._append(TranscriptEvent(t=now, iter=iter, agent_id=agent_id, role=role, error=text))
 
     def read(self, *, last: int | None = None, first: int | None = None) -> list[TranscriptEvent]:
-        """The events in order: all, the last ones or the first ones."""
+        """Return the events in order: all, the last ones or the first ones."""
         if last is not None and first is not None:
-            raise InvalidInput("say first= or last=, not both: they are the two ends")
+            raise InvalidInput("give first= or last=, not both")
         if last is not None:
             return [_event(entry) for entry in self._log.last(last)]
         return [_event(entry) for entry in islice(self._log.each(), first)]
 
     def by_iter(self) -> dict[int, list[TranscriptEvent]]:
-        """The events of each iteration, in order."""
+        """Return the events of each iteration, in order."""
         grouped: dict[int, list[TranscriptEvent]] = {}
         for entry in self._log.each():
             event = _event(entry)
@@ -327,7 +317,7 @@ class Transcript:
         return grouped
 
     def export(self, path: str | Path) -> int:
-        """Write the whole transcript as JSON lines; the file is there whole or not at all. Says how many."""
+        """Write the whole transcript to a file of JSON lines, atomically; return the number of lines."""
         target = Path(path).expanduser().absolute()
         lines = [line + b"\n" for _, line in self._lines()]
         with (
@@ -339,7 +329,7 @@ class Transcript:
         return len(lines)
 
     def delete(self) -> int:
-        """Remove the transcript and its file for good; checkpoints stay. Says how many events there were."""
+        """Erase the transcript and its file, but no checkpoints; return how many events there were."""
         removed = self._log.erase()
         if self._file is not None:
             self._file.remove()
@@ -357,7 +347,7 @@ class Transcript:
 
 
 def columns_of(event: TranscriptEvent) -> dict[str, Any]:
-    """How a log keeps an event, apart from its content; `InvalidInput` for one that is not acceptable."""
+    """Return the columns of an event in the log. Raise `InvalidInput` if the event is invalid."""
     _check(event)
     plain = event.to_dict()
     return {
@@ -372,7 +362,7 @@ def columns_of(event: TranscriptEvent) -> dict[str, Any]:
 _COLUMNS: Final = frozenset({"t", "agent_id", "role", "content"})
 
 
-def _event(entry: Entry) -> TranscriptEvent:
+def _event(entry: LogEntry) -> TranscriptEvent:
     row, rest = entry.event, entry.data
     actions = rest.get("actions")
     return TranscriptEvent(

@@ -15,8 +15,8 @@ from treering.threads.checkpoint import Checkpoint
 from treering.threads.checkpoint_record import CheckpointRecord
 from treering.threads.diff import Difference
 from treering.threads.directory import ThreadInfo, thread_info
-from treering.threads.find import growth
 from treering.threads.thread import Thread
+from treering.threads.tree import read_tree
 
 # -----------------------------------------------------------------------------------------------------------
 # What goes in and comes out of the routes of threads, and how it is made of the views' own records.
@@ -258,7 +258,7 @@ def list_threads(call: Call[ThreadsQuery, None]) -> ThreadList:
         rest = found
     else:
         behind = _place(query.cursor)
-        rest = [each for each in found if each.place < behind]
+        rest = [each for each in found if each.sort_key < behind]
     page = rest[: query.limit]
     return ThreadList(
         threads=tuple(map(thread_line, page)),
@@ -293,7 +293,9 @@ def get_history(call: Call[HistoryQuery, None]) -> History:
 def get_lineage(call: Call[LineageQuery, None]) -> Lineage:
     """How a thread grew: checkpoints, what rewinds left behind, and the threads that were forked off."""
     query = call.query
-    found = growth(call.store.engine, call.store.space, _info(call), limit=query.limit, before=query.cursor)
+    found = read_tree(
+        call.store.engine, call.store.space, _info(call), limit=query.limit, before=query.cursor
+    )
     return Lineage(
         thread=thread_line(found.thread),
         checkpoints=tuple(map(checkpoint_line, found.checkpoints)),
@@ -413,7 +415,7 @@ ENDPOINTS: Final = (
 
 
 def _cursor(thread: ThreadInfo) -> str:
-    return urlsafe_b64encode(msgspec.json.encode(thread.place)).decode()
+    return urlsafe_b64encode(msgspec.json.encode(thread.sort_key)).decode()
 
 
 def _place(cursor: str) -> tuple[int, str, str, str]:

@@ -6,8 +6,8 @@ import pytest
 
 import treering
 from treering.errors import InvalidInput, NotFound
-from treering.threads.directory import thread_info
-from treering.threads.find import Finder, growth, left_behind
+from treering.threads.directory import Finder, thread_info
+from treering.threads.tree import left_behind, read_tree
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -56,7 +56,7 @@ def test_the_beginning_of_an_id_is_enough_if_it_is_the_only_one(store, finder):
             checkpoint[:length] for length in range(9, 32) if _count(store, checkpoint[:length]) == 1
         )
         assert finder.by_prefix(short).id == checkpoint
-        with pytest.raises(InvalidInput, match="several checkpoints"):
+        with pytest.raises(InvalidInput, match="is ambiguous"):
             finder.by_prefix(short[: next(n for n in range(31, 8, -1) if _count(store, checkpoint[:n]) > 1)])
 
 
@@ -72,9 +72,9 @@ def test_what_is_not_there(finder):
         "al@home@9": "has no step 9",
         "al@home@~9": "no checkpoint 9 before its head",
         "al@home@2001-01-01": "no checkpoint at or before",
-        "ckpt_0000000000zz": "there is no checkpoint",
-        "ckpt_uuuu": "there is no checkpoint",
-        "": "there is no thread",
+        "ckpt_0000000000zz": "not found",
+        "ckpt_uuuu": "not found",
+        "": "thread '' not found",
     }.items():
         with pytest.raises(NotFound, match=told):
             finder.checkpoint(text)
@@ -93,13 +93,13 @@ def test_other_namespaces(store):
 def test_how_a_thread_grew(store):
     checkpoints = ids(store)
     info = thread_info(store.engine, store.space, "al@home", "")
-    grown = growth(store.engine, store.space, info)
+    grown = read_tree(store.engine, store.space, info)
     assert [each.id for each in grown.checkpoints] == checkpoints[::-1]
     assert grown.line == {checkpoints[0], checkpoints[1], checkpoints[4]}
     assert grown.left_behind == [checkpoints[3], checkpoints[2]]
     assert [(each.before, each.to) for each in grown.rewinds] == [(checkpoints[3], checkpoints[1])]
     assert [(each.thread, each.at, each.step) for each in grown.forks] == [("elsewhere", checkpoints[0], 1)]
-    fork = growth(store.engine, store.space, thread_info(store.engine, store.space, "elsewhere", ""))
+    fork = read_tree(store.engine, store.space, thread_info(store.engine, store.space, "elsewhere", ""))
     assert fork.origin.id == checkpoints[0]
     assert thread_info(store.engine, store.space, "nobody", "") is None
 
