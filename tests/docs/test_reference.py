@@ -142,5 +142,5 @@ def test_the_site_is_built_strictly(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     home = (tmp_path / "site" / "index.html").read_text("utf-8")
-    assert "every step kept" in home
+    assert "one store for conversations" in home
     assert not re.search(r'<(?:script|link|img)[^>]+(?:src|href)="https?://', home), "loaded from elsewhere"
