@@ -116,13 +116,13 @@ def _ours(path: Path, number: int, barrier: object, results: object) -> None:
 
 def _with_sqlites_handler(path: Path, number: int, barrier: object, results: object) -> None:
     engine = open_store(path, "full")
-    engine._database.turns = NoTurns(path)
+    engine._database.queue = NoQueue(path)
     engine._database.writer().execute("PRAGMA busy_timeout = 60000")
     _commit_for_a_while(lambda count: engine.commit(step(count, thread=f"p{number}")), barrier, results)
     engine.close()
 
 
-class NoTurns(WriterQueue):
+class NoQueue(WriterQueue):
     """Everyone goes to the database at once, where SQLite's handler makes them wait."""
 
     def enter(self, seconds: float) -> None:

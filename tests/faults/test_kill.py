@@ -29,7 +29,7 @@ DEATHS = {
     "commit.begin": "commits",
     "commit.before_commit": "commits",
     "commit.after_commit": "commits",
-    "settle.before_commit": "settles",
+    "flush.before_commit": "flushes",
     "stage.before_commit": "stages",
     "pack.write": "stages",
     "pack.written": "stages",
@@ -71,7 +71,7 @@ FATES = {"commit.begin": "absent", "commit.before_commit": "absent", "commit.aft
 ONCE = {"opens"}
 """Scenarios that pass their failpoints once: tables are made once; the migration tests kill upgrades."""
 
-SQLITE_ONLY = {"backup.copied", "settle.before_commit"}
+SQLITE_ONLY = {"backup.copied", "flush.before_commit"}
 """Failpoints of a snapshot, which PostgreSQL leaves to others, and of commits that are fresh at first."""
 
 
@@ -139,7 +139,7 @@ def after_commits(place: Place, account: Account) -> None:
         assert total(store.engine) == sum(batch.startswith("batch-") for batch in account.tried)
 
 
-def after_settles(place: Place, account: Account) -> None:
+def after_flushes(place: Place, account: Account) -> None:
     """What was acknowledged is there once, whoever brings it into its tables, and in order."""
     with place.open() as store:
         assert [record.event.id for record in store.engine.scan(SPACE, EventQuery()).records] == [
@@ -248,7 +248,7 @@ def after_backs_up(place: Place, failpoint: str, nth: int, tmp_path: Path) -> No
 
 AFTERWARDS = {
     "commits": after_commits,
-    "settles": after_settles,
+    "flushes": after_flushes,
     "stages": after_commits,
     "sweeps": after_sweeps,
     "retains": after_retains,
@@ -258,7 +258,7 @@ AFTERWARDS = {
 
 
 def keeps_its_word(place: Place, account: Account) -> None:
-    """Acknowledged is there, in flight is whole or absent, and sending it again settles it."""
+    """What was acknowledged is stored; what was in flight is whole or absent, and a retry completes it."""
     with place.open() as store:
         is_sound(store)
         for batch_id, receipt in account.receipts.items():

@@ -80,8 +80,8 @@ def commits(victim: Victim, rounds: int) -> None:
         victim.commit(load(number))
 
 
-def settles(victim: Victim, rounds: int) -> None:
-    """Ordinary commits, which settle when they are read."""
+def flushes(victim: Victim, rounds: int) -> None:
+    """Small commits, which are flushed when they are read."""
     for number in range(rounds):
         for moment in range(5):
             victim.commit(checkpoint(5 * number + moment))
@@ -222,7 +222,7 @@ SCENARIOS: dict[str, Callable[[Victim, int], None]] = {
     scenario.__name__: scenario
     for scenario in (
         commits,
-        settles,
+        flushes,
         stages,
         sweeps,
         retains,

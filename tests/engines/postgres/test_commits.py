@@ -1,4 +1,4 @@
-"""A commit to PostgreSQL that is decided from memory: one exchange, and never anything wrong."""
+"""Commits to PostgreSQL that are decided from the cache: one round trip, and never a wrong result."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from treering.core.batch import ABSENT, Draft
 from treering.core.content import Content
 from treering.core.query import Erasure, EventQuery
-from treering.engines.postgres import follow, open_postgres, pipeline
-from treering.engines.postgres.errors import Lost
-from treering.engines.postgres.pipeline import _BUNDLED_FROM, Answer, Pipeline
+from treering.engines.postgres import follow, open_postgres
+from treering.engines.postgres.errors import ConnectionLost
+from treering.engines.postgres.pipeline import PendingResult, Pipeline
 from treering.engines.sql.commit import state as state_module
-from treering.engines.sql.commit.state import recall_current
 from treering.engines.sql.gc.mark import Mark
 from treering.errors import ListMoved, MissingObjects, NotFound, RefMoved, TreeringError
 from treering.testing import batches
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from treering.engines.postgres import PostgresEngine
 
 SPACE = "default"
-ANSWER_LOST = "the answer never came"
+ANSWER_LOST = "the result was lost"
 
 
 @pytest.fixture
@@ -50,10 +49,9 @@ def theirs(postgres_url: str) -> Iterator[PostgresEngine]:
 
 @pytest.fixture
 def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The statements of each exchange of a transaction that writes, all on one connection.
+    """The statements of each round trip of a write transaction.
 
-    Nothing is announced: whoever announces borrows a connection, and a commit that comes meanwhile takes
-    another, which has not yet seen what the first one has.
+    Nothing is announced, because that would be another write transaction.
     """
     seen: list[list[str]] = []
     send = Pipeline.send
@@ -64,20 +62,20 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             seen.append(statements)
         send(self)
 
-    monkeypatch.setattr(follow.Announcer, "say", lambda *_: None)
+    monkeypatch.setattr(follow.Announcer, "announce", lambda *_: None)
     monkeypatch.setattr(Pipeline, "send", counted)
     return seen
 
 
-@pytest.fixture(autouse=True, params=["ordinary", "with totals"])
+@pytest.fixture(autouse=True, params=["plain events", "events with totals"])
 def made_event(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are ordinary commits (`engines.relational.ordinary`), or ones that have to be decided."""
-    if request.param == "ordinary":
+    """With and without roll-ups to update."""
+    if request.param == "plain events":
         monkeypatch.setattr(batches, "call", lambda: batches.event("note"))
 
 
 def step(at: int, *, space: str = SPACE) -> Batch:
-    """What an agent's step does: an item, an event, and the head moves."""
+    """What a step of an agent does: append an item, add an event, move the head."""
     draft = Draft(space)
     draft.append("list", Content("text", b"item %d" % at), scope=batches.SCOPE, at=at)
     draft.set_ref("head", b"%d" % at, scope=batches.SCOPE, expect=at or ABSENT)
@@ -91,7 +89,7 @@ def counted(engine: PostgresEngine, exchanges: list[list[str]], batch: Batch) ->
     return len(exchanges)
 
 
-def test_a_lone_writer_commits_in_one_exchange(mine, exchanges):
+def test_a_lone_writer_commits_in_one_round_trip(mine, exchanges):
     for at in range(3):
         mine.commit(step(at))
     for at in range(3, 10):
@@ -99,25 +97,9 @@ def test_a_lone_writer_commits_in_one_exchange(mine, exchanges):
         assert [each for each in exchanges[0] if each.startswith("SELECT")] == []
 
 
-def test_what_is_ordinary_is_not_read_into_a_state(mine, exchanges, monkeypatch, request):
-    for at in range(3):
-        mine.commit(step(at))
-    recalled: list[object] = []
-    recall = recall_current
-    monkeypatch.setattr(
-        "treering.engines.postgres.engine.recall_current", lambda *state: recalled.append(1) or recall(*state)
-    )
-    assert counted(mine, exchanges, step(3)) == 1
-    assert bool(recalled) is ("totals" in request.node.name)
-    receipt = mine.commit(batch := step(4))
-    assert (receipt.first_seq, receipt.last_seq, receipt.versions) == (5, 5, {"head": 5})
-    assert mine.commit(batch) == receipt
+def test_links_to_content_of_earlier_commits_cost_no_query(mine, theirs, exchanges):
 
-
-def test_what_was_brought_before_is_pointed_at_in_one_exchange(mine, theirs, exchanges):
-    """State that stays the same from step to step is not asked for at every step."""
-
-    def pointing() -> Batch:
+    def linking() -> Batch:
         draft = Draft(SPACE)
         draft.set_ref("head", b"", scope=batches.SCOPE, links=(slot, content))
         return draft.batch()
@@ -127,27 +109,27 @@ def test_what_was_brought_before_is_pointed_at_in_one_exchange(mine, theirs, exc
     content = draft.put(Content("bytes", b"large" * 5000), scope=batches.SCOPE)
     draft.set_ref("head", b"", scope=batches.SCOPE, links=(slot, content))
     mine.commit(draft.batch())
-    assert [counted(mine, exchanges, pointing()) for _ in range(3)] == [1, 1, 1]
+    assert [counted(mine, exchanges, linking()) for _ in range(3)] == [1, 1, 1]
     theirs.erase(SPACE, Erasure(scopes=(batches.SCOPE,)))
     with pytest.raises((NotFound, MissingObjects)):
-        mine.commit(pointing())
+        mine.commit(linking())
 
 
-def test_numbers_in_reserve_run_out_and_come_again(mine, exchanges, monkeypatch):
-    monkeypatch.setattr("treering.engines.sql.commit.state.RESERVE", 4)
+def test_reserved_numbers_are_renewed(mine, exchanges, monkeypatch):
+    monkeypatch.setattr("treering.engines.sql.commit.state.RESERVED_NUMBERS", 4)
     mine.commit(step(0))
     assert [counted(mine, exchanges, step(at)) for at in range(1, 12)] == [1, 1, 1, 1, 2, 1, 1, 1, 1, 2, 1]
 
 
-def test_another_writer_is_noticed_and_costs_one_exchange(mine, theirs, exchanges):
+def test_a_commit_of_another_writer_costs_one_more_round_trip(mine, theirs, exchanges):
     mine.commit(step(0))
     mine.commit(step(1))
     theirs.commit(batches.set_ref(SPACE, "other"))
-    assert counted(mine, exchanges, step(2)) == 1 + 2  # in vain, and with care
+    assert counted(mine, exchanges, step(2)) == 1 + 2  # the first finds the cache stale
     assert mine.refs(SPACE, ["head"])["head"].version == 3
 
 
-def test_writers_in_turns_do_not_guess(mine, theirs, exchanges):
+def test_alternating_writers_do_not_use_the_cache(mine, theirs, exchanges):
     for at in range(10):
         (mine, theirs)[at % 2].commit(step(at))
     exchanges.clear()
@@ -156,26 +138,26 @@ def test_writers_in_turns_do_not_guess(mine, theirs, exchanges):
     assert len(exchanges) == 20
 
 
-def test_a_writer_that_is_alone_again_guesses_again(mine, theirs, exchanges):
+def test_a_writer_that_is_alone_again_uses_the_cache_again(mine, theirs, exchanges):
     mine.commit(step(0))
     theirs.commit(step(1))
     mine.commit(step(2))
-    asked = [counted(mine, exchanges, step(at)) for at in range(3, 3 + state_module.PATIENCE)]
-    assert asked == [2] * state_module.PATIENCE
-    mine.commit(step(11))  # takes numbers again
+    asked = [counted(mine, exchanges, step(at)) for at in range(3, 3 + state_module.DOUBTED_COMMITS)]
+    assert asked == [2] * state_module.DOUBTED_COMMITS
+    mine.commit(step(11))  # reserves numbers again
     assert counted(mine, exchanges, step(12)) == 1
 
 
-def test_a_rejection_is_never_taken_from_memory(mine, theirs):
+def test_a_rejection_is_never_taken_from_the_cache(mine, theirs):
     mine.commit(batches.set_ref(SPACE, "head", b"1"))
     theirs.commit(batches.set_ref(SPACE, "head", b"2"))
-    # Memory has version 1, which is not what is expected; the truth is.
+    # The cache has version 1, the database version 2.
     assert mine.commit(batches.set_ref(SPACE, "head", b"3", expect=2)).versions == {"head": 3}
     with pytest.raises(RefMoved, match="version 3, expected version 2"):
         mine.commit(batches.set_ref(SPACE, "head", b"4", expect=2))
 
 
-def test_a_batch_that_was_committed_by_another_process_is_answered_by_its_receipt(mine, theirs):
+def test_a_batch_that_another_process_committed_returns_its_receipt(mine, theirs):
     batch = batches.set_ref(SPACE, "head", b"1")
     receipt = theirs.commit(batch)
     theirs.commit(batches.set_ref(SPACE, "head", b"2"))
@@ -184,7 +166,7 @@ def test_a_batch_that_was_committed_by_another_process_is_answered_by_its_receip
     assert mine.refs(SPACE, ["head"])["head"].value == b"3"
 
 
-def test_an_event_that_is_there_already_is_not_counted_again(mine):
+def test_a_repeated_event_is_not_counted_again(mine):
     event = batches.call()
     mine.commit(batches.events(SPACE, event))
     mine.commit(batches.events(SPACE, batches.call()))
@@ -192,20 +174,8 @@ def test_an_event_that_is_there_already_is_not_counted_again(mine):
     assert len(mine.scan(SPACE, EventQuery()).records) == 3
 
 
-def test_an_event_that_is_there_already_is_found_in_one_statement_too(mine, exchanges):
-    event = batches.call()
-    mine.commit(batches.events(SPACE, event))
-    for _ in range(_BUNDLED_FROM + 2):
-        mine.commit(batches.events(SPACE, batches.call()))
-    exchanges.clear()
-    assert mine.commit(batches.events(SPACE, event)).new_events == 0
-    assert len(exchanges[0]) == 1
-    assert len(mine.scan(SPACE, EventQuery()).records) == _BUNDLED_FROM + 3
-    assert [each for each in mine.check(SPACE) if hasattr(each, "detail")] == []
-
-
-def test_times_go_on_from_what_is_remembered(mine, theirs, monkeypatch):
-    monkeypatch.setattr(state_module, "PATIENCE", 0)
+def test_commit_times_increase_across_processes(mine, theirs, monkeypatch):
+    monkeypatch.setattr(state_module, "DOUBTED_COMMITS", 0)
     monkeypatch.setattr(mine._postgres, "now_us", lambda: 1000)
     monkeypatch.setattr(theirs._postgres, "now_us", lambda: 2000)
     times = [
@@ -215,31 +185,31 @@ def test_times_go_on_from_what_is_remembered(mine, theirs, monkeypatch):
     assert times == [1000, 1001, 1002, 2000, 2001, 2002, 2003, 2004]
 
 
-def test_a_server_that_was_set_back_is_noticed(mine, postgres_url):
-    """As after a failover: commits are lost, and others have come to the same sequence number."""
+def test_a_server_restored_to_an_earlier_state_is_noticed(mine, postgres_url):
+    """As after a failover: commits are lost, and others have reached the same sequence number."""
     for at in range(4):
         mine.commit(step(at))
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("UPDATE list SET length = 3")
         connection.execute("UPDATE space SET committed_at_us = committed_at_us + 1")
-    with pytest.raises(ListMoved, match="has 3 items where 4"):
+    with pytest.raises(ListMoved, match="has 3 items, expected 4"):
         mine.commit(step(4))
 
 
-@pytest.mark.parametrize("before", [2, _BUNDLED_FROM + 3])
-def test_the_space_may_be_gone_and_nothing_is_written(mine, postgres_url, before):
+def test_nothing_is_written_if_the_space_is_gone(mine, postgres_url):
+    before = 3
     for at in range(before):
         mine.commit(step(at))
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("DELETE FROM space")
-        with pytest.raises(Exception):  # noqa: B017, PT011 - a database that somebody broke
+        with pytest.raises(Exception):  # noqa: B017, PT011 - a broken database
             mine.commit(step(before))
         assert connection.execute("SELECT count(*) FROM commits").fetchone() == (before,)
         assert connection.execute("SELECT count(*) FROM event").fetchone() == (before,)
 
 
 @pytest.mark.parametrize("arrives", [False, True])
-def test_a_connection_lost_in_the_only_exchange(mine, monkeypatch, arrives):
+def test_a_connection_lost_in_the_only_round_trip(mine, monkeypatch, arrives):
     for at in range(3):
         mine.commit(step(at))
     collect = Pipeline.collect
@@ -250,7 +220,7 @@ def test_a_connection_lost_in_the_only_exchange(mine, monkeypatch, arrives):
             if arrives:
                 collect(self)
             self.dead = True
-            raise Lost(ANSWER_LOST)
+            raise ConnectionLost(ANSWER_LOST)
         collect(self)
 
     monkeypatch.setattr(Pipeline, "collect", lost_once)
@@ -262,44 +232,16 @@ def test_a_connection_lost_in_the_only_exchange(mine, monkeypatch, arrives):
     assert len(mine.read_list(SPACE, "list", 0, 9)) == 5
 
 
-def test_statements_that_come_together_often_become_one(mine, exchanges):
-    for at in range(_BUNDLED_FROM + 2):
-        mine.commit(step(at))
-    mine.commit(step(at + 1))
-    assert len(exchanges[-1]) == 1
-    assert mine.refs(SPACE, ["head"])["head"].version == at + 2
-    assert [each for each in mine.check(SPACE) if hasattr(each, "detail")] == []
-
-
-def test_a_transaction_of_nothing_is_nothing(mine, exchanges):
+def test_an_empty_transaction_sends_nothing(mine, exchanges):
     mine.spaces()
-    for _ in range(2 * _BUNDLED_FROM):
+    for _ in range(4):
         with mine._database.writing():
             pass
     assert exchanges == []
 
 
-@pytest.mark.parametrize("others", [0, 5])
-def test_only_so_many_become_one(mine, monkeypatch, others):
-    monkeypatch.setattr(pipeline, "_BUNDLES_LIMIT", 2)
-    taken = mine._postgres._pool.take()
-
-    def sent(table: str) -> int:
-        guard, first = state_module._ADVANCE_IF, f"INSERT INTO {table} (space) VALUES (?)"
-        return len(taken._bundled([Answer(guard, (1,) * 6), Answer(first, (1,))]))
-
-    for number in range(others):
-        assert sent(f"seldom{number}") == 2
-    for table in ("one", "another"):
-        assert [sent(table) for _ in range(_BUNDLED_FROM + 1)] == [2] * _BUNDLED_FROM + [1]
-    assert [sent("third") for _ in range(9)] == [2] * 9
-    assert sent("one") == 1
-    assert len(taken._sightings) <= 2
-    mine._postgres._pool.give_back(taken)
-
-
-@pytest.mark.parametrize("before", [2, _BUNDLED_FROM + 3])
-def test_a_commit_that_is_refused_at_its_very_end(mine, postgres_url, before):
+def test_a_commit_that_is_refused_at_its_very_end(mine, postgres_url):
+    before = 3
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
@@ -318,17 +260,16 @@ def test_a_commit_that_is_refused_at_its_very_end(mine, postgres_url, before):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interrupt_while_statements_are_queued_commits_no_part(mine, monkeypatch, error):
-    monkeypatch.setattr(pipeline, "_BUNDLED_FROM", 99)
+def test_an_interrupt_while_statements_are_queued_commits_nothing(mine, monkeypatch, error):
     for at in range(3):
         mine.commit(step(at))
     queue = Pipeline._queue
 
-    def interrupted(self: Pipeline, answer: Answer, values: Any, formats: Any) -> None:
-        if answer.sql.startswith("INSERT INTO item"):
+    def interrupted(self: Pipeline, pending: PendingResult, values: Any, formats: Any) -> None:
+        if pending.sql.startswith("INSERT INTO item"):
             monkeypatch.setattr(Pipeline, "_queue", queue)
             raise error
-        queue(self, answer, values, formats)
+        queue(self, pending, values, formats)
 
     monkeypatch.setattr(Pipeline, "_queue", interrupted)
     with pytest.raises(error):
@@ -338,26 +279,7 @@ def test_an_interrupt_while_statements_are_queued_commits_no_part(mine, monkeypa
     assert len(mine.read_list(SPACE, "list", 0, 9)) == 4
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interrupt_behind_the_only_statement_commits_nothing(mine, monkeypatch, error):
-    for at in range(_BUNDLED_FROM + 2):
-        mine.commit(step(at))
-    queue = Pipeline._queue
-
-    def interrupted(self: Pipeline, answer: Answer, values: Any, formats: Any) -> None:
-        queue(self, answer, values, formats)
-        self._due.clear()  # as if it came just before it was noted
-        monkeypatch.setattr(Pipeline, "_queue", queue)
-        raise error
-
-    monkeypatch.setattr(Pipeline, "_queue", interrupted)
-    with pytest.raises(error):
-        mine.commit(step(at + 1))
-    assert len(mine.scan(SPACE, EventQuery()).records) == at + 1
-    assert mine.commit(step(at + 1)).versions == {"head": at + 2}
-
-
-def test_a_forked_child_and_its_parent_do_not_use_a_number_twice(mine):
+def test_a_forked_child_and_its_parent_use_different_numbers(mine):
     for at in range(2):
         mine.commit(step(at))
     child = os.fork()
@@ -376,8 +298,8 @@ def test_a_forked_child_and_its_parent_do_not_use_a_number_twice(mine):
     assert [each for each in mine.check(SPACE) if hasattr(each, "detail")] == []
 
 
-def test_commits_after_a_mark_began_have_greater_numbers(mine):
-    """Numbers are the database's, reserves are a space's: another space may be ahead of one's reserve."""
+def test_commits_after_the_start_of_a_mark_have_higher_numbers(mine):
+    """Numbers are unique in the database and reserved per space, so spaces may overtake each other."""
     mine.commit(step(0))
     mine.commit(step(1))
     mine.commit(step(0, space="other"))
@@ -390,8 +312,8 @@ def test_commits_after_a_mark_began_have_greater_numbers(mine):
     assert number > mark.commit_no
 
 
-class InTurns:
-    """Several engines on one database as one: each call goes to any of them, often to the same again."""
+class AlternatingEngines:
+    """Two engines on one database behind one interface: each call goes to one of them."""
 
     def __init__(self, url: str, seed: int) -> None:
         self._engines = [open_postgres(url) for _ in range(2)]
@@ -408,10 +330,10 @@ class InTurns:
         return getattr(self._engine, name)
 
 
-@pytest.mark.timeout(600)  # a failure takes its time to shrink
-def test_random_histories_of_engines_in_turns(postgres_url, monkeypatch):
-    monkeypatch.setattr(state_module, "PATIENCE", 0)
-    monkeypatch.setattr(pipeline, "_BUNDLED_FROM", 1)
-    monkeypatch.setattr(pipeline, "_BUNDLES_LIMIT", 1000)
+@pytest.mark.timeout(600)  # shrinking a failure takes long
+def test_random_histories_of_alternating_engines(postgres_url, monkeypatch):
+    monkeypatch.setattr(state_module, "DOUBTED_COMMITS", 0)
     seeds = iter(range(1_000_000))
-    run_state_machine_as_test(engine_machine(lambda: InTurns(postgres_url, next(seeds)), max_examples=12))  # type: ignore[arg-type, return-value]
+    run_state_machine_as_test(
+        engine_machine(lambda: AlternatingEngines(postgres_url, next(seeds)), max_examples=12)
+    )  # type: ignore[arg-type, return-value]

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL break; commits and reads do not."""
+"""Commits and reads survive broken connections to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 
 from treering.core.query import EventQuery
 from treering.engines.postgres import connection as connection_module
+from treering.engines.postgres import engine as engine_module
 from treering.engines.postgres import follow, open_postgres
-from treering.engines.postgres.errors import Lost
+from treering.engines.postgres.errors import ConnectionLost
 from treering.engines.postgres.pipeline import Pipeline
+from treering.engines.sql import engine as sql_engine_module
+from treering.engines.sql.commit import write
 from treering.errors import Busy, Closed, NewerStore, TreeringError, Unreachable
 from treering.testing import batches
 
@@ -27,10 +30,10 @@ def engine(postgres_url):
 
 
 def _kill_others(url):
-    """End all sessions of the database but this one, as a restart or an administrator does."""
+    """End all other sessions of the database, as a restart or an administrator would."""
     with psycopg.connect(url, autocommit=True) as connection:
         killed = 0
-        # Whoever came back in the meantime goes as well.
+        # Also those that have reconnected in the meantime.
         while ended := connection.execute(
             f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {OTHERS}"
         ).fetchone()[0]:
@@ -39,10 +42,8 @@ def _kill_others(url):
     return killed
 
 
-def test_the_first_commit_takes_the_connection_that_the_store_was_opened_with(
-    engine, postgres_url, monkeypatch
-):
-    monkeypatch.setattr(follow.Announcer, "say", lambda *_: None)
+def test_the_first_commit_uses_the_connection_that_opened_the_store(engine, postgres_url, monkeypatch):
+    monkeypatch.setattr(follow.Announcer, "announce", lambda *_: None)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         others = (
             f"SELECT array_agg(pid) FROM pg_stat_activity WHERE {OTHERS} AND backend_type = 'client backend'"
@@ -53,7 +54,7 @@ def test_the_first_commit_takes_the_connection_that_the_store_was_opened_with(
         assert connection.execute(others).fetchone() == opened
 
 
-def test_a_store_that_could_not_be_opened_keeps_no_connection(postgres_url):
+def test_a_failed_open_leaves_no_connection(postgres_url):
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
         with pytest.raises(NewerStore):
@@ -97,23 +98,23 @@ def test_all_idle_sessions_may_be_gone_at_once(engine, postgres_url):
     assert engine.refs("default", ["r"])
 
 
-def test_a_commit_whose_session_is_killed_half_way_is_done_again(engine, postgres_url, monkeypatch):
+def test_a_commit_whose_session_is_killed_half_way_is_retried(engine, postgres_url, monkeypatch):
     engine.commit(batches.set_ref("default", "r"))
-    write = engine._write_decided
 
     def killed_once(session, *args, **options):
-        monkeypatch.setattr(engine, "_write_decided", write)
-        outcome = write(session, *args, **options)
+        monkeypatch.undo()
+        receipts = write.write_group(session, *args, **options)
         _kill_others(postgres_url)
-        return outcome
+        return receipts
 
-    monkeypatch.setattr(engine, "_write_decided", killed_once)
+    monkeypatch.setattr(engine_module, "write_group", killed_once)
+    monkeypatch.setattr(sql_engine_module, "write_group", killed_once)
     receipt = engine.commit(batches.set_ref("default", "r", expect=1))
     assert receipt.versions == {"r": 2}
     assert engine.refs("default", ["r"])["r"].version == 2
 
 
-def test_a_commit_whose_answer_is_lost_is_found_by_its_id(engine, monkeypatch):
+def test_a_commit_whose_result_is_lost_is_found_by_its_id(engine, monkeypatch):
     engine.commit(batches.set_ref("default", "r"))
     collect = Pipeline.collect
 
@@ -123,7 +124,7 @@ def test_a_commit_whose_answer_is_lost_is_found_by_its_id(engine, monkeypatch):
         if is_commit:
             monkeypatch.setattr(Pipeline, "collect", collect)
             self.dead = True
-            raise Lost("the answer to COMMIT never came")
+            raise ConnectionLost("the answer to COMMIT never came")
 
     monkeypatch.setattr(Pipeline, "collect", answer_lost)
     batch = batches.events("default", batches.call(), batches.call())
@@ -133,7 +134,7 @@ def test_a_commit_whose_answer_is_lost_is_found_by_its_id(engine, monkeypatch):
     assert len(engine.scan("default", EventQuery()).records) == 2
 
 
-def test_other_writes_say_that_the_connection_was_lost(engine, postgres_url):
+def test_other_writes_report_the_lost_connection(engine, postgres_url):
     engine.commit(batches.set_ref("default", "r"))
 
     def delete():
@@ -147,7 +148,7 @@ def test_other_writes_say_that_the_connection_was_lost(engine, postgres_url):
     assert engine.refs("default", ["r"])
 
 
-def test_an_error_leaves_the_connection_as_good_as_new(engine):
+def test_a_connection_is_usable_after_an_error(engine):
     def fail(wrong):
         with engine._database.writing() as session:
             session.execute("UPDATE meta SET value = 'changed' WHERE key = 'format'")
@@ -177,7 +178,7 @@ def test_an_exception_of_the_caller_rolls_back(engine):
         assert session.rows("SELECT count(*) FROM meta")[0][0] > 0
 
 
-def test_questions_and_answers_larger_than_any_buffer_do_not_block(engine):
+def test_queries_and_results_larger_than_any_buffer_do_not_block(engine):
     large = b"x" * 3_000_000
     with engine._database.reading() as session:
         asked = [
@@ -195,11 +196,11 @@ def test_a_read_transaction_sees_one_moment(engine):
         assert session.rows("SELECT value FROM ref") == before == [(b"1",)]
         with pytest.raises(TreeringError, match="read-only"):
             session.run("DELETE FROM ref")
-        raise_away = engine.refs("default", ["r"])["r"].value
-    assert raise_away == b"2"
+        current = engine.refs("default", ["r"])["r"].value
+    assert current == b"2"
 
 
-def test_a_single_question_goes_without_a_transaction(engine, monkeypatch):
+def test_a_single_query_runs_without_a_transaction(engine, monkeypatch):
     engine.commit(batches.set_ref("default", "r"))
     sent = []
     send = Pipeline.send
@@ -208,13 +209,13 @@ def test_a_single_question_goes_without_a_transaction(engine, monkeypatch):
         sent.extend(due.sql for due in self._due if not isinstance(due, str))
         send(self)
 
-    monkeypatch.setattr(follow.Announcer, "say", lambda *_: None)
+    monkeypatch.setattr(follow.Announcer, "announce", lambda *_: None)
     monkeypatch.setattr(Pipeline, "send", noted)
     assert engine.refs("default", ["r"])
     assert [sql.partition(" ")[0] for sql in sent if "pg_notify" not in sql] == ["SELECT"]
 
 
-def test_a_single_question_that_fails_leaves_the_connection_as_good_as_new(engine):
+def test_a_connection_is_usable_after_a_single_query_failed(engine):
     def asked(sql):
         with engine._database.single_query() as session:
             return session.rows(sql)
@@ -225,8 +226,8 @@ def test_a_single_question_that_fails_leaves_the_connection_as_good_as_new(engin
     assert asked("SELECT pg_backend_pid()") == [(before,)]
 
 
-def test_statements_do_not_pile_up(engine, monkeypatch):
-    monkeypatch.setattr("treering.engines.postgres.pipeline._STATEMENTS_LIMIT", 50)
+def test_prepared_statements_are_bounded(engine, monkeypatch):
+    monkeypatch.setattr("treering.engines.postgres.pipeline._MAX_STATEMENTS", 50)
     for number in range(200):
         with engine._database.reading() as session:
             assert session.rows(f"SELECT {number}") == [(number,)]
@@ -269,7 +270,7 @@ def test_a_process_has_a_limit_of_connections(engine, monkeypatch):
     assert engine.spaces() == []
 
 
-def test_a_writer_waits_for_its_turn_but_not_for_ever(postgres_url, monkeypatch):
+def test_a_writer_waits_for_the_lock_but_not_forever(postgres_url, monkeypatch):
     monkeypatch.setattr(connection_module, "LOCK_SECONDS", 0.2)
     engine = open_postgres(postgres_url)
     engine.commit(batches.set_ref("default", "r"))
@@ -285,7 +286,7 @@ def test_a_writer_waits_for_its_turn_but_not_for_ever(postgres_url, monkeypatch)
     engine.close()
 
 
-def test_a_closed_engine_says_so(postgres_url):
+def test_a_closed_engine_raises_closed(postgres_url):
     engine = open_postgres(postgres_url)
     engine.close()
     engine.close()
@@ -295,7 +296,7 @@ def test_a_closed_engine_says_so(postgres_url):
         engine.spaces()
 
 
-def test_times_are_the_servers(engine, postgres_url):
+def test_commit_times_are_the_servers(engine, postgres_url):
     with psycopg.connect(postgres_url) as connection:
         sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
         before = connection.execute(sql).fetchone()[0]
@@ -305,7 +306,7 @@ def test_times_are_the_servers(engine, postgres_url):
     assert before - 50_000 < receipt.committed_at_us < after + 50_000
 
 
-def test_a_writer_that_falls_asleep_does_not_stop_the_others(postgres_url, monkeypatch):
+def test_a_stuck_writer_does_not_block_the_others(postgres_url, monkeypatch):
     monkeypatch.setattr(connection_module, "STUCK_SECONDS", 0.3)
     engine = open_postgres(postgres_url)
     engine.commit(batches.set_ref("default", "r"))
@@ -317,13 +318,13 @@ def test_a_writer_that_falls_asleep_does_not_stop_the_others(postgres_url, monke
             assert engine.commit(batches.set_ref("default", "r")).versions == {"r": 2}
             session.run("DELETE FROM ref")
 
-    with pytest.raises(Lost):
+    with pytest.raises(ConnectionLost):
         fall_asleep()
     assert engine.refs("default", ["r"])["r"].version == 2
     engine.close()
 
 
-def test_an_error_of_the_caller_costs_a_read_nothing(engine):
+def test_an_error_of_the_caller_keeps_the_connection(engine):
     def read(error):
         with engine._database.reading() as session:
             session.rows("SELECT 1")

@@ -1,4 +1,4 @@
-"""What goes wrong with PostgreSQL is said in our errors: what, where, what to do, and never the password."""
+"""Errors of PostgreSQL say what failed, where, and what to do, and never show the password."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 import treering
 from tests.servers import ports
 from treering.engines.postgres import open_postgres
-from treering.engines.postgres.errors import Lost
+from treering.engines.postgres.errors import ConnectionLost
 from treering.errors import Busy, InvalidInput, ReadOnly, TreeringError, Unreachable
 from treering.testing import batches
 
@@ -34,7 +34,7 @@ def test_a_server_that_is_not_there_is_unreachable():
     with pytest.raises(Unreachable) as caught:
         open_postgres(f"postgresql://someone:geheim@127.0.0.1:{port}/agents")
     assert f"127.0.0.1:{port}, database 'agents'" in str(caught.value)
-    assert "check that the server runs" in str(caught.value)
+    assert "check that the server is running" in str(caught.value)
     assert "geheim" not in str(caught.value)
 
 
@@ -44,7 +44,7 @@ def test_a_missing_database_is_named(postgres_url):
         open_postgres(missing)
 
 
-def test_a_wrong_password_is_said_and_not_shown(empty_postgres_url):
+def test_a_wrong_password_is_reported_and_not_shown(empty_postgres_url):
     user = f"u{uuid.uuid4().hex}"
     _admin(empty_postgres_url, f"CREATE ROLE {user} LOGIN PASSWORD 'right'")
     _require_password(empty_postgres_url, user)
@@ -123,7 +123,7 @@ def test_a_read_only_database_can_be_read(postgres_url):
     engine.close()
 
 
-def test_missing_rights_are_said(postgres_url):
+def test_missing_rights_are_reported(postgres_url):
     open_postgres(postgres_url).close()
     user = f"u{uuid.uuid4().hex}"
     _admin(
@@ -151,8 +151,8 @@ def test_text_that_postgresql_cannot_hold_is_invalid(postgres_url):
 @pytest.mark.parametrize(
     "state,kind",
     [
-        ("08006", Lost),
-        ("57P01", Lost),
+        ("08006", ConnectionLost),
+        ("57P01", ConnectionLost),
         ("53100", treering.errors.StoreFull),
         ("25006", ReadOnly),
         ("42501", ReadOnly),
@@ -169,11 +169,11 @@ def test_text_that_postgresql_cannot_hold_is_invalid(postgres_url):
 )
 def test_the_servers_state_decides_the_class(postgres_url, state, kind):
     engine = open_postgres(postgres_url)
-    raising = f"DO $$ BEGIN RAISE EXCEPTION 'told so' USING ERRCODE = '{state}'; END $$"
+    raising = f"DO $$ BEGIN RAISE EXCEPTION 'the message' USING ERRCODE = '{state}'; END $$"
     with pytest.raises(kind) as caught, engine._database.writing() as session:
         session.run(raising)
     assert type(caught.value) is kind
-    assert "told so" in str(caught.value)
+    assert "the message" in str(caught.value)
     assert postgres_url.rpartition("/")[2] in str(caught.value)
     engine.commit(batches.set_ref("default", "r"))
     engine.close()

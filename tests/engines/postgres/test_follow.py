@@ -116,7 +116,7 @@ def test_a_commit_of_the_same_process_is_heard_of_at_once(engine, monkeypatch):
 
 
 def test_a_message_that_never_came_costs_a_second(engine, postgres_url, monkeypatch):
-    monkeypatch.setattr(follow.Announcer, "say", lambda *_: None)
+    monkeypatch.setattr(follow.Announcer, "announce", lambda *_: None)
     other = open_postgres(postgres_url)
     seq = other.commit(batches.set_ref("default", "r")).last_seq
     threading.Timer(0.2, lambda: other.commit(batches.set_ref("default", "r"))).start()

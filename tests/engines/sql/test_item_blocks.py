@@ -95,7 +95,7 @@ def test_what_points_elsewhere_is_never_bound(engine):
     large = Content("bytes", os.urandom(9000))
     tree = encode_tree(Tree())
     spoken(engine, "l", 6)
-    engine._sqlite.patience = 0
+    engine._sqlite.skip_log = 0
     engine.commit(said("l", 6, large))
     engine.commit(said("l", 7, tree))
     for number in range(8, 13):

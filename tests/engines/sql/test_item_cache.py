@@ -44,9 +44,9 @@ def append(
 def fetches(engine: SqliteEngine) -> list[str]:
     """The questions for items that are asked from now on."""
     told: list[str] = []
-    reader = engine._sqlite.take_reader()
+    reader = engine._sqlite.acquire_reader()
     reader.connection.set_trace_callback(lambda sql: told.append(sql) if " FROM item " in sql else None)
-    engine._sqlite.give_back(reader)
+    engine._sqlite.release_reader(reader)
     return told
 
 

@@ -46,7 +46,7 @@ def clock():
 def database(tmp_path, clock):
     opened = SqliteDatabase(tmp_path / "treering.db", durability="fast", clock=clock)
     with opened.exclusively() as connection:
-        opened.make_ready(connection)
+        opened.set_modes(connection)
         schema.ensure_schema(connection, "sqlite", location="test", store_id="store")
     with opened.writing() as session:
         session.run_many(

@@ -1,4 +1,4 @@
-"""An ordinary commit is one row until someone looks; then it is where all others are."""
+"""A small commit is one row of the commit log until someone reads; then it is in the tables."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from treering.core.query import Erasure, EventQuery
 from treering.engines.sql.commit import write
 from treering.engines.sql.commit.encode import encode_batch
 from treering.engines.sql.engine import BEFORE_COMMIT
-from treering.engines.sqlite import commit_log, open_sqlite
+from treering.engines.sqlite import SqliteEngine, commit_log, open_sqlite
 from treering.engines.sqlite import connection as connection_module
+from treering.engines.sqlite.commit_log import CommitLog
 from treering.engines.sqlite.connection import SqliteSession
-from treering.engines.sqlite.engine import Shortcut
 from treering.engines.sqlite.writer_queue import WriterQueue
 from treering.errors import Conflict, Corrupt, ListMoved, StoreFull
 
 SPACE = "default"
 SCOPE = "/thread/a"
-SECRET = b"a word that stands in one step only"
+SECRET = b"text of one step only"
 
 
 def opened(folder, durability="fast"):
@@ -51,18 +51,24 @@ def other(engine, tmp_path):
 
 
 @pytest.fixture
-def short(monkeypatch):
-    """Whether each group went the short way."""
-    answers = []
-    commit = Shortcut.commit
+def logged(monkeypatch):
+    """Whether each group was appended to the commit log."""
+    results = []
+    append, write_from_database = CommitLog.append, SqliteEngine._write_from_database
 
-    def noted(self, *given):
-        receipts = commit(self, *given)
-        answers.append(receipts is not None)
-        return receipts
+    def appended(self, *arguments):
+        is_logged = append(self, *arguments)
+        if is_logged:
+            results.append(True)
+        return is_logged
 
-    monkeypatch.setattr(Shortcut, "commit", noted)
-    return answers
+    def written(self, *arguments):
+        results.append(False)
+        return write_from_database(self, *arguments)
+
+    monkeypatch.setattr(CommitLog, "append", appended)
+    monkeypatch.setattr(SqliteEngine, "_write_from_database", written)
+    return results
 
 
 def step(number, *, space=SPACE, event=None, text=None, at=None):
@@ -83,42 +89,42 @@ def problems(engine):
 
 
 def raw(engine, sql, *values):
-    """What a program that knows nothing of treering finds in the file."""
+    """Query the file as a program that knows nothing of treering would."""
     with closing(sqlite3.connect(engine._sqlite.path)) as connection:
         return connection.execute(sql, values).fetchall()
 
 
-def count(engine):
-    """How many commits are fresh."""
-    ((found,),) = raw(engine, f"SELECT count(*) FROM fresh WHERE {commit_log.IS_FRESH}")
+def pending(engine):
+    """Return how many slots are pending."""
+    ((found,),) = raw(engine, f"SELECT count(*) FROM fresh WHERE {commit_log.IS_PENDING}")
     return found
 
 
-def test_a_step_that_goes_on_is_one_row(engine, short):
+def test_a_step_is_one_row_of_the_log(engine, logged):
     engine.commit(step(0))
     calls = []
     engine._sqlite.writer().set_trace_callback(calls.append)
     receipts = [engine.commit(step(number)) for number in range(1, 4)]
     engine._sqlite.writer().set_trace_callback(None)
-    assert short == [False, True, True, True]
+    assert logged == [False, True, True, True]
     assert [call.partition(" (")[0] for call in calls] == ["INSERT INTO fresh"] * 3
     assert raw(engine, "SELECT count(*) FROM event") == [(1,)]
-    assert count(engine) == 3
+    assert pending(engine) == 3
     assert [receipt.versions["head"] for receipt in receipts] == [2, 3, 4]
     assert [receipt.first_seq for receipt in receipts] == [2, 3, 4]
     assert said(engine) == [b"0", b"1", b"2", b"3"]
-    assert count(engine) == 0
+    assert pending(engine) == 0
     assert [each.event.ts_us for each in engine.scan(SPACE, EventQuery()).records] == [0, 1, 2, 3]
     assert problems(engine) == []
 
 
-def test_a_fresh_commit_changes_one_page(engine):
+def test_a_pending_commit_changes_one_page(engine):
     for number in range(8):
         engine.commit(step(number))
     writer = engine._sqlite.writer()
     writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     said(engine)
-    engine._sqlite.patience = 0
+    engine._sqlite.skip_log = 0
     log = engine._sqlite.path.with_name("treering.db-wal")
     engine.commit(step(8))
     before = log.stat().st_size
@@ -126,16 +132,16 @@ def test_a_fresh_commit_changes_one_page(engine):
     assert log.stat().st_size - before == 4096 + 24
 
 
-def test_what_is_fresh_is_seen_by_everyone(engine, other):
+def test_pending_commits_are_visible_to_all_processes(engine, other):
     for number in range(4):
         engine.commit(step(number))
-    assert count(engine) == 3
+    assert pending(engine) == 3
     assert said(other) == [b"0", b"1", b"2", b"3"]
     assert other.refs(SPACE, ["head"])["head"].version == 4
     assert other.wait(SPACE, 3, seconds=0) == 4
 
 
-def test_what_is_fresh_outlives_its_process(engine, tmp_path):
+def test_pending_commits_survive_their_process(engine, tmp_path):
     for number in range(4):
         engine.commit(step(number))
     copied = tmp_path / "killed"
@@ -147,51 +153,51 @@ def test_what_is_fresh_outlives_its_process(engine, tmp_path):
         assert problems(after) == []
 
 
-def test_when_all_slots_are_taken_they_settle(engine, short):
+def test_a_full_log_is_flushed(engine, logged):
     for number in range(commit_log.SLOTS + 3):
         engine.commit(step(number))
-    assert short == [False, *[True] * commit_log.SLOTS, False, True]
-    assert count(engine) == 1
+    assert logged == [False, *[True] * commit_log.SLOTS, False, True]
+    assert pending(engine) == 1
     assert len(said(engine)) == commit_log.SLOTS + 3
     assert problems(engine) == []
 
 
-def test_who_reads_every_commit_at_once_finds_most_of_them_settled(engine, short):
-    for number in range(3 * connection_module.PATIENCE):
+def test_commits_that_are_read_at_once_skip_the_log(engine, logged):
+    for number in range(3 * connection_module.SKIPPED_COMMITS):
         engine.commit(step(number))
         assert len(said(engine)) == number + 1
-    assert short.count(True) == 3
+    assert logged.count(True) == 3
 
 
 def test_many_writers_go_the_short_way_together(engine):
     engine.commit(step(0))
     group = [encode_batch(step(number)) for number in range(1, 6)]
     receipts = engine._write(group)
-    assert count(engine) == 1
+    assert pending(engine) == 1
     assert [receipt.first_seq for receipt in receipts] == [2, 3, 4, 5, 6]
     assert [receipt.versions["head"] for receipt in receipts] == [2, 3, 4, 5, 6]
     assert said(engine) == [b"%d" % number for number in range(6)]
 
 
-def test_many_commits_in_few_slots_settle_too(engine, short):
+def test_many_commits_in_few_slots_are_flushed_too(engine, logged):
     engine.commit(step(0))
     for first in range(1, 200, 40):
         engine._write([encode_batch(step(number)) for number in range(first, first + 40)])
-    assert short == [False, True, True, True, False, True]
+    assert logged == [False, True, True, True, False, True]
     assert len(engine.read_list(SPACE, "said", 0, 999)) == 201
 
 
-def test_events_of_several_days_take_the_long_way(engine, short):
+def test_events_of_several_days_skip_the_log(engine, logged):
     engine.commit(step(0))
     draft = Draft(SPACE)
     for day in range(2):
         draft.event(Event(id=f"e{day}", kind="step", ts_us=day * DAY_US, scope=SCOPE))
     engine.commit(draft.batch())
-    assert short == [False, False]
+    assert logged == [False, False]
     assert len(engine.scan(SPACE, EventQuery()).records) == 3
 
 
-def test_words_and_numbers_of_subclasses_take_the_long_way(engine, short):
+def test_subclasses_of_str_and_int_skip_the_log(engine, logged):
     class Word(str):
         __slots__ = ()
 
@@ -204,11 +210,11 @@ def test_words_and_numbers_of_subclasses_take_the_long_way(engine, short):
         draft.append("said", Content("text", b"%d" % number), scope=SCOPE, at=number)
         draft.event(Event(id=draft.id, kind="step", ts_us=number, scope=SCOPE, **words))
         engine.commit(draft.batch())
-    assert short == [False, False, False]
+    assert logged == [False, False, False]
     assert said(engine) == [b"0", b"1", b"2"]
 
 
-def test_what_its_writer_changes_afterwards_stays_as_it_was_committed(engine):
+def test_a_value_changed_by_its_writer_afterwards_stays_as_committed(engine):
     engine.commit(step(0))
     value = bytearray(b"oak")
     draft = Draft(SPACE)
@@ -218,7 +224,7 @@ def test_what_its_writer_changes_afterwards_stays_as_it_was_committed(engine):
     assert engine.refs(SPACE, ["head"])["head"].value == b"oak"
 
 
-def test_one_that_is_refused_does_not_touch_its_neighbours(engine):
+def test_a_rejected_batch_does_not_affect_its_neighbours(engine):
     engine.commit(step(0))
     first, refused, last = engine._write(
         [encode_batch(step(1)), encode_batch(step(2, at=7)), encode_batch(step(2))]
@@ -228,19 +234,19 @@ def test_one_that_is_refused_does_not_touch_its_neighbours(engine):
     assert said(engine) == [b"0", b"1", b"2"]
 
 
-def test_large_contents_are_stored_beside_it(engine, short):
+def test_large_contents_go_into_their_table_at_once(engine, logged):
     for number in range(3):
         engine.commit(step(number))
     draft = Draft(SPACE)
     large = draft.put(Content("bytes", os.urandom(9000)), scope=SCOPE)
     draft.event(Event(id=draft.id, kind="step", ts_us=9, scope=SCOPE, links=(large,)))
     engine.commit(draft.batch())
-    assert short[-1]
+    assert logged[-1]
     assert len(engine.get(SPACE, [large])[0].data) == 9000
     assert problems(engine) == []
 
 
-def test_what_another_process_wrote_is_seen(engine, other):
+def test_a_commit_of_another_process_is_noticed(engine, other):
     for number in range(3):
         engine.commit(step(number))
     other.commit(step(3))
@@ -252,55 +258,55 @@ def test_what_another_process_wrote_is_seen(engine, other):
     assert problems(engine) == []
 
 
-def test_what_another_process_wrote_is_seen_by_way_of_another_space(engine, other, short):
+def test_a_commit_of_another_process_is_noticed_through_another_space(engine, other, logged):
     for number in range(3):
         engine.commit(step(number))
     other.commit(step(3))
-    for number in range(2):  # now the last commit of all is known again
+    for number in range(2):  # now the last commit of the store is known again
         engine.commit(step(number, space="elsewhere"))
-    assert short[-1]
+    assert logged[-1]
     with pytest.raises(ListMoved):
         engine.commit(step(3))
     assert said(engine) == [b"0", b"1", b"2", b"3"]
 
 
-def test_spaces_take_turns_on_the_short_way(engine, short):
+def test_spaces_take_turns_on_the_short_way(engine, logged):
     for number in range(4):
         for space in (SPACE, "elsewhere"):
             engine.commit(step(number, space=space))
-    assert short == [False, False, *[True] * 6]
+    assert logged == [False, False, *[True] * 6]
     assert said(engine) == said(engine, "elsewhere") == [b"0", b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("plan", [Erasure(lists=("said",)), Erasure(refs=("head",))])
-def test_what_another_process_erased_is_gone(engine, other, short, plan):
+def test_an_erasure_by_another_process_is_noticed(engine, other, logged, plan):
     for number in range(3):
         engine.commit(step(number))
     with suppress(Conflict):
         other.erase(SPACE, plan)
     with suppress(Conflict):
         engine.commit(step(3))
-    assert not short[-1]
+    assert not logged[-1]
     assert problems(engine) == []
 
 
-def test_erased_words_are_in_no_slot(engine, tmp_path):
+def test_erased_text_is_in_no_slot(engine, tmp_path):
     for number in range(3):
         engine.commit(step(number, text=SECRET))
-    assert said(engine) == [SECRET] * 3  # settled; the slots still hold it
+    assert said(engine) == [SECRET] * 3  # flushed; the slots still hold it
     engine.erase(SPACE, Erasure(scopes=(SCOPE,), secure=True))
     held = [file.name for file in tmp_path.iterdir() if file.is_file() and SECRET in file.read_bytes()]
     assert held == []
 
 
-def test_erased_words_are_not_kept_in_memory(engine):
+def test_erased_text_is_not_kept_in_memory(engine):
     for number in range(3):
         engine.commit(step(number))
     engine.erase(SPACE, Erasure(scopes=(SCOPE,)))
-    assert not engine._sqlite.fresh
+    assert not engine._sqlite.pending
 
 
-def test_a_store_that_was_closed_has_nothing_fresh(tmp_path):
+def test_a_closed_store_has_nothing_pending(tmp_path):
     with closing(opened(tmp_path)) as engine:
         for number in range(3):
             engine.commit(step(number))
@@ -309,14 +315,14 @@ def test_a_store_that_was_closed_has_nothing_fresh(tmp_path):
         assert connection.execute("SELECT count(*) FROM event").fetchall() == [(3,)]
 
 
-def test_an_event_that_is_there_already_takes_the_long_way(engine, short):
+def test_a_repeated_event_skips_the_log(engine, logged):
     for number in range(3):
         engine.commit(step(number, event=f"e{number}"))
-    assert engine.commit(step(3, event="e0")).new_events == 0  # in its table
-    assert not short[-1]
+    assert engine.commit(step(3, event="e0")).new_events == 0  # flushed
+    assert not logged[-1]
     engine.commit(step(4, event="e4"))
-    assert engine.commit(step(5, event="e4")).new_events == 0  # fresh
-    assert not short[-1]
+    assert engine.commit(step(5, event="e4")).new_events == 0  # pending
+    assert not logged[-1]
     assert len(said(engine)) == 6
     assert len(engine.scan(SPACE, EventQuery()).records) == 4
 
@@ -332,7 +338,7 @@ def test_a_repeated_batch_gets_its_first_receipt(engine):
     assert len(said(engine)) == 4
 
 
-def test_it_waits_for_whoever_holds_the_lock(engine, short):
+def test_an_append_waits_for_the_write_lock(engine, logged):
     for number in range(3):
         engine.commit(step(number))
     holder = sqlite3.connect(engine._sqlite.path, isolation_level=None, check_same_thread=False)
@@ -342,18 +348,18 @@ def test_it_waits_for_whoever_holds_the_lock(engine, short):
     engine.commit(step(3))
     timer.join()
     holder.close()
-    assert short[-1]
+    assert logged[-1]
     assert len(said(engine)) == 4
 
 
-def test_readers_wait_for_no_long_transaction(engine, other):
+def test_readers_do_not_wait_for_a_long_transaction(engine, other):
     for number in range(3):
         engine.commit(step(number))
     with engine._database.writing():
         assert said(other) == [b"0", b"1", b"2"]
 
 
-def test_a_busy_writer_keeps_nobody_from_reading(engine, other, monkeypatch):
+def test_a_busy_writer_does_not_block_readers(engine, other, monkeypatch):
     for number in range(3):
         engine.commit(step(number))
     flush = connection_module.SqliteDatabase.flush
@@ -361,7 +367,7 @@ def test_a_busy_writer_keeps_nobody_from_reading(engine, other, monkeypatch):
 
     def writing_on(self):
         flush(self)
-        engine._sqlite.patience = 0
+        engine._sqlite.skip_log = 0
         for _ in range(3):
             engine.commit(step(next(numbers)))
 
@@ -385,12 +391,12 @@ def test_a_full_store_can_be_read(engine, monkeypatch):
             failing.setattr(connection_module, "flush", full)
             with pytest.raises(StoreFull):
                 engine.refs(SPACE, ["head"])
-    assert count(engine) == 3
+    assert pending(engine) == 3
     assert len(said(engine)) == 4
-    assert count(engine) == 0
+    assert pending(engine) == 0
 
 
-def test_nothing_is_left_of_a_settling_that_fails_in_the_middle(engine):
+def test_a_failed_flush_leaves_nothing_behind(engine):
     for number in range(3):
         engine.commit(step(number))
     connection = engine._sqlite.writer()
@@ -401,19 +407,19 @@ def test_nothing_is_left_of_a_settling_that_fails_in_the_middle(engine):
         said(engine)
     assert not connection.in_transaction
     connection.execute("DROP TRIGGER nobody")
-    assert count(engine) == 2
+    assert pending(engine) == 2
     assert said(engine) == [b"0", b"1", b"2"]
     assert engine.commit(step(3)).first_seq == 4
     assert problems(engine) == []
 
 
-def test_nothing_is_torn_when_a_settling_is_interrupted_twice(tmp_path, monkeypatch):
+def test_a_flush_that_is_interrupted_twice_leaves_nothing_behind(tmp_path, monkeypatch):
     engine = opened(tmp_path, "full")
     for number in range(3):
         engine.commit(step(number))
     interrupts = []
 
-    def half(session, _space, rows):
+    def half(rows, session):
         session.execute_many(write._COMMIT, rows.commits)
         interrupts.append(KeyboardInterrupt())
         raise KeyboardInterrupt
@@ -425,7 +431,7 @@ def test_nothing_is_torn_when_a_settling_is_interrupted_twice(tmp_path, monkeypa
 
     undo = SqliteSession.roll_back
     with monkeypatch.context() as patch:
-        patch.setattr(commit_log, "write_rows", half)
+        patch.setattr(write.CommitRows, "write", half)
         patch.setattr(SqliteSession, "roll_back", roll_back)
         with pytest.raises(KeyboardInterrupt):
             said(engine)
@@ -434,22 +440,22 @@ def test_nothing_is_torn_when_a_settling_is_interrupted_twice(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("mode", ["NORMAL", "FULL"])
-def test_commits_are_synced_after_an_interrupt_while_that_changes(tmp_path, monkeypatch, mode):
+def test_commits_are_synced_after_an_interrupted_flush(tmp_path, monkeypatch, mode):
     engine = opened(tmp_path, "full")
     for number in range(2):
         engine.commit(step(number))
-    change = connection_module.SqliteDatabase._sync
+    change = connection_module.SqliteDatabase._set_synchronous
 
     def interrupted(self, *given):
         wanted = given[-1]
         if wanted == mode:
-            monkeypatch.setattr(connection_module.SqliteDatabase, "_sync", change)
+            monkeypatch.setattr(connection_module.SqliteDatabase, "_set_synchronous", change)
         if wanted == "NORMAL":
             change(self, *given)
         if wanted == mode:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(connection_module.SqliteDatabase, "_sync", interrupted)
+    monkeypatch.setattr(connection_module.SqliteDatabase, "_set_synchronous", interrupted)
     with pytest.raises(KeyboardInterrupt):
         said(engine)
     ((found,),) = engine._sqlite.writer().execute("PRAGMA synchronous").fetchall()
@@ -459,7 +465,7 @@ def test_commits_are_synced_after_an_interrupt_while_that_changes(tmp_path, monk
 
 
 @pytest.mark.parametrize("action", [lambda engine: engine.commit(step(2)), said], ids=["commits", "reads"])
-def test_an_interrupt_on_the_way_out_keeps_nobody_out(engine, monkeypatch, action):
+def test_an_interrupt_while_leaving_releases_the_lock(engine, monkeypatch, action):
     for number in range(2):
         engine.commit(step(number))
     leave = WriterQueue.leave
@@ -477,11 +483,11 @@ def test_an_interrupt_on_the_way_out_keeps_nobody_out(engine, monkeypatch, actio
     other.join(10)
     is_stuck = other.is_alive()
     while engine._sqlite._write_lock._is_owned():
-        engine._sqlite.let_go()
+        engine._sqlite.unlock_writes()
     assert not is_stuck
 
 
-def test_each_commit_is_synced_and_settling_is_not(tmp_path):
+def test_commits_are_synced_after_a_flush(tmp_path):
     with closing(opened(tmp_path, "full")) as engine:
         for number in range(3):
             engine.commit(step(number))
@@ -489,39 +495,37 @@ def test_each_commit_is_synced_and_settling_is_not(tmp_path):
         assert engine._sqlite.writer().execute("PRAGMA synchronous").fetchall() == [(2,)]
 
 
-def test_one_that_is_damaged_is_told(engine, other):
+def test_a_damaged_slot_is_reported(engine, other):
     for number in range(2):
         engine.commit(step(number))
     with closing(sqlite3.connect(engine._sqlite.path)) as connection, connection:
         connection.execute("UPDATE fresh SET rows = zeroblob(2100)")
-    with pytest.raises(Corrupt, match="slot 0 of fresh commits"):
+    with pytest.raises(Corrupt, match="slot 0 of the commit log"):
         said(other)
     with closing(sqlite3.connect(engine._sqlite.path)) as connection, connection:
         connection.execute("DELETE FROM fresh")
 
 
-def test_a_moment_before_its_commit_it_is_not_there(engine, monkeypatch):
-    from treering.engines.sqlite import engine as engine_module
-
+def test_an_append_that_fails_before_its_commit_leaves_nothing(engine, monkeypatch):
     for number in range(2):
         engine.commit(step(number))
 
     def look(name: str) -> None:
         assert name == BEFORE_COMMIT
-        assert count(engine) == 1
+        assert pending(engine) == 1
         raise RuntimeError("died")
 
-    monkeypatch.setattr(engine_module, "is_armed", lambda _: True)
-    monkeypatch.setattr(engine_module, "hit", look)
+    monkeypatch.setattr(commit_log, "is_armed", lambda _: True)
+    monkeypatch.setattr(commit_log, "hit", look)
     with pytest.raises(RuntimeError, match="died"):
         engine.commit(step(2))
     monkeypatch.undo()
-    assert count(engine) == 1
+    assert pending(engine) == 1
     assert engine.commit(step(2)).first_seq == 3
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_goes_on_beside_its_parent(engine):
+def test_a_forked_child_commits_beside_its_parent(engine):
     for number in range(3):
         engine.commit(step(number))
     child = os.fork()
@@ -538,7 +542,7 @@ def test_a_forked_child_goes_on_beside_its_parent(engine):
     assert problems(engine) == []
 
 
-def test_a_backup_has_what_is_fresh(tmp_path):
+def test_a_backup_contains_pending_commits(tmp_path):
     with treering.open(tmp_path / "store", durability="fast") as store:
         thread = store.thread("t")
         for number in range(5):
@@ -550,7 +554,7 @@ def test_a_backup_has_what_is_fresh(tmp_path):
         assert [message["content"] for message in moment.messages] == ["0", "1", "2", "3", "4"]
 
 
-def test_questions_in_sql_see_what_is_fresh(tmp_path):
+def test_sql_queries_see_pending_commits(tmp_path):
     from sqlmodel import select
 
     from treering.compat.models import Run, open_session

@@ -1,7 +1,7 @@
-"""The one place where errors of PostgreSQL and of psycopg become ours.
+"""The one place where errors of PostgreSQL and psycopg become ours.
 
-The server says what went wrong by a five-character SQLSTATE, which decides the class; its words are
-passed on for people. Where there is no SQLSTATE, the connection itself failed.
+The server reports an error with a five-character SQLSTATE, which decides the class; its message is passed on
+for people to read. Without a SQLSTATE, the connection itself failed.
 """
 
 from __future__ import annotations
@@ -25,89 +25,83 @@ from treering.errors import (
 )
 
 
-class Lost(Unreachable):
-    """The connection broke while it was used; what had not been committed is undone."""
+class ConnectionLost(Unreachable):
+    """The connection broke while it was in use; what had not been committed is rolled back."""
 
 
-class Repeated(TreeringError):
-    """An event or a batch that was taken for new is there already. Never leaves the engine."""
+class AlreadyStored(TreeringError):
+    """An event or batch that was assumed to be new exists already. Never leaves the engine."""
 
 
-class Moved(TreeringError):
-    """The space is not any more as it was remembered. Never leaves the engine."""
+class StaleCache(TreeringError):
+    """The space has changed since it was cached. Never leaves the engine."""
 
 
 _LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03"})
 """The server went away or ended the session: shutdown, crash, start-up, idle too long."""
 
-_TAKEN_FOR_NEW: Final = frozenset({"event_space_day_id_key", "commits_space_batch_key"})
+_ASSUMED_NEW: Final = frozenset({"event_space_day_id_key", "commits_space_batch_key"})
 _DIVISION_BY_ZERO: Final = "22012"
-"""How a statement says that its condition does not hold: nothing else divides (`Current.advanced`)."""
+"""How a statement reports that its condition does not hold: nothing else divides (`CommitState.advance`)."""
 
 
-def of_result(result: PGresult, where: str) -> TreeringError:
-    """Our error for a statement that the server refused; ``where`` names the database."""
+def error_of_result(result: PGresult, where: str) -> TreeringError:
+    """Return our error for a statement that the server refused; ``where`` names the database."""
     state = _field(result, DiagnosticField.SQLSTATE)
-    words = _field(result, DiagnosticField.MESSAGE_PRIMARY) or result.get_error_message().strip()
-    if state == "23505" and _field(result, DiagnosticField.CONSTRAINT_NAME) in _TAKEN_FOR_NEW:
-        return Repeated(f"{where}: {words}")
+    message = _field(result, DiagnosticField.MESSAGE_PRIMARY) or result.get_error_message().strip()
+    if state == "23505" and _field(result, DiagnosticField.CONSTRAINT_NAME) in _ASSUMED_NEW:
+        return AlreadyStored(f"{where}: {message}")
     if state == _DIVISION_BY_ZERO:
-        return Moved(f"{where}: {words}")
-    return _of_state(state, words, where)
+        return StaleCache(f"{where}: {message}")
+    return _of_state(state, message, where)
 
 
-def translated(error: Error, where: str) -> TreeringError:
-    """Our error for one that psycopg raised."""
-    words = str(error).strip().replace("\n", " ")
+def translate(error: Error, where: str) -> TreeringError:
+    """Return our error for one that psycopg raised."""
+    message = str(error).strip().replace("\n", " ")
     if error.sqlstate is None and isinstance(error, (DataError, ProgrammingError)):
-        return InvalidInput(f"{where} cannot take this value: {words}; nothing was written")
+        return InvalidInput(f"{where} cannot store this value: {message}; nothing was written")
     if error.sqlstate is None and isinstance(error, InterfaceError):
-        return TreeringError(f"{where}: psycopg says {words}")
-    return _of_state(error.sqlstate or "", words, where)
+        return TreeringError(f"{where}: psycopg reports {message}")
+    return _of_state(error.sqlstate or "", message, where)
 
 
-def refused(error: Error, where: str) -> Unreachable:
-    """Our error for a connection that could not be made."""
-    words = " ".join(str(error).split())
+def connection_refused(error: Error, where: str) -> Unreachable:
+    """Return our error for a connection that could not be opened."""
+    message = " ".join(str(error).split())
     return Unreachable(
-        f"{where} cannot be opened: {words}; check that the server runs and that host, port, user, password "
-        "and database in the URL are right"
+        f"{where} cannot be opened: {message}; check that the server is running and that host, port, user, "
+        "password and database in the URL are right"
     )
 
 
-def _of_state(state: str, words: str, where: str) -> TreeringError:
+def _of_state(state: str, message: str, where: str) -> TreeringError:
     if not state or state in _LOST or state.startswith("08"):
-        return Lost(f"{where}: the connection was lost ({words}); try again when the server is back")
+        return ConnectionLost(f"{where}: connection lost ({message}); retry when the server is back")
     for prefix, (kind, advice) in _KINDS.items():
         if state.startswith(prefix):
-            return kind(f"{where}: {words} ({state}); {advice}")
-    return TreeringError(f"{where}: PostgreSQL says {words} ({state})")
+            return kind(f"{where}: {message} ({state}); {advice}")
+    return TreeringError(f"{where}: PostgreSQL reports {message} ({state})")
 
 
 _KINDS: Final[dict[str, tuple[type[TreeringError], str]]] = {
     "25006": (ReadOnly, "connect to the primary, or as a role that may write"),
     "42501": (ReadOnly, "grant this role all rights on the tables and sequences of the store"),
-    "53100": (StoreFull, "nothing of this write was kept; free space on the server and retry"),
-    "53300": (Busy, "raise max_connections of the server or close other clients, then try again"),
-    "53": (Unreachable, "the server is short of resources; try again later"),
-    "40": (Busy, "other transactions were in the way; try again"),
-    "55P03": (Busy, "another writer holds the space; try again"),
-    "57014": (Busy, "the statement was cancelled or took longer than the server allows; try again"),
-    "58": (Unreachable, "the server's disk or system fails; look at its log"),
+    "53100": (StoreFull, "nothing was written; free space on the server and retry"),
+    "53300": (Busy, "raise max_connections of the server or close other clients, then retry"),
+    "53": (Unreachable, "the server is short of resources; retry later"),
+    "40": (Busy, "the transaction conflicts with others; retry"),
+    "55P03": (Busy, "another writer holds the space; retry"),
+    "57014": (Busy, "the statement was cancelled or timed out; retry"),
+    "58": (Unreachable, "the server's disk or system failed; see its log"),
     "XX001": (Corrupt, "restore the database from a backup"),
     "XX002": (Corrupt, "REINDEX the database, then run `treering verify`"),
     "22": (InvalidInput, "nothing was written"),
-    "54": (InvalidInput, "a name or a value is too large for PostgreSQL; nothing was written"),
-    "26000": (
-        Unsupported,
-        "a pooler in between loses prepared statements; use PgBouncer 1.21 or newer, or none",
-    ),
-    "42P05": (
-        Unsupported,
-        "a pooler in between mixes up prepared statements; use PgBouncer 1.21 or newer, or none",
-    ),
+    "54": (InvalidInput, "a name or value is too large for PostgreSQL; nothing was written"),
+    "26000": (Unsupported, "a connection pooler lost prepared statements; use PgBouncer 1.21 or newer"),
+    "42P05": (Unsupported, "a connection pooler mixed up prepared statements; use PgBouncer 1.21 or newer"),
 }
-"""By SQLSTATE or its beginning; the first that fits counts."""
+"""By SQLSTATE or its prefix; the first that matches counts."""
 
 
 def _field(result: PGresult, field: DiagnosticField) -> str:

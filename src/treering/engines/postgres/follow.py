@@ -1,11 +1,13 @@
-"""Following: a commit anywhere wakes whoever waits for it.
+"""Following: a commit by any process wakes those that wait for it.
 
-Every process that commits says so on the channel ``treering``, after the commit, so that whoever hears of
-it finds it. It speaks at most every 20 ms: the first commit is announced at once, those during the pause
-together behind it. Every process that waits has one connection that listens, from its first wait until
-some seconds after the last. **Invariant:** nothing is missed, because a message is only a hint to look:
-waiters look once the listener listens, again after each hint, after each reconnection, and every second
-in any case (a process may die between its commit and its message; a pooler may swallow messages).
+Every process that commits sends a notification on the channel ``treering`` after the commit, so that whoever
+receives it can see the commit. It sends at most one every 20 ms: the first commit is announced at once, those
+during the pause together after it. Every process that waits has one connection that listens, from its first
+wait until a few seconds after the last.
+
+**Invariant:** nothing is missed, because a notification is only a hint to look. Waiters look once the
+listener listens, after each hint, after each reconnection, and every second in any case: a process may die
+between its commit and the notification, and a pooler may swallow notifications.
 """
 
 from __future__ import annotations
@@ -31,61 +33,61 @@ RETRY_SECONDS: Final = 0.25
 LINGER_SECONDS: Final = 5.0
 """How long the listener stays when nobody waits."""
 
-_SAY: Final = (
+_NOTIFY: Final = (
     "SELECT pg_notify(?, name), set_config('synchronous_commit', 'off', true) FROM unnest(?::text[]) AS name"
 )
-"""A message is a transaction; as a hint, it need not be durable."""
+"""A notification is a transaction; as a hint, it need not be durable."""
 
 
 class Announcer:
-    """Tells other processes of this one's commits."""
+    """Notifies other processes of this one's commits."""
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
-        self._start_over()
-        _forkable.add(self)
+        self._reset()
+        _open_objects.add(self)
 
-    def _start_over(self) -> None:
-        self._bell = threading.Condition()
+    def _reset(self) -> None:
+        self._changed = threading.Condition()
         self._spaces: set[str] = set()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def say(self, space: str) -> None:
-        """A space has a new commit."""
+    def announce(self, space: str) -> None:
+        """Announce a commit to a space, soon."""
         if space in self._spaces:
-            return  # the message is on its way, and behind this commit
-        with self._bell:
+            return  # the notification has yet to be sent, and will come after this commit
+        with self._changed:
             self._spaces.add(space)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="treering-announce", daemon=True)
                 self._thread.start()
-            self._bell.notify()
+            self._changed.notify()
 
     def close(self) -> None:
-        """Say what is left to say."""
-        with self._bell:
+        """Send what is left, and stop."""
+        with self._changed:
             self._closed = True
-            self._bell.notify()
+            self._changed.notify()
             thread = self._thread
         if thread is not None:
             thread.join()
 
-    def forked(self) -> None:
-        """In a forked child the thread is gone."""
-        self._start_over()
+    def after_fork(self) -> None:
+        """Start over in a forked child, where the thread does not exist."""
+        self._reset()
 
     def _work(self) -> None:
         while True:
-            with self._bell:
+            with self._changed:
                 while not self._spaces and not self._closed:
-                    self._bell.wait()
+                    self._changed.wait()
                 if not self._spaces:
                     return
                 spaces, self._spaces = self._spaces, set()
             try:
-                with self._database.aside() as session:
-                    session.execute(_SAY, (CHANNEL, sorted(spaces)))
+                with self._database.sending_hints() as session:
+                    session.execute(_NOTIFY, (CHANNEL, sorted(spaces)))
             except TreeringError:
                 pass  # a hint was lost; waiters look every second anyway
             if not self._closed:
@@ -97,12 +99,12 @@ class Follower:
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
-        self._start_over()
-        _forkable.add(self)
+        self._reset()
+        _open_objects.add(self)
 
-    def _start_over(self) -> None:
+    def _reset(self) -> None:
         self._changed = threading.Condition()
-        self._counted = itertools.count(1)
+        self._counter = itertools.count(1)
         self._hints = 0
         self._waiters = 0
         self._last_wait = 0.0
@@ -112,7 +114,7 @@ class Follower:
 
     def hint(self) -> None:
         """Something may have been committed."""
-        self._hints = next(self._counted)  # first: who begins to wait now finds that it has changed
+        self._hints = next(self._counter)  # first, so that a wait that begins now sees the change
         if self._waiters:
             with self._changed:
                 self._changed.notify_all()
@@ -143,10 +145,10 @@ class Follower:
                 self._last_wait = time.monotonic()
 
     def close(self) -> None:
-        """Stop listening, and let waiters go."""
+        """Stop listening, and wake all waiters."""
         with self._changed:
             self._closed = True
-            self._hints = next(self._counted)
+            self._hints = next(self._counter)
             self._changed.notify_all()
             thread = self._listener
             if thread is not None:
@@ -154,32 +156,32 @@ class Follower:
         if thread is not None:
             thread.join()
 
-    def forked(self) -> None:
-        """In a forked child the thread is gone, and its connection is the parent's."""
-        self._start_over()
+    def after_fork(self) -> None:
+        """Start over in a forked child, where the thread does not exist."""
+        self._reset()
 
     def _listen(self) -> None:
-        """Hear messages until nobody has waited for a while; connect again whenever that is necessary."""
+        """Receive notifications until nobody has waited for a while; reconnect when necessary."""
         try:
-            while self._is_wanted():
+            while self._is_needed():
                 try:
                     with self._database.connected() as connection:
-                        self._hear(connection)
+                        self._receive(connection)
                 except TreeringError:
-                    self._nap(RETRY_SECONDS)
+                    self._sleep(RETRY_SECONDS)
         finally:
             with self._changed:
                 os.close(self._wake)
                 os.close(self._wake_sender)
                 self._listener = None
 
-    def _hear(self, connection: psycopg.Connection[Any]) -> None:
+    def _receive(self, connection: psycopg.Connection[Any]) -> None:
         connection.execute(f"LISTEN {CHANNEL}")
-        self.hint()  # what was committed before this moment was not announced to us
+        self.hint()  # earlier commits were not announced to this connection
         poll = select.poll()
         poll.register(connection.pgconn.socket, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        while self._is_wanted():
+        while self._is_needed():
             poll.poll(LOOK_SECONDS * 1000)
             connection.pgconn.consume_input()
             if connection.pgconn.notifies() is not None:
@@ -187,22 +189,22 @@ class Follower:
                     pass
                 self.hint()
 
-    def _nap(self, seconds: float) -> None:
-        """Sleep, unless `close` wakes us."""
+    def _sleep(self, seconds: float) -> None:
+        """Sleep, until `close` wakes us."""
         select.select([self._wake], [], [], seconds)
 
-    def _is_wanted(self) -> bool:
+    def _is_needed(self) -> bool:
         with self._changed:
             lingering = time.monotonic() - self._last_wait < LINGER_SECONDS
             return not self._closed and (self._waiters > 0 or lingering)
 
 
-_forkable: Final[weakref.WeakSet[Announcer | Follower]] = weakref.WeakSet()
+_open_objects: Final[weakref.WeakSet[Announcer | Follower]] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for each in list(_forkable):
-        each.forked()
+    for each in list(_open_objects):
+        each.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,19 +1,18 @@
-"""A connection that talks in exchanges: many statements go out, then all their answers come in.
+"""A connection in libpq's pipeline mode: many statements go out, then all of their results come in.
 
-The time of a commit is mostly the way to the server and back, so statements are not sent one by one.
-`Pipeline.query` only queues a statement and gives an `Answer`; `Pipeline.collect` sends all that is queued
-and takes in all that is due. psycopg's own pipeline offers the same for several times the processor time,
+Most of the time of a commit is the round trip to the server, so statements are not sent one by one.
+`Pipeline.query` only queues a statement and returns a `PendingResult`; `Pipeline.collect` sends what is
+queued and receives every result that is due. psycopg's own pipeline does the same at several times the CPU
+cost, so this one talks to libpq through `psycopg.pq`, and leaves the conversion of values to psycopg.
 
-Every statement is prepared under a name when it is first seen. Numbers travel as text and are declared as
-``bigint``, the rest is left to the server to infer, so one text is one prepared statement, whatever the
-values.
+Every statement is prepared under a name when it is first used. Integers are declared as ``bigint`` and other
+types are left to the server to infer, so one statement text is one prepared statement, whatever the values.
 
-A transaction that writes is held back until an answer is needed (`Pipeline.begin`). If none is needed before
-its end, it goes without ``BEGIN`` and ``COMMIT``: to the server, all that comes before one sync is a
-transaction. And if the same statements came together often, they go as one.
+A write transaction is held back until a result is needed (`Pipeline.begin`). If none is needed before its
+end, it is sent without ``BEGIN`` and ``COMMIT``: the server runs everything up to a sync as one transaction.
 
-**Invariant:** after an error nothing that was queued behind it has run, and the connection is used again only
-after `roll_back` said that it may be.
+**Invariant:** after an error, nothing that was queued behind it has run, and the connection is used again
+only after `roll_back` has succeeded.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import select
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from psycopg import Connection, Error, OperationalError
 from psycopg.adapt import PyFormat, Transformer
@@ -31,96 +30,32 @@ from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.types.numeric import Int8Dumper
 
-from treering.engines.postgres.errors import Lost, of_result, translated
+from treering.engines.postgres.errors import ConnectionLost, error_of_result, translate
 from treering.errors import InvalidInput, TreeringError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Statements in the form that PostgreSQL wants: numbered parameters, and several in one.
-#
-# The shared statements mark a parameter by ``?``. Each text is translated once and remembered; there are
-# only as many texts as the code has statements (value lists come in a few sizes).
-
-
-_PARAMETER: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\?")
-_GUARD: Final = re.compile(
-    r"WITH moved AS \(UPDATE (?P<table>\w+) SET (?P<column>\w+) = (?P<value>\$\d+)(?P<others>.*) "
-    r"WHERE (?P<key>\w+ = \S+) AND (?P<condition>.*) RETURNING no\) SELECT 1 / count\(\*\) FROM moved"
-)
-_CHANGE: Final = re.compile(r"(?P<kind>INSERT INTO|UPDATE) (?P<table>\w+) .*", re.DOTALL)
-_FIRST_ROW: Final = re.compile(
-    r"(?P<head>INSERT INTO \w+ \((?P<columns>[^)]*)\) VALUES \()(?P<values>[^)]*)(?P<tail>.*)", re.DOTALL
-)
+Row = tuple[Any, ...]
 
 MAX_PARAMETERS: Final = 4096
-"""How many values one statement takes at most; the protocol's own limit is 65,535."""
+"""How many values one statement takes at most; the limit of the protocol is 65,535."""
+
+_MAX_STATEMENTS: Final = 2000
+"""How many prepared statements a connection keeps before it drops them all."""
+
+_GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK})
+_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_INT8: Final = 20
+_PARAMETER: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\?")
 
 
 @lru_cache(maxsize=4096)
 def numbered(sql: str) -> bytes:
-    """The statement with ``$1``, ``$2`` ... for ``?``, as it goes over the wire."""
-    return _numbered(sql, count(1)).encode()
-
-
-def _numbered(sql: str, numbers: Iterator[int]) -> str:
-    return _PARAMETER.sub(lambda found: f"${next(numbers)}" if found[0] == "?" else found[0], sql)
-
-
-@lru_cache(maxsize=1024)
-def bundled(statements: tuple[str, ...]) -> str | None:
-    """One statement that does what these do, with the same parameters; ``None`` if none means the same.
-
-    The first is a condition (`Current.advanced`): an update of one row, and a count that fails if it did not
-    take place. The second is an insert that names that row, and fails in one statement without it; where
-    there is one that is not as expected, the update divides by zero itself. To count takes the
-    server longer. The others come behind these two, and do not see each other's rows: what
-    is updated has to be a table that no other one changes.
-    """
+    """Return the statement with ``$1``, ``$2`` ... for ``?``, as it goes over the wire."""
     numbers = count(1)
-    guard, *changes = [_numbered(sql, numbers) for sql in statements]
-    moved, first = _GUARD.fullmatch(guard), _FIRST_ROW.fullmatch(changes[0]) if changes else None
-    found = [_CHANGE.fullmatch(each) for each in changes]
-    tables = [(change["kind"], change["table"]) for change in found if change is not None]
-    names = [table for _, table in tables]
-    is_mixed = any(kind == "UPDATE" and names.count(table) > 1 for kind, table in tables)
-    if moved is None or first is None or is_mixed or len(tables) < len(changes):
-        return None
-    columns, values = first["columns"].split(", "), first["values"].split(", ")
-    if moved["table"] not in columns:
-        return None
-    values[columns.index(moved["table"])] = "(SELECT no FROM moved)"
-    divided = f"{moved['value']} / (CASE WHEN {moved['condition']} THEN 1 ELSE 0 END){moved['others']}"
-    update = f"UPDATE {moved['table']} SET {moved['column']} = {divided} WHERE {moved['key']} RETURNING no"
-    parts = [f"moved AS ({update})"]
-    parts += [f"c{place} AS ({sql})" for place, sql in enumerate(changes[1:], 1)]
-    return f"WITH {', '.join(parts)} {first['head']}{', '.join(values)}{first['tail']}"
+    return _PARAMETER.sub(lambda found: f"${next(numbers)}" if found[0] == "?" else found[0], sql).encode()
 
 
-# -----------------------------------------------------------------------------------------------------------
-
-Row = tuple[Any, ...]
-
-_STATEMENTS_LIMIT: Final = 2000
-"""How many prepared statements a connection keeps before it starts anew."""
-
-_BUNDLES_LIMIT: Final = 64
-_BUNDLED_FROM: Final = 2
-"""Statements that came together so many times become one, but no more than so many on a connection.
-
-Such a statement takes the server longer to plan and more room to keep.
-"""
-
-_BUNDLED_PARAMETERS: Final = 256
-_GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK})
-_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
-_INT8: Final = 20
-
-
-class Answer:
-    """A statement under way; ``result`` is there after the next `Pipeline.collect`."""
+class PendingResult:
+    """The result of a queued statement; ``result`` is set by the next `Pipeline.collect`."""
 
     __slots__ = ("parameters", "result", "sql")
 
@@ -149,56 +84,48 @@ class Pipeline:
         self._converter = Transformer(connection)
         self._names: dict[str, bytes] = {}
         self._unproven: list[str] = []
-        self._given_names = 0
-        self._due: list[Answer | Literal["prepare", "sync"]] = []
-        self._held: list[Answer] | None = None
-        self._sightings: dict[tuple[str, ...], int] = {}
-        self._bundles: dict[tuple[str, ...], str] = {}
+        """Statements whose preparation has not been confirmed."""
+        self._last_name = 0
+        self._due: list[PendingResult | Literal["prepare", "sync"]] = []
+        self._held: list[PendingResult] | None = None
+        """The statements of a write transaction that has not been sent."""
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self._pgconn.enter_pipeline_mode()
 
-    def query(self, sql: str, parameters: Sequence[Any] = ()) -> Answer:
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> PendingResult:
         """Queue a statement."""
-        answer = Answer(sql, parameters)
+        pending = PendingResult(sql, parameters)
         if self._held is None:
-            self._queue(answer, *self._dumped(parameters))
+            self._queue(pending, *self._dump(parameters))
         else:
-            self._held.append(answer)
-        return answer
+            self._held.append(pending)
+        return pending
 
     def begin(self) -> None:
-        """Begin a transaction that writes: what is asked is held back until an answer is needed."""
+        """Begin a write transaction: statements are held back until a result is needed."""
         self._held = []
 
     def commit(self) -> None:
-        """End a transaction that writes; it is durable when this returns."""
+        """Commit a write transaction; it is durable when this returns."""
         if self._held is None:
             self.query("COMMIT")
         else:
             held, self._held = self._held, None
-            ready = [(answer, *self._dumped(answer.parameters)) for answer in self._bundled(held)]
-            self.dead = True  # until all is queued: a sync would commit a part
-            for answer, values, formats in ready:
-                self._queue(answer, values, formats)
+            ready = [(pending, *self._dump(pending.parameters)) for pending in held]
+            self.dead = True  # until all are queued: a sync would commit a part of them
+            for pending, values, formats in ready:
+                self._queue(pending, values, formats)
             self.dead = False
         self.collect()
 
-    def ask_again(self, other: Pipeline) -> None:
-        """Queue what another connection was asked and did not live to answer."""
-        for due in other._due:
-            if isinstance(due, Answer):
-                self.query(due.sql, due.parameters)
-                self._due[-1] = due
-                due.result = None
-
     def collect(self) -> None:
-        """Send what is queued and take in every answer. Raises the first error among them."""
+        """Send what is queued and receive every result. Raises the first error among them."""
         if self._held is not None:
             held, self._held = self._held, None
             self.query(_BEGIN)
-            for answer in held:
-                self._queue(answer, *self._dumped(answer.parameters))
+            for pending in held:
+                self._queue(pending, *self._dump(pending.parameters))
         if not self._due:
             return
         if self._due[-1] != "sync":
@@ -210,7 +137,7 @@ class Pipeline:
                 status = result.status
                 if due == "sync":
                     while status != ExecStatus.PIPELINE_SYNC:
-                        failure = failure or result  # to commit was refused
+                        failure = failure or result  # the commit was refused
                         self._receive_end()
                         result = self._receive()
                         status = result.status
@@ -222,38 +149,46 @@ class Pipeline:
                     failure = result
                 self._receive_end()
         except Error as error:
-            raise self._failed(error) from None
+            raise self._connection_failed(error) from None
         if failure is None:
             self._due.clear()
             self._unproven.clear()
             return
-        refusal = self._refused(failure)
+        refusal = self._statement_failed(failure)
         if not self.dead:
             self._due.clear()
             self._forget_unproven()
         raise refusal
 
     def send(self) -> None:
-        """Send what is queued without waiting for answers; the next `collect` takes them in."""
+        """Send what is queued without waiting; the next `collect` receives the results."""
         try:
-            # A sync and not only a flush: behind it the server listens again after an error, and counts
-            # the time that we keep it waiting.
+            # A sync, not just a flush: after a sync the server recovers from an error, and its timeout for
+            # idle transactions starts to count.
             self._pgconn.pipeline_sync()
             self._due.append("sync")
             while self._pgconn.flush():
-                # The server does not read on while its own answers wait to be read.
+                # The server stops reading while its own results wait to be read.
                 self._poll.modify(self._pgconn.socket, select.POLLIN | select.POLLOUT)
                 self._poll.poll()
                 self._pgconn.consume_input()
                 self._poll.modify(self._pgconn.socket, select.POLLIN)
         except Error as error:
-            raise self._failed(error) from None
+            raise self._connection_failed(error) from None
+
+    def resend(self, lost: Pipeline) -> None:
+        """Queue the statements for which another connection died without returning a result."""
+        for due in lost._due:
+            if isinstance(due, PendingResult):
+                self.query(due.sql, due.parameters)
+                self._due[-1] = due
+                due.result = None
 
     def roll_back(self) -> None:
-        """Undo the open transaction, whatever state it is in. The connection is fresh afterwards, or dead."""
+        """Roll back the open transaction, whatever its state. Afterwards the connection is clean, or dead."""
         try:
             self._held = None
-            self._take_in_leftovers()
+            self._discard_due()
             if self._pgconn.transaction_status != TransactionStatus.IDLE:
                 self.query("ROLLBACK")
                 self.collect()
@@ -261,75 +196,50 @@ class Pipeline:
         except TreeringError:
             self.dead = True
 
-    def rows(self, answer: Answer) -> list[Row]:
-        """The rows of an answer that was collected."""
-        count = answer.result.ntuples if answer.result is not None else 0
+    def rows(self, pending: PendingResult) -> list[Row]:
+        """Return the rows of a result that was collected."""
+        count = pending.result.ntuples if pending.result is not None else 0
         if not count:
             return []
-        self._converter.set_pgresult(answer.result)
+        self._converter.set_pgresult(pending.result)
         return self._converter.load_rows(0, count, tuple)
 
-    def tidy(self) -> None:
-        """Between two transactions: take in what is still due, and drop statements when they are too many."""
+    def reset(self) -> None:
+        """Between two transactions: receive what is due, and drop statements when there are too many."""
         self.collect()
-        if len(self._names) > _STATEMENTS_LIMIT:
+        if len(self._names) > _MAX_STATEMENTS:
             self._names.clear()
-            self._bundles.clear()
             self.query("DEALLOCATE ALL")
             self.collect()
             self._names.clear()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self.dead = True
         self._connection.close()
 
-    def _bundled(self, answers: list[Answer]) -> list[Answer]:
-        """The same as one statement, if these come together often."""
-        if len(answers) <= 1:
-            return answers
-        together = tuple([answer.sql for answer in answers])
-        parameters = [value for answer in answers for value in answer.parameters]
-        sql = self._bundles.get(together) or self._seen(together, len(parameters))
-        return answers if sql is None else [Answer(sql, parameters)]
-
-    def _seen(self, together: tuple[str, ...], parameters: int) -> str | None:
-        """Count a sighting of statements; the one that they become, when it is time for that."""
-        if len(self._bundles) >= _BUNDLES_LIMIT:
-            return None
-        seen = self._sightings.pop(together, 0) + 1
-        if seen > _BUNDLED_FROM:
-            sql = bundled(together)
-            if sql is not None and parameters <= _BUNDLED_PARAMETERS:
-                self._bundles[together] = sql
-                return sql
-        if len(self._sightings) >= _BUNDLES_LIMIT:
-            self._sightings.pop(next(iter(self._sightings)))  # the one that was not seen for longest
-        self._sightings[together] = seen
-        return None
-
-    def _queue(self, answer: Answer, values: Any, formats: Any) -> None:
+    def _queue(self, pending: PendingResult, values: Any, formats: Any) -> None:
         try:
-            name = self._names.get(answer.sql) or self._prepare(answer.sql, answer.parameters)
+            name = self._names.get(pending.sql) or self._prepare(pending.sql, pending.parameters)
             self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
         except Error as error:
-            raise self._failed(error) from None
-        self._due.append(answer)
+            raise self._connection_failed(error) from None
+        self._due.append(pending)
 
-    def _dumped(self, parameters: Sequence[Any]) -> tuple[Any, Any]:
+    def _dump(self, parameters: Sequence[Any]) -> tuple[Any, Any]:
         if not parameters:
             return (), ()
         try:
             values = self._converter.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
         except Error as error:
-            raise self._failed(error) from None
+            raise self._connection_failed(error) from None
         except UnicodeEncodeError as error:
             raise InvalidInput(f"{self.where} cannot store this text: {error}; nothing was written") from None
         return values, self._converter.formats
 
     def _prepare(self, sql: str, parameters: Sequence[Any]) -> bytes:
-        self._given_names += 1
-        name = b"t%d" % self._given_names
+        self._last_name += 1
+        name = b"t%d" % self._last_name
         types = [_INT8 if type(value) is int else 0 for value in parameters]
         self._pgconn.send_prepare(name, numbered(sql), types)
         self._due.append("prepare")
@@ -354,8 +264,8 @@ class Pipeline:
             pgconn.consume_input()
         return pgconn.get_result()
 
-    def _take_in_leftovers(self) -> None:
-        """What was queued when something else went wrong; its own errors do not matter any more."""
+    def _discard_due(self) -> None:
+        """Receive what was queued when something else failed; its own errors do not matter any more."""
         try:
             self.collect()
         except TreeringError:
@@ -363,20 +273,19 @@ class Pipeline:
                 raise
 
     def _forget_unproven(self) -> None:
-        # Some of these were prepared, some not. Their names are not used again, so none can clash.
+        # Some of these were prepared and some were not. Their names are never used again, so none can clash.
         for sql in self._unproven:
             self._names.pop(sql, None)
         self._unproven.clear()
 
-    def _refused(self, result: PGresult) -> TreeringError:
+    def _statement_failed(self, result: PGresult) -> TreeringError:
         self.failed = True
-        failure = of_result(result, self.where)
-        if isinstance(failure, Lost) or self._pgconn.status == ConnStatus.BAD:
-            self.dead = True
-        return failure
+        return self._note_if_dead(error_of_result(result, self.where))
 
-    def _failed(self, error: Error) -> TreeringError:
-        failure = translated(error, self.where)
-        if isinstance(failure, Lost) or self._pgconn.status == ConnStatus.BAD:
+    def _connection_failed(self, error: Error) -> TreeringError:
+        return self._note_if_dead(translate(error, self.where))
+
+    def _note_if_dead(self, error: TreeringError) -> TreeringError:
+        if isinstance(error, ConnectionLost) or self._pgconn.status == ConnStatus.BAD:
             self.dead = True
-        return failure
+        return error

@@ -1,12 +1,14 @@
-"""The engine contract over any SQL database: thin calls into the nouns beside this file.
+"""The engine contract over any SQL database.
 
-A driver (`engines.sqlite`, `engines.postgres`) brings a `Database` and its index of texts; everything
-that the two have in common, which is nearly everything, is here once.
+A driver (`engines.sqlite`, `engines.postgres`) brings a `Database` and a text index. Everything that the two
+have in common is here and in the modules beside this one.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, overload
+
+import msgspec
 
 from treering.core.batch import Receipt
 from treering.core.failpoints import declare, hit
@@ -18,7 +20,7 @@ from treering.engines.sql import stats as stats_module
 from treering.engines.sql.commit.decide import AcceptedBatch, decide_all
 from treering.engines.sql.commit.encode import encode_batch, merge_dependencies
 from treering.engines.sql.commit.group import GroupCommit
-from treering.engines.sql.commit.state import SpaceCaches, read_state
+from treering.engines.sql.commit.state import SpaceCaches, cached_state, read_state
 from treering.engines.sql.commit.write import write_group
 from treering.engines.sql.gc import erase as erase_module
 from treering.engines.sql.gc import sweep as sweep_module
@@ -42,71 +44,18 @@ if TYPE_CHECKING:
     from treering.engines.sql.session import Database, Session
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Leases: who may do a thing now.
-#
-# Volatile rows on the database's own clock, outside the journal. The token grows with every change of
-# holder and is never taken back, so that a writer who slept through the end of its lease is recognised
-# at its next commit, not by its own clock.
-
-
-def claim(
-    session: Session, space: int, space_name: str, name: str, *, holder: str, now_us: int, until_us: int
-) -> Lease | None:
-    """Take, renew, or fail to take a lease."""
-    rows = session.rows(
-        "SELECT holder, token, expires_at_us FROM lease WHERE space = ? AND name = ?", (space, name)
-    )
-    token = 1
-    if rows:
-        held_by, token, expires_at_us = rows[0]
-        held = held_by is not None and expires_at_us > now_us
-        if held and held_by != holder:
-            return None
-        if not held:
-            token += 1
-        session.run(
-            "UPDATE lease SET holder = ?, token = ?, expires_at_us = ? WHERE space = ? AND name = ?",
-            (holder, token, until_us, space, name),
-        )
-    else:
-        session.run(
-            "INSERT INTO lease (space, name, holder, token, expires_at_us) VALUES (?, ?, ?, ?, ?)",
-            (space, name, holder, token, until_us),
-        )
-    return Lease(space=space_name, name=name, holder=holder, token=token, expires_at_us=until_us)
-
-
-def heartbeat(session: Session, space: int, lease: Lease, *, now_us: int, until_us: int) -> Lease | None:
-    """Prolong a lease that is still held."""
-    changed = session.run(
-        "UPDATE lease SET expires_at_us = ? WHERE space = ? AND name = ? AND token = ? AND expires_at_us > ?",
-        (until_us, space, lease.name, lease.token, now_us),
-    )
-    if not changed:
-        return None
-    return Lease(
-        space=lease.space, name=lease.name, holder=lease.holder, token=lease.token, expires_at_us=until_us
-    )
-
-
-def release(session: Session, space: int, lease: Lease) -> None:
-    """Give a lease back; its token stays used."""
-    session.run(
-        "UPDATE lease SET holder = NULL, expires_at_us = 0 WHERE space = ? AND name = ? AND token = ?",
-        (space, lease.name, lease.token),
-    )
-
-
-# -----------------------------------------------------------------------------------------------------------
-
 BEGIN: Final = declare("commit.begin", "a batch was accepted for commit; nothing is written")
 BEFORE_COMMIT: Final = declare("commit.before_commit", "all rows of a group are written, not committed")
-AFTER_COMMIT: Final = declare("commit.after_commit", "a group is durable, nobody has heard of it")
+AFTER_COMMIT: Final = declare("commit.after_commit", "a group is durable, no caller has its receipt")
 
 
 class SqlEngine:
-    """Everything of the `Engine` contract that SQL databases share."""
+    """Everything in the `Engine` contract that SQL databases share.
+
+    A commit has one route: get a `CommitState`, decide the group on it, write what was accepted. A subclass
+    chooses where the state comes from (`_write_space`): from the cache for the fast path, otherwise from the
+    database.
+    """
 
     def __init__(
         self, database: Database, objects: Objects, texts: TextIndex, *, counters_first: bool
@@ -115,7 +64,7 @@ class SqlEngine:
         self._objects = objects
         self._texts = texts
         self._spaces: dict[str, int] = {}
-        self._remembered = SpaceCaches(counters_first=counters_first)
+        self._caches = SpaceCaches(counters_first=counters_first)
         self._items = ItemCache()
         self._group = GroupCommit(self._write)
 
@@ -129,7 +78,7 @@ class SqlEngine:
         return self._group.submit(encode_batch(batch))
 
     def _write(self, group: Sequence[EncodedBatch]) -> list[Outcome]:
-        """Commit a group in one transaction a space; how each batch fared, in order."""
+        """Commit a group in one transaction per space; return the outcome of each batch, in order."""
         if len(group) == 1:
             return self._write_to(group[0].batch.space, [group[0]])
         by_space: dict[str, list[EncodedBatch]] = {}
@@ -146,70 +95,87 @@ class SqlEngine:
         self._committed(name)
         return outcomes
 
-    def _write_space(self, space: int, group: list[EncodedBatch], *, all_new: bool = False) -> list[Outcome]:
-        memory = self._remembered.of(space)
-        dependencies = merge_dependencies([encoded.dependencies for encoded in group])
-        with self._database.writing() as session:  # the space is locked with the first question
-            current = read_state(session, space, dependencies, self._database.now_us(), memory)
-            outcomes = self._write_decided(session, current, decide_all(current, group), all_new=all_new)
-        memory.keep(current, len(group))
-        return outcomes
+    def _write_space(self, space: int, group: list[EncodedBatch]) -> list[Outcome]:
+        """Commit a group to one space. Overridden to try `_decide_cached` first."""
+        return self._write_from_database(space, group)
 
-    def _write_decided(
-        self,
-        session: Session,
-        current: CommitState,
-        decisions: Sequence[AcceptedBatch | Outcome],
-        *,
-        all_new: bool,
-    ) -> list[Outcome]:
+    def _decide_cached(
+        self, space: int, group: list[EncodedBatch], commit_numbers: list[int]
+    ) -> tuple[CommitState, list[AcceptedBatch]] | None:
+        """Decide a group on the cached state; ``None`` unless all of it is cached and accepted.
+
+        Rejections and repeated batches are left to `_write_from_database`, because the cache may be stale.
+        """
+        dependencies = merge_dependencies([encoded.dependencies for encoded in group])
+        state = cached_state(
+            self._caches.of(space), space, dependencies, self._database.now_us(), commit_numbers
+        )
+        if state is None:
+            return None
+        decisions = decide_all(state, group)
         accepted = [each for each in decisions if isinstance(each, AcceptedBatch)]
-        written: list[Receipt] = []
-        if accepted:
-            written = write_group(session, current, accepted, self._texts, all_new=all_new)
-        hit(BEFORE_COMMIT)
-        if len(written) == len(decisions):
-            return written  # pyright: ignore[reportReturnType] - a list of nothing but receipts
-        receipts = {receipt.batch: receipt for receipt in written}
-        return [
-            receipts.get(each.batch, each) if isinstance(each, Receipt) else each
-            for each in (each.receipt if isinstance(each, AcceptedBatch) else each for each in decisions)
-        ]
+        return (state, accepted) if len(accepted) == len(decisions) else None
+
+    def _write_from_database(
+        self, space: int, group: list[EncodedBatch], *, assume_new: bool = False
+    ) -> list[Outcome]:
+        """Read the state under the lock of the space, decide the group on it, and write."""
+        cache = self._caches.of(space)
+        dependencies = merge_dependencies([encoded.dependencies for encoded in group])
+        with self._database.writing() as session:
+            state = read_state(session, space, dependencies, self._database.now_us(), cache)
+            decisions = decide_all(state, group)
+            accepted = [each for each in decisions if isinstance(each, AcceptedBatch)]
+            written: dict[str, Receipt] = {}
+            if accepted:
+                receipts = write_group(session, state, accepted, self._texts, assume_new=assume_new)
+                written = {receipt.batch: receipt for receipt in receipts}
+            hit(BEFORE_COMMIT)
+        cache.update(state, len(group))
+        return [_outcome(decision, written) for decision in decisions]
 
     def _committed(self, space: str) -> None:
-        """Called after each commit to a space, for followers."""
+        """Called after each commit to a space, to wake followers."""
+
+    def _last_seq(self, space: str) -> int:
+        with self._database.reading() as session:
+            rows = session.rows("SELECT seq FROM space WHERE name = ?", (space,))
+        return rows[0][0] if rows else 0
 
     def stage(self, space: str, contents: Iterable[Content]) -> list[str]:
         """Store objects ahead of the commit that will require them."""
         return self._objects.stage(self._database, self._space_number(space, create=True), contents)
 
     def claim(self, space: str, name: str, *, holder: str, seconds: float) -> Lease | None:
-        """Take a lease, or ``None`` while someone else holds it."""
+        """Take or renew a lease; ``None`` while someone else holds it."""
         number = self._space_number(space, create=True)
         with self._database.writing(number) as session:
             now_us = self._database.now_us()
-            return claim(
-                session,
-                number,
-                space,
-                name,
-                holder=holder,
-                now_us=now_us,
-                until_us=now_us + round(seconds * 1e6),
-            )
+            until_us = now_us + round(seconds * 1e6)
+            return _claim(session, number, space, name, holder=holder, now_us=now_us, until_us=until_us)
 
     def heartbeat(self, lease: Lease, *, seconds: float) -> Lease | None:
-        """Prolong a lease; ``None`` when it was lost."""
+        """Prolong a lease; ``None`` if it was lost."""
         number = self._space_number(lease.space, create=True)
         with self._database.writing(number) as session:
             now_us = self._database.now_us()
-            return heartbeat(session, number, lease, now_us=now_us, until_us=now_us + round(seconds * 1e6))
+            until_us = now_us + round(seconds * 1e6)
+            changed = session.run(
+                "UPDATE lease SET expires_at_us = ? "
+                "WHERE space = ? AND name = ? AND token = ? AND expires_at_us > ?",
+                (until_us, number, lease.name, lease.token, now_us),
+            )
+        return msgspec.structs.replace(lease, expires_at_us=until_us) if changed else None
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back, if it is still held."""
+        """Release a lease if it is still held; its token stays used."""
         number = self._space_number(lease.space, create=True)
         with self._database.writing(number) as session:
-            release(session, number, lease)
+            session.run(
+                "UPDATE lease SET holder = NULL, expires_at_us = 0 "
+                "WHERE space = ? AND name = ? AND token = ?",
+                (number, lease.name, lease.token),
+            )
 
     # Reading
     def missing(self, space: str, names: Sequence[str]) -> set[str]:
@@ -327,7 +293,7 @@ class SqlEngine:
             return erase_module.erase(self._database, self._objects, self._texts, number, plan)
         finally:
             self._items.clear()
-            self._remembered.forget(number)
+            self._caches.drop(number)
 
     def sweep(self, space: str, *, dry_run: bool = False, grace_seconds: float = 3600.0) -> Swept:
         """Mark what refs and events can reach, and remove the rest."""
@@ -394,3 +360,41 @@ class SqlEngine:
             )
             ((number,),) = session.rows("SELECT no FROM space WHERE name = ?", (name,))
         return number
+
+
+def _outcome(decision: AcceptedBatch | Outcome, written: dict[str, Receipt]) -> Outcome:
+    """The receipt as it was written (a repeated event changes it), or the error."""
+    if isinstance(decision, AcceptedBatch):
+        decision = decision.receipt
+    return written.get(decision.batch, decision) if isinstance(decision, Receipt) else decision
+
+
+def _claim(
+    session: Session, space: int, space_name: str, name: str, *, holder: str, now_us: int, until_us: int
+) -> Lease | None:
+    """Take or renew a lease, by the clock of the database.
+
+    The token grows with every change of holder and is never reused. So a writer that slept past the end of
+    its lease is recognised at its next commit, whatever its own clock says.
+    """
+    rows = session.rows(
+        "SELECT holder, token, expires_at_us FROM lease WHERE space = ? AND name = ?", (space, name)
+    )
+    token = 1
+    if rows:
+        current_holder, token, expires_at_us = rows[0]
+        is_held = current_holder is not None and expires_at_us > now_us
+        if is_held and current_holder != holder:
+            return None
+        if not is_held:
+            token += 1
+        session.run(
+            "UPDATE lease SET holder = ?, token = ?, expires_at_us = ? WHERE space = ? AND name = ?",
+            (holder, token, until_us, space, name),
+        )
+    else:
+        session.run(
+            "INSERT INTO lease (space, name, holder, token, expires_at_us) VALUES (?, ?, ?, ?, ?)",
+            (space, name, holder, token, until_us),
+        )
+    return Lease(space=space_name, name=name, holder=holder, token=token, expires_at_us=until_us)

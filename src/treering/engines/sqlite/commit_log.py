@@ -1,18 +1,24 @@
-"""Fresh commits: the short way in, and how they settle.
+"""The commit log: small commits as one row each, flushed into the tables in groups.
 
-The rows of a commit go into six tables and as many indexes, which is a dozen pages of SQLite's log where
-the content would fill one. So an ordinary commit (see `ordinary`), or several that come together, is written
-as one row of the table ``fresh``, which holds all its other rows; a few dozen of them *settle* together, into
-tables whose pages are then written once for all. What is fresh is as durable as anything else. Whoever reads,
-or writes in any other way, lets it settle first, so nobody else has to know of it.
+The rows of a commit go into six tables and as many indexes. That is a dozen pages of SQLite's write-ahead
+log, where the content would fill one. So a small commit, or several that arrive together, is written as one
+row of the table ``fresh`` that holds all of its rows. Such commits are *pending* until they are flushed: a
+few dozen together, so that each page of a table is written once for all of them. A pending commit is as
+durable as any other. Readers, and writers that do not append to the log, flush it first, so no other code
+needs to know about it.
 
-The table has a few slots, which are filled from the first on. A slot is fresh while the number of its commit
-is greater than all in ``commits``; afterwards it is written over, and what was in it is wiped when something
-is erased or the store is closed. Each slot has a page for itself, so writing to it changes no other page.
+The table has a few slots, filled in order. A slot is pending while its commit number is higher than all in
+``commits``; after that it is free to be overwritten. What a free slot still holds is wiped when something
+is erased and when the store is closed. Each slot is padded to a page of its own, so that writing one changes
+no other page.
 
-**Invariant:** a fresh commit is one that would have come through in the tables: its slot is filled only if
-nothing was committed but what this process knows of, and neither its batch nor one of its events is there
-already. So everything that is fresh at a time was written by one process.
+A process decides a commit from its cache, and the insert into the log checks the cache: nothing may have been
+flushed or committed by anyone else since. Commits are numbered consecutively in the whole store, so if the
+highest number in ``commits`` is the one that this process knows, and the next slot is free, the cache holds.
+
+**Invariant:** a pending commit is one that would have succeeded in the tables. Its slot is written only if
+nothing was committed except what this process knows of, and neither its batches nor its events exist already.
+So all commits that are pending at one time were written by one process.
 """
 
 from __future__ import annotations
@@ -23,9 +29,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from treering.core.failpoints import declare, hit
+from treering.core.failpoints import declare, hit, is_armed
 from treering.core.frame import seal_pieces, unseal
-from treering.engines.sql.commit.write import Rows, write_rows
+from treering.engines.sql.commit.write import CommitRows
+from treering.engines.sql.engine import BEFORE_COMMIT
 from treering.engines.sql.read import pack_item_blocks
 from treering.engines.sql.session import for_rows
 from treering.errors import Corrupt
@@ -33,46 +40,191 @@ from treering.errors import Corrupt
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from treering.engines.sql.commit.decide import AcceptedBatch
+    from treering.engines.sql.commit.state import CommitState, SpaceCache
     from treering.engines.sql.session import Session
+    from treering.engines.sqlite.connection import SqliteDatabase
 
-SETTLED: Final = declare("settle.before_commit", "fresh commits are in their tables, nothing is committed")
+FLUSHED: Final = declare("flush.before_commit", "pending commits are in their tables, not committed")
 
 SLOTS: Final = 64
-MOST_COMMITS: Final = 128
-"""How many settle together: so many slots, or as many commits."""
-MOST_BYTES: Final = 32 * 1024
-"""Commits whose rows take more go straight into the tables."""
+MAX_COMMITS: Final = 128
+"""The log is flushed when this many slots or commits are pending."""
+MAX_BYTES: Final = 32 * 1024
+"""Larger commits go straight into the tables."""
+MAX_EVENTS: Final = 8
+"""Batches with more events go straight into the tables, because each event has to be looked up."""
 
-ROWS_AT_ONCE: Final = 16
+IS_PENDING: Final = "no > (SELECT coalesce(max(no), 0) FROM commits)"
+WIPE: Final = "DELETE FROM fresh WHERE NOT " + IS_PENDING
+"""Deletes what was flushed."""
 
-IS_FRESH: Final = "no > (SELECT coalesce(max(no), 0) FROM commits)"
-WIPE: Final = "DELETE FROM fresh WHERE NOT " + IS_FRESH
-
-_VERSION: Final = 1
-_ALL: Final = f"SELECT slot, no, space FROM fresh WHERE {IS_FRESH} ORDER BY no"
+_FORMAT: Final = 1
+_ALL: Final = f"SELECT slot, no, space FROM fresh WHERE {IS_PENDING} ORDER BY no"
 _HALF_A_PAGE: Final = 2048
 _PADDING: Final = bytes(_HALF_A_PAGE)
+_ROWS_PER_INSERT: Final = 16
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-@lru_cache(maxsize=256)
-def insert_of(batches: int, events: int) -> str:
-    """The statement that takes in so many batches with so many events, or does nothing if it must not.
+class CommitLog:
+    """This process's end of the commit log; used by the one thread that commits at a time.
 
-    Its values: slot, number of the last of these commits, space, rows, number of the last commit that has
-    settled, removals of the space; the batches; and if there are events their day and their ids.
+    **Invariant:** `_last_no` is known only while every cache of this process is true after that commit and
+    the pending ones.
     """
-    there = f"AND NOT EXISTS (SELECT 1 FROM commits WHERE space = ?3 AND batch IN ({_marks(batches)})) "
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+        self._last_no = 0
+        """The number of the last commit that went into the tables; 0 if it is not known."""
+        self._slot = 0
+        self._pending = 0
+        """The next slot, and how many commits the slots before it hold."""
+        self._names: set[tuple[Any, ...]] = set()
+        """The batches and events that are pending, which no table has yet."""
+        self.was_used = False
+
+    def next_numbers(self, batches: int) -> list[int] | None:
+        """Return numbers for a group of commits; ``None`` if the log cannot take it now."""
+        if not self._last_no or self._slot == SLOTS or self._pending + batches > MAX_COMMITS:
+            return None
+        if self._database.skip_log:
+            self._database.skip_log -= 1
+            return None
+        first = self._last_no + self._pending + 1
+        return list(range(first, first + batches))
+
+    def append(self, state: CommitState, accepted: Sequence[AcceptedBatch], cache: SpaceCache) -> bool:
+        """Write a group that was decided from ``cache``, and update that.
+
+        Returns ``False``, with nothing written, if the group is too large for the log or needs a table that
+        the log does not cover, or if the cache turns out to be stale.
+        """
+        for each in accepted:
+            encoded = each.encoded
+            if encoded.batch.texts or encoded.deltas or len(encoded.batch.events) > MAX_EVENTS:
+                return False
+        rows = CommitRows(state, accepted)
+        packed = _pack(rows)
+        if packed is None or rows.rescoped or len(packed) > MAX_BYTES:
+            return False
+        space, number = state.space, state.commit_numbers[-1]
+        batches = [row[2] for row in rows.commits]
+        events = [row[3] for row in rows.events]
+        days = {row[2] for row in rows.events}
+        names = {(space, batch) for batch in batches} | {(space, *row[2:4]) for row in rows.events}
+        if len(days) > 1 or len(names) < len(batches) + len(events) or not names.isdisjoint(self._names):
+            return False
+        assert state.expected_counters is not None  # noqa: S101 - decided from the cache
+        _, _, removals = state.expected_counters
+        values = (self._slot, number, space, packed, self._last_no, removals, *batches, *days, *events)
+        if not self._insert(_insert_sql(len(batches), len(events)), values, rows):
+            return False
+        last_no, self._last_no = self._last_no, 0  # a fork or an interrupt may happen in between
+        cache.update(state, len(accepted))
+        self.was_used = True
+        self._names |= names
+        self._database.pending[number] = rows
+        self._slot += 1
+        self._pending += len(accepted)
+        self._last_no = last_no
+        return True
+
+    def restart(self, previous_no: int, last_no: int) -> bool:
+        """Continue after a commit to the tables, which flushed the log.
+
+        ``last_no`` is its number and ``previous_no`` the highest one before it. Returns ``False`` if another
+        process has committed in between.
+        """
+        is_alone = previous_no == self._last_no + self._pending and last_no > 0
+        self._names.clear()
+        self._database.pending.clear()
+        self._slot = self._pending = 0
+        self._last_no = last_no
+        return is_alone
+
+    def _insert(self, sql: str, values: tuple[Any, ...], rows: CommitRows) -> bool:
+        if not rows.objects and not is_armed(BEFORE_COMMIT):
+            return self._database.execute_alone(sql, values) == 1
+        try:
+            with self._database.appending() as session:
+                if session.run(sql, values) != 1:
+                    raise _StaleCache
+                rows.write_objects(session)
+                hit(BEFORE_COMMIT)
+        except _StaleCache:
+            return False
+        return True
+
+
+class _StaleCache(Exception):
+    """Another process has committed, or a batch or event of the group exists already."""
+
+
+def flush(session: Session, own: Mapping[int, CommitRows]) -> None:
+    """Move all pending commits into their tables, within a write transaction.
+
+    ``own`` are the rows of this process's commits by slot number, which need not be read.
+    """
+    spaces: dict[int, CommitRows] = {}
+    for slot, no, space in session.rows(_ALL):
+        rows = own.get(no)
+        spaces.setdefault(space, CommitRows()).extend(_read(session, slot) if rows is None else rows)
+    inserts = _MultiRowInserts(session)
+    for space, rows in spaces.items():
+        rows.items = pack_item_blocks(rows.items)
+        (_, _, _, _, last_seq, committed_at_us, _, _) = rows.commits[-1]
+        session.execute(
+            "UPDATE space SET seq = ?, committed_at_us = ? WHERE no = ?", (last_seq, committed_at_us, space)
+        )
+        rows.write(inserts)
+        rows.write_new_events(inserts)
+    hit(FLUSHED)
+
+
+class _MultiRowInserts:
+    """The statements of a session, inserting several rows at a time.
+
+    Every call releases the GIL, and while other threads wait for it, getting it back costs more than a row.
+    (If none does, as for spans that arrive by the thousand, one row per call takes less memory.)
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.execute = session.execute
+        self._session = session
+
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement once for each row."""
+        start = 0
+        while start < len(rows):
+            size = min(1 << (len(rows) - start).bit_length() - 1, _ROWS_PER_INSERT)
+            multi_row = for_rows(sql, size, distinct=True)  # SQLite applies the rows one after another
+            if multi_row is None:
+                self._session.execute_many(sql, rows)
+                return
+            self.execute(multi_row, [*chain.from_iterable(rows[start : start + size])])
+            start += size
+
+
+@lru_cache(maxsize=256)
+def _insert_sql(batches: int, events: int) -> str:
+    """Return the statement that writes a slot, or does nothing if the commits must not be pending.
+
+    Its values: slot, number of the last of these commits, space, rows, number of the last commit in the
+    tables, removals of the space; the batches; and if there are events, their day and their ids.
+    """
+    unless = f"AND NOT EXISTS (SELECT 1 FROM commits WHERE space = ?3 AND batch IN ({_marks(batches)})) "
     if events:
         ids = _marks(events)
-        there += f"AND NOT EXISTS (SELECT 1 FROM event WHERE space = ?3 AND day = ? AND id IN ({ids})) "
+        unless += f"AND NOT EXISTS (SELECT 1 FROM event WHERE space = ?3 AND day = ? AND id IN ({ids})) "
     return (
         "INSERT INTO fresh (slot, no, space, rows) SELECT ?1, ?2, ?3, ?4 "
         "WHERE (SELECT max(no) FROM commits) = ?5 "
         "AND NOT EXISTS (SELECT 1 FROM fresh WHERE slot = ?1 AND no > ?5) "
-        f"AND EXISTS (SELECT 1 FROM space WHERE no = ?3 AND scopes_dropped = ?6) {there}"
+        f"AND EXISTS (SELECT 1 FROM space WHERE no = ?3 AND scopes_dropped = ?6) {unless}"
         "ON CONFLICT (slot) DO UPDATE SET no = excluded.no, space = excluded.space, rows = excluded.rows"
     )
 
@@ -81,13 +233,13 @@ def _marks(count: int) -> str:
     return ", ".join("?" * count)
 
 
-def pack(rows: Rows) -> bytes | None:
-    """The rows of ordinary commits as they lie in a slot, long enough to have a page for themselves.
+def _pack(rows: CommitRows) -> bytes | None:
+    """Encode rows as they are stored in a slot, long enough to fill a page.
 
-    ``None`` where a value is of a subclass (of ``str``, say), which SQLite takes and MessagePack does not.
+    ``None`` if a value is of a subclass (of ``str``, say), which SQLite takes but MessagePack does not.
     """
     content: list[Any] = [
-        _VERSION,
+        _FORMAT,
         rows.commits,
         rows.runs,
         rows.bodies,
@@ -106,54 +258,15 @@ def pack(rows: Rows) -> bytes | None:
     return b"".join(seal_pieces(packed, compress_from=len(packed) + 1))
 
 
-def flush(session: Session, known: Mapping[int, Rows]) -> None:
-    """Bring all fresh commits into their tables, within a write transaction.
-
-    ``known`` are those of this process by their numbers, which need not be read.
-    """
-    spaces: dict[int, Rows] = {}
-    for slot, no, space in session.rows(_ALL):
-        own = known.get(no)
-        spaces.setdefault(space, Rows()).take(_read(session, slot) if own is None else own)
-    for space, rows in spaces.items():
-        rows.items = pack_item_blocks(rows.items)
-        write_rows(_Together(session), space, rows)
-    hit(SETTLED)
-
-
-class _Together:
-    """Statements of a session, with rows that are inserted several at a time.
-
-    Every call lets go of Python's lock, and where other threads wait for it, getting it back costs more than
-    a row. (Where nobody does, as for spans that come in by the thousand, one row a call takes less memory.)
-    """
-
-    def __init__(self, session: Session) -> None:
-        self.execute = session.execute
-        self._session = session
-
-    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a statement once for each row."""
-        start = 0
-        while start < len(rows):
-            size = min(1 << (len(rows) - start).bit_length() - 1, ROWS_AT_ONCE)
-            together = for_rows(sql, size, distinct=True)  # SQLite takes them one after the other
-            if together is None:
-                return self._session.execute_many(sql, rows)
-            self.execute(together, [*chain.from_iterable(rows[start : start + size])])
-            start += size
-        return None
-
-
-def _read(session: Session, slot: int) -> Rows:
-    where = f"slot {slot} of fresh commits"
+def _read(session: Session, slot: int) -> CommitRows:
+    where = f"slot {slot} of the commit log"
     ((packed,),) = session.rows("SELECT rows FROM fresh WHERE slot = ?", (slot,))
-    rows = Rows()
+    rows = CommitRows()
     try:
         version, *content = _decode(unseal(packed, where))
         rows.commits, rows.runs, rows.bodies, rows.grown, rows.items, rows.refs, rows.events, *_ = content
     except (msgspec.DecodeError, TypeError, ValueError) as error:
         raise Corrupt(f"{where} cannot be read ({error}); restore the store from a backup") from error
-    if version != _VERSION:
-        raise Corrupt(f"{where} has form {version}, which this treering cannot read; upgrade it")
+    if version != _FORMAT:
+        raise Corrupt(f"{where} has format {version}, which this treering cannot read; upgrade it")
     return rows

@@ -10,22 +10,20 @@ import errno
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from treering import files
 from treering.core.clock import SystemClock
 from treering.core.engine import Caps
-from treering.core.failpoints import declare, hit, is_armed
+from treering.core.failpoints import declare, hit
 from treering.core.ids import new_id
 from treering.core.records import Problem
 from treering.engines.sql import schema
-from treering.engines.sql.commit.decide import accept, remember
-from treering.engines.sql.commit.write import Rows
-from treering.engines.sql.engine import BEFORE_COMMIT, SqlEngine
+from treering.engines.sql.engine import SqlEngine
 from treering.engines.sql.objects import Objects
-from treering.engines.sqlite.commit_log import MOST_BYTES, MOST_COMMITS, SLOTS, insert_of, pack
+from treering.engines.sqlite.commit_log import CommitLog
 from treering.engines.sqlite.connection import SqliteDatabase
-from treering.engines.sqlite.errors import FAILURES, damaged, translated
+from treering.engines.sqlite.errors import FAILURES, damaged, translate
 from treering.engines.sqlite.follow import Follower
 from treering.engines.sqlite.fts import SqliteTextIndex
 from treering.errors import (
@@ -40,15 +38,13 @@ from treering.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from treering.core.batch import Receipt
     from treering.core.clock import Clock
     from treering.core.records import Checked
     from treering.core.storage import Blobs
     from treering.engines.sql.commit.encode import EncodedBatch
     from treering.engines.sql.commit.group import Outcome
-    from treering.engines.sql.commit.state import SpaceCache, SpaceCaches
     from treering.engines.sqlite.connection import Durability
 
 
@@ -91,106 +87,6 @@ def file_system(folder: Path, mounts: Path) -> str | None:
     return kind
 
 
-# -----------------------------------------------------------------------------------------------------------
-# The short way of a commit: accepted from memory (`ordinary`), written as one row (`fresh`).
-#
-# What a process remembers of the store holds as long as nobody else has committed, and commits are numbered
-# through: if the last one that has settled is the one that this process knows of, and the next slot is
-# free, it does. **Invariant:** `Shortcut` knows that number only while everything that is remembered of any
-# space was true behind it and behind the commits that are fresh.
-
-
-class _Moved(Exception):
-    """Someone else has committed, or something of the batches is there already."""
-
-
-class Shortcut:
-    """The short way into one store; used by one thread at a time, the one that commits."""
-
-    def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
-        self._settled_no = 0
-        """The number of the last commit that went the long way; 0 when it is not known."""
-        self._slot = 0
-        self._count = 0
-        """The next slot, and how many commits are in those before it."""
-        self._was_used = False
-        self._names: set[tuple[Any, ...]] = set()
-        """The batches and events of these, which no other table may know yet."""
-
-    def commit(self, space: int, group: Sequence[EncodedBatch], memory: SpaceCache) -> list[Receipt] | None:
-        """Commit a group of ordinary batches; ``None``, with nothing done, if it has to go the long way."""
-        database = self._database
-        settled_no, count = self._settled_no, self._count
-        if not settled_no or self._slot == SLOTS or count + len(group) > MOST_COMMITS:
-            return None
-        if database.patience:
-            database.patience -= 1
-            return None
-        now_us = database.now_us()
-        accepted = accept(group, memory, now_us)
-        if accepted is None:
-            return None
-        rows = Rows()
-        for each in accepted:
-            count += 1
-            rows.add(each, space, settled_no + count, now_us, memory.scopes, {})
-        batches = [row[2] for row in rows.commits]
-        days = [row[2] for row in rows.events]
-        events = [row[3] for row in rows.events]
-        names = {(space, batch) for batch in batches} | {(space, *row[2:4]) for row in rows.events}
-        packed = pack(rows)
-        if (
-            packed is None
-            or len(packed) > MOST_BYTES
-            or days.count(days[0] if days else 0) < len(days)
-            or len(names) < len(batches) + len(events)
-            or not names.isdisjoint(self._names)
-        ):
-            return None
-        values = (self._slot, settled_no + count, space, packed, settled_no, memory.removals, *batches)
-        if not self._write(insert_of(len(batches), len(events)), (*values, *days[:1], *events), rows):
-            return None
-        self._was_used = True
-        self._settled_no = 0  # until the rest is there: a fork or an interrupt may happen in between
-        remember(memory, accepted)
-        self._names |= names
-        database.fresh[settled_no + count] = rows
-        self._slot += 1
-        self._count = count
-        self._settled_no = settled_no
-        return [each.receipt for each in accepted]
-
-    @property
-    def was_used(self) -> bool:
-        """Whether anything went this way."""
-        return self._was_used
-
-    def _write(self, sql: str, values: tuple[Any, ...], rows: Rows) -> bool:
-        if not rows.objects and not is_armed(BEFORE_COMMIT):
-            return self._database.run(sql, values) == 1
-        try:
-            with self._database.writing_fresh() as session:
-                if session.run(sql, values) != 1:
-                    raise _Moved
-                rows.tell_objects(session)
-                hit(BEFORE_COMMIT)
-        except _Moved:
-            return False
-        return True
-
-    def learn(self, space: int, memory: SpaceCache, remembered: SpaceCaches) -> None:
-        """Go on from a commit that went the long way, which let everything settle."""
-        if memory.behind_no != self._settled_no + self._count or not memory.commit_no:
-            remembered.doubt_others(space)
-        self._names.clear()
-        self._database.fresh.clear()
-        self._slot = self._count = 0
-        self._settled_no = memory.commit_no
-
-
-# -----------------------------------------------------------------------------------------------------------
-
 COPIED: Final = declare("backup.copied", "the database of a backup is copied, its packs are not")
 
 _SNAPSHOT_TRIES: Final = 5
@@ -208,7 +104,7 @@ class SqliteEngine(SqlEngine):
         self._sqlite = database
         self._blobs = blobs
         self._follower = Follower(database)
-        self._shortcut = Shortcut(database)
+        self._log = CommitLog(database)
 
     @property
     def caps(self) -> Caps:
@@ -227,22 +123,25 @@ class SqliteEngine(SqlEngine):
         try:
             return sqlite3.connect(self._sqlite.path, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
-            raise translated(error, str(self._sqlite.path)) from error
+            raise translate(error, str(self._sqlite.path)) from error
 
     def flush(self) -> None:
         """Bring every commit into its tables, for someone who reads these on a connection of their own."""
         with self._sqlite.single_query():
             pass
 
-    def _write_space(self, space: int, group: list[EncodedBatch], *, all_new: bool = False) -> list[Outcome]:
-        """Commit a group, the short way if it is ordinary."""
-        memory = self._remembered.of(space)
-        receipts = self._shortcut.commit(space, group, memory)
-        if receipts is not None:
-            return [*receipts]
-        memory.commit_no = 0
-        outcomes = super()._write_space(space, group, all_new=all_new)
-        self._shortcut.learn(space, memory, self._remembered)
+    def _write_space(self, space: int, group: list[EncodedBatch]) -> list[Outcome]:
+        """Append a group to the commit log if it was decided from the cache, else write it to the tables."""
+        numbers = self._log.next_numbers(len(group))
+        decided = None if numbers is None else self._decide_cached(space, group, numbers)
+        if decided is not None:
+            state, accepted = decided
+            if self._log.append(state, accepted, self._caches.of(space)):
+                return [each.receipt for each in accepted]
+        outcomes = self._write_from_database(space, group)
+        cache = self._caches.of(space)
+        if not self._log.restart(cache.previous_no, cache.commit_no):
+            self._caches.invalidate_others(space)
         return outcomes
 
     def _committed(self, space: str) -> None:  # noqa: ARG002 - one bell for all spaces
@@ -253,11 +152,6 @@ class SqliteEngine(SqlEngine):
         self._follower.wait(lambda: self._last_seq(space) > after_seq, seconds)
         return self._last_seq(space)
 
-    def _last_seq(self, space: str) -> int:
-        with self._database.reading() as session:
-            rows = session.rows("SELECT seq FROM space WHERE name = ?", (space,))
-        return rows[0][0] if rows else 0
-
     def check(self, space: str, *, read_content: bool = True) -> Iterator[Problem | Checked]:
         """Verify everything, the database as SQLite sees it first."""
         found = super().check(space, read_content=read_content)
@@ -265,7 +159,7 @@ class SqliteEngine(SqlEngine):
 
     def _check(self, found: Iterator[Problem | Checked]) -> Iterator[Problem | Checked]:
         where = str(self._sqlite.path)
-        damages = self._sqlite.damages()
+        damages = self._sqlite.find_damage()
         yield from (Problem(kind="corrupt", where=where, detail=damage) for damage in damages)
         try:
             yield from found
@@ -307,7 +201,7 @@ class SqliteEngine(SqlEngine):
     def close(self) -> None:
         """Finish what was submitted, then let go of everything."""
         self._group.close()
-        if self._shortcut.was_used:
+        if self._log.was_used:
             with suppress(TreeringError):  # what cannot settle now does when it is read
                 self.flush()
                 self._sqlite.reclaim_space(secure=False)
@@ -333,7 +227,7 @@ def open_sqlite(
     database = SqliteDatabase(path, durability=durability, clock=clock or SystemClock())
     try:
         with database.exclusively() as connection:
-            database.make_ready(connection)
+            database.set_modes(connection)
             schema.ensure_schema(connection, "sqlite", location=str(database.path), store_id=new_id())
     except BaseException:
         database.close()
@@ -357,7 +251,7 @@ def _pack_names(copied: Path) -> list[str]:
         with closing(sqlite3.connect(f"{copied.absolute().as_uri()}?immutable=1", uri=True)) as copy:
             return [name for (name,) in copy.execute("SELECT name FROM pack ORDER BY no")]
     except FAILURES as error:
-        raise translated(error, str(copied)) from error
+        raise translate(error, str(copied)) from error
 
 
 def refuse_occupied(folder: Path) -> None:

@@ -34,7 +34,7 @@ def is_busy(error: sqlite3.Error) -> bool:
     return _code(error) in _BUSY
 
 
-def translated(error: sqlite3.Error | UnicodeDecodeError, where: str) -> TreeringError:
+def translate(error: sqlite3.Error | UnicodeDecodeError, where: str) -> TreeringError:
     """Our error for a driver's; ``where`` names the database."""
     code = _code(error)
     if isinstance(error, UnicodeDecodeError) or (isinstance(error, sqlite3.OperationalError) and code < 0):

@@ -1,4 +1,4 @@
-"""What an engine remembers between commits: used while it holds, dropped when others made it untrue."""
+"""The space cache: used while it is valid, dropped when another writer has made it stale."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ def append(engine: SqlEngine, at: int, scope: str = SCOPE) -> Receipt:
 
 
 def statements(engine: SqliteEngine) -> list[str]:
-    told: list[str] = []
-    engine._sqlite.writer().set_trace_callback(told.append)
-    return told
+    executed: list[str] = []
+    engine._sqlite.writer().set_trace_callback(executed.append)
+    return executed
 
 
-def test_what_is_remembered_is_not_asked_again(local):
+def test_cached_state_is_not_queried(local):
     set_head(local, b"1", ABSENT)
     append(local, 0)
-    told = statements(local)
+    executed = statements(local)
     set_head(local, b"2", 1)
     append(local, 1)
-    assert [each for each in told if each.startswith("SELECT") and " FROM space " not in each] == []
+    assert [each for each in executed if each.startswith("SELECT") and " FROM space " not in each] == []
 
 
 def test_another_writer_moves_a_ref(mine, theirs):
@@ -95,13 +95,13 @@ def test_another_writer_moves_a_ref(mine, theirs):
 def test_another_writer_lengthens_a_list(mine, theirs):
     append(mine, 0)
     append(theirs, 1)
-    with pytest.raises(ListMoved, match="has 2 items where 1"):
+    with pytest.raises(ListMoved, match="has 2 items, expected 1"):
         append(mine, 1)
     append(mine, 2)
     assert len(mine.read_list(SPACE, "list", 0, 9)) == 3
 
 
-def test_a_rejected_batch_leaves_what_is_remembered_as_it_was(mine):
+def test_a_rejected_batch_leaves_the_cache_unchanged(mine):
     set_head(mine, b"1", ABSENT)
     draft = Draft(SPACE)
     draft.set_ref("head", b"2", scope=SCOPE, expect=1)
@@ -111,7 +111,7 @@ def test_a_rejected_batch_leaves_what_is_remembered_as_it_was(mine):
     assert set_head(mine, b"2", 1).versions == {"head": 2}
 
 
-def test_a_transaction_that_fails_leaves_what_is_remembered_as_it_was(mine, monkeypatch):
+def test_a_failed_transaction_leaves_the_cache_unchanged(mine, monkeypatch):
     set_head(mine, b"1", ABSENT)
     append(mine, 0)
 
@@ -120,8 +120,8 @@ def test_a_transaction_that_fails_leaves_what_is_remembered_as_it_was(mine, monk
 
     with monkeypatch.context() as patch:
         patch.setattr("treering.engines.sql.engine.write_group", fail)
-        patch.setattr("treering.engines.sqlite.engine.insert_of", fail)
-        patch.setattr("treering.engines.postgres.engine.write_rows", fail)
+        patch.setattr("treering.engines.sqlite.commit_log._insert_sql", fail)
+        patch.setattr("treering.engines.postgres.engine.write_group", fail)
         with pytest.raises(RuntimeError, match="in the middle"):
             append(mine, 1)
         with pytest.raises(RuntimeError, match="in the middle"):
@@ -132,7 +132,7 @@ def test_a_transaction_that_fails_leaves_what_is_remembered_as_it_was(mine, monk
 
 @pytest.mark.parametrize("plan", [Erasure(scopes=(SCOPE,)), Erasure(refs=("head",), lists=("list",))])
 @pytest.mark.parametrize("eraser", ["mine", "theirs"])
-def test_an_erasure_is_noticed(request, mine, plan, eraser):
+def test_an_erasure_invalidates_the_cache(request, mine, plan, eraser):
     set_head(mine, b"1", ABSENT)
     append(mine, 0)
     request.getfixturevalue(eraser).erase(SPACE, plan)
@@ -143,7 +143,7 @@ def test_an_erasure_is_noticed(request, mine, plan, eraser):
     assert [each for each in mine.check(SPACE) if hasattr(each, "detail")] == []
 
 
-def test_a_load_is_noticed(mine, tmp_path):
+def test_a_load_invalidates_the_cache(mine, tmp_path):
     set_head(mine, b"1", ABSENT)
     append(mine, 0)
     source = open_store(tmp_path / "source")
@@ -156,7 +156,7 @@ def test_a_load_is_noticed(mine, tmp_path):
         set_head(mine, b"2", 1)
 
 
-def test_sums_go_on_from_what_is_remembered(mine, theirs):
+def test_sums_continue_from_the_cache(mine, theirs):
     def add(engine: SqlEngine) -> int:
         draft = Draft(SPACE)
         draft.add_to_ref("sum", Add(delta=1), scope=SCOPE)
@@ -165,7 +165,7 @@ def test_sums_go_on_from_what_is_remembered(mine, theirs):
     assert [add(each) for each in (mine, mine, theirs, mine, theirs, theirs, mine)] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_the_memory_is_bounded(mine, monkeypatch):
+def test_the_cache_is_bounded(mine, monkeypatch):
     monkeypatch.setattr(state, "STATES", 3)
     monkeypatch.setattr(state, "SCOPES", 3)
     for number in range(20):
@@ -173,8 +173,8 @@ def test_the_memory_is_bounded(mine, monkeypatch):
         draft.set_ref(f"ref{number}", b"x", scope=f"/thread/{number}", expect=ABSENT)
         draft.append(f"list{number}", Content("text", b"x"), scope=f"/thread/{number}", at=0)
         mine.commit(draft.batch())
-    memory = mine._remembered.of(mine._spaces[SPACE])
-    assert max(map(len, (memory.scopes, memory.refs, memory.lists))) <= 4
+    cache = mine._caches.of(mine._spaces[SPACE])
+    assert max(map(len, (cache.scopes, cache.refs, cache.lists))) <= 4
     set_head(mine, b"x" * (state.VALUE_BYTES + 1), ABSENT)
-    assert "head" not in memory.refs
+    assert "head" not in cache.refs
     set_head(mine, b"y", 1)

@@ -1,4 +1,4 @@
-"""An ordinary commit is accepted from memory, and comes out as one that was decided the long way."""
+"""Deciding a commit: the result is the same on a cached state and on a freshly read one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from treering.core.batch import ABSENT, ANY, Add, Draft, Event, Usage
 from treering.core.clock import DAY_US, ManualClock, SystemClock
 from treering.core.content import Content, object_address, slot_address
 from treering.core.query import Erasure, EventQuery, SumQuery
-from treering.engines.sql.commit.decide import accept
-from treering.engines.sql.commit.encode import encode_batch
+from treering.engines.sql.commit.decide import AcceptedBatch, decide_all
+from treering.engines.sql.commit.encode import encode_batch, merge_dependencies
+from treering.engines.sql.commit.state import SpaceCache, cached_state, read_state
 from treering.engines.sql.gc import sweep
-from treering.engines.sqlite import engine as engine_module
-from treering.engines.sqlite import open_sqlite
+from treering.engines.sqlite import SqliteEngine, open_sqlite
 from treering.errors import InvalidInput, ListMoved, MissingObjects, NotFound, RefMoved, TreeringError
 
 SPACE = "default"
@@ -37,16 +37,18 @@ def engine(tmp_path):
 
 
 @pytest.fixture
-def accepted(monkeypatch):
-    """Whether each group was accepted from memory, where that was tried."""
-    answers = []
+def cached(monkeypatch):
+    """Whether each group was decided from the cache, where that was tried."""
+    results = []
+    decide_cached = SqliteEngine._decide_cached
 
-    def noted(*given):
-        answers.append(accept(*given))
-        return answers[-1]
+    def noted(self, *arguments):
+        decided = decide_cached(self, *arguments)
+        results.append(decided is not None)
+        return decided
 
-    monkeypatch.setattr(engine_module, "accept", noted)
-    return answers
+    monkeypatch.setattr(SqliteEngine, "_decide_cached", noted)
+    return results
 
 
 def step(number, *, expect=ANY, at=None, event=None):
@@ -57,16 +59,16 @@ def step(number, *, expect=ANY, at=None, event=None):
     return draft.batch()
 
 
-def test_a_step_behind_one_of_ours_is_accepted_from_memory(engine, accepted):
+def test_a_step_after_one_of_this_process_is_decided_from_the_cache(engine, cached):
     receipts = [engine.commit(step(number, expect=number or ABSENT)) for number in range(4)]
-    assert [each is not None for each in accepted] == [True, True, True]  # the first knew of no commit
+    assert cached == [True, True, True]  # nothing was cached for the first
     assert [receipt.versions["head"] for receipt in receipts] == [1, 2, 3, 4]
     assert [receipt.first_seq for receipt in receipts] == [1, 2, 3, 4]
     assert [item.data for item in engine.read_list(SPACE, "said", 0, 9)] == [b"0", b"1", b"2", b"3"]
     assert [each.event.ts_us for each in engine.scan(SPACE, EventQuery()).records] == [0, 1, 2, 3]
 
 
-def test_what_another_process_wrote_is_not_overwritten(engine, accepted, tmp_path):
+def test_a_commit_of_another_process_is_not_overwritten(engine, cached, tmp_path):
     engine.commit(step(0))
     other = opened(tmp_path)
     other.commit(step(1))
@@ -75,54 +77,53 @@ def test_what_another_process_wrote_is_not_overwritten(engine, accepted, tmp_pat
         engine.commit(step(1))
     with pytest.raises(RefMoved):
         engine.commit(step(2, expect=1))
-    assert accepted[0] is not None  # from memory, which then did not hold
+    assert cached[0]  # but the cache was stale
     assert engine.commit(step(2, expect=2)).versions == {"head": 3}
 
 
-def test_a_repeated_batch_gets_its_first_receipt(engine, accepted):
+def test_a_repeated_batch_gets_its_first_receipt(engine, cached):
     engine.commit(step(0))
     batch = step(1)
     first = engine.commit(batch)
     engine.commit(step(2))
     assert engine.commit(batch) == first
     assert len(engine.read_list(SPACE, "said", 0, 9)) == 3
-    assert accepted[0] is not None
+    assert cached[0]
 
 
-def test_a_list_grows_in_its_own_scope_only(engine, accepted):
+def test_a_list_grows_in_its_own_scope_only(engine, cached):
     engine.commit(step(0))
     draft = Draft(SPACE)
     draft.set_ref("other", b"", scope=SCOPES[1])
     engine.commit(draft.batch())
     draft = Draft(SPACE)
     draft.append("said", Content("text", b"1"), scope=SCOPES[1], at=1)
-    with pytest.raises(ListMoved, match="another scope"):
+    with pytest.raises(ListMoved, match="a scope other than"):
         engine.commit(draft.batch())
-    assert accepted == [None] * 2
+    assert cached == [False, False]
 
 
-def test_a_ref_takes_its_new_scope_along(engine, accepted):
+def test_a_ref_may_move_to_another_scope(engine):
     for number, scope in enumerate((*SCOPES, *SCOPES)):
         draft = Draft(SPACE)
         draft.set_ref("head", b"%d" % number, scope=scope)
         engine.commit(draft.batch())
         assert engine.refs(SPACE, ["head"])["head"].scope == scope
-    assert accepted == [None] * 3
 
 
-def test_a_repeated_event_is_left_out(engine, accepted):
+def test_a_repeated_event_is_left_out(engine, cached):
     engine.commit(step(0, event="e"))
     draft = Draft(SPACE)
     draft.append("said", Content("text", b"1"), scope=SCOPES[0], at=1)
     draft.event(Event(id="e", kind="step", ts_us=0, scope=SCOPES[0]))
     assert engine.commit(draft.batch()).new_events == 0
-    assert accepted[-1] is not None
+    assert cached[-1]
     assert len(engine.scan(SPACE, EventQuery()).records) == 1
     assert len(engine.read_list(SPACE, "said", 0, 9)) == 2
 
 
-def test_what_an_earlier_commit_brought_may_be_pointed_at_from_memory(engine, accepted):
-    def pointing(slot, content):
+def test_links_to_content_of_earlier_commits_are_checked_in_the_cache(engine, cached):
+    def linking(slot, content):
         draft = Draft(SPACE)
         draft.event(Event(id=draft.id, kind="step", ts_us=1, scope=SCOPES[0], body=slot, links=(content,)))
         return draft.batch()
@@ -133,22 +134,22 @@ def test_what_an_earlier_commit_brought_may_be_pointed_at_from_memory(engine, ac
     draft.event(Event(id=draft.id, kind="step", ts_us=1, scope=SCOPES[0], body=slot, links=(content,)))
     engine.commit(draft.batch())
     for _ in range(2):
-        engine.commit(pointing(slot, content))
+        engine.commit(linking(slot, content))
     engine.erase(SPACE, Erasure(scopes=(SCOPES[0],)))
-    engine._sqlite.patience = 0  # the erasure read what had just been written
+    engine._sqlite.skip_log = 0  # the erasure read what had just been written
     with pytest.raises((NotFound, MissingObjects)):
-        engine.commit(pointing(slot, content))
-    assert [each is not None for each in accepted] == [True, True, False]
+        engine.commit(linking(slot, content))
+    assert cached == [True, True, False]
 
 
 @pytest.mark.parametrize("data", [b"small", b"large" * 5000], ids=["slot", "object"])
-def test_what_gc_removes_is_not_pointed_at_from_memory(engine, tmp_path, monkeypatch, data):
-    """Not even by a process that was still using it while gc was under way."""
+def test_content_that_gc_removed_is_not_in_the_cache(engine, tmp_path, monkeypatch, data):
+    """Not even in a process that was still using it while gc was running."""
     draft = Draft(SPACE)
     address = draft.put(Content("bytes", data), scope=SCOPES[0])
     draft.set_ref("held", b"", scope=SCOPES[0], links=(address,))
     engine.commit(draft.batch())
-    engine.commit(step(0))  # the scope stays, so nothing else tells of the removal
+    engine.commit(step(0))  # the scope stays, so nothing else reveals the removal
 
     def hold():
         draft = Draft(SPACE)
@@ -206,21 +207,13 @@ PLAIN = {
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """Two engines: the first goes the short way where it can, the second never does."""
-    short, long = (opened(tmp_path_factory.mktemp(name), ManualClock()) for name in ("short", "long"))
-    went = []
-    commit = short._shortcut.commit
-
-    def noted(*given):
-        receipts = commit(*given)
-        went.append(receipts is not None)
-        return receipts
-
-    short._shortcut.commit = noted
-    long._shortcut.commit = lambda *_: None
-    yield short, long
-    assert any(went)
-    for engine in (short, long):
+    """Two engines: the first takes the fast path where it can, the second never does."""
+    fast, slow = (opened(tmp_path_factory.mktemp(name), ManualClock()) for name in ("fast", "slow"))
+    slow._log.next_numbers = lambda _: None
+    yield fast, slow
+    assert fast._log.was_used
+    assert not slow._log.was_used
+    for engine in (fast, slow):
         engine.close()
 
 
@@ -231,31 +224,25 @@ SPACES = itertools.count()
 @given(st.lists(st.tuples(BATCHES, st.integers(0, 2)), max_size=10))
 @example([(PLAIN, 0)] * 5)
 @example([(PLAIN, 1), (PLAIN, 2)] * 3)
-def test_it_comes_out_as_it_would_the_long_way(pair, plans):
-    """Batches alone and in groups of up to three."""
+def test_the_fast_path_has_the_same_result_as_the_slow_one(pair, plans):
+    """For single batches and groups of up to three."""
     space = f"s{next(SPACES)}"
     lengths, versions, brought = {}, {}, {}
     group = []
     for number, (plan, others) in enumerate(plans):
         batch = drafted(space, plan, number, lengths, versions, brought)
-        with suppress(InvalidInput):  # refused by its form, whichever way it would go
+        with suppress(InvalidInput):  # rejected before it reaches an engine
             encode_batch(batch)
             group.append(batch)
         if len(group) <= others and number < len(plans) - 1:
             continue
-        mine, theirs = (outcomes(engine, group) for engine in pair)
-        assert mine == theirs
-        for batch, outcome in zip(group, mine, strict=True):
+        fast, slow = (outcomes(engine, group) for engine in pair)
+        assert fast == slow
+        for batch, outcome in zip(group, fast, strict=True):
             if not isinstance(outcome, tuple):
-                versions.update(outcome.versions)
-                if batch.parts:
-                    brought["slot"] = slot_address(batch.id, 0, 0)
-                for name in batch.objects:
-                    brought["object"] = object_address(name)
-                for append in batch.lists:
-                    lengths[append.list] = append.at + len(append.items)
+                note_committed(batch, outcome, lengths, versions, brought)
         group = []
-    assert told(pair[0], space) == told(pair[1], space)
+    assert contents(pair[0], space) == contents(pair[1], space)
 
 
 def drafted(space, plan, number, lengths, versions, brought):
@@ -292,7 +279,7 @@ def outcomes(engine, group):
     return [(type(each), str(each)) if isinstance(each, TreeringError) else each for each in found]
 
 
-def told(engine, space):
+def contents(engine, space):
     lists = {name: engine.lineage(space, name) for name in "mn"}
     return (
         engine.refs(space, ["p", "q"]),
@@ -301,3 +288,65 @@ def told(engine, space):
         engine.scan(space, EventQuery()),
         engine.sums(space, SumQuery(grain="day")),
     )
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    engine = opened(tmp_path_factory.mktemp("shared"), ManualClock())
+    yield engine
+    engine.close()
+
+
+@settings(max_examples=80)
+@given(st.lists(st.tuples(BATCHES, st.integers(0, 2)), max_size=10))
+@example([(PLAIN, 0)] * 5)
+@example([(PLAIN, 1), (PLAIN, 2)] * 3)
+def test_a_decision_on_the_cache_equals_one_on_a_fresh_read(shared, plans):
+    """What is accepted on the cached state is accepted on the database, with the same receipts and states."""
+    space = f"d{next(SPACES)}"
+    lengths, versions, brought = {}, {}, {}
+    for number, (plan, others) in enumerate(plans):
+        group = []
+        for member in range(others + 1):
+            batch = drafted(space, plan, 10 * number + member, lengths, versions, brought)
+            with suppress(InvalidInput):
+                group.append(encode_batch(batch))
+        if not group:
+            continue
+        from_cache, from_database = both_decisions(shared, space, group)
+        if from_cache is not None and all(isinstance(each, AcceptedBatch) for each in from_cache):
+            assert list(map(described, from_cache)) == list(map(described, from_database))
+        for encoded, outcome in zip(group, shared._write(group), strict=True):
+            if not isinstance(outcome, TreeringError):
+                note_committed(encoded.batch, outcome, lengths, versions, brought)
+
+
+def both_decisions(engine, space, group):
+    """Decide a group on the cached state (``None`` if not all is cached), and on a freshly read one."""
+    engine.refs(space, ["p"])  # flushes pending commits
+    number = engine._space_number(space, create=True)
+    dependencies = merge_dependencies([encoded.dependencies for encoded in group])
+    now_us = engine._database.now_us()
+    numbers = list(range(1, len(group) + 1))
+    cached = cached_state(engine._caches.of(number), number, dependencies, now_us, numbers)
+    with engine._database.writing() as session:
+        fresh = read_state(session, number, dependencies, now_us, SpaceCache(counters_first=True))
+    return cached and decide_all(cached, group), decide_all(fresh, group)
+
+
+def described(decision):
+    if not isinstance(decision, AcceptedBatch):
+        return decision
+    refs = [(change.name, ref.version, ref.value, ref.scope) for change, ref in decision.refs]
+    lists = [(append.list, state.no, state.scope, state.length) for append, state in decision.appends]
+    return decision.receipt, refs, lists
+
+
+def note_committed(batch, receipt, lengths, versions, brought):
+    versions.update(receipt.versions)
+    if batch.parts:
+        brought["slot"] = slot_address(batch.id, 0, 0)
+    for name in batch.objects:
+        brought["object"] = object_address(name)
+    for append in batch.lists:
+        lengths[append.list] = append.at + len(append.items)
