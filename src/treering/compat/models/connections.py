@@ -86,6 +86,7 @@ def open_session(store: Store) -> ReadingSession:
         event.listen(sql, "before_cursor_execute", lambda *_: engine.flush())
     reading: Any = sql.dialect
     reading.treering_payloads = _Payloads(store)
+    reading.treering_dictionary = engine.dictionary
     return ReadingSession(sql, expire_on_commit=False)
 
 

@@ -33,7 +33,6 @@ from sqlmodel import Field, SQLModel
 from treering.compat.models.views import HOMES
 from treering.core.clock import from_datetime, to_datetime
 from treering.core.encoding import decode_json
-from treering.engines.sql.dictionary import expand
 from treering.errors import Unsupported
 from treering.runs.run import RUNS
 
@@ -83,11 +82,11 @@ class SpanMeta(TypeDecorator[dict]):
     impl = LargeBinary
     cache_ok = True
 
-    def process_result_value(self, value: Any, dialect: Any) -> dict[str, Any]:  # noqa: ARG002
+    def process_result_value(self, value: Any, dialect: Any) -> dict[str, Any]:
         """What was given, and the error that ended it."""
         if value is None:
             return {}
-        plain: dict[str, Any] = decode_json(expand(bytes(value)))
+        plain: dict[str, Any] = decode_json(dialect.treering_dictionary.expand(bytes(value)))
         return {name: each for name, each in plain.items() if name not in _RESERVED}
 
 

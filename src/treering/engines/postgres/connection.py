@@ -38,6 +38,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from treering.core.clock import Clock
 from treering.engines.postgres.errors import ConnectionLost, connection_refused, translate
 from treering.engines.postgres.pipeline import MAX_PARAMETERS, PendingResult, Pipeline
+from treering.engines.sql.dictionary import Dictionary
 from treering.engines.sql.session import RECEIPTS, Dialect, Row, for_rows, query_in_chunks
 from treering.errors import Busy, Closed, InvalidInput, TreeringError, Unreachable
 
@@ -118,6 +119,7 @@ class PostgresDatabase:
         self._conninfo = url.conninfo
         self._server_clock = ServerClock()
         self._clock: Clock = clock or self._server_clock
+        self.dictionary = Dictionary()
         self._pool = Pool(self._connect_with_retry, url.where)
         self._hint_pool = Pool(self._connect_with_retry, url.where)
         _open_databases.add(self)
@@ -133,11 +135,11 @@ class PostgresDatabase:
 
     def reading(self) -> AbstractContextManager[PostgresSession]:
         """A short read transaction."""
-        return _ReadTransaction(self._pool)
+        return _ReadTransaction(self, self._pool)
 
     def single_query(self) -> AbstractContextManager[PostgresSession]:
         """A session for one query, which sees one moment without a transaction."""
-        return _SingleQuery(self._pool)
+        return _SingleQuery(self, self._pool)
 
     def writing(self, space: int | None = None) -> AbstractContextManager[PostgresSession]:
         """A write transaction; with a space, entered when its row is locked."""
@@ -227,13 +229,14 @@ class PostgresDatabase:
 
 
 class _ReadTransaction:
-    __slots__ = ("_pool", "_session")
+    __slots__ = ("_database", "_pool", "_session")
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, database: PostgresDatabase, pool: Pool) -> None:
+        self._database = database
         self._pool = pool
 
     def __enter__(self) -> PostgresSession:
-        self._session = PostgresSession(self._pool, self._pool.acquire())
+        self._session = PostgresSession(self._database.dictionary, self._pool)
         self._session.execute(_BEGIN_READ)
         return self._session
 
@@ -253,13 +256,14 @@ class _ReadTransaction:
 
 
 class _SingleQuery:
-    __slots__ = ("_pool", "_session")
+    __slots__ = ("_database", "_pool", "_session")
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, database: PostgresDatabase, pool: Pool) -> None:
+        self._database = database
         self._pool = pool
 
     def __enter__(self) -> PostgresSession:
-        self._session = PostgresSession(self._pool, self._pool.acquire())
+        self._session = PostgresSession(self._database.dictionary, self._pool)
         return self._session
 
     def __exit__(
@@ -280,7 +284,7 @@ class _WriteTransaction:
         self._space = space
 
     def __enter__(self) -> PostgresSession:
-        self._session = session = PostgresSession(self._pool, self._pool.acquire())
+        self._session = session = PostgresSession(self._database.dictionary, self._pool)
         try:
             session.pipeline.begin()
             self._database.refresh_clock(session)
@@ -325,10 +329,11 @@ class PostgresSession:
     died while it was idle is noticed then; as long as no result was seen, the same statements go out again.
     """
 
-    __slots__ = ("_has_results", "_pool", "pipeline")
+    __slots__ = ("_has_results", "_pool", "dictionary", "pipeline")
 
-    def __init__(self, pool: Pool, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
+    def __init__(self, dictionary: Dictionary, pool: Pool) -> None:
+        self.dictionary = dictionary
+        self.pipeline = pool.acquire()
         self._pool = pool
         self._has_results = False
 

@@ -9,6 +9,7 @@ from 1.21); if it swallows notifications, followers see commits within a second.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -23,6 +24,7 @@ from treering.engines.postgres.follow import Announcer, Follower
 from treering.engines.postgres.fts import PostgresTextIndex
 from treering.engines.sql import schema
 from treering.engines.sql.commit.write import write_group
+from treering.engines.sql.dictionary import decode_phrases
 from treering.engines.sql.engine import BEFORE_COMMIT, SqlEngine
 from treering.engines.sql.objects import Objects
 from treering.errors import InvalidInput, Unsupported
@@ -87,12 +89,12 @@ class PostgresEngine(SqlEngine):
         state, accepted = decided
         try:
             with self._database.writing() as session:
-                write_group(session, state, accepted, self._texts, assume_new=True)
+                receipts = write_group(session, state, accepted, self._texts, assume_new=True)
                 hit(BEFORE_COMMIT)
         except StaleCache:
             return None
         cache.update(state, len(group))
-        return [each.receipt for each in accepted]
+        return [*receipts]
 
     def _committed(self, space: str) -> None:
         self._follower.hint()
@@ -125,10 +127,13 @@ class PostgresEngine(SqlEngine):
         self._postgres.close()
 
 
-def open_postgres(url: str, *, blobs: Blobs | None = None, clock: Clock | None = None) -> PostgresEngine:
+def open_postgres(
+    url: str, *, blobs: Blobs | None = None, clock: Clock | None = None, phrases: Sequence[str] = ()
+) -> PostgresEngine:
     """Open the store in a database; its tables are created on first use.
 
-    Time is the server's, unless the clock given is something other than this machine's.
+    Time is the server's, unless the clock given is something other than this machine's. ``phrases`` become
+    the dictionary of a new store (see `engines.sql.dictionary`).
     """
     address = PostgresUrl(url)
     where = address.where
@@ -140,7 +145,7 @@ def open_postgres(url: str, *, blobs: Blobs | None = None, clock: Clock | None =
         encoding = connection.info.parameter_status("server_encoding")
         if encoding != "UTF8":
             raise InvalidInput(f"{where} is encoded in {encoding}; create the database with ENCODING 'UTF8'")
-        schema.ensure_schema(
-            cast("schema.Connection", connection), "postgresql", location=url, store_id=new_id()
-        )
+        plain = cast("schema.Connection", connection)
+        info = schema.ensure_schema(plain, "postgresql", location=url, store_id=new_id(), phrases=phrases)
+    database.dictionary.define(decode_phrases(info.dictionary or "[]"))
     return PostgresEngine(database, blobs, address.without_password)

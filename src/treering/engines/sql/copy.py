@@ -184,6 +184,7 @@ class _Loading:
                 seq=record.seq,
                 commit_no=commits[record.batch],
                 own_slots=f"s:{record.batch}:",
+                dictionary=self._session.dictionary,
             )
             for record in new.values()
         ]
@@ -458,7 +459,9 @@ class _Export:
             if page
             else []
         )
-        return {"records": tuple(map(record_of, rows))}, _behind(sizes, page, lambda row: [row[0]])
+        return {"records": tuple([record_of(row, session.dictionary) for row in rows])}, _behind(
+            sizes, page, lambda row: [row[0]]
+        )
 
     def lists(self, session: Session, key: Key) -> _Found:
         """By depth, so that parents come before their children."""

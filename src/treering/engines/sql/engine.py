@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from treering.engines.sql.commit.encode import EncodedBatch
     from treering.engines.sql.commit.group import Outcome
     from treering.engines.sql.commit.state import CommitState
+    from treering.engines.sql.dictionary import Dictionary
     from treering.engines.sql.objects import Objects
     from treering.engines.sql.search import TextIndex
     from treering.engines.sql.session import Database, Session
@@ -67,6 +68,11 @@ class SqlEngine:
         self._caches = SpaceCaches(counters_first=counters_first)
         self._items = ItemCache()
         self._group = GroupCommit(self._write)
+
+    @property
+    def dictionary(self) -> Dictionary:
+        """The phrases of the store, for those who read the tables themselves."""
+        return self._database.dictionary
 
     # Writing
     def commit(self, batch: Batch) -> Receipt:

@@ -30,7 +30,6 @@ from treering.core.ids import thread_scope_of
 from treering.core.lists import locate
 from treering.core.query import check_limit, decode_cursor, encode_cursor
 from treering.core.records import ListInfo, Page, Record
-from treering.engines.sql.dictionary import expand_all
 from treering.engines.sql.rows import (
     BODY_PART_BITS,
     ITEM_POSITION_BITS,
@@ -376,7 +375,10 @@ def scan(session: Session, space: int, query: EventQuery, after: str | None, lim
         rest = f" WHERE {' AND '.join(['e.space = ?', *conditions, *condition])} ORDER BY {keys} LIMIT ?"
         given = (space, *values, *more, limit)
         found = _brief_records(session, query.scope, rest, given) if query.brief and query.scope else None
-        records += map(record_of, session.rows(RECORD_SELECT + rest, given)) if found is None else found
+        if found is None:
+            dictionary = session.dictionary
+            found = [record_of(row, dictionary) for row in session.rows(RECORD_SELECT + rest, given)]
+        records += found
     if query.thread is not None:
         order = _BY_SEQ if by_seq else _BY_TIME
         records = sorted(records, key=order, reverse=query.newest_first)[:limit]
@@ -389,7 +391,7 @@ def scan(session: Session, space: int, query: EventQuery, after: str | None, lim
 def _brief_records(session: Session, scope: str, rest: str, given: Sequence[Any]) -> list[Record] | None:
     """Records of one scope by what their rows say alone; ``None`` if one of them has its data elsewhere."""
     rows = session.rows(_BRIEF_SELECT + rest, given)
-    found = expand_all([data for _, _, _, _, data in rows])
+    found = session.dictionary.expand_all([data for _, _, _, _, data in rows])
     if found is None:
         return None
     return [

@@ -92,7 +92,7 @@ def recount(session: Session, space: int) -> dict[RollupKey, Measures]:
     while rows := session.rows(
         f"{RECORD_SELECT} WHERE e.space = ? AND e.seq > ? ORDER BY e.seq LIMIT ?", (space, after_seq, _PAGE)
     ):
-        merge(cells, deltas(record_of(row).event for row in rows))
+        merge(cells, deltas(record_of(row, session.dictionary).event for row in rows))
         after_seq = rows[-1][0]
     return cells
 
@@ -189,7 +189,7 @@ class Recount:
             (self._space, self._seq, PAGE),
         )
         if rows:
-            cells = deltas(record_of(row).event for row in rows)
+            cells = deltas(record_of(row, session.dictionary).event for row in rows)
             self._scratch.many(_COUNT_IN, [(*kept(cell), *measures) for cell, measures in cells.items()])
             self._seq = rows[-1][0]
             self.events += len(rows)
@@ -228,7 +228,8 @@ class Recount:
         ):
             after = rows[-1][0]
             counted = {
-                kept(each): sums for each, sums in deltas(record_of(row).event for row in rows).items()
+                kept(each): sums
+                for each, sums in deltas(record_of(row, session.dictionary).event for row in rows).items()
             }
             merge(total, {cell: counted[cell]} if cell in counted else {})
         return total.get(cell, _NONE)

@@ -22,11 +22,12 @@ from treering.core.clock import day_of
 from treering.core.content import KINDS, Address, Kind, slot_address
 from treering.core.ids import thread_of_scope, thread_scope_of
 from treering.core.records import Record, Ref
-from treering.engines.sql.dictionary import compress, expand
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from treering.engines.sql.dictionary import Dictionary
 
 
 EVENT_COLUMNS: Final = (
@@ -121,7 +122,7 @@ def run_rows(space: int, runs: Iterable[str | None]) -> list[tuple[int, int, str
 
 
 def event_row(
-    event: Event, *, space: int, scope: int, seq: int, commit_no: int, own_slots: str
+    event: Event, *, space: int, scope: int, seq: int, commit_no: int, own_slots: str, dictionary: Dictionary
 ) -> tuple[Any, ...]:
     """The row of an event, in the order of `EVENT_COLUMNS`.
 
@@ -143,7 +144,7 @@ def event_row(
             parent = SAME_HEAD + parent[head:]
     run, data = event.run, event.data
     if data is not None:
-        data = compress(data, is_of_run=run is not None)
+        data = dictionary.compress(data)
     thread = event.thread
     if thread is not None and thread_scope_of(thread) == event.scope:
         thread = SAME
@@ -156,7 +157,7 @@ def event_row(
     )  # fmt: skip
 
 
-def record_of(row: tuple[Any, ...]) -> Record:
+def record_of(row: tuple[Any, ...], dictionary: Dictionary) -> Record:
     """A record out of a row of `RECORD_SELECT`."""
     (
         seq, batch, committed_at_us, event_id, kind, ts_us, scope, run, span, parent, thread, agent, name,
@@ -176,7 +177,7 @@ def record_of(row: tuple[Any, ...]) -> Record:
             reasoning=reasoning,
         )
     if data is not None:
-        data = expand(data if type(data) is bytes else frame_of(data, f"event {event_id!r}"))
+        data = dictionary.expand(data if type(data) is bytes else frame_of(data, f"event {event_id!r}"))
     if type(parent) is str and parent[:1] == SAME_HEAD:
         parent = f"{str(event_id).partition('.')[0]}.{parent[1:]}"
     return Record(

@@ -21,110 +21,122 @@ import msgspec
 
 from treering import __version__
 from treering.core.failpoints import declare, hit
+from treering.engines.sql.dictionary import encode_phrases
 from treering.errors import InvalidInput, MissingExtra, NewerStore
 
 Dialect = Literal["sqlite", "postgresql"]
 
 SCHEMA_VERSION: Final = "0001"
-"""The newest migration; what the tables in `engines.tables` are."""
+"""The newest migration, which the tables in `engines.sql.tables` match."""
 
 FORMAT: Final = "1"
-"""How the bytes inside rows and packs are laid out."""
+"""The format of the bytes inside rows and packs."""
 
 LOCK_KEY: Final = 0x7472_6565_7269_6E67  # "treering"
-"""The advisory lock of PostgreSQL that guards every change of tables."""
+"""The advisory lock on PostgreSQL that guards every change of tables."""
 
 LOCK_SECONDS: Final = 60
-"""How long an opener waits for another that is creating or upgrading the tables."""
+"""How long an opener waits while another creates or upgrades the tables."""
 
 SQLITE_FILE: Final = "treering.db"
-"""The database in the folder of a store."""
+"""The database file in the folder of a store."""
 
 AFTER_STEP: Final = declare("migrate.after_step", "tables were changed, their version not committed")
 BEFORE_COMMIT: Final = declare("migrate.before_commit", "tables and version are new, nothing is committed")
 
-# Some of our tables, enough to tell a store from any other database that has an alembic_version.
+# Enough of our tables to tell a store from another database that uses Alembic.
 _LANDMARKS: Final = frozenset({"alembic_version", "commits", "event", "item", "meta", "ref", "space"})
 
 _TABLES: Final[dict[Dialect, str]] = {
-    # Search tables are as many as there are collections; they are not needed to know a store.
+    # There is a search table per collection; they are not needed to recognise a store.
     "sqlite": (
         "SELECT name FROM sqlite_master WHERE type = 'table'"
         " AND substr(name, 1, 7) <> 'sqlite_' AND substr(name, 1, 4) <> 'fts_'"
     ),
-    # Tables that came with an extension are nobody's data.
+    # Tables of extensions do not count.
     "postgresql": (
         "SELECT relname FROM pg_catalog.pg_class AS c WHERE relkind IN ('r', 'p')"
         " AND relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = current_schema())"
         " AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend WHERE objid = c.oid AND deptype = 'e')"
     ),
 }
-_STATE: Final = (
+_INFO: Final = (
     "SELECT version_num, (SELECT value FROM meta WHERE key = 'format'),"
-    " (SELECT value FROM meta WHERE key = 'store_id') FROM alembic_version"
+    " (SELECT value FROM meta WHERE key = 'store_id'),"
+    " (SELECT value FROM meta WHERE key = 'dictionary') FROM alembic_version"
 )
 _SQL_FILES: Final[dict[Dialect, str]] = {"sqlite": "sqlite.sql", "postgresql": "postgres.sql"}
 _PLACEHOLDERS: Final[dict[Dialect, str]] = {"sqlite": "?", "postgresql": "%s"}
 
 
 class Connection(Protocol):
-    """What `ensure_schema` needs of a connection: outside of a transaction, and opening none by itself.
+    """What `ensure_schema` needs of a connection: outside of a transaction, and starting none by itself.
 
     A `sqlite3.Connection` with ``isolation_level=None`` and a psycopg connection with ``autocommit=True``
-    are such connections.
+    qualify.
     """
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Iterable[Sequence[Any]]:
-        """Run one statement; gives back its rows, if it has any."""
+        """Run one statement; return its rows, if it has any."""
         ...
 
 
-def ensure_schema(connection: Connection, dialect: Dialect, *, location: str, store_id: str) -> str:
-    """Make sure that the tables are there and of this version; gives back the id of the store.
-
-    ``location`` is what Alembic opens when there is something to upgrade: the path of the database file on
-    SQLite, the URL on PostgreSQL; no message shows a URL. ``store_id`` becomes the id of a store that has
-    none yet. Errors of the driver are left to the caller; nothing is half done when one is raised.
-    """
-    with _patience(connection, dialect):
-        state = read(connection, dialect) or _create(connection, dialect, store_id)
-        if state.version != SCHEMA_VERSION or state.format != FORMAT:
-            name = _name(connection, dialect)
-            _check_not_newer(state, name)
-            _upgrade(location, name, state.version)
-        # A store that Alembic made from nothing has no id yet.
-        return state.store_id or _adopt(connection, dialect, store_id)
-
-
-def initial_sql(dialect: Dialect) -> str:
-    """The generated SQL that makes a fresh store."""
-    return (Path(__file__).parent / _SQL_FILES[dialect]).read_text(encoding="utf-8")
-
-
-def statements(script: str) -> list[str]:
-    """The single statements of a generated script."""
-    lines = [line for line in script.splitlines() if line and not line.startswith("--")]
-    return ("\n".join(lines) + "\n").split(";\n")[:-1]
-
-
-class State(msgspec.Struct, frozen=True):
-    """What a store says of itself."""
+class StoreInfo(msgspec.Struct, frozen=True):
+    """What a store says about itself."""
 
     version: str
     format: str
     store_id: str | None
+    dictionary: str | None
+    """Its phrases (see `dictionary`). Like the id, missing in a store that Alembic has just created."""
 
 
-def read(connection: Connection, dialect: Dialect) -> State | None:
-    """The state of a store; ``None`` when the database is empty, `InvalidInput` when it is not a store."""
-    # One question for all names: between two, another opener might make its tables.
+def ensure_schema(
+    connection: Connection, dialect: Dialect, *, location: str, store_id: str, phrases: Sequence[str] = ()
+) -> StoreInfo:
+    """Make sure that the tables exist and are at this version; return what the store says about itself.
+
+    ``location`` is what Alembic opens if the store has to be upgraded: the path of the database file on
+    SQLite, the URL on PostgreSQL; no message shows a URL. A store that has no id and dictionary yet gets
+    ``store_id`` and ``phrases``. Errors of the driver are left to the caller; nothing is half done then.
+    """
+    with _waiting(connection, dialect):
+        info = read_info(connection, dialect) or _create(connection, dialect)
+        if info.version != SCHEMA_VERSION or info.format != FORMAT:
+            name = _name(connection, dialect)
+            _check_not_newer(info, name)
+            _upgrade(location, name, info.version)
+            info = read_info(connection, dialect)
+        if info is None or info.store_id is None or info.dictionary is None:
+            return _initialize(connection, dialect, store_id, phrases)
+        return info
+
+
+def initial_sql(dialect: Dialect) -> str:
+    """Return the generated SQL that creates a store."""
+    return (Path(__file__).parent / _SQL_FILES[dialect]).read_text(encoding="utf-8")
+
+
+def statements(script: str) -> list[str]:
+    """Return the single statements of a generated script."""
+    lines = [line for line in script.splitlines() if line and not line.startswith("--")]
+    return ("\n".join(lines) + "\n").split(";\n")[:-1]
+
+
+def read_info(connection: Connection, dialect: Dialect) -> StoreInfo | None:
+    """Return what a store says about itself, or ``None`` if the database is empty.
+
+    Raises `InvalidInput` if it is not a store.
+    """
+    # One query for all names: between two, another opener might create its tables.
     tables = {name for (name,) in connection.execute(_TABLES[dialect])}
     if not tables:
         return None
     if tables >= _LANDMARKS:
-        for version, format, store_id in connection.execute(_STATE):  # noqa: A001 - the stored key
-            if format is not None:
-                return State(version, format, store_id)
+        for row in connection.execute(_INFO):
+            info = StoreInfo(*row)
+            if info.format is not None:  # pyright: ignore[reportUnnecessaryComparison] - in a foreign database
+                return info
     raise InvalidInput(_foreign(_name(connection, dialect), dialect, sorted(tables)))
 
 
@@ -134,39 +146,38 @@ def _foreign(name: str, dialect: Dialect, tables: list[str]) -> str:
         "sqlite": "a folder",
         "postgresql": "a database or a schema (?options=-csearch_path%3D<schema> in the URL)",
     }[dialect]
-    return f"{name} is no treering store but holds {shown}; give treering {place} of its own"
+    return f"{name} is not a treering store; it holds {shown}. Give treering {place} of its own"
 
 
 def _name(connection: Connection, dialect: Dialect) -> str:
-    """The database in words that may stand in a message: a URL may hold a password."""
+    """The name of the database in messages; a URL may contain a password."""
     if dialect == "sqlite":
         return next(file for _, name, file in connection.execute("PRAGMA database_list") if name == "main")
     ((database, user),) = connection.execute("SELECT current_database(), current_user")
     return f"the PostgreSQL database {database!r} of {user!r}"
 
 
-def _create(connection: Connection, dialect: Dialect, store_id: str) -> State:
-    """Make the tables, unless someone else just did; gives back what is there now."""
+def _create(connection: Connection, dialect: Dialect) -> StoreInfo:
+    """Create the tables, unless another process just did."""
     if dialect == "postgresql" and [*connection.execute("SELECT current_schema()")] == [(None,)]:
         name = _name(connection, dialect)
         raise InvalidInput(f"{name} has no schema of the search_path; CREATE SCHEMA it, then open again")
     with _locked(connection, dialect):
-        if state := read(connection, dialect):
-            return state
+        if info := read_info(connection, dialect):
+            return info
         for statement in statements(initial_sql(dialect)):
             connection.execute(statement)
         hit(AFTER_STEP)
         _set_meta(connection, dialect, "created_by", f"treering {__version__}")
-        _set_meta(connection, dialect, "store_id", store_id)
         hit(BEFORE_COMMIT)
-    return State(SCHEMA_VERSION, FORMAT, store_id)
+    return StoreInfo(SCHEMA_VERSION, FORMAT, None, None)
 
 
-def _check_not_newer(state: State, name: str) -> None:
-    is_ours = len(state.version) == len(SCHEMA_VERSION) and state.version.isdecimal()
-    if state.format != FORMAT or not is_ours or state.version > SCHEMA_VERSION:
+def _check_not_newer(info: StoreInfo, name: str) -> None:
+    is_ours = len(info.version) == len(SCHEMA_VERSION) and info.version.isdecimal()
+    if info.format != FORMAT or not is_ours or info.version > SCHEMA_VERSION:
         raise NewerStore(
-            f"{name} has schema {state.version} (format {state.format}), but treering {__version__} "
+            f"{name} has schema {info.version} (format {info.format}), but treering {__version__} "
             f"knows only up to {SCHEMA_VERSION} (format {FORMAT}); "
             "upgrade it (pip install --upgrade treering) or open another store"
         )
@@ -182,13 +193,17 @@ def _upgrade(location: str, name: str, version: str) -> None:
     upgrade(location)
 
 
-def _adopt(connection: Connection, dialect: Dialect, store_id: str) -> str:
-    """Give the store an id, unless another opener was first; gives back the id that it has."""
+def _initialize(connection: Connection, dialect: Dialect, store_id: str, phrases: Sequence[str]) -> StoreInfo:
+    """Give a new store its id and dictionary, unless another opener was first."""
     with _locked(connection, dialect):
-        for (value,) in connection.execute("SELECT value FROM meta WHERE key = 'store_id'"):
-            return value
-        _set_meta(connection, dialect, "store_id", store_id)
-    return store_id
+        keys = {key for (key,) in connection.execute("SELECT key FROM meta")}
+        if "store_id" not in keys:
+            _set_meta(connection, dialect, "store_id", store_id)
+        if "dictionary" not in keys:
+            _set_meta(connection, dialect, "dictionary", encode_phrases(phrases))
+        info = read_info(connection, dialect)
+    assert info is not None  # noqa: S101 - its tables exist
+    return info
 
 
 def _set_meta(connection: Connection, dialect: Dialect, key: str, value: str) -> None:
@@ -198,8 +213,8 @@ def _set_meta(connection: Connection, dialect: Dialect, key: str, value: str) ->
 
 @contextmanager
 def _locked(connection: Connection, dialect: Dialect) -> Generator[None]:
-    """A transaction that has the tables for itself."""
-    # Read committed, so that what comes after the wait sees what the one before us did.
+    """A transaction with exclusive access to the tables."""
+    # Read committed, so that statements after the wait see what the previous opener did.
     connection.execute("BEGIN IMMEDIATE" if dialect == "sqlite" else "BEGIN ISOLATION LEVEL READ COMMITTED")
     try:
         if dialect == "postgresql":
@@ -207,14 +222,14 @@ def _locked(connection: Connection, dialect: Dialect) -> Generator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        # On a full disk or a lost connection it is done already, and the first error is the one that counts.
+        # After a full disk or a lost connection it has ended already, and the first error counts.
         with suppress(Exception):
             connection.execute("ROLLBACK")
         raise
 
 
 @contextmanager
-def _patience(connection: Connection, dialect: Dialect) -> Generator[None]:
+def _waiting(connection: Connection, dialect: Dialect) -> Generator[None]:
     """Wait for other openers, also on a connection that otherwise never waits."""
     if dialect == "postgresql":
         yield

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    from treering.engines.sql.dictionary import Dictionary
+
 Dialect = Literal["sqlite", "postgresql"]
 Row = tuple[Any, ...]
 
@@ -48,6 +50,11 @@ class Executor(Protocol):
 
 class Session(Executor, Protocol):
     """An open transaction."""
+
+    @property
+    def dictionary(self) -> Dictionary:
+        """The phrases of the store."""
+        ...
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """All rows of a query; also of a statement with RETURNING."""
@@ -125,6 +132,11 @@ class Database(Protocol):
     @property
     def dialect(self) -> Dialect:
         """Which database this is, for the few statements that differ."""
+        ...
+
+    @property
+    def dictionary(self) -> Dictionary:
+        """The phrases of the store."""
         ...
 
     def reading(self) -> AbstractContextManager[Session]:

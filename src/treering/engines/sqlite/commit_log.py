@@ -107,7 +107,7 @@ class CommitLog:
             encoded = each.encoded
             if encoded.batch.texts or encoded.deltas or len(encoded.batch.events) > MAX_EVENTS:
                 return False
-        rows = CommitRows(state, accepted)
+        rows = CommitRows(state, accepted, self._database.dictionary)
         packed = _pack(rows)
         if packed is None or rows.rescoped or len(packed) > MAX_BYTES:
             return False

@@ -27,6 +27,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from treering.engines.sql.dictionary import Dictionary
 from treering.engines.sql.session import RECEIPTS, query_in_chunks
 from treering.engines.sqlite.commit_log import IS_PENDING, WIPE, flush
 from treering.engines.sqlite.errors import FAILURES, damaged, translate
@@ -72,6 +73,7 @@ class SqliteDatabase:
         self.path = path
         self._durability: Durability = durability
         self._clock = clock
+        self.dictionary = Dictionary()
         self._reset()
         _open_databases.add(self)
 
@@ -204,7 +206,7 @@ class SqliteDatabase:
             connection = self._connect()
             connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
             connection.execute("PRAGMA secure_delete = ON")
-            self._writer = SqliteSession(connection)
+            self._writer = SqliteSession(connection, self.dictionary)
         elif self._is_unsynced:
             self._sync_again(self._writer)
         return self._writer
@@ -217,7 +219,7 @@ class SqliteDatabase:
             self._check_open()
             connection = self._connect()
             connection.execute("PRAGMA query_only = ON")
-            return SqliteSession(connection)
+            return SqliteSession(connection, self.dictionary)
 
     def release_reader(self, session: SqliteSession) -> None:
         """Take a read-only session back."""
@@ -478,11 +480,12 @@ class SqliteSession:
     statement.
     """
 
-    __slots__ = ("_execute", "_execute_many", "_largest_commit", "connection")
+    __slots__ = ("_execute", "_execute_many", "_largest_commit", "connection", "dictionary")
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, dictionary: Dictionary) -> None:
         cursor = connection.cursor()
         self.connection = connection
+        self.dictionary = dictionary
         self._execute = cursor.execute
         self._execute_many = cursor.executemany
         self._largest_commit: int | None = None

@@ -19,6 +19,7 @@ from treering.core.failpoints import declare, hit
 from treering.core.ids import new_id
 from treering.core.records import Problem
 from treering.engines.sql import schema
+from treering.engines.sql.dictionary import decode_phrases
 from treering.engines.sql.engine import SqlEngine
 from treering.engines.sql.objects import Objects
 from treering.engines.sqlite.commit_log import CommitLog
@@ -38,7 +39,7 @@ from treering.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from treering.core.clock import Clock
     from treering.core.records import Checked
@@ -209,9 +210,17 @@ class SqliteEngine(SqlEngine):
 
 
 def open_sqlite(
-    folder: Path, *, blobs: Blobs, durability: Durability = "full", clock: Clock | None = None
+    folder: Path,
+    *,
+    blobs: Blobs,
+    durability: Durability = "full",
+    clock: Clock | None = None,
+    phrases: Sequence[str] = (),
 ) -> SqliteEngine:
-    """Open the store in ``folder``, made on first use."""
+    """Open the store in ``folder``, creating it on first use.
+
+    ``phrases`` become the dictionary of a new store (see `engines.sql.dictionary`).
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except PermissionError as error:
@@ -228,7 +237,10 @@ def open_sqlite(
     try:
         with database.exclusively() as connection:
             database.set_modes(connection)
-            schema.ensure_schema(connection, "sqlite", location=str(database.path), store_id=new_id())
+            info = schema.ensure_schema(
+                connection, "sqlite", location=str(database.path), store_id=new_id(), phrases=phrases
+            )
+        database.dictionary.define(decode_phrases(info.dictionary or "[]"))
     except BaseException:
         database.close()
         raise

@@ -48,9 +48,12 @@ class Database:
         finally:
             connection.close()
 
-    def ensure_schema(self, store_id: str = "the-id") -> str:
+    def ensure_schema(self, store_id: str = "the-id", phrases: tuple[str, ...] = ()) -> str:
         with self.connection() as connection:
-            return schema.ensure_schema(connection, self.dialect, location=self.location, store_id=store_id)
+            info = schema.ensure_schema(
+                connection, self.dialect, location=self.location, store_id=store_id, phrases=phrases
+            )
+        return info.store_id
 
     def rows(self, sql: str) -> list[tuple]:
         with self.connection() as connection:

@@ -24,6 +24,8 @@ MESSAGES = (
 LARGE = Content("text", b"a tree ring a year, " * 400)
 JSON, TEXT = KIND_NUMBERS["json"], KIND_NUMBERS["text"]
 SLOT = "s:batch-1:0.0"
+PHRASES = ('{"topic":',)
+"""The dictionary of the golden store: \x01 stands for this."""
 
 _TOKENS = {
     "input_tokens": 412,
@@ -50,7 +52,7 @@ ROWS: dict[str, list[dict]] = {
         {
             "space": 1, "day": DAY, "id": "e1", "seq": 1, "commit_no": 1, "kind": "message", "ts_us": T0 + 1,
             "scope": 1, "run": run_number("r1"), "thread": "support/alice", "role": "user",
-            "data": b"{}", "body": "0.0",
+            "data": b'\x01"refund"}', "body": "0.0",
         },
         {
             "space": 1, "day": DAY, "id": "e2", "seq": 2, "commit_no": 1, "kind": "message", "ts_us": T0 + 2,
@@ -139,7 +141,7 @@ def holds_all(found: dict[str, list[dict]]) -> bool:
 
 def main() -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    schema.ensure_schema(connection, "sqlite", location=":memory:", store_id="golden")
+    schema.ensure_schema(connection, "sqlite", location=":memory:", store_id="golden", phrases=PHRASES)
     connection.execute("UPDATE meta SET value = 'treering 0.1.0' WHERE key = 'created_by'")
     fill(connection, "sqlite")
     print("\n".join(connection.iterdump()))

@@ -137,7 +137,7 @@ def test_a_newer_format_is_refused(database: Database):
 def test_a_database_of_someone_else_is_left_alone(database: Database, tables):
     for name in tables:
         database.run(f"CREATE TABLE {name} (number integer)")
-    with pytest.raises(InvalidInput, match="no treering store") as refused:
+    with pytest.raises(InvalidInput, match="not a treering store") as refused:
         database.ensure_schema()
     assert tables[0] in str(refused.value)
     assert database.tables() == set(tables)

@@ -53,6 +53,7 @@ def test_a_golden_store_can_be_read(golden: Database):
             "e2",
             "e3",
         ]
+        assert engine.scan("default", EventQuery(ids=("e1",))).records[0].event.data == b'{"topic":"refund"}'
         assert engine.get("default", [object_address(rows.LARGE.name)]) == [rows.LARGE]
         assert engine.refs("default", ["thread/support/alice", "gone"]).keys() == {"thread/support/alice"}
 

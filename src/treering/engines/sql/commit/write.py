@@ -18,7 +18,7 @@ from treering.core.batch import Set
 from treering.core.rollups import deltas, merge
 from treering.engines.sql.commit.state import pack_receipt
 from treering.engines.sql.rollups import add_to_rollups
-from treering.engines.sql.rows import EVENT_COLUMNS, RUN, body_key, event_row, item_key, run_number
+from treering.engines.sql.rows import EVENT_COLUMNS, RUN, body_key, event_row, item_key, run_rows
 from treering.engines.sql.session import rows_in_chunks
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from treering.core.rollups import Measures, RollupKey
     from treering.engines.sql.commit.decide import AcceptedBatch
     from treering.engines.sql.commit.state import CommitState, ListState
+    from treering.engines.sql.dictionary import Dictionary
     from treering.engines.sql.search import TextIndex
     from treering.engines.sql.session import Executor, Session
 
@@ -50,7 +51,7 @@ def write_group(
     """
     session.execute(*state.advance())
     _insert_scopes(session, state, accepted)
-    rows = CommitRows(state, accepted)
+    rows = CommitRows(state, accepted, session.dictionary)
     rows.write(session)
     receipts, totals = [each.receipt for each in accepted], _total_deltas(accepted)
     if rows.events and not _insert_events(session, rows.events, assume_new=assume_new):
@@ -79,7 +80,12 @@ class CommitRows:
         "runs",
     )
 
-    def __init__(self, state: CommitState | None = None, accepted: Sequence[AcceptedBatch] = ()) -> None:
+    def __init__(
+        self,
+        state: CommitState | None = None,
+        accepted: Sequence[AcceptedBatch] = (),
+        dictionary: Dictionary | None = None,
+    ) -> None:
         self.commits: list[Any] = []
         self.bodies: list[Any] = []
         self.events: list[tuple[Any, ...]] = []
@@ -92,11 +98,11 @@ class CommitRows:
         self.grown: dict[str, Any] = {}
         """Lists that exist and get longer."""
         self.items: list[Any] = []
-        if state is not None:
+        if state is not None and dictionary is not None:
             for each, commit_no in zip(accepted, state.commit_numbers, strict=False):
-                self._add(state, each, commit_no)
+                self._add(state, each, commit_no, dictionary)
 
-    def _add(self, state: CommitState, each: AcceptedBatch, commit_no: int) -> None:
+    def _add(self, state: CommitState, each: AcceptedBatch, commit_no: int, dictionary: Dictionary) -> None:
         encoded, receipt = each.encoded, each.receipt
         space, scopes, batch = state.space, state.scopes, encoded.batch
         first_seq, last_seq, at_us = receipt.first_seq, receipt.last_seq, receipt.committed_at_us
@@ -121,10 +127,10 @@ class CommitRows:
                     seq=seq,
                     commit_no=commit_no,
                     own_slots=own_slots,
+                    dictionary=dictionary,
                 )
                 self.events.append(row)
-                if event.run is not None and event.run not in self.runs:
-                    self.runs[event.run] = (space, run_number(event.run), event.run)
+            self.runs.update({row[2]: row for row in run_rows(space, [event.run for event in batch.events])})
         for change, ref in each.refs:
             name, scope, move = change.name, scopes[change.scope], change.change
             links = "\n".join(move.links) if isinstance(move, Set) and move.links else None

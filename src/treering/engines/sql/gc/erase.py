@@ -220,7 +220,7 @@ class Cutting:
             rows = list(rows_in_chunks(session, sql, (self._space,), named))
             if not rows:
                 return self._some_events(session, limit)
-        records = [record_of(row) for row in rows]
+        records = [record_of(row, session.dictionary) for row in rows]
         if records:
             session.run_many(
                 "DELETE FROM event WHERE space = ? AND seq = ?",

@@ -23,7 +23,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from treering.core.failpoints import hit
-from treering.engines.sql.schema import AFTER_STEP, BEFORE_COMMIT, LOCK_KEY, LOCK_SECONDS, SQLITE_FILE, read
+from treering.engines.sql.schema import (
+    AFTER_STEP,
+    BEFORE_COMMIT,
+    LOCK_KEY,
+    LOCK_SECONDS,
+    SQLITE_FILE,
+    read_info,
+)
 from treering.engines.sql.tables import metadata_for
 from treering.errors import InvalidInput, MissingExtra
 
@@ -77,12 +84,12 @@ def locked(connection: Connection) -> Generator[None]:
         raw: Any = connection.connection.driver_connection
         if not isinstance(raw, sqlite3.Connection):
             raw.execute(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
-            read(raw, "postgresql")
+            read_info(raw, "postgresql")
         else:
             if not raw.in_transaction:
                 # The sqlite3 module begins nothing by itself before DDL.
                 raw.execute("BEGIN IMMEDIATE")
-            read(raw, "sqlite")
+            read_info(raw, "sqlite")
         yield
         hit(BEFORE_COMMIT)
 
