@@ -387,8 +387,13 @@ class Writer:
     def arrival(self, codec: ValueCodec, key: GraphKey, graph_id: str) -> Future[None]:
         """Return a future that is done when a checkpoint is stored, or its `put` has failed."""
         arrival = self._steps.arrival(key, graph_id)
+        head = self._steps.heads.get(key.ref)
         with self._lock(key.scope):
-            if self._step(codec, key, graph_id) is not None:
+            # Ids sort by time: one that is newer than the head need not be looked for in the store.
+            is_known = self.has_step(key, graph_id)
+            if not is_known and (head is None or graph_id <= head.graph_id):
+                is_known = self._step(codec, key, graph_id) is not None
+            if is_known:
                 self._steps.settle(key, graph_id)
         return arrival
 
