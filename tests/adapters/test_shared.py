@@ -1,4 +1,4 @@
-"""What the adapters share: lanes, names, and stores that are opened or given."""
+"""What the adapters share: serial executors, names, and stores that are opened or given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import treering
 from treering.adapters.conversation import read_heads
 from treering.adapters.names import is_plain, thread_name
-from treering.adapters.opening import Lane, Opened
+from treering.adapters.opening import Opened, SerialExecutor
 from treering.bridge import Bridge
 from treering.core.ids import check_id
 from treering.errors import Closed, InvalidInput
@@ -27,7 +27,7 @@ def bridge():
     made.shut_down()
 
 
-def test_a_lane_runs_one_call_at_a_time_in_the_order_of_the_calls(bridge):
+def test_an_executor_runs_one_call_at_a_time_in_the_order_of_the_calls(bridge):
     running, done = [], []
 
     def work(number):
@@ -40,10 +40,10 @@ def test_a_lane_runs_one_call_at_a_time_in_the_order_of_the_calls(bridge):
         return number * 2
 
     async def main():
-        lane = Lane(bridge)
-        assert lane.is_idle
+        executor = SerialExecutor(bridge)
+        assert executor.is_idle
         found = await asyncio.gather(
-            *(lane.call(work, number) for number in range(20)), return_exceptions=True
+            *(executor.call(work, number) for number in range(20)), return_exceptions=True
         )
         assert [each for each in found if isinstance(each, int)] == [n * 2 for n in range(20) if n % 3]
         assert [each.args for each in found if isinstance(each, ValueError)] == [
@@ -54,11 +54,11 @@ def test_a_lane_runs_one_call_at_a_time_in_the_order_of_the_calls(bridge):
     assert done == list(range(20))
 
 
-def test_a_busy_lane_does_not_hold_up_another(bridge):
+def test_a_busy_executor_does_not_delay_another(bridge):
     go_on = Event()
 
     async def main():
-        slow, quick = Lane(bridge), Lane(bridge)
+        slow, quick = SerialExecutor(bridge), SerialExecutor(bridge)
         waiting = [asyncio.ensure_future(slow.call(go_on.wait, 30)) for _ in range(20)]
         assert await quick.call(lambda: "done") == "done"
         assert not slow.is_idle
@@ -68,12 +68,12 @@ def test_a_busy_lane_does_not_hold_up_another(bridge):
     asyncio.run(main())
 
 
-def test_calls_from_several_loops_share_a_lane(bridge):
-    lane, done = Lane(bridge), []
+def test_calls_from_several_loops_share_an_executor(bridge):
+    executor, done = SerialExecutor(bridge), []
 
     async def write(name):
         for number in range(20):
-            await lane.call(done.append, (name, number))
+            await executor.call(done.append, (name, number))
 
     writers = [Thread(target=lambda name=name: asyncio.run(write(name))) for name in "ab"]
     for writer in writers:
@@ -88,11 +88,11 @@ def test_a_call_has_the_context_of_its_caller(bridge):
     user = contextvars.ContextVar("user")
 
     async def main():
-        lane = Lane(bridge)
+        executor = SerialExecutor(bridge)
 
         async def ask(name):
             user.set(name)
-            return await lane.call(user.get)
+            return await executor.call(user.get)
 
         assert await asyncio.gather(ask("alice"), ask("bob")) == ["alice", "bob"]
 
@@ -108,8 +108,8 @@ def test_a_cancelled_call_that_settles_has_ended_and_its_error_is_not_lost_noisi
         raise ValueError("nobody waits for this")
 
     async def main():
-        lane = Lane(bridge)
-        waiting = asyncio.ensure_future(lane.settle(work))
+        executor = SerialExecutor(bridge)
+        waiting = asyncio.ensure_future(executor.settle(work))
         await asyncio.to_thread(entered.wait)
         waiting.cancel()
         await asyncio.sleep(0)
@@ -119,18 +119,18 @@ def test_a_cancelled_call_that_settles_has_ended_and_its_error_is_not_lost_noisi
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert await lane.settle(lambda: 1) == 1
+        assert await executor.settle(lambda: 1) == 1
 
     asyncio.run(main())
 
 
-def test_a_lane_of_a_closed_store_says_so():
+def test_an_executor_of_a_closed_store_raises():
     made = Bridge()
     made.shut_down()
-    lane = Lane(made)
+    executor = SerialExecutor(made)
     for _ in range(2):
         with pytest.raises(Closed):
-            asyncio.run(lane.call(lambda: 1))
+            asyncio.run(executor.call(lambda: 1))
 
 
 @given(st.text(), st.text())

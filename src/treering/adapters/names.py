@@ -1,8 +1,12 @@
-"""Names that frameworks give, as ids that a thread can have.
+"""Thread ids for the names that frameworks use, and text that pydantic accepts.
 
-A framework's session id may be any string; a thread id may not be empty, longer than 512 characters or hold
-control characters. **Invariant:** two names never share a thread: an ordinary name is its own id, any other
-one is ``~`` and its SHA-256, and a name that looks like that is hashed as well.
+A framework's session id may be any string; a thread id must not be empty, longer than 512 characters or
+contain control characters. **Invariant:** two names never share a thread: a name that is a valid id is used
+as it is, any other becomes ``~`` and its SHA-256, and so does a name that looks like one of those.
+
+A string that was cut in the middle of a character, or the name of a file that is not UTF-8, contains lone
+surrogates. A store keeps them, but neither pydantic's JSON parser nor a search index accepts them.
+**Invariant:** whatever a framework was able to save, it is able to read again.
 """
 
 from __future__ import annotations
@@ -21,26 +25,26 @@ _HASHED: Final = re.compile("~[0-9a-f]{64}")
 
 
 def checked(value: Any, what: str, hint: str = "pass a str") -> str:
-    """A name that came from a caller of a framework, which checks nothing; ``what`` names it in the error."""
+    """Return a name from a framework, which does not check types; ``what`` names it in the error."""
     if not isinstance(value, str):
         raise InvalidInput(f"{what} is of type {type(value).__name__}; {hint}")
     return value
 
 
 def checked_namespace(value: Any) -> str:
-    """The namespace that an adapter was given; empty for none."""
+    """Return the namespace that an adapter was given; empty for none."""
     return checked(value, "namespace", "pass a str, or leave it out")
 
 
 def thread_name(name: str, what: str, *, limit: int = MAX_ID_CHARS, slashes: bool = True) -> str:
-    """The id for a name: the name itself where that is acceptable; ``what`` names it in the error."""
+    """Return the thread id for a name; ``what`` names it in the error."""
     if is_plain(checked(name, what), limit=limit, slashes=slashes):
         return name
     return "~" + sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_plain(name: str, *, limit: int = MAX_ID_CHARS, slashes: bool = True) -> bool:
-    """Whether a name is its own id: an id, not too long and (unless there may be) without a slash."""
+    """Whether a name is used as it is: a valid id, not too long and (unless allowed) without a slash."""
     if len(name) > limit or ("/" in name and not slashes) or _HASHED.fullmatch(name) is not None:
         return False
     try:
@@ -50,26 +54,19 @@ def is_plain(name: str, *, limit: int = MAX_ID_CHARS, slashes: bool = True) -> b
     return True
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Halves of characters: what a text that was cut, or a file's name that is no UTF-8, leaves in a string.
-#
-# A store keeps such a string (a lone surrogate) as it is, but neither the JSON parser of pydantic nor a
-# search index takes it. **Invariant:** whatever a framework was able to save, it is able to read again.
-
-
 def json_for_models(stored: Any) -> bytes | str:
-    """Stored plain data as JSON that models of pydantic are read from."""
+    """Encode stored plain data as JSON that pydantic models can be validated from."""
     try:
         return orjson.dumps(stored)
-    except TypeError:  # half a character, or an integer past 64 bits
+    except TypeError:  # a lone surrogate, or an integer of more than 64 bits
         return json_text(stored)
 
 
 def json_text(plain: Any) -> str:
-    """Plain data as JSON; what was stored and what is read of it have the same."""
-    return without_halves(json.dumps(plain, ensure_ascii=False))
+    """Encode plain data as JSON without lone surrogates."""
+    return replace_surrogates(json.dumps(plain, ensure_ascii=False))
 
 
-def without_halves(text: str) -> str:
-    """The same text, with two halves that stand together as one character, and U+FFFD for any other half."""
+def replace_surrogates(text: str) -> str:
+    """Join surrogate pairs to the character that they stand for, and replace lone ones by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,9 +1,12 @@
 """The store that an adapter works on: one that the caller opened, or one that is opened here by its URL.
 
-Frameworks hand an adapter whatever their user has: a `Store`, an `AsyncStore`, a URL or a folder.
-**Invariant:** only what was opened here is closed here; a store that was given stays the caller's, however
-many adapters share it. They share its threads too: one small pool for all adapters of a store, so that an
-object per request costs no thread of its own.
+Frameworks pass an adapter whatever their user has: a `Store`, an `AsyncStore`, a URL or a folder. All
+adapters of a store share one small thread pool, so an adapter per request costs no thread of its own.
+**Invariant:** a store is closed here only if it was opened here.
+
+Frameworks call a session from several tasks at once and expect what they write to be in the order of their
+calls, which a thread pool does not keep. A `SerialExecutor` runs its calls one after the other in the store's
+pool; while it is idle it holds no thread.
 """
 
 from __future__ import annotations
@@ -26,17 +29,17 @@ from treering.store import Store
 from treering.sync_async import lend_running_loop
 
 StoreOrUrl = Store | AsyncStore | str | Path
-"""What an adapter takes: an open store, or where one is (see `treering.open`)."""
+"""What an adapter accepts: an open store, or where to open one (see `treering.open`)."""
 
 
 class Opened:
-    """A store, whether it is to be closed, and the threads in which asyncio's callers use it.
+    """A store, whether to close it, and the threads that asyncio code uses it in.
 
     ``None`` opens the default store (TREERING_URL, or ``./.treering``).
     """
 
     def __init__(self, source: StoreOrUrl | None) -> None:
-        given: Any = source  # of any type, whatever the caller's checker said
+        given: Any = source  # not checked by the caller
         self._is_ours = False
         if isinstance(given, AsyncStore):
             self.store = given.sync
@@ -52,7 +55,7 @@ class Opened:
 
     @property
     def bridge(self) -> Bridge:
-        """The threads that all adapters of this store share."""
+        """The thread pool that all adapters of this store share."""
         with _lock:
             bridge = _bridges.get(self.store)
             if bridge is None:
@@ -60,7 +63,7 @@ class Opened:
             return bridge
 
     def close(self) -> None:
-        """Close the store if it was opened here; a store that was given stays open. May be called twice."""
+        """Close the store if it was opened here. May be called twice."""
         if self._is_ours:
             with _lock:
                 bridge = _bridges.get(self.store)
@@ -69,7 +72,7 @@ class Opened:
             self.store.close()
 
     async def aclose(self) -> None:
-        """`close`, without blocking the event loop."""
+        """Async twin of `close`."""
         if self._is_ours:
             await self.bridge.finish(self.store.close)
 
@@ -78,20 +81,12 @@ _lock: Final = Lock()
 _bridges: Final[WeakKeyDictionary[Store, Bridge]] = WeakKeyDictionary()
 
 
-# -----------------------------------------------------------------------------------------------------------
-# A lane: calls that run one at a time, in the order in which they were made.
-#
-# Frameworks call a session from many tasks at once and expect what they wrote to stand in the order of their
-# calls. A pool of threads keeps no order, and a `Thread` is not to be used by two of them. A lane runs its
-# calls in the store's pool, one behind the other; while it is idle it holds no thread.
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Lane:
-    """One queue of calls on the threads of a store."""
+class SerialExecutor:
+    """Runs calls in the thread pool of a store, one at a time, in the order in which they were made."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
@@ -101,17 +96,17 @@ class Lane:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call runs or waits."""
+        """Whether no call is running or queued."""
         return not self._is_busy
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await a call in its turn. Cancelling cancels the waiting, never the call."""
+        """Queue a call and await its result. Cancelling cancels the waiting, never the call."""
         return await self._bridge.future(self._enqueue(function, *args, **kwargs))
 
     async def settle(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await a call in its turn; a cancelled caller hears of it only when the call has ended.
+        """Queue a call and await its result; if cancelled, raise that only when the call has ended.
 
-        So whoever catches the cancellation finds the store as it will stay.
+        Code that catches the cancellation then sees the store in its final state.
         """
         done = self._bridge.future(self._enqueue(function, *args, **kwargs))
         cancelled: asyncio.CancelledError | None = None
@@ -121,14 +116,14 @@ class Lane:
             except asyncio.CancelledError as error:
                 cancelled = cancelled or error
         if cancelled is not None:
-            done.exception()  # looked at, so that asyncio does not complain about it
+            done.exception()  # retrieve it, so that asyncio does not warn
             raise cancelled
         return done.result()
 
     def _enqueue(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         done: Future[T] = Future()
         context = contextvars.copy_context()
-        context.run(lend_running_loop)  # for hooks that are coroutines, as the bridge does it
+        context.run(lend_running_loop)  # for hooks that are coroutines, as `Bridge` does
         with self._lock:
             if not self._is_busy:
                 self._bridge.submit(self._work)
@@ -145,8 +140,8 @@ class Lane:
                 done, call = self._waiting.popleft()
             try:
                 result = call()
-            except BaseException as error:  # noqa: BLE001 - it is the caller's
+            except BaseException as error:  # noqa: BLE001 - raised in the caller
                 done.set_exception(error)
             else:
                 done.set_result(result)
-            del done, call  # an idle lane keeps nothing alive
+            del done, call  # keep nothing alive while idle

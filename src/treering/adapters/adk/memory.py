@@ -19,7 +19,7 @@ from google.adk.sessions.session import Session
 from google.genai import types
 
 from treering.adapters.conversation import quoted
-from treering.adapters.names import checked, checked_namespace, without_halves
+from treering.adapters.names import checked, checked_namespace, replace_surrogates
 from treering.adapters.opening import Opened, StoreOrUrl
 from treering.core.ids import new_id
 from treering.errors import InvalidInput, NotFound
@@ -177,7 +177,7 @@ def _document(
     id: str, content: types.Content, facts: Mapping[str, Any], custom: Mapping[str, object] | None
 ) -> list[MemoryDocument]:
     """A document of the texts in a content; nothing when it has none. Thoughts are not remembered."""
-    texts = [without_halves(part.text) for part in content.parts or [] if part.text and not part.thought]
+    texts = [replace_surrogates(part.text) for part in content.parts or [] if part.text and not part.thought]
     if not texts:
         return []
     metadata: dict[str, Any] = {key: value for key, value in facts.items() if value is not None}

@@ -14,7 +14,7 @@ from typing import Any, Final, Self, cast
 
 from treering.adapters.conversation import Vetoed
 from treering.adapters.names import checked, checked_namespace
-from treering.adapters.opening import Lane, Opened, StoreOrUrl
+from treering.adapters.opening import Opened, SerialExecutor, StoreOrUrl
 from treering.errors import InvalidInput, MissingExtra
 
 try:
@@ -57,7 +57,7 @@ class TreeringSessionService(BaseSessionService):
         space = checked_namespace(namespace)
         self._opened = Opened(store)
         self._sessions = Sessions(self._opened.store, space)
-        self._seats: OrderedDict[str, tuple[Seat, Lane]] = OrderedDict()
+        self._seats: OrderedDict[str, tuple[Seat, SerialExecutor]] = OrderedDict()
 
     async def create_session(
         self,
@@ -126,11 +126,11 @@ class TreeringSessionService(BaseSessionService):
     ) -> None:
         await self.close()
 
-    def _seat(self, names: Names) -> tuple[Seat, Lane]:
+    def _seat(self, names: Names) -> tuple[Seat, SerialExecutor]:
         key = names.thread_id
         found = self._seats.get(key)
         if found is None:
-            found = self._seats[key] = (self._sessions.seat(names), Lane(self._opened.bridge))
+            found = self._seats[key] = (self._sessions.seat(names), SerialExecutor(self._opened.bridge))
             if len(self._seats) > _SEATS:
                 self._seats.popitem(last=False)
         self._seats.move_to_end(key)

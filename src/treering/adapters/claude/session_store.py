@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from treering.adapters.conversation import look, read_heads
 from treering.adapters.names import checked, thread_name
-from treering.adapters.opening import Lane, Opened, StoreOrUrl
+from treering.adapters.opening import Opened, SerialExecutor, StoreOrUrl
 from treering.bridge import Bridge
 from treering.errors import InvalidInput, MissingExtra
 from treering.sync_async import Closing
@@ -142,7 +142,7 @@ class TreeringSessionStore(SessionStore, Closing):
             known = self._transcripts.pop(key, None)
             if known is None:
                 thread = self._store.thread(_thread_id(key), _namespace(key.project_key))
-                known = _Transcript(key, thread, Lane(self._bridge))
+                known = _Transcript(key, thread, SerialExecutor(self._bridge))
             self._transcripts[key] = known
             if len(self._transcripts) > _KEPT:
                 idle = next((each for each, it in self._transcripts.items() if it.lane.is_idle), key)
@@ -175,7 +175,7 @@ class TreeringSessionStore(SessionStore, Closing):
 class _Transcript:
     """One transcript as this process last saw it; used by one call at a time."""
 
-    def __init__(self, key: Key, thread: Thread, lane: Lane) -> None:
+    def __init__(self, key: Key, thread: Thread, lane: SerialExecutor) -> None:
         self.lane = lane
         self._key = key
         self._thread = thread

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar, cast
 from treering.adapters.conversation import look
 from treering.adapters.names import is_plain, thread_name
 from treering.adapters.openai_agents.tracing import TreeringTracingProcessor
-from treering.adapters.opening import Lane, Opened, StoreOrUrl
+from treering.adapters.opening import Opened, SerialExecutor, StoreOrUrl
 from treering.errors import InvalidInput, MissingExtra
 from treering.sync_async import Closing
 from treering.threads.checkpoint import Checkpoint
@@ -90,7 +90,7 @@ class TreeringSession(Closing):
         self._metadata = {} if is_plain(session_id) else {"session_id": session_id}
         self._opened = Opened(store_or_url)
         self._thread = self._opened.store.thread(name, place)
-        self._lane = Lane(self._opened.bridge)
+        self._lane = SerialExecutor(self._opened.bridge)
         self._seen: Checkpoint | None = None
         self._added: list[str] = []
 
