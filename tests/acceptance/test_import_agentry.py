@@ -1,6 +1,6 @@
-"""A9: an existing ``outputs/`` folder of Agentry Lab is imported by one command.
+"""Agentry Lab: an existing ``outputs/`` folder is imported with one command.
 
-The folder is made as the document describes it: the table ``checkpoints(thread_id, payload, updated_at)``
+The folder follows the documented format: the table ``checkpoints(thread_id, payload, updated_at)``
 with snapshots of ``state.__dict__`` under the documented keys, and a transcript beside it.
 """
 
@@ -94,7 +94,7 @@ def treering_import(tmp_path, *arguments):
     return done.returncode, json.loads(done.stdout or done.stderr)
 
 
-def test_the_lab_resumes_from_what_was_imported(outputs, tmp_path):
+def test_an_imported_state_is_resumed(outputs, tmp_path):
     plain = {name: value for name, value in SNAPSHOT.items() if name not in ("cfg", "contracts")}
     save(outputs, "solo-chat", json.dumps(plain).encode(), 1757000010.25)
     save(outputs, "standup", json.dumps({"thread_id": "standup", "iter": 1}).encode(), 1757000020.0)
@@ -106,9 +106,9 @@ def test_the_lab_resumes_from_what_was_imported(outputs, tmp_path):
         ("transcripts/solo-chat.jsonl", 2, 2, 0),
     ]
     with treering.open(tmp_path / "s") as store:
-        told = [event.to_dict() for event in store.transcript("solo-chat").read()]
-        assert [{name: event[name] for name in EVENTS[0]} for event in told] == EVENTS
-        assert [each.id for each in store.threads()] == ["standup", "solo-chat"]  # newest first (A4)
+        events = [event.to_dict() for event in store.transcript("solo-chat").read()]
+        assert [{name: event[name] for name in EVENTS[0]} for event in events] == EVENTS
+        assert [each.id for each in store.threads()] == ["standup", "solo-chat"]  # newest first
         thread = store.thread("solo-chat")
         assert thread.load().created_at == "2025-09-04T15:33:30.250000+00:00"
         config = object()
@@ -121,7 +121,7 @@ def test_the_lab_resumes_from_what_was_imported(outputs, tmp_path):
     assert [each["new"] for each in treering_import(tmp_path)[1]["files"]] == [0, 0]
 
 
-def test_pickled_rows_are_refused_unless_an_unpickler_is_given(outputs, tmp_path):
+def test_pickled_rows_are_rejected_without_an_unpickler(outputs, tmp_path):
     save(outputs, "solo-chat", pickle.dumps(SNAPSHOT), 1757000010.25)
     code, report = treering_import(tmp_path)
     assert code == 2

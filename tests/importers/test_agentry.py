@@ -60,7 +60,7 @@ def write(folder, **rows):
         )
 
 
-def told(report):
+def counts(report):
     return [(each.path, each.holds, each.found, each.new, each.known, each.left_out) for each in report.files]
 
 
@@ -68,10 +68,10 @@ def row(state, updated_at=1_700_000_000.25):
     return json.dumps(state).encode(), updated_at
 
 
-def test_a_state_comes_back_into_an_object(store, outputs):
+def test_an_imported_state_is_restored_into_an_object(store, outputs):
     write(outputs, debate=row(STATE))
     report = import_agentry(outputs, store)
-    assert told(report) == [
+    assert counts(report) == [
         ("checkpoints.db", "checkpoints", 1, 1, 0, 0),
         ("transcripts/debate.jsonl", "transcript events", 2, 2, 0, 0),
     ]
@@ -87,7 +87,7 @@ def test_a_state_comes_back_into_an_object(store, outputs):
     assert {name: value for name, value in vars(live).items() if name != "cfg"} == STATE
 
 
-def test_again_brings_nothing_and_a_newer_row_goes_behind(store, outputs):
+def test_importing_again_adds_nothing_and_a_newer_row_is_appended(store, outputs):
     write(outputs, debate=row(STATE), other=row({"iter": 1}, 5.0))
     assert import_agentry(outputs / "checkpoints.db", store).new == 2
     before = store.stats().rows
@@ -104,14 +104,14 @@ def test_again_brings_nothing_and_a_newer_row_goes_behind(store, outputs):
     assert store.verify().ok
 
 
-def test_a_thread_that_went_on_here_is_left_alone(store, outputs):
+def test_a_thread_with_newer_checkpoints_is_left_alone(store, outputs):
     write(outputs, debate=row(STATE))
     import_agentry(outputs, store)
     store.thread("debate").append("said here")
     write(outputs, debate=row({**STATE, "iter": 9}, 1_700_000_001.0))
     report = import_agentry(outputs, store)
-    assert told(report)[0][2:] == (1, 0, 0, 1)
-    assert "went on here" in report.files[0].note
+    assert counts(report)[0][2:] == (1, 0, 0, 1)
+    assert "newer checkpoints" in report.files[0].note
     assert store.thread("debate").head.messages == ["said here"]
 
 
@@ -128,7 +128,7 @@ class TestPickles:
         def __reduce__(self):
             return (pytest.fail, ("a pickle was read",))
 
-    def test_a_pickle_is_refused_and_nothing_is_written(self, store, outputs):
+    def test_a_pickled_row_is_rejected_and_nothing_is_written(self, store, outputs):
         write(outputs, debate=row(STATE), trap=(pickle.dumps(self.Trap()), 9.0))
         with pytest.raises(
             InvalidInput, match=r"1 of 2 rows are pickled \('trap'\).*unpickler=.*skip_pickled="
@@ -136,14 +136,14 @@ class TestPickles:
             import_agentry(outputs, store)
         assert list(store.threads()) == []
 
-    def test_the_others_on_request(self, store, outputs):
+    def test_pickled_rows_can_be_skipped(self, store, outputs):
         write(outputs, debate=row(STATE), trap=(pickle.dumps(self.Trap()), 9.0))
         report = import_agentry(outputs, store, skip_pickled=True)
-        assert told(report)[0] == ("checkpoints.db", "checkpoints", 2, 1, 0, 1)
+        assert counts(report)[0] == ("checkpoints.db", "checkpoints", 2, 1, 0, 1)
         assert "1 pickled rows were skipped" in report.files[0].note
         assert [each.id for each in store.threads()] == ["debate"]
 
-    def test_an_unpickler_of_the_callers(self, store, outputs):
+    def test_a_custom_unpickler(self, store, outputs):
         state = {**STATE, "cfg": Opaque()}
         write(outputs, debate=(pickle.dumps({**STATE, "cfg": 1}), 9.0))
         assert import_agentry(
@@ -155,13 +155,13 @@ class TestPickles:
 
     def test_an_unpickler_that_fails(self, store, outputs):
         write(outputs, good=row(STATE, 1.0), debate=(b"\x80garbage", 9.0))
-        with pytest.raises(InvalidInput, match="the unpickler failed at thread 'debate'"):
+        with pytest.raises(InvalidInput, match="the unpickler failed for thread 'debate'"):
             import_agentry(outputs, store, unpickler=pickle.loads)
         assert list(store.threads()) == []
 
 
-class TestWrongSources:
-    def test_not_there(self, store, tmp_path):
+class TestInvalidSources:
+    def test_a_missing_file(self, store, tmp_path):
         with pytest.raises(NotFound, match="outputs folder"):
             import_agentry(tmp_path / "nothing", store)
 
@@ -172,7 +172,7 @@ class TestWrongSources:
 
     def test_not_a_database(self, store, tmp_path):
         (tmp_path / "checkpoints.db").write_bytes(b"hello, this is no database at all" * 100)
-        with pytest.raises(InvalidInput, match=r"is no checkpoints\.db of Agentry Lab"):
+        with pytest.raises(InvalidInput, match=r"is not a checkpoints\.db of Agentry Lab"):
             import_agentry(tmp_path / "checkpoints.db", store)
 
     def test_another_database(self, store, tmp_path):
@@ -182,20 +182,20 @@ class TestWrongSources:
             import_agentry(tmp_path / "checkpoints.db", store)
 
     @pytest.mark.parametrize("payload", [b"{torn", b"", None, b"{}x"])
-    def test_a_row_that_cannot_be_read(self, store, outputs, payload):
+    def test_an_invalid_row(self, store, outputs, payload):
         write(outputs, good=row(STATE, 1.0), bad=(payload, 9.0))
         with pytest.raises(InvalidInput, match="bad"):
             import_agentry(outputs, store)
         assert list(store.threads()) == []
 
     @pytest.mark.parametrize("updated_at", [float("inf"), -1.0, 1_700_000_000_250.0, None])
-    def test_a_time_that_is_none(self, store, outputs, updated_at):
+    def test_an_invalid_time(self, store, outputs, updated_at):
         write(outputs, debate=row(STATE), odd=row(STATE, updated_at))
-        with pytest.raises(InvalidInput, match="'odd' has no payload, or no time in seconds"):
+        with pytest.raises(InvalidInput, match="'odd' has no payload, or updated_at"):
             import_agentry(outputs, store)
         assert store.stats().rows["events"] == 0
 
-    def test_the_source_is_only_read(self, store, outputs):
+    def test_the_source_is_not_modified(self, store, outputs):
         write(outputs, debate=row(STATE))
         before = (outputs / "checkpoints.db").read_bytes()
         import_agentry(outputs, store)

@@ -1,4 +1,4 @@
-"""Counters of a CianaParrot agent, and a data folder that is not as expected."""
+"""The counters and tasks of a CianaParrot agent, and invalid data folders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_counters_only_rise(store, data):
     assert store.chat("telegram", 1).reset().id == "telegram_1_s10"
 
 
-def test_a_dry_run_leaves_the_counters_alone(store, data):
+def test_a_dry_run_does_not_change_counters(store, data):
     store.thread("telegram_1_s7").append("a thread without a counter")
     count(data, {"telegram_1": 3})
     before = store.stats().rows
@@ -57,25 +57,25 @@ def test_a_dry_run_leaves_the_counters_alone(store, data):
     assert store.chat("telegram", 1).resets == 7
 
 
-def test_odd_names_of_chats(store, data):
+def test_unusual_chat_names(store, data):
     count(data, {"telegram_-100_5": 1, "my_channel_3": 2, "nochat": 4, "telegram_1_s3": 1, "scheduler_x": 1})
     report = import_ciana(data, store)
     assert [(each.found, each.new, each.left_out) for each in report.files] == [(5, 2, 3)]
     assert "'nochat', 'telegram_1_s3', 'scheduler_x'" in report.files[0].note
     assert store.chat("telegram", "-100_5").thread.id == "telegram_-100_5_s1"
-    assert store.chat("my", "channel_3").thread.id == "my_channel_3_s2"  # as the agent itself spelt it
+    assert store.chat("my", "channel_3").thread.id == "my_channel_3_s2"  # parsed as the agent does
 
 
 @pytest.mark.parametrize(
     "text", ["[]", "{torn", '{"telegram_1": -1}', '{"telegram_1": 1.5}', '{"telegram_1": true}']
 )
-def test_counters_that_are_none(store, data, text):
+def test_invalid_counters(store, data, text):
     (data / "session_counters.json").write_text(text, encoding="utf-8")
     with pytest.raises(InvalidInput, match=r"session_counters\.json.*nothing was imported"):
         bring(data, store)
 
 
-def test_a_folder_that_is_none(store, data, tmp_path):
+def test_a_missing_or_empty_folder(store, data, tmp_path):
     with pytest.raises(NotFound, match=r"looked for checkpoints\.db, session_counters\.json"):
         bring(data, store)
     with pytest.raises(NotFound, match="there is no folder"):
@@ -85,7 +85,7 @@ def test_a_folder_that_is_none(store, data, tmp_path):
         bring(data, store, workspace=tmp_path / "nowhere")
 
 
-def test_tasks_that_cannot_be_read_are_left_out_and_told(store, data):
+def test_invalid_tasks_are_skipped_and_reported(store, data):
     (data / "scheduled_tasks.json").write_text('[{"id": "a"}, {"id": "b"}]', encoding="utf-8")
     report = import_ciana(data, store)
     assert [(each.path, each.found, each.left_out) for each in report.files] == [
@@ -94,5 +94,5 @@ def test_tasks_that_cannot_be_read_are_left_out_and_told(store, data):
     assert all(each.note for each in report.files)
     assert list(store.schedules.list_tasks()) == []
     (data / "scheduled_tasks.json").write_text("17", encoding="utf-8")
-    with pytest.raises(InvalidInput, match="not an array of tasks"):
+    with pytest.raises(InvalidInput, match="not a JSON array of tasks"):
         import_ciana(data, store)

@@ -1,4 +1,4 @@
-"""The memory files of a CianaParrot agent: taken over with front matter, again when they were edited."""
+"""The memory files of a CianaParrot agent: imported with front matter, and again after an edit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EVERYTHING = {
 }
 
 
-def test_files_become_documents_and_nothing_changes_the_second_time(store, workspace):
+def test_files_become_documents_and_a_second_import_changes_nothing(store, workspace):
     assert bring(workspace, store, dry_run=True) == dict.fromkeys(EVERYTHING, (1, 0, 0))
     assert list(store.memory.namespaces()) == []
     assert bring(workspace, store) == dict.fromkeys(EVERYTHING, (1, 0, 0))
@@ -60,7 +60,7 @@ def test_files_become_documents_and_nothing_changes_the_second_time(store, works
     assert "Alice likes tea." in store.memory.context().text
 
 
-def test_an_edited_file_is_a_new_version_and_an_edited_document_is_left_alone(store, workspace):
+def test_an_edited_file_is_a_new_version_and_a_changed_document_is_left_alone(store, workspace):
     bring(workspace, store)
     (workspace / "MEMORY.md").write_text("Alice likes coffee.\n")
     assert bring(workspace, store)["workspace/MEMORY.md"] == (1, 0, 0)
@@ -74,7 +74,7 @@ def test_an_edited_file_is_a_new_version_and_an_edited_document_is_left_alone(st
     assert "I learnt something." in store.memory.get("IDENTITY").content
 
 
-def test_a_file_that_cannot_be_read_stops_the_import_before_anything_is_written(store, workspace):
+def test_an_invalid_file_stops_the_import_before_anything_is_written(store, workspace):
     (workspace / "MEMORY.md").write_text("---\ntags: [unclosed\n---\nx\n")
     with pytest.raises(InvalidInput, match=r"MEMORY\.md"):
         bring(workspace, store)

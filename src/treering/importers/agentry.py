@@ -1,9 +1,8 @@
-"""Importing what Agentry Lab leaves behind: the newest state of each thread, from its ``checkpoints.db``.
+"""Import the ``outputs`` folder of Agentry Lab: the latest state of each thread, from ``checkpoints.db``.
 
-A row that is JSON becomes a checkpoint as `thread.snapshot_state` makes it, so `restore_state` puts it
-back. A row that was pickled is refused: reading a pickle runs code that whoever wrote it chose. Who trusts
-the file passes an ``unpickler`` of their own. **Invariant:** all rows are read before the first one is
-written.
+A JSON row becomes a checkpoint like those of `Thread.snapshot_state`, so `restore_state` can restore it. A
+pickled row is rejected, because reading a pickle can run arbitrary code; to import one from a trusted file,
+pass an ``unpickler``. **Invariant:** all rows are read before the first one is written.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 Unpickler = Callable[[bytes], Any]
 
-_SHOWN: Final = 5
+_MAX_SHOWN: Final = 5
 _NOTE: Final = "imported from Agentry Lab"
 
 
@@ -46,9 +45,9 @@ def import_agentry(
     unpickler: Unpickler | None = None,
     skip_pickled: bool = False,
 ) -> ImportReport:
-    """Import an ``outputs`` folder, or its ``checkpoints.db`` alone.
+    """Import an ``outputs`` folder, or only its ``checkpoints.db``.
 
-    ``unpickler`` gets the bytes of each pickled row and gives back the state, a dict or an object.
+    ``unpickler`` receives the bytes of each pickled row and returns the state, a dict or an object.
     """
     path = Path(source)
     if path.is_dir():
@@ -76,30 +75,28 @@ def load_checkpoints(
     skip_pickled: bool = False,
 ) -> list[FileReport]:
     """Import the rows of one ``checkpoints.db``."""
-    rows = _rows(path)
+    rows = _read_rows(path)
     pickled = [row.thread for row in rows if not row.is_json]
     if pickled and unpickler is None and not skip_pickled:
-        some = ", ".join(map(repr, pickled[:_SHOWN])) + (", ..." if len(pickled) > _SHOWN else "")
+        some = ", ".join(map(repr, pickled[:_MAX_SHOWN])) + (", ..." if len(pickled) > _MAX_SHOWN else "")
         raise InvalidInput(
             f"{path}: {len(pickled)} of {len(rows)} rows are pickled ({some}), and reading a pickle can run "
             "any code; nothing was imported. If you trust the file, pass unpickler= (--unpickler "
-            "MODULE:FUNCTION), a function from bytes to the state; to take the other rows only, pass "
+            "MODULE:FUNCTION), a function from bytes to the state; to import only the other rows, pass "
             "skip_pickled= (--skip-pickled)"
         )
     wanted = [row for row in rows if row.is_json or unpickler is not None]
-    portraits = [_portrait(path, row, unpickler) for row in wanted]
+    states = [_read_state(path, row, unpickler) for row in wanted]
     new, known, older = 0, 0, 0
-    for done, (row, portrait) in enumerate(zip(wanted, portraits, strict=True), 1):
-        outcome = _store(row, portrait, store, dry_run=dry_run)
-        new, known, older = (
-            new + (outcome == "new"),
-            known + (outcome == "known"),
-            older + (outcome == "older"),
-        )
+    for done, (row, state) in enumerate(zip(wanted, states, strict=True), 1):
+        outcome = _save(row, state, store, dry_run=dry_run)
+        new += outcome == "new"
+        known += outcome == "known"
+        older += outcome == "older"
         if on_progress is not None:
             on_progress(done, len(wanted))
     notes = [f"{len(pickled)} pickled rows were skipped"] if unpickler is None and pickled else []
-    notes += [f"{older} threads went on here since"] if older else []
+    notes += [f"{older} threads have newer checkpoints in the store"] if older else []
     return [
         FileReport(
             path=str(path),
@@ -127,25 +124,25 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
         return derived_checkpoint_id(self.updated_at_us, "agentry", self.thread, self.payload)
 
 
-def _rows(path: Path) -> list[_Row]:
+def _read_rows(path: Path) -> list[_Row]:
     if not path.is_file():
         raise NotFound(
-            f"there is no file {str(path)!r}; give the outputs folder of Agentry Lab, or its checkpoints.db"
+            f"file {str(path)!r} not found; pass the outputs folder of Agentry Lab, or its checkpoints.db"
         )
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             found = database.execute(
                 "SELECT thread_id, payload, updated_at FROM checkpoints ORDER BY updated_at"
             )
-            return [_row(path, *each) for each in found]
+            return [_parse_row(path, *each) for each in found]
     except sqlite3.Error as error:
         raise InvalidInput(
-            f"{path} is no checkpoints.db of Agentry Lab ({error}); "
-            "that has a table checkpoints with the columns thread_id, payload and updated_at"
+            f"{path} is not a checkpoints.db of Agentry Lab ({error}); "
+            "expected a table checkpoints with the columns thread_id, payload and updated_at"
         ) from None
 
 
-def _row(path: Path, thread: Any, payload: Any, updated_at: Any) -> _Row:
+def _parse_row(path: Path, thread: Any, payload: Any, updated_at: Any) -> _Row:
     data = payload.encode() if isinstance(payload, str) else payload
     if (
         not isinstance(data, bytes)
@@ -153,8 +150,8 @@ def _row(path: Path, thread: Any, payload: Any, updated_at: Any) -> _Row:
         or not 0 <= updated_at * SECOND_US < 1 << NUMBER_BITS
     ):
         raise InvalidInput(
-            f"{path}: the row of thread {thread!r} has no payload, or no time in seconds since 1970 "
-            f"({updated_at!r}); nothing was imported"
+            f"{path}: the row of thread {thread!r} has no payload, or updated_at ({updated_at!r}) is not "
+            "a time in seconds since 1970; nothing was imported"
         )
     return _Row(
         thread=check_id(thread, f"{path}: thread id"),
@@ -163,27 +160,27 @@ def _row(path: Path, thread: Any, payload: Any, updated_at: Any) -> _Row:
     )
 
 
-def _portrait(path: Path, row: _Row, unpickler: Unpickler | None) -> CapturedState:
+def _read_state(path: Path, row: _Row, unpickler: Unpickler | None) -> CapturedState:
     state: Any
     if row.is_json:
         try:
             state = msgspec.json.decode(row.payload)
         except msgspec.DecodeError as error:
             raise InvalidInput(
-                f"{path}: the row of thread {row.thread!r} is not JSON ({error}); nothing was imported"
+                f"{path}: the row of thread {row.thread!r} is not valid JSON ({error}); nothing was imported"
             ) from None
     else:
         try:
             state = unpickler(row.payload) if unpickler is not None else {}
         except Exception as error:
             raise InvalidInput(
-                f"{path}: the unpickler failed at thread {row.thread!r}: {error!r}; nothing was imported"
+                f"{path}: the unpickler failed for thread {row.thread!r}: {error!r}; nothing was imported"
             ) from error
     return capture(state)
 
 
-def _store(row: _Row, portrait: CapturedState, store: Store, *, dry_run: bool) -> str:
-    """Put a row behind what its thread has: ``new``, ``known``, or ``older`` than what is there."""
+def _save(row: _Row, state: CapturedState, store: Store, *, dry_run: bool) -> str:
+    """Append a row to its thread; return ``new``, ``known``, or ``older`` than the head of the thread."""
     histories = Histories(store)
     if row.checkpoint_id in histories.owners([row.checkpoint_id]):
         info = thread_info(store.engine, store.space, row.thread, "")
@@ -203,9 +200,9 @@ def _store(row: _Row, portrait: CapturedState, store: Store, *, dry_run: bool) -
                 parent=None if head is None else head.id,
                 step=0 if head is None else head.step + 1,
                 created_at_us=row.updated_at_us,
-                lists={name: _grown(head, name, items) for name, items in portrait.lists.items()},
-                state=portrait.state,
-                metadata=portrait.metadata(None),
+                lists={name: _new_items(head, name, items) for name, items in state.lists.items()},
+                state=state.state,
+                metadata=state.metadata(None),
                 note=_NOTE,
             )
         )
@@ -222,7 +219,7 @@ def _store(row: _Row, portrait: CapturedState, store: Store, *, dry_run: bool) -
     return "new"
 
 
-def _grown(head: Checkpoint | None, name: str, items: Sequence[Any]) -> ListMade:
+def _new_items(head: Checkpoint | None, name: str, items: Sequence[Any]) -> ListMade:
     before = [] if head is None else head.items(name)
     keep = 0
     while keep < min(len(before), len(items)) and before[keep] == items[keep]:

@@ -1,7 +1,15 @@
-"""Importing the ``data`` folder of a CianaParrot agent: its conversations, and how often each chat was reset.
+"""Import the ``data`` and ``workspace`` folders of a CianaParrot agent.
 
-The conversations are a LangGraph database, imported as such; thread ids keep their text, so `store.chat`
-goes on with them. A counter only ever rises: one that is lower than what the store knows changes nothing.
+- ``checkpoints.db``: conversations in a LangGraph database. Thread ids are kept, so `store.chat` continues
+  them.
+- ``session_counters.json``: how often each chat was reset. **Invariant:** a counter is never lowered.
+- ``scheduled_tasks.json``: tasks keep their ids and continue with their next occurrence from now; earlier
+  ones are not caught up. A task that exists in the store is not changed.
+- ``cc_user_states.json``: sessions, stored for ``store.state.sessions(UserSession)``. A user who has a
+  session in the store keeps that one: it is newer than the file.
+- ``IDENTITY.md``, ``AGENT.md``, ``MEMORY.md`` and ``skills/*/SKILL.md``: documents; the first three load
+  into every context. A file that was edited since the last import becomes a new version; a document that was
+  changed in the store is left alone and reported.
 """
 
 from __future__ import annotations
@@ -28,6 +36,10 @@ if TYPE_CHECKING:
     from treering.importers.registry import Root
     from treering.store import Store
 
+_MAX_NOTES: Final = 5
+_SKILL_FILE: Final = "SKILL.md"
+_SOURCE: Final = "imported from CianaParrot: "
+
 
 def import_ciana(
     source: str | Path,
@@ -37,7 +49,7 @@ def import_ciana(
     dry_run: bool = False,
     workspace: str | Path | None = None,
 ) -> ImportReport:
-    """Import a ``data`` folder; with ``workspace``, look at the memory files there as well."""
+    """Import a ``data`` folder; with ``workspace``, the memory files there as well."""
     roots: dict[Root, Path] = {"data": Path(source)}
     if workspace is not None:
         roots["workspace"] = Path(workspace)
@@ -47,7 +59,7 @@ def import_ciana(
 def load_checkpoints(
     path: Path, store: Store, *, on_progress: Progress | None = None, dry_run: bool = False
 ) -> tuple[FileReport, ...]:
-    """Import ``checkpoints.db``, which LangGraph's AsyncSqliteSaver wrote."""
+    """Import ``checkpoints.db``, written by LangGraph's AsyncSqliteSaver."""
     from treering.importers.langgraph import import_langgraph
 
     return import_langgraph(path, store, on_progress=on_progress, dry_run=dry_run).files
@@ -57,177 +69,96 @@ def load_counters(
     path: Path, store: Store, *, on_progress: Progress | None = None, dry_run: bool = False
 ) -> list[FileReport]:
     """Import ``session_counters.json``: ``{"telegram_123456": 3}``."""
-    counters = _counters(path)
-    new, left_out = 0, [base for base in counters if _chat(base) is None]
+    counters = _read_counters(path)
+    new, skipped = 0, [base for base in counters if _parse_chat(base) is None]
     for done, (base, count) in enumerate(counters.items(), 1):
-        chat_id = _chat(base)
+        chat_id = _parse_chat(base)
         if chat_id is None:
             continue
-        if _counted(store, chat_id) < count:
+        if _stored_count(store, chat_id) < count:
             new += 1
             if not dry_run:
                 store.chat(chat_id.channel, chat_id.chat_id).synchronise(at_least=count)
         if on_progress is not None:
             on_progress(done, len(counters))
-    note = f"not the name of a chat: {', '.join(map(repr, left_out[:5]))}" if left_out else ""
-    known = len(counters) - new - len(left_out)
     return [
         FileReport(
             path=str(path),
             holds="counters",
             found=len(counters),
             new=new,
-            known=known,
-            left_out=len(left_out),
-            note=note,
+            known=len(counters) - new - len(skipped),
+            left_out=len(skipped),
+            note=f"not chat names: {', '.join(map(repr, skipped[:_MAX_NOTES]))}" if skipped else "",
         )
     ]
 
 
-def _counters(path: Path) -> dict[str, int]:
+def _read_counters(path: Path) -> dict[str, int]:
     counters: Any = read_json(path)
     if not isinstance(counters, dict):
-        raise InvalidInput(f"{path} is not an object of counters; nothing was imported")
+        raise InvalidInput(f"{path} is not a JSON object of counters; nothing was imported")
     for base, count in cast("dict[str, Any]", counters).items():
         if type(count) is not int or count < 0:
             raise InvalidInput(
-                f"{path}: the counter of {base!r} is {count!r}, which is no count; nothing was imported"
+                f"{path}: the counter of {base!r} is {count!r}, not a whole number; nothing was imported"
             )
     return cast("dict[str, int]", counters)
 
 
-def _counted(store: Store, chat_id: ChatId) -> int:
-    """What the counter says now; a `Chat` would bring it up to date, which a dry run must not."""
+def _stored_count(store: Store, chat_id: ChatId) -> int:
+    """Return the stored counter; creating a `Chat` would update it, which a dry run must not do."""
     name = f"chat/{namespace_prefix('')}{chat_id.base}"
     ref = store.engine.refs(store.space, [name]).get(name)
     return 0 if ref is None else int(ref.value)
 
 
-def _chat(base: str) -> ChatId | None:
+def _parse_chat(base: str) -> ChatId | None:
     parsed = parse_thread_id(base)
     return parsed if isinstance(parsed, ChatId) and not parsed.resets else None
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Importing what a CianaParrot agent is and knows: ``IDENTITY.md``, ``AGENT.md``, ``MEMORY.md`` and skills.
-#
-# The first three become documents of these names that load into every context, a skill becomes
-# ``skills/<name>``. A file that was edited since the last import is taken over as a new version; a document
-# that was changed in the store since then is left as it is, and the report says so.
-
-
-_SKILL: Final = "SKILL.md"
-_SOURCE: Final = "imported from CianaParrot: "
-
-
-def load_memory_file(
+def load_tasks(
     path: Path, store: Store, *, on_progress: Progress | None = None, dry_run: bool = False
 ) -> list[FileReport]:
-    """Import one Markdown file, with its front matter."""
-    is_skill = path.name == _SKILL
-    name = f"skills/{path.parent.name}" if is_skill else path.stem
-    read = read_markdown(path.parent, path.name).document
-    document = MemoryDocument(
-        id=name, content=read.content, metadata={"auto_load": not is_skill} | read.metadata
-    )
-    memory = store.memory
-    before = memory.get(name, include_expired=True)
-    new = known = left_out = 0
-    note = ""
-    if before is not None and _says_the_same(before, document):
-        known = 1
-    elif before is not None and not _is_imported(before):
-        left_out, note = 1, f"{name!r} was changed in the store since; merge them by hand"
-    else:
-        new = 1
-        if not dry_run:
-            version = 0 if before is None else before.version
-            memory.save(document, if_version=version, provenance=Provenance(source=_SOURCE + path.name))
-    if on_progress is not None:
-        on_progress(1, 1)
-    return [
-        FileReport(
-            path=str(path),
-            holds="memory files",
-            found=1,
-            new=new,
-            known=known,
-            left_out=left_out,
-            note=note,
-        )
-    ]
-
-
-def _is_imported(document: MemoryDocument) -> bool:
-    origin = document.provenance
-    return origin is not None and (origin.source or "").startswith(_SOURCE)
-
-
-def _says_the_same(there: MemoryDocument, read: MemoryDocument) -> bool:
-    times = {"created_at", "updated_at"}
-    kept = {key: value for key, value in there.metadata.items() if key not in times}
-    given: dict[str, Any] = {"tags": list[str]()}
-    given |= {key: value for key, value in read.metadata.items() if key not in times}
-    return there.content == read.content and kept == given
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Importing what a CianaParrot agent knew of its users: ``cc_user_states.json``.
-#
-# The sessions go where ``store.state.sessions(UserSession)`` looks for them. A user whom the store knows
-# already keeps what the store has: it is newer than the file.
-
-
-def load_user_states(
-    path: Path, store: Store, *, on_progress: Progress | None = None, dry_run: bool = False
-) -> list[FileReport]:
-    """Import ``{"123456": {"mode": "claude_code", ...}}``; entries in the default mode are left out."""
-    read: Any = read_json(path)
-    if not isinstance(read, dict):
-        raise InvalidInput(f"{path} is not an object of sessions by user id; nothing was imported")
-    entries = cast("dict[str, Any]", read)
-    sessions = store.state.sessions(UserSession)
-    there = set(sessions.users())
+    """Import ``scheduled_tasks.json``, an array of tasks; invalid ones are skipped and reported."""
+    entries: Any = read_json(path)
+    if not isinstance(entries, list):
+        raise InvalidInput(f"{path} is not a JSON array of tasks; nothing was imported")
+    tasks = cast("list[Any]", entries)
+    now_us = SystemClock().now_us()
     new = known = 0
     notes: list[str] = []
-    for done, (user_id, plain) in enumerate(entries.items(), 1):
+    for number, entry in enumerate(tasks, 1):
         try:
-            session = msgspec.convert(plain, UserSession)
-        except msgspec.ValidationError as error:
-            notes.append(f"user {user_id!r} is no session: {error}")
+            task = _parse_task(entry, now_us)
+        except (msgspec.ValidationError, InvalidInput) as error:
+            notes.append(f"task {number} is not valid: {error}")
             continue
-        if session.mode == UserSession().mode:
-            notes.append(f"user {user_id!r} is in the default mode")
-        elif user_id in there:
+        name = task_ref(task.id, task.namespace)
+        if name in store.engine.refs(store.space, [name]):
             known += 1
         else:
             new += 1
             if not dry_run:
-                sessions.save(user_id, session)
+                store.schedules.put(task)
         if on_progress is not None:
-            on_progress(done, len(entries))
+            on_progress(number, len(tasks))
     return [
         FileReport(
             path=str(path),
-            holds="user states",
-            found=len(entries),
+            holds="scheduled tasks",
+            found=len(tasks),
             new=new,
             known=known,
             left_out=len(notes),
-            note="; ".join(notes[:5]),
+            note="; ".join(notes[:_MAX_NOTES]),
         )
     ]
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Importing the scheduled tasks of a CianaParrot agent: ``scheduled_tasks.json``.
-#
-# Tasks keep their ids. What was due while the file lay there is not caught up: a task goes on with its next
-# occurrence from now. A task that the store knows already stays as the store has it.
-
-
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as the file has it."""
+class _TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A task in ``scheduled_tasks.json``."""
 
     id: str
     prompt: str
@@ -240,73 +171,128 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     active: bool = True
 
 
-def load_tasks(
+def _parse_task(value: Any, now_us: int) -> Task:
+    entry = msgspec.convert(value, _TaskEntry)
+    created_us = now_us if entry.created_at is None else from_datetime(entry.created_at)
+    if entry.type == "once" and entry.active:
+        # A past time would be rejected for a new task. Here it was missed, and a worker has to report that.
+        timing = Timing(type="once", value=_parse_iso(entry.value), anchor_us=created_us)
+        next_us = timing.next_after(created_us)
+    else:
+        parsed = parse_timing(entry.type, entry.value, "UTC", now_us=created_us)
+        timing = msgspec.structs.replace(parsed, anchor_us=created_us)
+        next_us = timing.next_after(now_us)
+    inactive = "done" if entry.type == "once" and entry.last_run else "cancelled"
+    return Task(
+        id=check_id(entry.id, "task id"),
+        prompt=entry.prompt,
+        type=timing.type,
+        value=timing.value,
+        channel=entry.channel,
+        chat_id=str(entry.chat_id),
+        created_at_us=created_us,
+        last_run_us=None if entry.last_run is None else from_datetime(entry.last_run),
+        next_run_us=next_us if entry.active else None,
+        status="active" if entry.active else inactive,
+    )
+
+
+def _parse_iso(value: Any) -> str:
+    try:
+        return datetime.fromisoformat(value).isoformat()
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{value!r} is not an ISO 8601 time") from None
+
+
+def load_user_states(
     path: Path, store: Store, *, on_progress: Progress | None = None, dry_run: bool = False
 ) -> list[FileReport]:
-    """Import an array of tasks; one that is not valid is left out and named."""
-    read: Any = read_json(path)
-    if not isinstance(read, list):
-        raise InvalidInput(f"{path} is not an array of tasks; nothing was imported")
-    entries = cast("list[Any]", read)
-    now_us = SystemClock().now_us()
+    """Import ``cc_user_states.json``: ``{"123456": {"mode": "claude_code", ...}}``.
+
+    Entries in the default mode are skipped, as they are never stored.
+    """
+    entries: Any = read_json(path)
+    if not isinstance(entries, dict):
+        raise InvalidInput(f"{path} is not a JSON object of sessions by user id; nothing was imported")
+    states = cast("dict[str, Any]", entries)
+    sessions = store.state.sessions(UserSession)
+    existing = set(sessions.users())
     new = known = 0
     notes: list[str] = []
-    for done, plain in enumerate(entries, 1):
+    for done, (user_id, value) in enumerate(states.items(), 1):
         try:
-            task = _task(plain, now_us)
-        except (msgspec.ValidationError, InvalidInput) as error:
-            notes.append(f"task {done} is not valid: {error}")
+            session = msgspec.convert(value, UserSession)
+        except msgspec.ValidationError as error:
+            notes.append(f"the session of user {user_id!r} is not valid: {error}")
             continue
-        name = task_ref(task.id, task.namespace)
-        if name in store.engine.refs(store.space, [name]):
+        if session.mode == UserSession().mode:
+            notes.append(f"user {user_id!r} is in the default mode")
+        elif user_id in existing:
             known += 1
         else:
             new += 1
             if not dry_run:
-                store.schedules.put(task)
+                sessions.save(user_id, session)
         if on_progress is not None:
-            on_progress(done, len(entries))
+            on_progress(done, len(states))
     return [
         FileReport(
             path=str(path),
-            holds="scheduled tasks",
-            found=len(entries),
+            holds="user states",
+            found=len(states),
             new=new,
             known=known,
             left_out=len(notes),
-            note="; ".join(notes[:5]),
+            note="; ".join(notes[:_MAX_NOTES]),
         )
     ]
 
 
-def _task(plain: Any, now_us: int) -> Task:
-    told = msgspec.convert(plain, _Told)
-    created_us = now_us if told.created_at is None else from_datetime(told.created_at)
-    is_over = not told.active
-    if told.type == "once" and not is_over:
-        # Once in the past is what a store would refuse; here it was missed, and a worker shall say so.
-        timing = Timing(type="once", value=_iso(told.value), anchor_us=created_us)
-        following = timing.next_after(created_us)
+def load_memory_file(
+    path: Path, store: Store, *, on_progress: Progress | None = None, dry_run: bool = False
+) -> list[FileReport]:
+    """Import one Markdown file with its front matter."""
+    is_skill = path.name == _SKILL_FILE
+    name = f"skills/{path.parent.name}" if is_skill else path.stem
+    file = read_markdown(path.parent, path.name).document
+    metadata = {"auto_load": not is_skill} | file.metadata
+    document = MemoryDocument(id=name, content=file.content, metadata=metadata)
+    before = store.memory.get(name, include_expired=True)
+    new = known = skipped = 0
+    note = ""
+    if before is not None and _is_same(before, document):
+        known = 1
+    elif before is not None and not _is_imported(before):
+        skipped, note = 1, f"{name!r} was changed in the store since the import; merge the two by hand"
     else:
-        checked = parse_timing(told.type, told.value, "UTC", now_us=created_us)
-        timing = msgspec.structs.replace(checked, anchor_us=created_us)
-        following = timing.next_after(now_us)
-    return Task(
-        id=check_id(told.id, "task id"),
-        prompt=told.prompt,
-        type=timing.type,
-        value=timing.value,
-        channel=told.channel,
-        chat_id=str(told.chat_id),
-        created_at_us=created_us,
-        last_run_us=None if told.last_run is None else from_datetime(told.last_run),
-        next_run_us=None if is_over else following,
-        status="active" if told.active else "done" if told.type == "once" and told.last_run else "cancelled",
-    )
+        new = 1
+        if not dry_run:
+            version = 0 if before is None else before.version
+            source = Provenance(source=_SOURCE + path.name)
+            store.memory.save(document, if_version=version, provenance=source)
+    if on_progress is not None:
+        on_progress(1, 1)
+    return [
+        FileReport(
+            path=str(path),
+            holds="memory files",
+            found=1,
+            new=new,
+            known=known,
+            left_out=skipped,
+            note=note,
+        )
+    ]
 
 
-def _iso(value: Any) -> str:
-    try:
-        return datetime.fromisoformat(value).isoformat()
-    except (TypeError, ValueError):
-        raise InvalidInput(f"{value!r} is no ISO time") from None
+def _is_imported(document: MemoryDocument) -> bool:
+    provenance = document.provenance
+    return provenance is not None and (provenance.source or "").startswith(_SOURCE)
+
+
+def _is_same(stored: MemoryDocument, file: MemoryDocument) -> bool:
+    times = {"created_at", "updated_at"}
+    stored_metadata = {key: value for key, value in stored.metadata.items() if key not in times}
+    file_metadata: dict[str, Any] = {"tags": list[str]()}
+    file_metadata |= {key: value for key, value in file.metadata.items() if key not in times}
+    return stored.content == file.content and stored_metadata == file_metadata

@@ -1,4 +1,4 @@
-"""Memory: documents with their versions."""
+"""Memory documents and their versions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from treering.server.endpoints import OK, Call, Empty, endpoint
 Version = Annotated[int, Meta(ge=1, le=2**62)]
 
 
-class MemoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which documents: with any (or all) of the tags, whose ids start so and come behind the cursor."""
+class MemoryListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A page of documents: with any (or all) of the tags, and ids with a prefix."""
 
     namespace: str = ""
     tag: tuple[str, ...] = ()
@@ -37,29 +37,29 @@ class MemoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class MemoryList(Struct, frozen=True, kw_only=True):
-    """Documents in order of their ids, and the namespaces that there are."""
+    """Documents by id, and all namespaces with documents."""
 
     documents: tuple[MemoryDocument, ...]
     namespaces: tuple[str, ...]
     next_cursor: str | None
 
 
-class Where(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose memory."""
+class MemoryNamespaceQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The namespace of the document."""
 
     namespace: str = ""
 
 
-class OneQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose memory, and which version (without one: the newest)."""
+class MemoryDocumentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The namespace and version of the document; by default the newest version."""
 
     namespace: str = ""
     version: Version | None = None
     include_expired: bool = False
 
 
-class SearchQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to look for, in one namespace or everywhere."""
+class MemorySearchQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A search in one namespace, or in all."""
 
     q: Annotated[str, Meta(min_length=1)]
     namespace: str = ""
@@ -69,22 +69,22 @@ class SearchQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     limit: Annotated[int, Meta(ge=1, le=200)] = 10
 
 
-class DiffQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which versions; without ``b``, the newest."""
+class MemoryDiffQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The versions to compare; ``b`` is by default the newest."""
 
     a: Version
     b: Version | None = None
     namespace: str = ""
 
 
-class Versions(Struct, frozen=True, kw_only=True):
-    """Every change of a document, newest first."""
+class MemoryHistory(Struct, frozen=True, kw_only=True):
+    """The versions of a document, newest first."""
 
     versions: tuple[MemoryVersion, ...]
 
 
-class NewDocument(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A document as it shall be. What is left out is empty; ``if_version`` 0 means: only if it is new."""
+class NewMemoryDocument(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole document. Omitted fields are empty; ``if_version`` 0 means that it must not exist."""
 
     content: str
     tags: tuple[str, ...] = ()
@@ -95,45 +95,45 @@ class NewDocument(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     provenance: Provenance | None = None
 
 
-class Again(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which version to bring back."""
+class MemoryRestore(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The version to restore."""
 
     version: Version
 
 
-class DeleteQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which document, at which version (if that matters)."""
+class MemoryDeleteQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The namespace of the document; with ``if_version`` delete only that version."""
 
     namespace: str = ""
     if_version: Version | None = None
 
 
 @endpoint("GET", "/memory", tag="memory")
-def list_memory(call: Call[MemoryQuery, None]) -> MemoryList:
-    """The documents of a namespace."""
+def list_memory(call: Call[MemoryListQuery, None]) -> MemoryList:
+    """List the documents of a namespace."""
     query = call.query
     memory = call.store.memory.in_namespace(query.namespace)
-    behind = query.cursor
+    after = query.cursor
     found = memory.query(
         tags=query.tag,
         match=query.match,
         auto_load=query.auto_load,
         prefix=query.prefix,
         include_expired=query.include_expired,
-        filter=None if behind is None else lambda each: each.id > behind,
+        filter=None if after is None else lambda each: each.id > after,
         limit=query.limit + 1,
     )
-    shown = tuple(found[: query.limit])
+    page = tuple(found[: query.limit])
     return MemoryList(
-        documents=shown,
+        documents=page,
         namespaces=tuple(call.store.memory.namespaces()),
-        next_cursor=shown[-1].id if len(found) > query.limit else None,
+        next_cursor=page[-1].id if len(found) > query.limit else None,
     )
 
 
 @endpoint("GET", "/memory/search", tag="memory")
-def search_memory(call: Call[SearchQuery, None]) -> MemorySearch:
-    """Documents that match, best first."""
+def search_memory(call: Call[MemorySearchQuery, None]) -> MemorySearch:
+    """Search documents, best match first."""
     query = call.query
     return call.store.memory.in_namespace(query.namespace).search(
         query.q, tags=query.tag, match=query.match, limit=query.limit, everywhere=query.everywhere
@@ -141,18 +141,19 @@ def search_memory(call: Call[SearchQuery, None]) -> MemorySearch:
 
 
 @endpoint("GET", "/memory/{id}", tag="memory")
-def get_memory(call: Call[OneQuery, None]) -> MemoryDocument:
-    """One document, as it is or as it was at a version."""
+def get_memory(call: Call[MemoryDocumentQuery, None]) -> MemoryDocument:
+    """Return a document, or a version of it."""
     query = call.query
-    found = _memory(call).get(call.path["id"], version=query.version, include_expired=query.include_expired)
-    if found is None:
-        raise NotFound(f"there is no memory {call.path['id']!r} in namespace {query.namespace!r}")
-    return found
+    memory = _memory(call)
+    document = memory.get(call.path["id"], version=query.version, include_expired=query.include_expired)
+    if document is None:
+        raise _not_found(call)
+    return document
 
 
 @endpoint("PUT", "/memory/{id}", tag="memory")
-def put_memory(call: Call[Where, NewDocument]) -> MemoryDocument:
-    """Keep a document; the versions before stay."""
+def put_memory(call: Call[MemoryNamespaceQuery, NewMemoryDocument]) -> MemoryDocument:
+    """Save a document; its former versions are kept."""
     body = call.body
     return _memory(call).save(
         call.path["id"],
@@ -167,34 +168,34 @@ def put_memory(call: Call[Where, NewDocument]) -> MemoryDocument:
 
 
 @endpoint("DELETE", "/memory/{id}", tag="memory")
-def delete_memory(call: Call[DeleteQuery, None]) -> Empty:
-    """Take a document away; its versions stay until it is forgotten."""
+def delete_memory(call: Call[MemoryDeleteQuery, None]) -> Empty:
+    """Delete a document; its versions are kept until it is forgotten."""
     if not _memory(call).delete(call.path["id"], if_version=call.query.if_version):
-        raise NotFound(f"there is no memory {call.path['id']!r} in namespace {call.query.namespace!r}")
+        raise _not_found(call)
     return OK
 
 
 @endpoint("POST", "/memory/{id}/forget", tag="memory", scope="admin")
-def forget_memory(call: Call[Where, None]) -> Forgotten:
-    """Erase a document for good, with every version."""
+def forget_memory(call: Call[MemoryNamespaceQuery, None]) -> Forgotten:
+    """Erase a document with all its versions, permanently."""
     return _memory(call).forget(call.path["id"])
 
 
 @endpoint("GET", "/memory/{id}/history", tag="memory")
-def get_memory_history(call: Call[Where, None]) -> Versions:
-    """Every version, newest first, with where it came from."""
-    return Versions(versions=tuple(_memory(call).history(call.path["id"])))
+def get_memory_history(call: Call[MemoryNamespaceQuery, None]) -> MemoryHistory:
+    """List the versions of a document, newest first."""
+    return MemoryHistory(versions=tuple(_memory(call).history(call.path["id"])))
 
 
 @endpoint("GET", "/memory/{id}/diff", tag="memory")
-def diff_memory(call: Call[DiffQuery, None]) -> MemoryDiff:
-    """What changed between two versions."""
+def diff_memory(call: Call[MemoryDiffQuery, None]) -> MemoryDiff:
+    """Compare two versions."""
     return _memory(call).diff(call.path["id"], call.query.a, call.query.b)
 
 
 @endpoint("POST", "/memory/{id}/restore", tag="memory")
-def restore_memory(call: Call[Where, Again]) -> MemoryDocument:
-    """Make an older version the newest one."""
+def restore_memory(call: Call[MemoryNamespaceQuery, MemoryRestore]) -> MemoryDocument:
+    """Save an older version again, as the newest one."""
     return _memory(call).restore(call.path["id"], call.body.version)
 
 
@@ -213,3 +214,7 @@ ENDPOINTS: Final = (
 
 def _memory(call: Call[Any, Any]) -> Memory:
     return call.store.memory.in_namespace(call.query.namespace)
+
+
+def _not_found(call: Call[Any, Any]) -> NotFound:
+    return NotFound(f"memory {call.path['id']!r} not found in namespace {call.query.namespace!r}")
