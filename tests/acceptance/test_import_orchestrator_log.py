@@ -82,7 +82,7 @@ def test_the_documents_two_commands(log, tmp_path, capsys):
         assert ended.value.code == 0
         return capsys.readouterr().out.splitlines()[1]
 
-    note = "(1 name no run, 1 are debugging)"
+    note = "(1 without a run, 1 debug output)"
     assert says("--dry-run") == f"  app-20250903.jsonl: 6 lines, would import 4, 2 left out {note}"
     assert not (tmp_path / "made").exists()
     assert says() == f"  app-20250903.jsonl: 6 lines, imported 4, 2 left out {note}"

@@ -77,7 +77,7 @@ def test_a_last_line_that_was_torn_off_is_passed_over(store, path):
     path.write_bytes(path.read_bytes() + b'{"t": 13.0, "iter"')
     (report,) = load_transcript(path, store)
     assert told([report]) == [(4, 3, 0, 1)]
-    assert "torn" in report.note
+    assert "incomplete" in report.note
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""Importing logs that are JSON lines: transcripts of Agentry Lab, and session logs of a chat agent.
+"""Import JSON Lines logs: transcripts of Agentry Lab, and session logs of a chat agent.
 
 A file is the log of the thread that it is named after. Each line becomes an event whose id is made from the
-line itself (and from how often it came before), so a file that grew since is imported from where it had
-ended. All lines are read before the first event is written; only a last line that was torn off is passed
-over.
+line and from how often it occurred before, so importing a file again adds only its new lines. All lines are
+read before the first event is written; only an incomplete last line is skipped.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from treering.importers.report import Progress
     from treering.store import Store
 
-_EVENTS_A_COMMIT: Final = 500
-_SHOWN: Final = 20
+_EVENTS_PER_COMMIT: Final = 500
+_MAX_BAD_LINES: Final = 20
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,13 +74,13 @@ def _load(
     known = Histories(store).events(thread, "")
     new = [line for line in lines if line.id not in known]
     log = ThreadLog(store.engine, store.space, thread, "", kind=kind)
-    for start in range(0, 0 if dry_run else len(new), _EVENTS_A_COMMIT):
+    for start in range(0, 0 if dry_run else len(new), _EVENTS_PER_COMMIT):
         draft = Draft(store.space)
-        for line in new[start : start + _EVENTS_A_COMMIT]:
+        for line in new[start : start + _EVENTS_PER_COMMIT]:
             log.put(draft, line.content, id=line.id, **line.columns)
         store.commit(draft)
         if on_progress is not None:
-            on_progress(min(start + _EVENTS_A_COMMIT, len(new)), len(new))
+            on_progress(min(start + _EVENTS_PER_COMMIT, len(new)), len(new))
     return [
         FileReport(
             path=str(path),
@@ -90,7 +89,7 @@ def _load(
             new=len(new),
             known=len(lines) - len(new),
             left_out=int(is_torn),
-            note="its last line was torn off" if is_torn else "",
+            note="the last line is incomplete" if is_torn else "",
         )
     ]
 
@@ -106,7 +105,7 @@ def _lines(
         try:
             content, columns = read(text)
             if not 0 <= columns["ts_us"] < 1 << NUMBER_BITS:
-                raise InvalidInput("its time is before 1970, or too far away")
+                raise InvalidInput("the time is out of range")
         except msgspec.DecodeError as error:
             is_torn = not is_ended and not isinstance(error, msgspec.ValidationError)
             if not is_torn:
@@ -120,15 +119,15 @@ def _lines(
             ).hexdigest()
             lines.append(_Line(id=f"imported-{digest[:32]}", content=content, columns=columns))
     if bad:
-        more = [f"  ... and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
+        more = [f"  ... and {len(bad) - _MAX_BAD_LINES} more"] if len(bad) > _MAX_BAD_LINES else []
         raise InvalidInput(
-            "\n".join([f"{path}: {len(bad)} bad line(s), nothing was imported", *bad[:_SHOWN], *more])
+            "\n".join([f"{path}: {len(bad)} bad line(s), nothing was imported", *bad[:_MAX_BAD_LINES], *more])
         )
     return lines, is_torn
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """The lines that are not blank, with their numbers, and whether each has its end."""
+    """The lines that are not blank, with their numbers, and whether each ends with a newline."""
     with opened(path) as file:
         for number, text in enumerate(file, 1):
             if text.strip():

@@ -1,9 +1,9 @@
-"""Importing the application logs of the Orchestrator: JSON lines, in which runs are mentioned here and there.
+"""Import the application logs of the Orchestrator: JSON Lines, some of which name a run.
 
-A line belongs to the run that it names, in a field or in its text; lines that name none, and mere debugging,
-are counted and left out. What a line says becomes a message of its run, with whatever else can be told from
-it: time, agent, role, model, tokens, cost. **Invariant:** a run is written in one transaction, or not at
-all. Ids are compared as a whole, so ``run-1`` never gets the lines of ``run-10``.
+A line belongs to the run that it names, in a field or in its text; lines without a run, and debug output, are
+counted and skipped. A line becomes a message of its run, with the time, agent, role, model, tokens and cost
+that it has. **Invariant:** a run is written in one transaction. Ids are compared as a whole, so ``run-1``
+never gets the lines of ``run-10``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PROJECTS: Final = ("project_id", "projectId", "project")
 _AGENTS: Final = ("agent", "agent_name", "agent_id")
 _LEVELS: Final = ("level", "levelname", "severity")
 _INSIDE: Final = ("extra", "context", "data", "record", "fields")
-"""Where loggers put what they were given besides a text."""
+"""Fields in which loggers put extra values."""
 _ROLES: Final = frozenset({"user", "assistant", "system", "tool"})
 _QUIET: Final = frozenset({"debug", "trace", "notset"})
 _FAILED: Final = frozenset({"error", "critical", "fatal"})
@@ -51,12 +51,12 @@ _UUID_IN_TEXT: Final = re.compile(
 )
 _PROJECT_IN_TEXT: Final = re.compile(r"\bproject(?:[_ -]?id)?\s*[=:]?\s*[\"']?(\d+)\b", re.IGNORECASE)
 _MILLISECONDS: Final = 10**11
-"""Numbers from here on are milliseconds since 1970, not seconds."""
-_IDS_A_QUERY: Final = 400
+"""Larger numbers are milliseconds since 1970, not seconds."""
+_IDS_PER_QUERY: Final = 400
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a line of the log tells of a run."""
+    """A line of the log that belongs to a run."""
 
     id: str
     run: str
@@ -78,17 +78,17 @@ def import_orchestrator_log(
     on_progress: Progress | None = None,
     dry_run: bool = False,
 ) -> ImportReport:
-    """Import a log file, or all ``*.jsonl`` of a folder; a run may go on from one file to the next."""
+    """Import a log file, or all ``*.jsonl`` files of a folder. A run may span several files."""
     path = Path(source)
     if not path.exists():
-        raise NotFound(f"there is nothing at {str(source)!r}; give a log file of the Orchestrator")
+        raise NotFound(f"{str(source)!r} not found; pass a log file of the Orchestrator")
     files = [path] if path.is_file() else sorted(each for each in path.glob("*.jsonl") if each.is_file())
     if not files:
-        raise NotFound(f"{path} holds no log (files *.jsonl)")
+        raise NotFound(f"{path} contains no *.jsonl files")
     runs: dict[str, list[LogLine]] = {}
-    readings = [_Reading(each) for each in files]
-    for reading in readings:
-        for line in reading.lines:
+    logs = [_LogFile(each) for each in files]
+    for log in logs:
+        for line in log.lines:
             runs.setdefault(line.run, []).append(line)
     known: set[str] = set()
     for done, (run_id, lines) in enumerate(runs.items(), 1):
@@ -99,14 +99,14 @@ def import_orchestrator_log(
         importer="orchestrator-log",
         source=str(path),
         dry_run=dry_run,
-        files=tuple(report for reading in readings for report in reading.reports(known)),
-        lines=sum(reading.found for reading in readings),
-        bad=tuple(each for reading in readings for each in reading.bad),
+        files=tuple(log.report(known) for log in logs),
+        lines=sum(log.found for log in logs),
+        bad=tuple(each for log in logs for each in log.bad),
     )
 
 
-class _Reading:
-    """One file, read to its end."""
+class _LogFile:
+    """A log file, read completely."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -121,11 +121,11 @@ class _Reading:
             seen[raw.text] += 1
             try:
                 value = decode_object(raw.text)
-                self._take(value, raw.text, seen[raw.text])
+                self._add(value, raw.text, seen[raw.text])
             except (msgspec.DecodeError, InvalidInput) as error:
                 self.bad.append(f"{path.name} line {raw.number}: {error}")
 
-    def _take(self, value: dict[str, Any], text: bytes, times: int) -> None:
+    def _add(self, value: dict[str, Any], text: bytes, times: int) -> None:
         run = _run_of(value)
         if run is None:
             self._without_run += 1
@@ -134,51 +134,49 @@ class _Reading:
         else:
             self.lines.append(_line(value, check_id(run, "run id"), text, times))
 
-    def reports(self, known: set[str]) -> list[FileReport]:
-        there = sum(line.id in known for line in self.lines)
+    def report(self, known: set[str]) -> FileReport:
+        present = sum(line.id in known for line in self.lines)
         notes = {
-            "name no run": self._without_run,
-            "are debugging": self._quiet,
-            "cannot be read": len(self.bad),
+            "without a run": self._without_run,
+            "debug output": self._quiet,
+            "invalid": len(self.bad),
         }
-        return [
-            FileReport(
-                path=self.path.name,
-                holds="lines",
-                found=self.found,
-                new=len(self.lines) - there,
-                known=there,
-                left_out=sum(notes.values()),
-                note=", ".join(f"{count:,} {what}" for what, count in notes.items() if count),
-            )
-        ]
+        return FileReport(
+            path=self.path.name,
+            holds="lines",
+            found=self.found,
+            new=len(self.lines) - present,
+            known=present,
+            left_out=sum(notes.values()),
+            note=", ".join(f"{count:,} {what}" for what, count in notes.items() if count),
+        )
 
 
 def _write(store: Store, run_id: str, lines: list[LogLine], *, dry_run: bool) -> set[str]:
-    """Write what is new of a run in one commit; gives back the ids that were there already."""
+    """Write the new lines of a run in one commit; return the ids that were already present."""
     lines = sorted(lines, key=lambda line: line.ts_us)
     known = _known(store, lines)
     new = [line for line in lines if line.id not in known]
     if dry_run or not new:
         return known
     ref = store.engine.refs(store.space, [run_ref(run_id)]).get(run_ref(run_id))
-    before = None if ref is None else run_from_ref(ref)
-    notes = BatchRecorder()
+    existing = None if ref is None else run_from_ref(ref)
+    recorder = BatchRecorder()
     run = Run(
-        notes,
-        notes,
+        recorder,
+        recorder,
         agent=next((line.agent for line in lines if line.agent), None),
-        thread=None if before is None else before.thread,
-        namespace="" if before is None else before.namespace,
+        thread=None if existing is None else existing.thread,
+        namespace="" if existing is None else existing.namespace,
         id=run_id,
         project_id=next((line.project_id for line in lines if line.project_id is not None), None),
         meta={"imported_from": "orchestrator-log"},
         tags=("orchestrator-log",),
     )
-    is_ours = before is None or "orchestrator-log" in before.tags
-    first_us = lines[0].ts_us if before is None else min(lines[0].ts_us, before.started_at_us)
+    is_ours = existing is None or "orchestrator-log" in existing.tags
+    first_us = lines[0].ts_us if existing is None else min(lines[0].ts_us, existing.started_at_us)
     if is_ours:
-        notes.at_us = first_us
+        recorder.at_us = first_us
         run.start()
     for line in new:
         run.message(
@@ -194,10 +192,10 @@ def _write(store: Store, run_id: str, lines: list[LogLine], *, dry_run: bool) ->
             metadata={"level": line.level},
         )
     if is_ours:
-        ended_us = None if before is None else before.ended_at_us
-        notes.at_us = max(lines[-1].ts_us, ended_us or 0)
+        ended_us = None if existing is None else existing.ended_at_us
+        recorder.at_us = max(lines[-1].ts_us, ended_us or 0)
         run.end(status="error" if lines[-1].level in _FAILED else "ok")
-    notes.write(store, whole=True)
+    recorder.write(store, whole=True)
     return known
 
 
@@ -207,22 +205,21 @@ def _known(store: Store, lines: Iterable[LogLine]) -> set[str]:
     for line in lines:
         days.setdefault(line.ts_us // DAY_US, []).append(line.id)
     for day, ids in days.items():
-        for start in range(0, len(ids), _IDS_A_QUERY):
+        for start in range(0, len(ids), _IDS_PER_QUERY):
             query = EventQuery(
-                ids=tuple(ids[start : start + _IDS_A_QUERY]),
+                ids=tuple(ids[start : start + _IDS_PER_QUERY]),
                 since_us=day * DAY_US,
                 until_us=(day + 1) * DAY_US,
             )
-            page = store.engine.scan(store.space, query, limit=_IDS_A_QUERY)
+            page = store.engine.scan(store.space, query, limit=_IDS_PER_QUERY)
             known.update(record.event.id for record in page.records)
     return known
 
 
-# What can be told from a line
 def _line(value: Mapping[str, Any], run: str, text: bytes, times: int) -> LogLine:
     ts_us = _time(_first(value, _TIMES))
     if ts_us is None:
-        raise InvalidInput(f"it names run {run!r} but no time ({', '.join(_TIMES)})")
+        raise InvalidInput(f"run {run!r} without a time ({', '.join(_TIMES)})")
     role = _first(value, ("role",))
     agent = _first(value, _AGENTS)
     model = _first(value, ("model",))
@@ -244,11 +241,11 @@ def _line(value: Mapping[str, Any], run: str, text: bytes, times: int) -> LogLin
 
 
 def _first(value: Mapping[str, Any], names: Iterable[str]) -> Any:
-    """The first of these fields that a line has, itself or in what its logger put aside."""
+    """Return the first of these fields that a line has, at its top level or among its extra values."""
     inside = [cast("dict[str, Any]", each) for name in _INSIDE if isinstance(each := value.get(name), dict)]
-    for place in (value, *inside):
+    for fields in (value, *inside):
         for name in names:
-            found: Any = place.get(name)
+            found: Any = fields.get(name)
             if found is not None and not (isinstance(found, dict) and name not in {"tokens", "usage"}):
                 return cast("Any", found)
     return None
@@ -283,20 +280,20 @@ def _level(value: Mapping[str, Any]) -> str:
     return level.lower() if isinstance(level, str) else "info"
 
 
-def _time(told: Any) -> int | None:
-    if isinstance(told, bool):
+def _time(value: Any) -> int | None:
+    if isinstance(value, bool):
         return None
-    if isinstance(told, (int, float)) and told > 0:
-        return round(told * (1000 if told >= _MILLISECONDS else SECOND_US))
-    if isinstance(told, str):
-        return time_us(told.replace(",", "."))  # asctime writes its milliseconds behind a comma
+    if isinstance(value, (int, float)) and value > 0:
+        return round(value * (1000 if value >= _MILLISECONDS else SECOND_US))
+    if isinstance(value, str):
+        return time_us(value.replace(",", "."))  # asctime writes its milliseconds behind a comma
     return None
 
 
-def _usage(told: Any) -> Usage | None:
-    if isinstance(told, int) and not isinstance(told, bool) and told >= 0:
-        return usage_of({"total": told})
+def _usage(value: Any) -> Usage | None:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return usage_of({"total": value})
     try:
-        return usage_of(cast("dict[str, Any]", told)) if isinstance(told, dict) else None
+        return usage_of(cast("dict[str, Any]", value)) if isinstance(value, dict) else None
     except InvalidInput:
         return None

@@ -1,8 +1,8 @@
-"""Streams of coding agents, recorded while they run: one function for every format there is.
+"""Record the output streams of coding agents while they run, in all supported formats.
 
 ``claude-code`` is ``claude -p --output-format stream-json --verbose``, ``codex`` is ``codex exec --json``,
-``acp`` are the notifications of the Agent Client Protocol. **Invariant:** no line is lost in silence. A line
-that is no JSON, and one whose type is not known, is kept as a message of role ``line`` and counted.
+and ``acp`` are the notifications of the Agent Client Protocol. **Invariant:** no line is lost silently. A
+line that is not JSON, or whose type is unknown, is stored as a message with role ``line`` and counted.
 """
 
 from __future__ import annotations
@@ -37,13 +37,6 @@ if TYPE_CHECKING:
     from treering.runs.span import RunNode
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Agents that speak ACP: the updates of a session become messages, thoughts and tool calls.
-#
-# The Agent Client Protocol sends text in chunks. Chunks of one kind that follow each other are one message,
-# which keeps how long after its beginning each chunk came.
-
-
 _ROLES: Final = {
     "agent_message_chunk": "assistant",
     "agent_thought_chunk": "reasoning",
@@ -61,7 +54,11 @@ _QUIET: Final = frozenset(
 
 
 class AcpUpdates:
-    """Takes the updates of a run and writes them with a `SessionRecorder`."""
+    """Records the session updates of the Agent Client Protocol.
+
+    Text arrives in chunks. Consecutive chunks of one kind are one message, which keeps the time of each
+    chunk.
+    """
 
     def __init__(self, recorder: SessionRecorder) -> None:
         self._recorder = recorder
@@ -69,18 +66,18 @@ class AcpUpdates:
         self._name = ""
         self._parts: list[Any] = []
         self._times: list[int] = []
-        self.said: str | None = None
+        self.last_message: str | None = None
         """The last message of the agent."""
 
     def take(self, update: Mapping[str, Any], *, name: str, ts_us: int) -> bool:
-        """One update; says whether its type is known."""
+        """Record an update; return whether its type is known."""
         kind = str(update.get("sessionUpdate"))
         if kind in _ROLES:
             self._chunk(_ROLES[kind], update.get("content"), name=name, ts_us=ts_us)
             return True
         if kind in _QUIET:
             return True
-        self.settle()
+        self.flush()
         if kind in {"tool_call", "tool_call_update"}:
             self._tool(update, ts_us=ts_us)
         elif kind == "plan":
@@ -89,14 +86,14 @@ class AcpUpdates:
             return False
         return True
 
-    def settle(self) -> None:
-        """Write the message that was growing."""
+    def flush(self) -> None:
+        """Record the message that is being received."""
         if not self._parts:
             return
         parts, self._parts = self._parts, []
         whole = "".join(parts) if all(isinstance(each, str) for each in parts) else parts
         if self._role == "assistant" and isinstance(whole, str):
-            self.said = whole
+            self.last_message = whole
         first = self._times[0]
         chunks = [each - first for each in self._times]
         self._recorder.message(
@@ -110,7 +107,7 @@ class AcpUpdates:
 
     def _chunk(self, role: str, content: Any, *, name: str, ts_us: int) -> None:
         if role != self._role:
-            self.settle()
+            self.flush()
         if not self._parts:
             self._role, self._name = role, name
         block: Any = cast("dict[str, Any]", content) if isinstance(content, dict) else {"text": content}
@@ -121,8 +118,7 @@ class AcpUpdates:
     def _tool(self, update: Mapping[str, Any], *, ts_us: int) -> None:
         name = str(update.get("toolCallId") or "tool")
         label = span_label(update.get("title") or update.get("kind") or "tool")
-        given: Any = update.get("rawInput")
-        self._recorder.open(name, label, input=given, ts_us=ts_us)
+        self._recorder.open(name, label, input=update.get("rawInput"), ts_us=ts_us)
         status = update.get("status")
         if status in {"completed", "failed"}:
             output = update.get("rawOutput")
@@ -135,7 +131,7 @@ class AcpUpdates:
 
 
 def acp_usage(given: Any) -> Usage | None:
-    """Tokens of an answer to ``session/prompt``, where the agent tells them."""
+    """Return the tokens in a response to ``session/prompt``, if the agent reports them."""
     if not isinstance(given, dict):
         return None
     counts = cast("dict[str, Any]", given)
@@ -153,13 +149,6 @@ def acp_usage(given: Any) -> Usage | None:
     )
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Codex while it works: the JSON lines of ``codex exec --json`` become messages and tool calls.
-#
-# An item is told of when it starts, when it changes and when it is done. Tokens are told once a turn, and for
-# the whole session so far; the name of the model is not told at all.
-
-
 _ENVELOPE: Final = frozenset({"id", "type", "status"})
 _FAILED: Final = frozenset({"failed", "error", "declined"})
 _TOOLS: Final = {"command_execution": "shell", "file_change": "apply_patch", "web_search": "web_search"}
@@ -167,14 +156,14 @@ _OUTPUTS: Final = frozenset({"aggregated_output", "exit_code", "result", "error"
 
 
 def codex_usage(given: Mapping[str, Any] | None) -> Usage | None:
-    """Tokens by disjoint class; Codex counts what came out of the cache as input, too."""
+    """Return tokens by disjoint class; Codex includes cached tokens in the input."""
     if not given:
         return None
-    whole, cached = _count(given, "input_tokens"), _count(given, "cached_input_tokens")
+    total_input, cached = _count(given, "input_tokens"), _count(given, "cached_input_tokens")
     written = _count(given, "cache_write_input_tokens")
     return Usage(
-        input=max(whole - cached - written, 0),
-        cache_read=min(cached, whole),
+        input=max(total_input - cached - written, 0),
+        cache_read=min(cached, total_input),
         cache_write=written,
         output=_count(given, "output_tokens"),
         reasoning=_count(given, "reasoning_output_tokens"),
@@ -182,21 +171,25 @@ def codex_usage(given: Mapping[str, Any] | None) -> Usage | None:
 
 
 class CodexItems:
-    """Takes the items of a run and writes them with a `SessionRecorder`."""
+    """Records the items of ``codex exec --json``.
+
+    An item is reported when it starts, changes and completes. Tokens are reported once per turn, for the
+    whole session; the model is not reported at all.
+    """
 
     def __init__(self, recorder: SessionRecorder) -> None:
         self._recorder = recorder
-        self.said: str | None = None
+        self.last_message: str | None = None
         """The last message of the agent."""
 
     def take(self, phase: str, item: Mapping[str, Any], *, name: str, ts_us: int) -> bool:
-        """An item that started, changed or was completed; says whether its type is known."""
+        """Record an item that started, changed or completed; return whether its type is known."""
         kind = item.get("type")
         is_done = phase == "completed"
         if kind == "agent_message":
             if is_done:
-                self.said = str(item.get("text") or "")
-                self._recorder.message("assistant", self.said, name=name, ts_us=ts_us)
+                self.last_message = str(item.get("text") or "")
+                self._recorder.message("assistant", self.last_message, name=name, ts_us=ts_us)
         elif kind == "reasoning":
             if is_done:
                 self._recorder.message("reasoning", item.get("text"), name=name, ts_us=ts_us)
@@ -216,8 +209,8 @@ class CodexItems:
         label = _TOOLS.get(str(item["type"])) or "/".join(
             str(item[part]) for part in ("server", "tool") if item.get(part)
         )
-        given = {key: value for key, value in item.items() if key not in _ENVELOPE | _OUTPUTS}
-        self._recorder.open(name, label or str(item["type"]), input=given, ts_us=ts_us)
+        arguments = {key: value for key, value in item.items() if key not in _ENVELOPE | _OUTPUTS}
+        self._recorder.open(name, label or str(item["type"]), input=arguments, ts_us=ts_us)
         if is_done:
             failed = item.get("status") in _FAILED or item.get("error")
             output = {key: item[key] for key in _OUTPUTS if item.get(key) is not None}
@@ -234,8 +227,6 @@ def _count(given: Mapping[str, Any], key: str) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-# -----------------------------------------------------------------------------------------------------------
-
 StreamFormat = Literal["claude-code", "codex", "acp"]
 FORMATS: Final[tuple[StreamFormat, ...]] = ("claude-code", "codex", "acp")
 
@@ -244,24 +235,24 @@ _CLAUDE_QUIET: Final = frozenset({"system", "stream_event", "rate_limit_event", 
 
 
 class StreamSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream said as a whole."""
+    """The result of a stream."""
 
     session: str | None = None
-    """What the agent calls the session; with it, it can be resumed."""
+    """The agent's own id of the session, with which it can be resumed."""
     model: str | None = None
     result: str | None = None
-    """The last thing that the agent said."""
+    """The last message of the agent."""
     is_error: bool = False
     usage: dict[str, Usage] = {}
-    """Tokens of the whole session by model, as the agent itself counts them; pass this as ``before`` when
-    the same session is resumed."""
+    """Tokens of the whole session by model, as the agent counts them. To resume the session, pass them as
+    ``before``."""
     cost: str | None = None
-    """US dollars, as the agent itself reckons them, over the whole session."""
+    """US dollars for the whole session, as the agent computes them."""
     lines: int = 0
     unknown: dict[str, int] = {}
-    """How many lines there were of each type that is not known."""
+    """The number of lines of each unknown type."""
     bad: tuple[int, ...] = ()
-    """The numbers of the lines that are no JSON."""
+    """The numbers of the lines that are not JSON."""
 
 
 def record_stream(
@@ -275,12 +266,15 @@ def record_stream(
     on_line: Callable[[bytes | str], None] | None = None,
     clock: Clock | None = None,
 ) -> StreamSummary:
-    """Record a stream below a run, line by line as it comes; returns when it is over.
+    """Record a stream below a run, line by line, and return when it ends.
 
-    ``model`` is the model's name where the stream does not tell it. Agents count tokens over a whole
-    session: whoever resumes one passes its last summary's ``usage`` as ``before``, or at least
-    ``is_resumed``, so that nothing is counted twice. ``on_line`` gets each line first; what it raises ends
-    the recording. Budgets stop nothing here, since a line tells of what was begun already.
+    Agents count tokens for a whole session. To resume a session, pass the ``usage`` of its last summary as
+    ``before``, or at least ``is_resumed``, so that nothing is counted twice. Budgets are not checked, because
+    a line reports what has already happened.
+
+    Args:
+        model: The model's name, for streams that do not name it.
+        on_line: Called with each line first; an exception in it ends the recording.
     """
     stream = Stream(run, format, model=model, before=before, is_resumed=is_resumed, clock=clock)
     try:
@@ -295,7 +289,7 @@ def record_stream(
 
 
 class Stream:
-    """A stream that is being recorded, for those who have the lines one at a time."""
+    """A stream that is being recorded, for callers that have the lines one at a time."""
 
     def __init__(
         self,
@@ -312,7 +306,7 @@ class Stream:
         on_usage: OnUsage | None = None,
     ) -> None:
         if format not in _READERS:
-            raise InvalidInput(f"no stream format {format!r}; use one of {', '.join(FORMATS)}")
+            raise InvalidInput(f"unknown stream format {format!r}; use one of {', '.join(FORMATS)}")
         own = _claude_id if format == "claude-code" else _no_id
         self._recorder = SessionRecorder(
             run, is_live=is_live, id_of=id_of or own, known=known, on_usage=on_usage
@@ -324,7 +318,7 @@ class Stream:
         self._bad: list[int] = []
 
     def take(self, line: bytes | str) -> None:
-        """One line."""
+        """Record a line."""
         self._lines += 1
         text = line if isinstance(line, bytes) else line.encode("utf-8", "replace")
         if not text.strip():
@@ -343,7 +337,7 @@ class Stream:
             self._recorder.message("line", value, name=name, ts_us=now_us, metadata={"type": kind})
 
     def finish(self) -> StreamSummary:
-        """The stream is over: write what was still growing, and say what it was."""
+        """End the stream: record what is incomplete, and return the summary."""
         self._reader.finish(self._clock.now_us())
         self._recorder.finish(self._clock.now_us())
         return msgspec.structs.replace(
@@ -397,16 +391,16 @@ class _Claude:
         return self._turn.chain(line.parent_tool, agent=agent, tool=line.parent_tool, ts_us=ts_us)
 
     def _result(self, value: dict[str, Any], name: str, now_us: int) -> None:
-        """The lines of a stream tell the input of each answer, but not how long it became; this one does."""
+        """Record the output tokens, which only the last line of a turn reports completely."""
         self._turn.settle()
-        told = {
+        reported = {
             model: model_usage(_mapping(each)) for model, each in _mapping(value.get("modelUsage")).items()
         }
-        if self._is_resumed or not told:
-            self._settle_turn(value, name, now_us)
-        if any(not covers(told.get(model, Usage()), each) for model, each in self._before.items()):
-            self._before = {}  # it counts from the beginning again
-        for model, usage in ({} if self._is_resumed else told).items():
+        if self._is_resumed or not reported:
+            self._count_turn(value, name, now_us)
+        if any(not covers(reported.get(model, Usage()), each) for model, each in self._before.items()):
+            self._before = {}  # the agent has started counting from zero
+        for model, usage in ({} if self._is_resumed else reported).items():
             counted = self._turn.counted.get(model)
             for part in (self._before.get(model), self._rest.get(model)):
                 counted = part if counted is None else counted if part is None else added(counted, part)
@@ -416,12 +410,12 @@ class _Claude:
             self.summary,
             result=str(value["result"]) if value.get("result") is not None else self.summary.result,
             is_error=bool(value.get("is_error")),
-            usage=told or self.summary.usage,
+            usage=reported or self.summary.usage,
             cost=None if cost is None else repr(cost),
         )
 
-    def _settle_turn(self, value: dict[str, Any], name: str, now_us: int) -> None:
-        """Only this turn's count can be used: what the session took before is in all others."""
+    def _count_turn(self, value: dict[str, Any], name: str, now_us: int) -> None:
+        """Record the tokens of this turn only; all other counts include earlier turns."""
         usage, model = claude_usage(_mapping(value.get("usage"))), self.summary.model
         if usage is None or model is None:
             return
@@ -474,15 +468,15 @@ class _Codex:
         return None
 
     def finish(self, now_us: int) -> None:  # noqa: ARG002
-        self.summary = msgspec.structs.replace(self.summary, result=self._items.said)
+        self.summary = msgspec.structs.replace(self.summary, result=self._items.last_message)
 
     def _used(self, usage: Usage | None, name: str, now_us: int) -> None:
         if usage is None:
             return
         if self._counted is not None and not covers(usage, self._counted):
-            self._counted = None  # it counts from the beginning again
+            self._counted = None  # the agent has started counting from zero
         rest = without(usage, self._counted)
-        if self._is_resumed:  # nobody knows how much of it is new
+        if self._is_resumed:  # it is unknown how many of them are new
             self._is_resumed = False
         elif rest.total:
             self._recorder.usage(rest, name=name, ts_us=now_us, model=self.summary.model)
@@ -494,7 +488,7 @@ class _Acp:
     def __init__(
         self, recorder: SessionRecorder, model: str | None, before: dict[str, Usage], *, is_resumed: bool
     ) -> None:
-        del before, is_resumed  # each prompt's tokens are its own
+        del before, is_resumed  # tokens are reported for each prompt
         self.summary = StreamSummary(model=model)
         self._recorder = recorder
         self._updates = AcpUpdates(recorder)
@@ -512,7 +506,7 @@ class _Acp:
             if not self._updates.take(update, name=name, ts_us=ts_us):
                 return f"session/update {update.get('sessionUpdate')}"
         elif method is None and "stopReason" in _mapping(message.get("result")):
-            self._updates.settle()
+            self._updates.flush()
             usage = acp_usage(message["result"].get("usage"))
             if usage is not None and usage.total:
                 self._recorder.usage(usage, name=name, ts_us=now_us, model=self.summary.model)
@@ -524,20 +518,20 @@ class _Acp:
         return None
 
     def finish(self, now_us: int) -> None:  # noqa: ARG002
-        self._updates.settle()
-        self.summary = msgspec.structs.replace(self.summary, result=self._updates.said)
+        self._updates.flush()
+        self.summary = msgspec.structs.replace(self.summary, result=self._updates.last_message)
 
 
 _READERS: Final[dict[str, Callable[..., _Reader]]] = {"claude-code": _Claude, "codex": _Codex, "acp": _Acp}
 
 
 def _claude_id(name: str) -> str | None:
-    """Claude Code's own ids are unique everywhere, and the importer finds them again."""
+    """Keep Claude Code's ids, which are globally unique, so that an import finds them again."""
     return None if name.startswith(_LINE) else name
 
 
 def _no_id(_: str) -> str | None:
-    """Other agents count their items from one, each time anew."""
+    """Make new ids: other agents number their items from one in every session."""
     return None
 
 

@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast
 
 import msgspec
+import orjson
 
 from treering.core.batch import Event, Usage
 from treering.core.content import Address, Content
@@ -445,7 +446,7 @@ class SpanWriter:
                 agent=agent,
                 name=name,
                 model=model,
-                data=encode_json(data) if data else None,
+                data=_encode_data(data),
                 body=body,
             )
         )
@@ -510,7 +511,7 @@ class SpanWriter:
                 cost_nanos=cost_nanos,
                 currency=currency,
                 duration_us=duration_us,
-                data=encode_json(data) if data else None,
+                data=_encode_data(data),
                 body=None if output is None else self._put(draft, output).address,
                 links=links,
             )
@@ -553,7 +554,7 @@ class SpanWriter:
                 usage=usage,
                 cost_nanos=cost_nanos,
                 currency=currency,
-                data=encode_json(data) if data else None,
+                data=_encode_data(data),
                 body=None if content is None else draft.put(content, scope=self.scope),
             )
         )
@@ -562,6 +563,33 @@ class SpanWriter:
         if isinstance(content, StoredContent):
             return content
         return StoredContent(draft.put(content, scope=self.scope), len(content.data))
+
+
+_PLAIN: Final = frozenset({str, int, bool})
+
+
+def _encode_data(data: dict[str, Any]) -> bytes | None:
+    """Encode a row's data. Most of it is plain, which orjson encodes ten times as fast as `encode_json`."""
+    if not data:
+        return None
+    if _is_plain(data):
+        try:
+            return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
+        except orjson.JSONEncodeError:
+            pass  # an integer beyond 64 bits, or text that is not UTF-8
+    return encode_json(data)
+
+
+def _is_plain(data: dict[Any, Any], depth: int = 1) -> bool:
+    """Return whether `encode_json` would not tag, escape or refuse anything in the data."""
+    for key, value in data.items():
+        if type(key) is not str or "$" in key:
+            return False
+        if type(value) in _PLAIN:
+            continue
+        if not depth or type(value) is not dict or not _is_plain(cast("dict[Any, Any]", value), depth - 1):
+            return False
+    return True
 
 
 class RunRow:
