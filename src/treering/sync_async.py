@@ -12,7 +12,6 @@ thread, or else a private one in a daemon thread of this process. **Invariant:**
 blocked: `call` refuses an async method on a thread that runs a loop, because waiting there would stop that
 loop, for ever if the method's own connections belong to it. An object that keeps connections should be used
 either from sync or from async code, because asyncio binds a connection to the loop that created it.
-`call_async` is for coroutines: it awaits an async method, and runs a sync one in a thread.
 """
 
 from __future__ import annotations
@@ -73,14 +72,6 @@ def call(method: Callable[..., Any], /, *args: Any) -> Any:
         raise _would_block(method)
     loop = _lent.get() or _private_loop.get()
     return asyncio.run_coroutine_threadsafe(_awaited(result), loop).result()
-
-
-async def call_async(method: Callable[..., Any], /, *args: Any) -> Any:
-    """Return the result of ``method(*args)``, awaited if need be; a sync method runs in a worker thread."""
-    if inspect.iscoroutinefunction(method):
-        return await method(*args)
-    result = await asyncio.to_thread(method, *args)
-    return await result if inspect.isawaitable(result) else result
 
 
 def refuse_to_block(*methods: Callable[..., Any]) -> None:

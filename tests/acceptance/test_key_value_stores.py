@@ -1,6 +1,6 @@
-"""Seed 002, row C7: four methods over a dict, a folder, Redis, and whatever a user writes, sync or async.
+"""Key-value stores: four methods over a dict, a folder, Redis, or a user's own class, sync or async.
 
-The claims are made once and held against every store, called from plain code and from async code.
+Each claim is tested with every store, from sync and from async code.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from uuid import UUID
 
 import pytest
 
+from treering.bridge import Bridge
 from treering.errors import Corrupt, InvalidInput, MissingExtra, Unencodable, Unreachable, Unsupported
 from treering.keyvalue import FolderStore, InMemoryStore, KeyValueStore, RedisStore
-from treering.sync_async import call, call_async, lent, refuse_to_block
+from treering.sync_async import call, lent, refuse_to_block
 
 
 class OwnAsyncStore:
@@ -99,11 +100,11 @@ def own(request):
     return make(request.param, request)
 
 
-@pytest.fixture(params=["from plain code", "from async code"])
+@pytest.fixture(params=["from sync code", "from async code"])
 def do(request):
-    if request.param == "from plain code":
+    if request.param == "from sync code":
         return call
-    return lambda method, *args: asyncio.run(call_async(method, *args))
+    return lambda method, *args: asyncio.run(Bridge().call(call, method, *args))
 
 
 def test_a_value_comes_back_as_it_was(store, do):
@@ -236,7 +237,7 @@ def test_threads_share_a_store(own):
 def test_the_least_a_user_can_write_is_a_store():
     store: KeyValueStore = OwnPlainStore()
     call(store.set, "a/1", 1)
-    assert asyncio.run(call_async(store.get, "a/1")) == 1
+    assert asyncio.run(Bridge().call(call, store.get, "a/1")) == 1
     assert list(call(store.list, "a/")) == ["a/1"]
 
 
@@ -258,7 +259,7 @@ def test_a_running_loop_is_never_blocked():
         asyncio.run(mistaken())
 
 
-def test_a_plain_store_does_not_hold_up_the_loop_that_calls_it():
+def test_a_sync_store_does_not_block_the_loop_that_calls_it():
     ticking, threads = threading.Event(), []
 
     def slow(_key):
@@ -266,8 +267,8 @@ def test_a_plain_store_does_not_hold_up_the_loop_that_calls_it():
         return ticking.wait(timeout=60)
 
     async def main():
-        asyncio.get_running_loop().call_later(0.01, ticking.set)
-        return await call_async(slow, "key")
+        asyncio.get_running_loop().call_soon(ticking.set)
+        return await Bridge().call(call, slow, "key")
 
     assert asyncio.run(main()) is True
     assert threads != [threading.main_thread()]
@@ -277,20 +278,20 @@ def test_an_async_store_is_awaited_in_the_callers_own_loop():
     store = OwnAsyncStore()
 
     async def main():
-        await call_async(store.set, "key", 1)
+        await Bridge().call(call, store.set, "key", 1)
         assert store.loops == {asyncio.get_running_loop()}
 
     asyncio.run(main())
 
 
-def test_errors_of_a_users_store_come_through_unchanged():
+def test_errors_of_a_users_store_are_raised_unchanged():
     async def fails(_key):
         raise LookupError("their own")
 
     with pytest.raises(LookupError, match="their own"):
         call(fails, "key")
     with pytest.raises(LookupError, match="their own"):
-        asyncio.run(call_async(fails, "key"))
+        asyncio.run(Bridge().call(call, fails, "key"))
 
 
 # Redis in particular
@@ -319,7 +320,7 @@ def test_a_client_that_exists_already_is_used(redis_url):
         RedisStore(client=redis.asyncio.Redis())
 
 
-def test_what_others_left_under_our_prefix_is_named(redis_url):
+def test_foreign_values_under_our_prefix_are_named(redis_url):
     import redis
 
     store = RedisStore(redis_url)
@@ -372,7 +373,7 @@ assert call(answer) == 7
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_plain_code_in_a_worker_thread_is_lent_the_loop_that_waits_for_it():
+def test_sync_code_in_a_worker_thread_can_use_the_callers_loop():
     store = OwnAsyncStore()
 
     def plain(loop):

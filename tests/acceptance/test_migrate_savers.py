@@ -1,6 +1,6 @@
-"""Seed 002, row C14: `migrate_checkpoints`, as the document shows it and with what a real move needs.
+"""Migrating checkpoints: the example of agent-sdk, and what a real migration needs.
 
-How it goes on after SIGKILL, and every pair of savers, is in tests/compat/savers/test_migrate.py.
+Resuming after SIGKILL and every pair of savers are tested in tests/compat/savers/test_migrate.py.
 """
 
 from __future__ import annotations

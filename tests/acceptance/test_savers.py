@@ -1,4 +1,4 @@
-"""Seed 002, rows C5-C8, C10, C12: the document's own examples with every saver."""
+"""Savers: the examples of agent-sdk, with every saver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MESSAGES = [
 
 
 class OwnRedisStore:
-    """The document's ``class RedisStore implements KeyValueStore``: a user's four async methods on Redis."""
+    """A user's key-value store: four async methods on Redis."""
 
     def __init__(self, url):
         import redis.asyncio
@@ -87,7 +87,7 @@ def checkpointer(request):
         yield made
 
 
-def test_c5_save_load_list_delete(checkpointer):
+def test_save_load_list_delete(checkpointer):
     checkpointer.save({"thread_id": "conversation-1", "messages": MESSAGES, "metadata": {"user_id": "123"}})
     checkpoint = checkpointer.load("conversation-1")
     assert checkpoint.messages == MESSAGES
@@ -99,7 +99,7 @@ def test_c5_save_load_list_delete(checkpointer):
     assert not checkpointer.exists("conversation-1")
 
 
-def test_c5_the_same_awaited(checkpointer):
+def test_save_load_list_delete_in_async_code(checkpointer):
     async def main():
         await checkpointer.asave(thread_id="conversation-1", messages=MESSAGES, metadata={"user_id": "123"})
         checkpoint = await checkpointer.aload("conversation-1")
@@ -112,7 +112,7 @@ def test_c5_the_same_awaited(checkpointer):
     asyncio.run(main())
 
 
-def test_c8_a_checkpoint_has_every_field_of_the_interface(checkpointer):
+def test_a_checkpoint_has_every_field(checkpointer):
     state = {"todos": [{"content": "greet", "status": "done"}], "files": {"notes.md": "# Alice"}}
     checkpointer.save(thread_id="conversation-1", messages=MESSAGES[:1])
     checkpointer.save(thread_id="conversation-1", messages=MESSAGES, state=state, metadata={"user_id": "123"})
@@ -127,7 +127,7 @@ def test_c8_a_checkpoint_has_every_field_of_the_interface(checkpointer):
     assert first.created_at == first.updated_at == checkpoint.created_at
 
 
-def test_c6_files_are_pruned_and_compressed(tmp_path):
+def test_files_are_pruned_and_compressed(tmp_path):
     text = [{"role": "user", "content": "the same words " * 500}]
     sizes = {}
     for compress in (True, False):
@@ -142,7 +142,7 @@ def test_c6_files_are_pruned_and_compressed(tmp_path):
     assert FileSaver(tmp_path / "True", compress=False).load("conversation-1").messages[0] == text[0]
 
 
-def test_c8_namespaces(checkpointer):
+def test_namespaces_are_isolated(checkpointer):
     alice, bob = checkpointer.in_namespace("alice"), checkpointer.in_namespace("bob")
     alice.save(thread_id="conversation-1", messages=MESSAGES)
     assert bob.load("conversation-1") is None
@@ -150,7 +150,7 @@ def test_c8_namespaces(checkpointer):
     assert list(bob.list()) == list(checkpointer.list()) == []
 
 
-def test_c10_a_conversation_is_resumed_in_a_new_process(tmp_path):
+def test_a_conversation_is_resumed_in_a_new_process(tmp_path):
     code = """
 import json, sys
 from treering.agent import create_agent
@@ -171,7 +171,7 @@ print(json.dumps(agent.generate(thread_id="conversation-1", prompt=sys.argv[2]).
     assert len(FileSaver(tmp_path).load("conversation-1").messages) == 4
 
 
-def test_c12_hooks_see_what_an_agent_saves(checkpointer):
+def test_hooks_see_what_an_agent_saves(checkpointer):
     seen = []
 
     async def pre(saving):
@@ -205,7 +205,7 @@ def test_c12_hooks_see_what_an_agent_saves(checkpointer):
     assert "Loaded checkpoint for conversation-1 with 2 messages" in seen[len(first) :]
 
 
-def test_c12_a_hook_may_change_or_veto(checkpointer):
+def test_a_hook_may_change_or_veto(checkpointer):
     checkpointer.hooks.add(
         "pre_checkpoint_save", lambda saving: {"metadata": saving.metadata | {"seen": True}}
     )

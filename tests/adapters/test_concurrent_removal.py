@@ -15,7 +15,7 @@ from tests.adapters.openai_agents.items import say
 from tests.adapters.pydantic_ai.talk import saved
 from treering.adapters.adk import TreeringSessionService
 from treering.adapters.claude.session_store import TreeringSessionStore
-from treering.adapters.conversation import look, read_heads
+from treering.adapters.conversation import read_heads, retry_if_removed
 from treering.adapters.openai_agents import TreeringSession
 from treering.adapters.pydantic_ai.conversations import TreeringConversationStore
 from treering.errors import Corrupt, NotFound
@@ -23,7 +23,7 @@ from treering.store import Store
 
 ALICE: dict[str, Any] = {"app_name": "shop", "user_id": "alice"}
 READS = ["scan", "get", "read_list"]
-"""What a look consists of behind the first one, which tells where the head is."""
+"""What a retried read consists of behind the first one, which tells where the head is."""
 
 
 @pytest.fixture
@@ -170,4 +170,4 @@ def test_what_is_damaged_is_told(store, monkeypatch):
     with pytest.raises(Corrupt, match="cannot be read"):
         list(read_heads(store, store.threads()))
     with pytest.raises(Corrupt):
-        look(lambda: store.thread("a").load().state)
+        retry_if_removed(lambda: store.thread("a").load().state)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treering
-from treering.adapters.conversation import Transcript, quoted, thread_id_for
+from treering.adapters.conversation import ConversationThread, escape_part, thread_id_for
 from treering.core.batch import Draft
 from treering.core.ids import check_id
 from treering.errors import RefMoved
@@ -32,13 +32,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 class TestNames:
     @given(one=ids, two=ids)
     def test_two_names_are_never_quoted_alike(self, one: str, two: str) -> None:
-        assert (quoted(one) == quoted(two)) == (one == two)
+        assert (escape_part(one) == escape_part(two)) == (one == two)
 
     @given(name=ids)
     def test_a_quoted_name_is_short_and_has_no_slash(self, name: str) -> None:
-        assert "/" not in quoted(name)
-        assert len(quoted(name)) <= 120
-        check_id("x" + quoted(name), "id")
+        assert "/" not in escape_part(name)
+        assert len(escape_part(name)) <= 120
+        check_id("x" + escape_part(name), "id")
 
     @given(name=ids)
     def test_any_string_has_a_thread_id(self, name: str) -> None:
@@ -55,12 +55,12 @@ class TestNames:
 
     def test_the_longest_ids_can_be_stored(self, store: Store) -> None:
         for name in ("x" * 400, "/" * 300, "/" * 130, "ä" * 5000):
-            Transcript(store, thread_id_for(name)).save(None, ["hi"], after=None)
+            ConversationThread(store, thread_id_for(name)).save(None, ["hi"], after=None)
 
 
 class TestSaving:
     def test_messages_go_behind_any_point(self, store: Store) -> None:
-        transcript = Transcript(store, "t")
+        transcript = ConversationThread(store, "t")
         first = transcript.save(None, ["a", "b", "c"], after=None)
         second = transcript.save(first, ["d"], after=first.messages)
         assert second.messages is not None
@@ -80,17 +80,17 @@ class TestSaving:
         assert store.stats().rows["items"] == 6
 
     def test_a_fork_goes_on_in_another_thread(self, store: Store) -> None:
-        origin = Transcript(store, "origin").save(None, ["a", "b"], after=None)
-        fork = Transcript(store, "fork")
+        origin = ConversationThread(store, "origin").save(None, ["a", "b"], after=None)
+        fork = ConversationThread(store, "fork")
         head = fork.save(None, [], after=origin.messages)
         fork.save(head, ["c"], after=head.messages)
         loaded = store.thread("fork").load()
         assert loaded is not None
         assert loaded.messages == ["a", "b", "c"]
-        assert not Transcript(store, "origin").erase()
+        assert not ConversationThread(store, "origin").erase()
 
     def test_a_head_that_moved_refuses_all_of_it(self, store: Store) -> None:
-        transcript = Transcript(store, "t")
+        transcript = ConversationThread(store, "t")
         first = transcript.save(None, ["a"], after=None)
         transcript.save(first, ["b"], after=first.messages)
 
@@ -98,7 +98,7 @@ class TestSaving:
             draft.set_ref("beside", b"1", scope="/x/y")
 
         with pytest.raises(RefMoved):
-            transcript.save(first, ["c"], after=first.messages, also=also)
+            transcript.save(first, ["c"], after=first.messages, add_to_batch=also)
         with pytest.raises(RefMoved):
             transcript.save(None, ["c"], after=None)
         with pytest.raises(RefMoved):

@@ -1,10 +1,10 @@
-"""A transcript: the thread behind a framework's conversation, for adapters that know what is new in it.
+"""What the adapters of agent frameworks share: threads that are written by new messages only, and ids.
 
-`Thread` compares whole lists to find what is new. A framework that hands over the new messages by
-themselves needs no comparison: it says behind which messages they go. That may be the tail of the
-thread, an earlier point of it, or a point of another thread (a fork); in every case only the new
-messages are written. **Invariant:** one save is one batch, checked against the head that the caller saw:
-messages, state, head and what ``also`` adds are stored together or not at all.
+`Thread` compares whole lists to find the new messages. A framework that passes only the new ones says after
+which messages they come: the end of the thread, an earlier point of it, or a point of another thread (a
+fork). In each case only the new messages are written. **Invariant:** one save is one batch, checked against
+the head that the caller saw: messages, state, head and what ``add_to_batch`` adds are stored together or
+not at all.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Vetoed(Conflict):
     """A `pre_checkpoint_save` hook vetoed the save; nothing was written."""
 
 
-class Transcript:
-    """One thread of a store, written by what is new."""
+class ConversationThread:
+    """A thread of a store to which a framework adds messages."""
 
     def __init__(self, store: Store, thread_id: str, namespace: str = "") -> None:
         self.id = thread_id
@@ -69,7 +69,7 @@ class Transcript:
         self._writer = CheckpointWriter(self._engine, self._space)
 
     def head(self, known: HeadState | None = None) -> HeadState | None:
-        """The newest checkpoint, read only where ``known`` is not it any more; ``None`` without a thread."""
+        """Return the head (``known``, if it still is that), or ``None`` if the thread does not exist."""
         ref = self._engine.refs(self._space, [self._ref]).get(self._ref)
         if ref is None:
             return None
@@ -81,22 +81,22 @@ class Transcript:
         )
 
     def newest(self) -> CheckpointRecord | None:
-        """The newest checkpoint that is stored, also of a thread that was unlisted."""
+        """Return the newest stored checkpoint, even of a thread that was unlisted."""
         return next(self._journal.all_of(self._scope), None)
 
     def checkpoint(self, head: HeadState) -> Checkpoint:
-        """The head with its content; fires the load hooks."""
+        """Return the head with its content, and run the load hooks."""
         checkpoint = Checkpoint(self._engine, self._space, head.checkpoint)
         self._store.hooks.after_load(
             CheckpointEvent(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint)
         )
         return checkpoint
 
-    def read(self, stretch: ListPrefix | None, *, last: int | None = None) -> list[Any]:
-        """The messages of a stretch, or only its last ones."""
-        if stretch is None or last == 0:
+    def read(self, prefix: ListPrefix | None, *, last: int | None = None) -> list[Any]:
+        """Return the messages of a list prefix, or only the last ones."""
+        if prefix is None or last == 0:
             return []
-        return lists_module.read(self._engine, self._space, stretch, last=last)
+        return lists_module.read(self._engine, self._space, prefix, last=last)
 
     def save(
         self,
@@ -106,15 +106,15 @@ class Transcript:
         after: ListPrefix | None,
         state: Mapping[str, Any] | None = None,
         pending_interrupt: Any = None,
-        marks: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None,
+        metadata_for: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None,
         note: str | None = None,
-        also: Callable[[Draft], None] | None = None,
+        add_to_batch: Callable[[Draft], None] | None = None,
     ) -> HeadState:
-        """Save ``messages`` behind ``after`` as the next checkpoint, if ``before`` is still the head.
+        """Save ``messages`` after ``after`` as the next checkpoint, if ``before`` is still the head.
 
-        ``state`` is the whole state (``None``: as before). ``marks`` gives the adapter's own metadata for the
-        messages as the hooks left them. Raises `RefMoved` when the head or a ref of ``also`` moved, `Vetoed`
-        when a hook does not want the save.
+        ``state`` is the whole state (``None``: unchanged). ``metadata_for`` returns the adapter's own
+        metadata for the messages as the hooks left them. ``add_to_batch`` adds to the same commit. Raises
+        `RefMoved` if the head or a ref of ``add_to_batch`` moved, `Vetoed` if a hook vetoed the save.
         """
         request = self._store.hooks.before_save(
             SaveRequest(
@@ -123,15 +123,17 @@ class Transcript:
                 messages=list(messages),
                 state=None if state is None else dict(state),
                 pending_interrupt=pending_interrupt,
-                metadata=dict(marks(messages)) if marks is not None else {},
+                metadata=dict(metadata_for(messages)) if metadata_for is not None else {},
                 note=note,
             )
         )
         if request is None:
-            raise Vetoed(f"a hook vetoed request to thread {self.id!r}; nothing was written")
-        if marks is not None:
-            request = structs.replace(request, metadata={**request.metadata, **marks(request.messages or ())})
-        head = self._writer.save(self._new(before, request, after), before, also=also)
+            raise Vetoed(f"a hook vetoed the save to thread {self.id!r}; nothing was written")
+        if metadata_for is not None:
+            request = structs.replace(
+                request, metadata={**request.metadata, **metadata_for(request.messages or ())}
+            )
+        head = self._writer.save(self._new_checkpoint(before, request, after), before, also=add_to_batch)
         checkpoint = Checkpoint(self._engine, self._space, head.checkpoint)
         self._store.hooks.after_save(
             CheckpointEvent(thread_id=self.id, namespace=self.namespace, checkpoint=checkpoint)
@@ -139,9 +141,9 @@ class Transcript:
         return head
 
     def unlist(self, head: HeadState) -> None:
-        """Remove the head, if it is still that one (else `RefMoved`): the thread is there no more.
+        """Delete the head, if it is still this one (else `RefMoved`), so that the thread no longer exists.
 
-        Who may not `erase` it afterwards is refused before that.
+        A caller who may not `erase` is refused before anything is deleted.
         """
         check_may_erase(self._engine, self._space)
         draft = Draft(self._space)
@@ -149,9 +151,9 @@ class Transcript:
         self._engine.commit(draft.batch())
 
     def erase(self) -> bool:
-        """Remove all that is stored of a thread that was unlisted.
+        """Erase everything that is stored of an unlisted thread.
 
-        ``False`` when it has to stay: forks share it, or there is a new thread of its name.
+        Return ``False`` if it has to stay: forks share it, or a new thread has its name.
         """
         try:
             self._engine.erase(self._space, Erasure(scopes=(self._scope,), absent=(self._ref,)))
@@ -159,7 +161,9 @@ class Transcript:
             return False
         return True
 
-    def _new(self, before: HeadState | None, request: SaveRequest, after: ListPrefix | None) -> NewCheckpoint:
+    def _new_checkpoint(
+        self, before: HeadState | None, request: SaveRequest, after: ListPrefix | None
+    ) -> NewCheckpoint:
         parent = before.checkpoint if before is not None else None
         lists = dict(parent.lists) if parent is not None else {}
         lists.pop(MESSAGES, None)
@@ -190,13 +194,13 @@ class Transcript:
 
 
 def thread_id_for(given: str) -> str:
-    """The thread id of a framework's id: itself, or a readable substitute where it cannot be one.
+    """Return the thread id for a framework's id: the id itself, or a readable substitute if it is not valid.
 
-    Frameworks allow the empty string, line breaks and any length. The substitute ends in a ``~`` and the
-    SHA-256 of the given id; the adapters keep the given id beside the messages and compare it.
+    Frameworks allow the empty string, line breaks and any length. The substitute ends with ``~`` and the
+    SHA-256 of the id; the adapters store the id with the messages and compare it.
     """
     try:
-        if len(given) + 2 * given.count("/") + 2 * given.count("%") <= _LONGEST:  # as scopes spell it
+        if len(given) + 2 * given.count("/") + 2 * given.count("%") <= _LONGEST:  # the length in a scope
             return check_id(given, "id")
     except InvalidInput:
         pass
@@ -204,10 +208,10 @@ def thread_id_for(given: str) -> str:
     return f"{readable}~{_digest(given)}"
 
 
-def quoted(part: str) -> str:
-    """A part of a thread id that holds no ``/``: percent-escaped, and past some length cut, with a digest.
+def escape_part(part: str) -> str:
+    """Escape a part of a thread id, so that it has no ``/``; a long part is cut and gets a digest.
 
-    Two parts are never quoted alike: a ``~`` stands before a digest only.
+    Injective: a ``~`` occurs only before a digest.
     """
     escaped = _TO_ESCAPE.sub(_escaped, part)
     return escaped if len(escaped) <= _LONGEST_PART else f"{escaped[:_READABLE]}~{_digest(part)}"
@@ -221,14 +225,6 @@ def _digest(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-# -----------------------------------------------------------------------------------------------------------
-# The heads of many threads at once: what a list of sessions shows of each, in a few reads.
-#
-# `Store.threads` tells which threads there are without reading their checkpoints. What an adapter keeps in
-# their state is read here for all of them together: one scan of the journal for each day that a head is of
-# and one read of contents per page, however many threads there are. A thread that goes meanwhile is left out.
-
-
 _PAGE: Final = 500
 
 State = dict[str, Any]
@@ -237,9 +233,13 @@ State = dict[str, Any]
 def read_heads(
     store: Store, threads: Iterable[ThreadInfo], *names: str
 ) -> Iterator[tuple[ThreadInfo, CheckpointRecord, State]]:
-    """Threads with their newest checkpoint, and those of the named state values (all, if none) it has."""
-    waiting = iter(threads)
-    while page := list(islice(waiting, _PAGE)):
+    """Yield threads with their newest checkpoint and the named state values that it has (without names, all).
+
+    This takes one scan of the journal for each day that has a head, and one read of contents per page,
+    however many threads there are. A thread that is removed meanwhile is left out.
+    """
+    remaining = iter(threads)
+    while page := list(islice(remaining, _PAGE)):
         heads = _checkpoints(store, [each.head for each in page])
         states = _states(store, heads.values(), names)
         for each in page:
@@ -248,7 +248,7 @@ def read_heads(
 
 
 def _checkpoints(store: Store, ids: Sequence[str]) -> dict[str, CheckpointRecord]:
-    """Checkpoints by their ids, asked for day by day, which is how the journal is keyed."""
+    """Return checkpoints by id, read day by day because the journal is keyed by day."""
     found: dict[str, CheckpointRecord] = {}
     for _, same_day in groupby(sorted(ids), key=lambda each: day_of(created_at_us(each))):
         query = by_id(*same_day)
@@ -260,15 +260,15 @@ def _checkpoints(store: Store, ids: Sequence[str]) -> dict[str, CheckpointRecord
 
 
 def _states(store: Store, heads: Collection[CheckpointRecord], names: Collection[str]) -> dict[str, State]:
-    """State values by checkpoint; all together, unless some of them just went."""
-    places: dict[str, StateValue] = {
-        f"{head.id}/{name}": place
+    """Return state values by checkpoint; in one read, unless some were removed meanwhile."""
+    references: dict[str, StateValue] = {
+        f"{head.id}/{name}": reference
         for head in heads
-        for name, place in head.state.items()
+        for name, reference in head.state.items()
         if not names or name in names
     }
     try:
-        values = read_state(store.engine, store.space, places)
+        values = read_state(store.engine, store.space, references)
     except Corrupt:
         return dict(_one_by_one(store, heads, names))
     return {
@@ -288,24 +288,21 @@ def _one_by_one(
             continue
 
 
-# -----------------------------------------------------------------------------------------------------------
-# A look at a thread that someone else may be removing.
-#
-# Where the head is, its checkpoint and its content are reads of their own; a thread can go between two of
-# them. **Invariant:** whoever looks finds it as it was, or finds none; never an error that tells of a
-# damaged store.
-
-
-_LOOKS: Final = 5
+_ATTEMPTS: Final = 5
 
 T = TypeVar("T")
 
 
-def look(at: Callable[[], T]) -> T:
-    """What a look gives; looks again where something was not there, until that is sure."""
-    for _ in range(_LOOKS - 1):
+def retry_if_removed(read: Callable[[], T]) -> T:
+    """Return what ``read`` returns; repeat it if something was missing, in case the thread was being removed.
+
+    A thread's head, its checkpoint and its content are separate reads, and the thread can be removed
+    between two of them. **Invariant:** a reader finds the thread as it was, or finds none; never an error
+    that says that the store is damaged.
+    """
+    for _ in range(_ATTEMPTS - 1):
         try:
-            return at()
+            return read()
         except (NotFound, Corrupt):
             continue
-    return at()
+    return read()

@@ -102,16 +102,6 @@ class Hooks:
                 request = _changed(request, answer, hook)
         return request
 
-    async def abefore_save(self, request: SaveRequest) -> SaveRequest | None:
-        """As `before_save`, with every hook awaited in the caller's own loop."""
-        for hook in self._hooks["pre_checkpoint_save"]:
-            answer = await _call_async(hook, request)
-            if answer is False:
-                return None
-            if answer:
-                request = _changed(request, answer, hook)
-        return request
-
     def after_save(self, event: CheckpointEvent) -> None:
         """Run the hooks after a checkpoint became durable."""
         for hook in self._hooks["post_checkpoint_save"]:
@@ -122,27 +112,11 @@ class Hooks:
         for hook in self._hooks["post_checkpoint_load"]:
             _call(hook, event)
 
-    async def aafter_save(self, event: CheckpointEvent) -> None:
-        """As `after_save`, in the caller's own loop."""
-        for hook in self._hooks["post_checkpoint_save"]:
-            await _call_async(hook, event)
-
-    async def aafter_load(self, event: CheckpointEvent) -> None:
-        """As `after_load`, in the caller's own loop."""
-        for hook in self._hooks["post_checkpoint_load"]:
-            await _call_async(hook, event)
-
 
 def _call(hook: Hook, argument: SaveRequest | CheckpointEvent) -> Any:
     from treering.sync_async import call  # imports asyncio, which most stores never need
 
     return call(hook, argument)
-
-
-async def _call_async(hook: Hook, argument: SaveRequest | CheckpointEvent) -> Any:
-    from treering.sync_async import call_async
-
-    return await call_async(hook, argument)
 
 
 def _changed(request: SaveRequest, answer: Any, hook: Hook) -> SaveRequest:

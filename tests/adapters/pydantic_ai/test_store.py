@@ -94,11 +94,11 @@ class TestOnAStore:
                 await bob.write_record(
                     ConversationRecord(conversation_id="c", head_id=entries[0].id), expected_revision=None
                 )
-            stretch = alice._records._transcript("c").head()
-            assert stretch is not None
-            assert stretch.messages is not None
+            head = alice._records._thread("c").head()
+            assert head is not None
+            assert head.messages is not None
             with pytest.raises(EntryNotFound):
-                await bob.read_entry(f"{stretch.messages.list}#0")
+                await bob.read_entry(f"{head.messages.list}#0")
             await saved(bob, "c", "mine")
             assert await alice.load("c") == first
 

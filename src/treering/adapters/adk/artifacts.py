@@ -1,8 +1,8 @@
-"""Artifacts of Google ADK: files that agents save, version by version, each content stored once.
+"""Artifacts of Google ADK: versioned files that agents save.
 
-An artifact is a list with two items for every version: what is known of it, and its bytes or text. Equal
-contents of 4 KiB or more are one object, whichever artifact they belong to. A ref names the list and how many
-versions it has. **Invariant:** a version is there whole or not at all, and its number is given once.
+An artifact is a list with two items for each version: its metadata, and its bytes or text. Equal contents
+of 4 KiB or more are one object, whichever artifact they belong to. A ref names the list and the number of
+versions. **Invariant:** a version is stored whole or not at all, and its number is never reused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from google.adk.platform import time as platform_time
 from google.genai import types
 from pydantic_core import to_jsonable_python
 
-from treering.adapters.conversation import quoted
+from treering.adapters.conversation import escape_part
 from treering.adapters.names import checked, checked_namespace, json_for_models
 from treering.adapters.opening import Opened, StoreOrUrl
 from treering.core.batch import ABSENT, Draft, Expect
@@ -32,7 +32,7 @@ from treering.store import Store
 
 USER: Final = "user:"
 """Names that begin so are of the user, in whichever session."""
-_TRIES: Final = 50
+_ATTEMPTS: Final = 50
 _REFERENCES: Final = 5
 """How many references to other artifacts are followed, as in the SDK."""
 
@@ -55,8 +55,8 @@ class TreeringArtifactService(BaseArtifactService):
         session_id: str | None = None,
         custom_metadata: dict[str, Any] | None = None,
     ) -> int:
-        """Save the next version and give its number; the first one is 0."""
-        path = Path.of(app_name, user_id, session_id, filename)
+        """Save the next version and return its number; the first one is 0."""
+        path = ArtifactPath.of(app_name, user_id, session_id, filename)
         return await self._call(self._artifacts.save, path, ensure_part(artifact), custom_metadata or {})
 
     async def load_artifact(
@@ -68,34 +68,34 @@ class TreeringArtifactService(BaseArtifactService):
         session_id: str | None = None,
         version: int | None = None,
     ) -> types.Part | None:
-        """A version (the newest, if none is named), or ``None``; a reference gives what it refers to."""
-        path = Path.of(app_name, user_id, session_id, filename)
+        """Return a version (by default the newest), or ``None``; references are resolved."""
+        path = ArtifactPath.of(app_name, user_id, session_id, filename)
         return await self._call(self._artifacts.load, path, version, session_id, _REFERENCES)
 
     async def list_artifact_keys(
         self, *, app_name: str, user_id: str, session_id: str | None = None
     ) -> list[str]:
-        """The names of a user's artifacts and, if one is given, of a session's."""
+        """List the names of a user's artifacts, and of a session's if given."""
         return await self._call(self._artifacts.names, app_name, user_id, session_id)
 
     async def delete_artifact(
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> None:
-        """Delete all versions, if there are any."""
-        await self._call(self._artifacts.delete, Path.of(app_name, user_id, session_id, filename))
+        """Delete all versions, if the artifact exists."""
+        await self._call(self._artifacts.delete, ArtifactPath.of(app_name, user_id, session_id, filename))
 
     async def list_versions(
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> list[int]:
-        """The numbers of all versions."""
-        path = Path.of(app_name, user_id, session_id, filename)
+        """List the numbers of all versions."""
+        path = ArtifactPath.of(app_name, user_id, session_id, filename)
         return list(range(await self._call(self._artifacts.count, path)))
 
     async def list_artifact_versions(
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> list[ArtifactVersion]:
-        """What is known of all versions."""
-        path = Path.of(app_name, user_id, session_id, filename)
+        """List the metadata of all versions."""
+        path = ArtifactPath.of(app_name, user_id, session_id, filename)
         return await self._call(self._artifacts.versions, path)
 
     async def get_artifact_version(
@@ -107,12 +107,12 @@ class TreeringArtifactService(BaseArtifactService):
         session_id: str | None = None,
         version: int | None = None,
     ) -> ArtifactVersion | None:
-        """What is known of a version (the newest, if none is named), or ``None``."""
-        path = Path.of(app_name, user_id, session_id, filename)
+        """Return the metadata of a version (by default the newest), or ``None``."""
+        path = ArtifactPath.of(app_name, user_id, session_id, filename)
         return await self._call(self._artifacts.version, path, version)
 
     async def close(self) -> None:
-        """Close the store if it was opened here; one that was given stays open."""
+        """Close the store, if it was opened here; a store that was passed in stays open."""
         await self._opened.aclose()
 
     async def __aenter__(self) -> Self:
@@ -127,8 +127,8 @@ class TreeringArtifactService(BaseArtifactService):
         return await self._opened.bridge.call(function, *args)
 
 
-class Path(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose artifact, and its name; ``session`` is ``None`` for one of the user."""
+class ArtifactPath(msgspec.Struct, frozen=True, kw_only=True):
+    """The owner and name of an artifact; ``session`` is ``None`` for an artifact of the user."""
 
     app: str
     user: str
@@ -136,8 +136,8 @@ class Path(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
     @classmethod
-    def of(cls, app: str, user: str, session: str | None, name: str) -> Path:
-        """The path of an artifact; a name without ``user:`` needs a session."""
+    def of(cls, app: str, user: str, session: str | None, name: str) -> ArtifactPath:
+        """Return the path of an artifact; a name without ``user:`` needs a session."""
         for what, each in (("app_name", app), ("user_id", user), ("filename", name)):
             checked(each, f"{what} of an ADK artifact")
         if session is not None:
@@ -150,17 +150,17 @@ class Path(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """What the names of its refs and its scope have in common with its neighbours."""
-        owner = "user" if self.session is None else f"session/{quoted(self.session)}"
-        return f"{quoted(self.app)}/{quoted(self.user)}/{owner}"
+        """The common prefix of the refs and scopes of one owner's artifacts."""
+        owner = "user" if self.session is None else f"session/{escape_part(self.session)}"
+        return f"{escape_part(self.app)}/{escape_part(self.user)}/{owner}"
 
     def uri(self, version: int) -> str:
-        """The address that other artifacts may refer to."""
+        """The URI by which other artifacts may refer to it."""
         return artifact_util.get_artifact_uri(self.app, self.user, self.name, version, self.session)
 
 
-class _Shelf(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the versions of an artifact are, as its ref has it."""
+class _Versions(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of an artifact's ref: the list of its versions."""
 
     name: str
     list: str
@@ -168,7 +168,7 @@ class _Shelf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Artifacts:
-    """The artifacts of one namespace, for callers that may block."""
+    """The artifacts of one namespace, as blocking code."""
 
     def __init__(self, store: Store, namespace: str) -> None:
         self._store = store
@@ -176,14 +176,14 @@ class Artifacts:
         self._space = store.space
         self._namespace = namespace
 
-    def save(self, path: Path, part: types.Part, custom: dict[str, Any]) -> int:
-        """Save the next version and give its number."""
-        note, content = _taken_apart(path, part)
+    def save(self, path: ArtifactPath, part: types.Part, custom: dict[str, Any]) -> int:
+        """Save the next version and return its number."""
+        note, content = _encode_part(path, part)
         note["custom_metadata"] = to_jsonable_python(custom, serialize_unknown=True)
         scope = str(Scope(self._namespace, "adk-artifact", path.folder))
-        for _ in range(_TRIES):
-            shelf, expect = self._shelf(path)
-            known = shelf or _Shelf(name=path.name, list=new_id(), count=0)
+        for _ in range(_ATTEMPTS):
+            stored, expect = self._versions_ref(path)
+            known = stored or _Versions(name=path.name, list=new_id(), count=0)
             draft = Draft(self._space)
             draft.append(
                 known.list,
@@ -204,17 +204,17 @@ class Artifacts:
             except (RefMoved, ListMoved):
                 continue
             return known.count
-        raise Busy(f"artifact {path.name!r} kept changing; try again")
+        raise Busy(f"artifact {path.name!r} has too many concurrent writers; try again")
 
     def load(
-        self, path: Path, version: int | None, session: str | None, references: int
+        self, path: ArtifactPath, version: int | None, session: str | None, references: int
     ) -> types.Part | None:
-        """A version, following at most that many references."""
-        shelf, _ = self._shelf(path)
-        place = _place(shelf, version)
-        if shelf is None or place is None:
+        """Return a version, following at most this many references."""
+        stored, _ = self._versions_ref(path)
+        place = _place(stored, version)
+        if stored is None or place is None:
             return None
-        note, content = self._read(shelf, place, 2)
+        note, content = self._read(stored, place, 2)
         part = _put_together(decode(note), content)
         if artifact_util.is_artifact_ref(part) and part.file_data is not None:
             target = artifact_util.resolve_artifact_reference(
@@ -224,45 +224,45 @@ class Artifacts:
                 session_id=session,
                 remaining_depth=references,
             )
-            there = Path.of(target.app_name, target.user_id, target.session_id, target.filename)
+            there = ArtifactPath.of(target.app_name, target.user_id, target.session_id, target.filename)
             return self.load(there, target.version, target.session_id, references - 1)
         return None if _is_removed(part) else part
 
     def names(self, app: str, user: str, session: str | None) -> list[str]:
-        """The names of a user's artifacts and of a session's, sorted."""
-        wanted = [Path(app=app, user=user, session=None, name="")]
+        """Return the names of a user's and a session's artifacts, sorted."""
+        wanted = [ArtifactPath(app=app, user=user, session=None, name="")]
         if session is not None:
-            wanted.append(Path(app=app, user=user, session=session, name=""))
+            wanted.append(ArtifactPath(app=app, user=user, session=session, name=""))
         found: list[str] = []
         for path in wanted:
             refs = each_ref(self._engine, self._space, self._ref(path))
             found += [_decoded(each.value).name for each in refs]
         return sorted(found)
 
-    def count(self, path: Path) -> int:
-        """How many versions there are."""
-        shelf, _ = self._shelf(path)
-        return 0 if shelf is None else shelf.count
+    def count(self, path: ArtifactPath) -> int:
+        """Return the number of versions."""
+        stored, _ = self._versions_ref(path)
+        return 0 if stored is None else stored.count
 
-    def versions(self, path: Path) -> list[ArtifactVersion]:
-        """What is known of all versions."""
-        shelf, _ = self._shelf(path)
-        return [] if shelf is None else [self._known(path, shelf, place) for place in range(shelf.count)]
+    def versions(self, path: ArtifactPath) -> list[ArtifactVersion]:
+        """List the metadata of all versions."""
+        stored, _ = self._versions_ref(path)
+        return [] if stored is None else [self._known(path, stored, place) for place in range(stored.count)]
 
-    def version(self, path: Path, version: int | None) -> ArtifactVersion | None:
-        """What is known of one version (``None``: the newest)."""
-        shelf, _ = self._shelf(path)
-        place = _place(shelf, version)
-        return None if shelf is None or place is None else self._known(path, shelf, place)
+    def version(self, path: ArtifactPath, version: int | None) -> ArtifactVersion | None:
+        """Return the metadata of one version (``None``: the newest)."""
+        stored, _ = self._versions_ref(path)
+        place = _place(stored, version)
+        return None if stored is None or place is None else self._known(path, stored, place)
 
-    def delete(self, path: Path) -> None:
-        """Remove all versions and what only they hold."""
-        shelf, _ = self._shelf(path)
-        if shelf is not None:
-            self._engine.erase(self._space, Erasure(refs=(self._ref(path),), lists=(shelf.list,)))
+    def delete(self, path: ArtifactPath) -> None:
+        """Delete all versions and the content that only they have."""
+        stored, _ = self._versions_ref(path)
+        if stored is not None:
+            self._engine.erase(self._space, Erasure(refs=(self._ref(path),), lists=(stored.list,)))
 
-    def _known(self, path: Path, shelf: _Shelf, place: int) -> ArtifactVersion:
-        note = decode(self._read(shelf, place, 1)[0])
+    def _known(self, path: ArtifactPath, stored: _Versions, place: int) -> ArtifactVersion:
+        note = decode(self._read(stored, place, 1)[0])
         return ArtifactVersion(
             version=place,
             canonical_uri=path.uri(place),
@@ -271,30 +271,30 @@ class Artifacts:
             mime_type=note["mime_type"],
         )
 
-    def _read(self, shelf: _Shelf, place: int, count: int) -> list[Content]:
-        return self._engine.read_list(self._space, shelf.list, 2 * place, 2 * place + count)
+    def _read(self, stored: _Versions, place: int, count: int) -> list[Content]:
+        return self._engine.read_list(self._space, stored.list, 2 * place, 2 * place + count)
 
-    def _shelf(self, path: Path) -> tuple[_Shelf | None, Expect]:
+    def _versions_ref(self, path: ArtifactPath) -> tuple[_Versions | None, Expect]:
         name = self._ref(path)
         ref = self._engine.refs(self._space, [name]).get(name)
         return (None, ABSENT) if ref is None else (_decoded(ref.value), ref.version)
 
-    def _ref(self, path: Path) -> str:
-        return f"adk/{namespace_prefix(self._namespace)}artifact/{path.folder}/{quoted(path.name)}"
+    def _ref(self, path: ArtifactPath) -> str:
+        return f"adk/{namespace_prefix(self._namespace)}artifact/{path.folder}/{escape_part(path.name)}"
 
 
-def _place(shelf: _Shelf | None, version: int | None) -> int | None:
-    count = 0 if shelf is None else shelf.count
+def _place(stored: _Versions | None, version: int | None) -> int | None:
+    count = 0 if stored is None else stored.count
     place = count - 1 if version is None else version
     return place if 0 <= place < count else None
 
 
-def _decoded(value: bytes) -> _Shelf:
-    return msgspec.json.decode(value, type=_Shelf)
+def _decoded(value: bytes) -> _Versions:
+    return msgspec.json.decode(value, type=_Versions)
 
 
-def _taken_apart(path: Path, part: types.Part) -> tuple[dict[str, Any], Content]:
-    """What is known of a part as JSON, and its content."""
+def _encode_part(path: ArtifactPath, part: types.Part) -> tuple[dict[str, Any], Content]:
+    """Return a part's metadata as JSON, and its content."""
     blob = part.inline_data
     if blob is not None:
         content, mime_type, left_out = Content("bytes", blob.data or b""), blob.mime_type, "inline_data"
@@ -319,8 +319,8 @@ def _put_together(note: dict[str, Any], content: Content) -> types.Part:
     return part
 
 
-def _mime_type(path: Path, part: types.Part) -> str | None:
-    """The type of a file that lies elsewhere; of an artifact only the loading tells."""
+def _mime_type(path: ArtifactPath, part: types.Part) -> str | None:
+    """Return the type of an external file; that of a referenced artifact is known only when it is loaded."""
     if part.file_data is None or not artifact_util.is_artifact_ref(part):
         return part.file_data and part.file_data.mime_type
     target = artifact_util.parse_artifact_uri(part.file_data.file_uri or "")
@@ -333,6 +333,6 @@ def _mime_type(path: Path, part: types.Part) -> str | None:
 
 
 def _is_removed(part: types.Part) -> bool:
-    """Whether a version is the mark that the SDK's rewind leaves in place of an artifact."""
+    """Whether a version is the marker that the SDK's rewind saves for a removed artifact."""
     blob = part.inline_data
     return blob is not None and not blob.data and blob.mime_type == "application/octet-stream"

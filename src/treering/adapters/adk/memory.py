@@ -1,8 +1,8 @@
-"""Memory of Google ADK: what was said in earlier sessions, found again by words or by meaning.
+"""Memory of Google ADK: full-text and semantic search over earlier sessions.
 
-Each event that says something is a document of the user's own memory, ``<app>/<user>``, under
-``<session>/<event id>``: searched, versioned and forgotten as any other. **Invariant:** what was deleted from
-memory does not come back when its session is added again; all that is left of it is its id.
+Each event with text is a document ``<session>/<event id>`` in the user's own memory, ``<app>/<user>``:
+searched, versioned and forgotten like any other. **Invariant:** a memory that was deleted does not come
+back when its session is added again; only its id is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.sessions.session import Session
 from google.genai import types
 
-from treering.adapters.conversation import quoted
+from treering.adapters.conversation import escape_part
 from treering.adapters.names import checked, checked_namespace, replace_surrogates
 from treering.adapters.opening import Opened, StoreOrUrl
 from treering.core.ids import new_id
@@ -35,8 +35,8 @@ _DELETED: Final = "deleted"
 class TreeringMemoryService(BaseMemoryService):
     """ADK's memory service on a treering store, a URL or a folder.
 
-    A search gives at most ``limit`` memories, best first; with an ``embedder`` (see `memory.vectors`)
-    also those that say it in other words. ``namespace`` stands before the names of apps.
+    A search returns at most ``limit`` memories, best first; with an ``embedder`` (see `memory.vectors`) it
+    is also semantic. ``namespace`` is put before the names of apps.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TreeringMemoryService(BaseMemoryService):
         self._limit = limit
 
     async def add_session_to_memory(self, session: Session) -> None:
-        """Remember a session as it is now; what it said before and no longer says is taken out."""
+        """Add the events of a session, and remove those that the session no longer has."""
         await self._opened.bridge.call(self._add_session, session)
 
     async def add_events_to_memory(
@@ -67,7 +67,7 @@ class TreeringMemoryService(BaseMemoryService):
         session_id: str | None = None,
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Remember further events of a session. ``expires_at`` in the metadata ends them by itself."""
+        """Add events of a session. ``expires_at`` in the metadata makes them expire."""
         memory = self.memory_of(app_name, user_id)
         documents = _documents(events, session_id or _NO_SESSION, custom_metadata)
         await self._opened.bridge.call(_save, memory, documents, session_id)
@@ -80,7 +80,7 @@ class TreeringMemoryService(BaseMemoryService):
         memories: Sequence[MemoryEntry],
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Remember entries as they are; one that has an id takes the place of the one with that id."""
+        """Add entries; one with an id replaces the memory with that id."""
         memory = self.memory_of(app_name, user_id)
         documents = [
             document
@@ -95,25 +95,25 @@ class TreeringMemoryService(BaseMemoryService):
         await self._opened.bridge.call(_save, memory, documents, None)
 
     async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
-        """What the user's sessions said about it, best first."""
+        """Search the user's memories, best first."""
         memory = self.memory_of(app_name, user_id)
         found = await self._opened.bridge.call(memory.search, query, limit=self._limit)
         return SearchMemoryResponse(memories=[_entry(each) for each in found.documents])
 
     async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
-        """Forget one memory for good, if it is there; adding its session again does not bring it back."""
+        """Delete one memory for good, if it exists; adding its session again does not restore it."""
         if memory_id:
             await self._opened.bridge.call(_forget, self.memory_of(app_name, user_id), memory_id)
 
     def memory_of(self, app_name: str, user_id: str) -> Memory:
-        """A user's memory in an app; ``store.forget(namespace=memory.namespace)`` forgets all of it."""
+        """Return a user's memory in an app; ``store.forget(namespace=memory.namespace)`` erases it."""
         app = checked(app_name, "app_name of ADK's memory")
-        parts = [self._namespace, quoted(app), quoted(checked(user_id, "user_id of ADK's memory"))]
+        parts = [self._namespace, escape_part(app), escape_part(checked(user_id, "user_id of ADK's memory"))]
         memory = self._opened.store.memory.in_namespace("/".join(part for part in parts if part))
         return memory if self._embedder is None else memory.with_embedder(self._embedder)
 
     async def close(self) -> None:
-        """Close the store if it was opened here; one that was given stays open."""
+        """Close the store, if it was opened here; a store that was passed in stays open."""
         await self._opened.aclose()
 
     async def __aenter__(self) -> Self:
@@ -129,7 +129,7 @@ class TreeringMemoryService(BaseMemoryService):
         documents = _documents(session.events, session.id, None)
         _save(memory, documents, session.id)
         now = {each.id for each in documents}
-        for each in memory.query(prefix=f"{quoted(session.id)}/"):
+        for each in memory.query(prefix=f"{escape_part(session.id)}/"):
             if each.id not in now and not each.metadata.get(_DELETED):
                 memory.delete(each.id)
 
@@ -153,7 +153,7 @@ def _forget(memory: Memory, memory_id: str) -> None:
     try:
         memory.forget(memory_id)
     except NotFound:
-        return  # someone else was first
+        return  # another writer was first
     memory.save(MemoryDocument(id=memory_id, content="", metadata={_DELETED: True}))
 
 
@@ -165,7 +165,7 @@ def _documents(
         for event in events
         if event.content is not None and not event.partial
         for document in _document(
-            f"{quoted(session_id)}/{event.id}",
+            f"{escape_part(session_id)}/{event.id}",
             event.content,
             {"author": event.author, "timestamp": _iso(event.timestamp), "session": session_id},
             custom,
@@ -176,7 +176,7 @@ def _documents(
 def _document(
     id: str, content: types.Content, facts: Mapping[str, Any], custom: Mapping[str, object] | None
 ) -> list[MemoryDocument]:
-    """A document of the texts in a content; nothing when it has none. Thoughts are not remembered."""
+    """Return a document with the texts of a content, or ``None`` without any. Thoughts are left out."""
     texts = [replace_surrogates(part.text) for part in content.parts or [] if part.text and not part.thought]
     if not texts:
         return []

@@ -1,8 +1,8 @@
 """Google ADK: sessions that are threads of a store, and artifacts and memory beside them.
 
-Behaves as the SDK's own services do (`InMemorySessionService`, `SqliteSessionService`): the prefixes
-``app:``, ``user:`` and ``temp:`` of state, stale sessions, the order of lists. Calls for one session are
-made one after the other, in the order of the caller, whichever tasks they come from.
+The services behave as the SDK's own do (`InMemorySessionService`, `SqliteSessionService`): state prefixes
+``app:``, ``user:`` and ``temp:``, stale sessions, the order of lists. Calls for one session run one after
+the other, in the order in which they were made, whichever task makes them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ try:
 
     from treering.adapters.adk.artifacts import TreeringArtifactService
     from treering.adapters.adk.memory import TreeringMemoryService
-    from treering.adapters.adk.sessions import Names, Seat, Sessions
+    from treering.adapters.adk.sessions import CachedSession, SessionName, Sessions
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] == "treering":
         raise
@@ -38,26 +38,26 @@ except ModuleNotFoundError as error:
 
 __all__ = ["TreeringArtifactService", "TreeringMemoryService", "TreeringSessionService", "thread_id_of"]
 
-_SEATS: Final = 1024
+_MAX_CACHED: Final = 1024
 
 
 def thread_id_of(session: Session) -> str:
-    """The id of the thread that a session is: ``store.thread(thread_id_of(session))``."""
-    return Names(session.app_name, session.user_id, session.id).thread_id
+    """Return the id of a session's thread: ``store.thread(thread_id_of(session))``."""
+    return SessionName(session.app_name, session.user_id, session.id).thread_id
 
 
 class TreeringSessionService(BaseSessionService):
     """ADK's session service on a treering store, a URL or a folder.
 
-    Deleting a session erases it; what its user and its app share stays. An event whose save a hook vetoed
-    stays in the session object only, and the run goes on.
+    Deleting a session erases it; what its user and its app share stays. If a hook vetoes the save of an
+    event, the event stays in the session object only, and the run continues.
     """
 
     def __init__(self, store: StoreOrUrl | None = None, *, namespace: str = "") -> None:
         space = checked_namespace(namespace)
         self._opened = Opened(store)
         self._sessions = Sessions(self._opened.store, space)
-        self._seats: OrderedDict[str, tuple[Seat, SerialExecutor]] = OrderedDict()
+        self._cached_sessions: OrderedDict[str, tuple[CachedSession, SerialExecutor]] = OrderedDict()
 
     async def create_session(
         self,
@@ -67,55 +67,55 @@ class TreeringSessionService(BaseSessionService):
         state: dict[str, Any] | None = None,
         session_id: str | None = None,
     ) -> Session:
-        """A new session; `AlreadyExistsError` when there is one of that id."""
+        """Create a session; raise `AlreadyExistsError` if the id is taken."""
         given = _session_id(session_id).strip() if session_id is not None else ""
-        names = _names(app_name, user_id, given or platform_uuid.new_uuid())
+        name = _session_name(app_name, user_id, given or platform_uuid.new_uuid())
         return await self._opened.bridge.call(
-            self._sessions.create, names, _state(state), platform_time.get_time()
+            self._sessions.create, name, _state(state), platform_time.get_time()
         )
 
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
-        """A session with its events, or ``None``; of a few recent events only these are read."""
-        names = _names(app_name, user_id, _session_id(session_id).strip())
-        return await self._opened.bridge.call(self._sessions.get, names, config)
+        """Return a session with its events (only those that ``config`` selects are read), or ``None``."""
+        name = _session_name(app_name, user_id, _session_id(session_id).strip())
+        return await self._opened.bridge.call(self._sessions.get, name, config)
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
-        """The sessions of an app (of one user, if given) without their events, the last changed one last."""
-        names = _names(app_name, "" if user_id is None else user_id, "")
-        user = None if user_id is None else names.user
-        found = await self._opened.bridge.call(self._sessions.all_of, names.app, user)
+        """List the sessions of an app (and user) without their events, the most recently changed one last."""
+        name = _session_name(app_name, "" if user_id is None else user_id, "")
+        user = None if user_id is None else name.user
+        found = await self._opened.bridge.call(self._sessions.list_sessions, name.app, user)
         return ListSessionsResponse(sessions=found)
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
-        """Erase a session, if it is there."""
-        names = _names(app_name, user_id, _session_id(session_id).strip())
-        await self._opened.bridge.call(self._sessions.delete, names)
+        """Erase a session, if it exists."""
+        name = _session_name(app_name, user_id, _session_id(session_id).strip())
+        await self._opened.bridge.call(self._sessions.delete, name)
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
-        """What all sessions of a user share, under keys without ``user:``."""
-        return await self._opened.bridge.call(self._sessions.user_state, _names(app_name, user_id, ""))
+        """Return the state that all sessions of a user share, under keys without ``user:``."""
+        return await self._opened.bridge.call(self._sessions.user_state, _session_name(app_name, user_id, ""))
 
     async def append_event(self, session: Session, event: Event) -> Event:
-        """Store an event and the state that it changes, in one commit, then add it to the session object."""
+        """Store an event and the state that it changes in one commit, then add it to the session object."""
         if event.partial:
             return event
         self._apply_temp_state(session, event)
         event = self._trim_temp_delta_state(event)
-        seat, lane = self._seat(Names(session.app_name, session.user_id, session.id))
+        cached, executor = self._cached(SessionName(session.app_name, session.user_id, session.id))
 
         def commit() -> None:
             self._commit_event_to_session(session, event)
 
         try:
-            await lane.settle(self._sessions.append, seat, session, event, commit)
+            await executor.settle(self._sessions.append, cached, session, event, commit)
         except Vetoed:
             commit()
         return event
 
     async def close(self) -> None:
-        """Close the store if it was opened here; one that was given stays open."""
+        """Close the store, if it was opened here; a store that was passed in stays open."""
         await self._opened.aclose()
 
     async def __aenter__(self) -> Self:
@@ -126,19 +126,22 @@ class TreeringSessionService(BaseSessionService):
     ) -> None:
         await self.close()
 
-    def _seat(self, names: Names) -> tuple[Seat, SerialExecutor]:
-        key = names.thread_id
-        found = self._seats.get(key)
+    def _cached(self, name: SessionName) -> tuple[CachedSession, SerialExecutor]:
+        key = name.thread_id
+        found = self._cached_sessions.get(key)
         if found is None:
-            found = self._seats[key] = (self._sessions.seat(names), SerialExecutor(self._opened.bridge))
-            if len(self._seats) > _SEATS:
-                self._seats.popitem(last=False)
-        self._seats.move_to_end(key)
+            found = self._cached_sessions[key] = (
+                self._sessions.cached(name),
+                SerialExecutor(self._opened.bridge),
+            )
+            if len(self._cached_sessions) > _MAX_CACHED:
+                self._cached_sessions.popitem(last=False)
+        self._cached_sessions.move_to_end(key)
         return found
 
 
-def _names(app_name: Any, user_id: Any, session_id: str) -> Names:
-    return Names(
+def _session_name(app_name: Any, user_id: Any, session_id: str) -> SessionName:
+    return SessionName(
         checked(app_name, "app_name of an ADK session"),
         checked(user_id, "user_id of an ADK session"),
         session_id,

@@ -1,9 +1,9 @@
-"""The sessions behind Google ADK's session service: what is stored of them, for callers that may block.
+"""How the sessions of Google ADK are stored, as blocking code.
 
-A session is a thread named ``<app>/<user>/<session>``: its events are the thread's messages, its own state
-the thread's state. State of an app and of a user is shared by many sessions, so it lies beside them, in
-refs of its own. **Invariant:** an event and every state that it changes are stored in one commit, or none of
-them is; a session object that is not at the newest event is told so (`StaleSessionError`).
+A session is a thread named ``<app>/<user>/<session>``: its events are the thread's messages, and its own
+state is the thread's state. The state of an app or a user is shared by many sessions, so it is stored
+separately, in refs. **Invariant:** an event and every state that it changes are stored in one commit or not
+at all; appending to a session object that does not have the newest event raises `StaleSessionError`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 from pydantic_core import to_jsonable_python
 
-from treering.adapters.conversation import Transcript, look, quoted, read_heads
+from treering.adapters.conversation import ConversationThread, escape_part, read_heads, retry_if_removed
 from treering.adapters.names import json_for_models
 from treering.core.batch import ABSENT, Draft, Expect
 from treering.core.clock import SECOND_US
@@ -34,12 +34,12 @@ from treering.threads.checkpoint import Checkpoint
 from treering.threads.checkpoint_record import CheckpointRecord, ListPrefix
 from treering.threads.writer import HeadState
 
-_TRIES: Final = 50
+_ATTEMPTS: Final = 50
 _PAGE: Final = 100
 
 
-class Names(msgspec.Struct, frozen=True):
-    """What names a session: app, user and session id, each any string."""
+class SessionName(msgspec.Struct, frozen=True):
+    """The app, user and session id of a session, each any string."""
 
     app: str
     user: str
@@ -47,14 +47,14 @@ class Names(msgspec.Struct, frozen=True):
 
     @property
     def thread_id(self) -> str:
-        """The id of the session's thread; no two sessions share one."""
-        return "/".join(map(quoted, (self.app, self.user, self.session)))
+        """The id of the session's thread, unique to it."""
+        return "/".join(map(escape_part, (self.app, self.user, self.session)))
 
 
-class Seat(msgspec.Struct, kw_only=True):
-    """What is known of one session between its calls; true as long as the head is that one."""
+class CachedSession(msgspec.Struct, kw_only=True):
+    """What is cached of a session between calls, valid as long as the head is the same."""
 
-    transcript: Transcript
+    thread: ConversationThread
     head: HeadState | None = None
     state: dict[str, Any] | None = None
 
@@ -66,175 +66,184 @@ class Sessions:
         self._store = store
         self._namespace = namespace
 
-    def seat(self, names: Names) -> Seat:
-        """A seat for one session; its calls are to be made one after the other."""
-        return Seat(transcript=Transcript(self._store, names.thread_id, self._namespace))
+    def cached(self, name: SessionName) -> CachedSession:
+        """Return an empty cache for one session, to be used by one call at a time."""
+        return CachedSession(thread=ConversationThread(self._store, name.thread_id, self._namespace))
 
-    def create(self, names: Names, state: Mapping[str, Any], now: float) -> Session:
-        """A new session with this state; `AlreadyExistsError` when there is one."""
-        parts = _Parts.of(state)
-        transcript = self.seat(names).transcript
-        for _ in range(_TRIES):
-            if transcript.head() is not None:
-                raise AlreadyExistsError(f"Session with id {names.session} already exists.")
-            shared = self._shared(names)
+    def create(self, name: SessionName, state: Mapping[str, Any], now: float) -> Session:
+        """Create a session; raise `AlreadyExistsError` if it exists."""
+        parts = _StateByScope.of(state)
+        thread = self.cached(name).thread
+        for _ in range(_ATTEMPTS):
+            if thread.head() is not None:
+                raise AlreadyExistsError(f"Session with id {name.session} already exists.")
+            shared = self._shared(name)
             try:
-                head = transcript.save(
+                head = thread.save(
                     None,
                     (),
                     after=None,
                     state=parts.session,
-                    marks=lambda _: _marks(names, now),
-                    also=lambda draft, shared=shared: shared.change(draft, parts),
+                    metadata_for=lambda _: _metadata(name, now),
+                    add_to_batch=lambda draft, shared=shared: shared.change(draft, parts),
                 )
             except RefMoved:
                 continue
-            return _session(names, shared.merged(parts, parts.session), head.checkpoint, [])
-        raise _contended(names)
+            return _session(name, shared.merged(parts, parts.session), head.checkpoint, [])
+        raise _contended(name)
 
-    def get(self, names: Names, config: GetSessionConfig | None) -> Session | None:
-        """A session with its events, or those that ``config`` wants; fires the load hooks."""
-        return look(lambda: self._get(names, config))
+    def get(self, name: SessionName, config: GetSessionConfig | None) -> Session | None:
+        """Return a session with its events, or those that ``config`` selects, and run the load hooks."""
+        return retry_if_removed(lambda: self._get(name, config))
 
-    def _get(self, names: Names, config: GetSessionConfig | None) -> Session | None:
-        transcript = self.seat(names).transcript
-        head = transcript.head()
+    def _get(self, name: SessionName, config: GetSessionConfig | None) -> Session | None:
+        thread = self.cached(name).thread
+        head = thread.head()
         if head is None:
             return None
-        checkpoint = transcript.checkpoint(head)
-        events = [_event(each) for each in self._wanted(transcript, head, config)]
-        return _session(names, self._shared(names).merged(None, checkpoint.state), head.checkpoint, events)
+        checkpoint = thread.checkpoint(head)
+        events = [_event(each) for each in self._read_events(thread, head, config)]
+        return _session(name, self._shared(name).merged(None, checkpoint.state), head.checkpoint, events)
 
-    def all_of(self, app: str, user: str | None) -> list[Session]:
-        """The sessions of an app (of one user, if given) without their events, the last changed one last."""
-        prefix = quoted(app) + "/" + ("" if user is None else quoted(user) + "/")
+    def list_sessions(self, app: str, user: str | None) -> list[Session]:
+        """Return the sessions of an app (and user) without events, the most recently changed one last."""
+        prefix = escape_part(app) + "/" + ("" if user is None else escape_part(user) + "/")
         threads = self._store.threads(namespace=self._namespace, prefix=prefix)
         heads = [
-            (names, head, state)
+            (name, head, state)
             for _, head, state in read_heads(self._store, threads)
-            if (names := _names(head)) is not None and names.app == app and user in (None, names.user)
+            if (name := _session_name(head)) is not None and name.app == app and user in (None, name.user)
         ]
-        shared = self._shared_of(app, {names.user for names, _, _ in heads})
+        shared = self._shared_by_user(app, {name.user for name, _, _ in heads})
         found = [
-            _session(names, shared[names.user].merged(None, state), head, []) for names, head, state in heads
+            _session(name, shared[name.user].merged(None, state), head, []) for name, head, state in heads
         ]
         return sorted(found, key=lambda each: (each.last_update_time, each.user_id, each.id))
 
-    def delete(self, names: Names) -> None:
-        """Erase a session, if it is there. State of its user and its app stays."""
-        transcript = self.seat(names).transcript
-        for _ in range(_TRIES):
-            head = transcript.head()
+    def delete(self, name: SessionName) -> None:
+        """Erase a session, if it exists. The state of its user and its app stays."""
+        thread = self.cached(name).thread
+        for _ in range(_ATTEMPTS):
+            head = thread.head()
             if head is None:
-                if transcript.newest() is not None:  # unlisted by a call that did not come further
-                    transcript.erase()
+                if thread.newest() is not None:  # unlisted by a call that was interrupted
+                    thread.erase()
                 return
             try:
-                transcript.unlist(head)
+                thread.unlist(head)
             except RefMoved:
                 continue
-            transcript.erase()
+            thread.erase()
             return
-        raise _contended(names)
+        raise _contended(name)
 
-    def user_state(self, names: Names) -> dict[str, Any]:
-        """The state that all sessions of a user share, under keys without their prefix."""
-        return self._shared(names).user.values
+    def user_state(self, name: SessionName) -> dict[str, Any]:
+        """Return the state that all sessions of a user share, under keys without their prefix."""
+        return self._shared(name).user.values
 
-    def append(self, seat: Seat, session: Session, event: Event, commit: Callable[[], Any]) -> None:
+    def append(
+        self, cached: CachedSession, session: Session, event: Event, commit: Callable[[], Any]
+    ) -> None:
         """Store an event of a session, then ``commit`` it to the session object.
 
-        An event that is the newest one already, equal to this, is stored no second time: a call may be
-        repeated when its answer was lost.
+        If the newest event is equal to this one, it is not stored again: a call may be repeated.
         """
-        names = Names(session.app_name, session.user_id, session.id)
+        name = SessionName(session.app_name, session.user_id, session.id)
         plain = event.model_dump(mode="json", exclude_none=True)
-        parts = _Parts.of(event.actions.state_delta if event.actions else {})
-        for _ in range(_TRIES):
-            head = look(lambda: seat.transcript.head(seat.head))
+        parts = _StateByScope.of(event.actions.state_delta if event.actions else {})
+        for _ in range(_ATTEMPTS):
+            head = retry_if_removed(lambda: cached.thread.head(cached.head))
             if head is None:
                 raise SessionNotFoundError(f"Session {session.id} not found.")
-            if head is not seat.head:
-                seat.head, seat.state = head, None
-            if self._is_stored(seat.transcript, head, session, plain):
+            if head is not cached.head:
+                cached.head, cached.state = head, None
+            if self._is_stored(cached.thread, head, session, plain):
                 if session._storage_update_marker != head.checkpoint.id:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-                    self._settle(session, head, commit)
+                    self._commit_to_session(session, head, commit)
                 return
-            self._check_fresh(seat.transcript, head, session)
+            self._check_not_stale(cached.thread, head, session)
             try:
-                seat.head = self._append(seat, head, names, event, plain, parts)
+                cached.head = self._append(cached, head, name, event, plain, parts)
             except (RefMoved, NotFound):
-                continue  # the head (then the session is stale or gone), or state that others share
-            self._settle(session, seat.head, commit)
+                continue  # the head (so the session is stale or removed) or shared state changed
+            self._commit_to_session(session, cached.head, commit)
             return
-        raise _contended(names)
+        raise _contended(name)
 
     def _append(
-        self, seat: Seat, head: HeadState, names: Names, event: Event, plain: dict[str, Any], parts: _Parts
+        self,
+        cached: CachedSession,
+        head: HeadState,
+        name: SessionName,
+        event: Event,
+        plain: dict[str, Any],
+        parts: _StateByScope,
     ) -> HeadState:
         state = None
         if parts.session:
-            if seat.state is None:
-                seat.state = Checkpoint(self._store.engine, self._store.space, head.checkpoint).state
-            state = seat.state | parts.session
-        shared = self._shared(names) if parts.app or parts.user else None
-        saved = seat.transcript.save(
+            if cached.state is None:
+                cached.state = Checkpoint(self._store.engine, self._store.space, head.checkpoint).state
+            state = cached.state | parts.session
+        shared = self._shared(name) if parts.app or parts.user else None
+        saved = cached.thread.save(
             head,
             [plain],
             after=head.messages,
             state=state,
-            marks=lambda _: _marks(names, event.timestamp) | {"event": event.id},
-            also=None if shared is None else lambda draft: shared.change(draft, parts),
+            metadata_for=lambda _: _metadata(name, event.timestamp) | {"event": event.id},
+            add_to_batch=None if shared is None else lambda draft: shared.change(draft, parts),
         )
         if state is not None:
-            # A hook may have stored another state than it was given.
-            seat.state = None if self._store.hooks.has("pre_checkpoint_save") else state
+            # A hook may have changed the state.
+            cached.state = None if self._store.hooks.has("pre_checkpoint_save") else state
         return saved
 
     @staticmethod
-    def _settle(session: Session, head: HeadState, commit: Callable[[], Any]) -> None:
+    def _commit_to_session(session: Session, head: HeadState, commit: Callable[[], Any]) -> None:
         session.last_update_time = _updated(head.checkpoint)
         session._storage_update_marker = head.checkpoint.id  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the SDK's own field for it
         commit()
 
     @staticmethod
-    def _is_stored(transcript: Transcript, head: HeadState, session: Session, plain: dict[str, Any]) -> bool:
+    def _is_stored(
+        thread: ConversationThread, head: HeadState, session: Session, plain: dict[str, Any]
+    ) -> bool:
         marker = session._storage_update_marker  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if head.checkpoint.metadata.get("event") != plain.get("id"):
             return False
         if marker not in (head.checkpoint.id, head.checkpoint.parent):
             return False
-        return transcript.read(head.messages, last=1) == [plain]
+        return thread.read(head.messages, last=1) == [plain]
 
     @staticmethod
-    def _check_fresh(transcript: Transcript, head: HeadState, session: Session) -> None:
-        """A session that was loaded says at which checkpoint; one made by hand is judged as the SDK does."""
+    def _check_not_stale(thread: ConversationThread, head: HeadState, session: Session) -> None:
+        """Compare the checkpoint that the session was loaded at; if there is none, judge as the SDK does."""
         marker = session._storage_update_marker  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         if marker == head.checkpoint.id:
             return
         if marker is None:
             if _updated(head.checkpoint) <= session.last_update_time:
                 return
-            last = transcript.read(head.messages, last=1)
+            last = thread.read(head.messages, last=1)
             if [each.get("id") for each in last] == [each.id for each in session.events[-1:]]:
                 return
         raise StaleSessionError(
-            f"session {session.id!r} has newer events in the store than this object; get_session() it again"
+            f"session {session.id!r} has newer events in the store than this object; call get_session() again"
         )
 
-    def _wanted(
-        self, transcript: Transcript, head: HeadState, config: GetSessionConfig | None
+    def _read_events(
+        self, thread: ConversationThread, head: HeadState, config: GetSessionConfig | None
     ) -> list[dict[str, Any]]:
         last = None if config is None else config.num_recent_events
         after = None if config is None else config.after_timestamp
         if after is None or head.messages is None:
-            return transcript.read(head.messages, last=last)
+            return thread.read(head.messages, last=last)
         kept: list[dict[str, Any]] = []
         start = max(head.messages.length - last, 0) if last is not None else 0
         stop = head.messages.length
         while stop > start:
             count = min(_PAGE, stop - start)
-            page = transcript.read(ListPrefix(head.messages.list, stop), last=count)
+            page = thread.read(ListPrefix(head.messages.list, stop), last=count)
             fresh = [each for each in page if each["timestamp"] >= after]
             kept = fresh + kept
             if not fresh:
@@ -242,16 +251,18 @@ class Sessions:
             stop -= count
         return kept
 
-    def _shared(self, names: Names) -> _Shared:
-        return self._shared_of(names.app, [names.user])[names.user]
+    def _shared(self, name: SessionName) -> _SharedStates:
+        return self._shared_by_user(name.app, [name.user])[name.user]
 
-    def _shared_of(self, app: str, users: Iterable[str]) -> dict[str, _Shared]:
-        """What an app and each of these users share, in two reads."""
-        by_user = {user: f"{quoted(app)}/{quoted(user)}" for user in users}
-        of_app, *of_users = self._held([("app", quoted(app)), *(("user", each) for each in by_user.values())])
-        return {user: _Shared(of_app, held) for user, held in zip(by_user, of_users, strict=True)}
+    def _shared_by_user(self, app: str, users: Iterable[str]) -> dict[str, _SharedStates]:
+        """Return what an app and each of these users share, in two reads."""
+        by_user = {user: f"{escape_part(app)}/{escape_part(user)}" for user in users}
+        of_app, *of_users = self._read_shared(
+            [("app", escape_part(app)), *(("user", each) for each in by_user.values())]
+        )
+        return {user: _SharedStates(of_app, held) for user, held in zip(by_user, of_users, strict=True)}
 
-    def _held(self, owners: Iterable[tuple[str, str]]) -> list[_Held]:
+    def _read_shared(self, owners: Iterable[tuple[str, str]]) -> list[_SharedState]:
         base = "adk/" + namespace_prefix(self._namespace)
         places = [
             (f"{base}{kind}/{name}", str(Scope(self._namespace, f"adk-{kind}", name)))
@@ -262,7 +273,7 @@ class Sessions:
         addresses = [Address(decode_json(refs[name].value)) for name, _ in places if name in refs]
         contents = iter(engine.get(space, addresses) if addresses else [])
         return [
-            _Held(
+            _SharedState(
                 ref=name,
                 scope=scope,
                 expect=refs[name].version if name in refs else ABSENT,
@@ -272,16 +283,16 @@ class Sessions:
         ]
 
 
-class _Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """A state or a change of it, by what its prefixes say; what is ``temp:`` is left out."""
+class _StateByScope(msgspec.Struct, frozen=True, kw_only=True):
+    """A state or a change of it, divided by key prefix; ``temp:`` keys are left out."""
 
     app: dict[str, Any]
     user: dict[str, Any]
     session: dict[str, Any]
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> _Parts:
-        # A value that has no JSON form is kept as its repr, as the SDK's own databases do it.
+    def of(cls, state: Mapping[str, Any]) -> _StateByScope:
+        # A value without a JSON form is stored as its repr, as in the SDK's own databases.
         plain: dict[str, Any] = to_jsonable_python(dict(state), serialize_unknown=True)
         prefixes = (State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX)
         app, user, _ = (
@@ -292,7 +303,7 @@ class _Parts(msgspec.Struct, frozen=True, kw_only=True):
         return cls(app=app, user=user, session=own)
 
 
-class _Held(msgspec.Struct, frozen=True, kw_only=True):
+class _SharedState(msgspec.Struct, frozen=True, kw_only=True):
     """A state that many sessions share, as it was read."""
 
     ref: str
@@ -309,17 +320,17 @@ class _Held(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class _Shared(msgspec.Struct, frozen=True):
+class _SharedStates(msgspec.Struct, frozen=True):
     """The states of an app and of a user."""
 
-    app: _Held
-    user: _Held
+    app: _SharedState
+    user: _SharedState
 
-    def change(self, draft: Draft, parts: _Parts) -> None:
+    def change(self, draft: Draft, parts: _StateByScope) -> None:
         self.app.change(draft, parts.app)
         self.user.change(draft, parts.user)
 
-    def merged(self, parts: _Parts | None, own: Mapping[str, Any]) -> dict[str, Any]:
+    def merged(self, parts: _StateByScope | None, own: Mapping[str, Any]) -> dict[str, Any]:
         app = self.app.values | (parts.app if parts is not None else {})
         user = self.user.values | (parts.user if parts is not None else {})
         return {
@@ -329,15 +340,17 @@ class _Shared(msgspec.Struct, frozen=True):
         }
 
 
-def _marks(names: Names, updated: float) -> dict[str, Any]:
-    return {"app_name": names.app, "user_id": names.user, "session_id": names.session, "updated": updated}
+def _metadata(name: SessionName, updated: float) -> dict[str, Any]:
+    return {"app_name": name.app, "user_id": name.user, "session_id": name.session, "updated": updated}
 
 
-def _names(checkpoint: CheckpointRecord) -> Names | None:
-    """Whose session a checkpoint is of; ``None`` for other threads that only look like it."""
-    told = checkpoint.metadata
-    names = Names(told.get("app_name", ""), told.get("user_id", ""), told.get("session_id", ""))
-    return names if names.thread_id == checkpoint.thread else None
+def _session_name(checkpoint: CheckpointRecord) -> SessionName | None:
+    """Return whose session a checkpoint belongs to; ``None`` for a thread that is no session."""
+    metadata = checkpoint.metadata
+    name = SessionName(
+        metadata.get("app_name", ""), metadata.get("user_id", ""), metadata.get("session_id", "")
+    )
+    return name if name.thread_id == checkpoint.thread else None
 
 
 def _updated(checkpoint: CheckpointRecord) -> float:
@@ -345,12 +358,12 @@ def _updated(checkpoint: CheckpointRecord) -> float:
 
 
 def _session(
-    names: Names, state: dict[str, Any], checkpoint: CheckpointRecord, events: Iterable[Event]
+    name: SessionName, state: dict[str, Any], checkpoint: CheckpointRecord, events: Iterable[Event]
 ) -> Session:
     session = Session(
-        id=names.session,
-        app_name=names.app,
-        user_id=names.user,
+        id=name.session,
+        app_name=name.app,
+        user_id=name.user,
         state=state,
         events=list(events),
         last_update_time=_updated(checkpoint),
@@ -363,5 +376,5 @@ def _event(plain: dict[str, Any]) -> Event:
     return Event.model_validate_json(json_for_models(plain))
 
 
-def _contended(names: Names) -> Busy:
-    return Busy(f"session {names.thread_id!r} or state that it shares kept changing; try again")
+def _contended(name: SessionName) -> Busy:
+    return Busy(f"session {name.thread_id!r} or its shared state has too many concurrent writers; try again")

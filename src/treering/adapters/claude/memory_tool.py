@@ -1,9 +1,11 @@
-"""Anthropic's memory tool on a treering store: what Claude writes is a document with every version.
+"""Anthropic's memory tool on a treering store: files that Claude writes are versioned documents.
 
 A file ``/memories/notes.md`` is the document ``memories/notes.md`` of ``store.memory``, so it can be
-searched, compared, restored and forgotten like any other. Replies and errors are those of the SDK's own tool
-for local files, to the byte; only the size of a folder is always 4K. **Invariant:** a path never leaves
-``/memories``.
+searched, compared, restored and forgotten like any other. Replies and errors are byte for byte those of the
+SDK's own tool for local files, except that the size of a folder is always 4K. A folder exists because it
+has files; one that became empty is represented by a document whose id ends with ``/``. Moving and deleting
+a folder goes file by file: a process that dies meanwhile leaves some files in both places or not moved, and
+loses none. **Invariant:** a path never leaves ``/memories``.
 """
 
 from __future__ import annotations
@@ -38,14 +40,6 @@ except ModuleNotFoundError as error:
     raise
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Documents as a tree of files below ``/memories``, with the words of Anthropic's memory tool.
-#
-# A folder is there because files are in it; one that became empty is kept by a document of its own, whose id
-# ends in ``/``. Moving and deleting a folder goes file by file: a process that dies on the way leaves some of
-# them in both places or undone, and loses none.
-
-
 ROOT: Final = "memories"
 
 _MAX_LINES: Final = 999_999
@@ -58,7 +52,7 @@ _ESCAPED: Final = re.compile(r"%([0-9a-f]{2})")
 
 
 class Refusal(Exception):
-    """What the model asked for cannot be done; the message is the reply."""
+    """The model's request cannot be carried out; the message is the reply."""
 
 
 class MemoryTree:
@@ -68,7 +62,7 @@ class MemoryTree:
         self._memory = memory
 
     def view(self, path: str, view_range: Sequence[int] | None) -> str:
-        """A file with line numbers, or a folder two levels deep."""
+        """Show a file with line numbers, or a folder two levels deep."""
         place = _place(path)
         document = self._file(place)
         if document is None:
@@ -86,7 +80,7 @@ class MemoryTree:
         return f"Here's the content of {path} with line numbers:\n" + "\n".join(numbered)
 
     def create(self, path: str, text: str) -> str:
-        """A new file."""
+        """Create a file."""
         place = _place(path)
         self._check_parents(place)
         if self._exists(place):
@@ -95,7 +89,7 @@ class MemoryTree:
         return f"File created successfully at: {path}"
 
     def str_replace(self, path: str, old: str, new: str) -> str:
-        """Replace a text that occurs once."""
+        """Replace text that occurs once."""
         place = self._existing_file(path)
         reply = ""
 
@@ -108,7 +102,7 @@ class MemoryTree:
         return reply
 
     def insert(self, path: str, line: int, text: str) -> str:
-        """Insert a text behind a line."""
+        """Insert text after a line."""
         place = self._existing_file(path)
 
         def inserted(content: str) -> str:
@@ -128,7 +122,7 @@ class MemoryTree:
         return f"The file {path} has been edited."
 
     def delete(self, path: str) -> str:
-        """Delete a file, or a folder with all that is in it."""
+        """Delete a file, or a folder with everything in it."""
         place = _place(path)
         if place == ROOT:
             raise Refusal("Cannot delete the /memories directory itself")
@@ -148,7 +142,7 @@ class MemoryTree:
             raise Refusal(f"The destination {new_path} already exists")
         folder = posixpath.dirname(new)
         if not self._exists(old):
-            if self._file(folder) is None:  # as a file system does, which makes the way first
+            if self._file(folder) is None:  # as a file system would, which creates the parent folders first
                 self._check_parents(new)
                 self._keep_folder(folder)
             raise Refusal(f"The path {old_path} does not exist")
@@ -236,7 +230,7 @@ class MemoryTree:
 
 
 def _place(path: str) -> str:
-    """The id of the document at a path; one that would leave the root is refused."""
+    """Return the id of the document at a path; refuse a path that leaves the root."""
     if not path.startswith("/memories"):
         raise Refusal(f"Path must start with /memories, got: {path}")
     parts: list[str] = []
@@ -250,12 +244,12 @@ def _place(path: str) -> str:
         else:
             raise Refusal(f"Path {path} would escape /memories directory")
     if "\x00" in path:
-        raise InvalidInput(f"the path {path!r} has a NUL in it; leave it out")
+        raise InvalidInput(f"the path {path!r} contains a NUL; leave it out")
     return "/".join([ROOT, *(_UNSAFE.sub(lambda found: f"%{ord(found[0]):02x}", part) for part in parts)])
 
 
 def _replaced(content: str, old: str, new: str, path: str) -> tuple[str, str]:
-    """The content after the replacement, and the reply that shows it."""
+    """Return the content after the replacement, and the reply that shows it."""
     count = content.count(old)
     if count == 0:
         raise Refusal(f"No replacement was performed, old_str `{old}` did not appear verbatim in {path}.")
@@ -285,7 +279,7 @@ def _numbered(number: int, line: str) -> str:
 
 
 def _size(count: int) -> str:
-    """Bytes as the SDK's tool writes them."""
+    """Format a size as the SDK's tool does."""
     if count == 0:
         return "0B"
     step = min((count.bit_length() - 1) // 10, 3)
@@ -297,14 +291,11 @@ def _unquote(text: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
 
 
-# -----------------------------------------------------------------------------------------------------------
-
-
 class TreeringMemoryTool(BetaAbstractMemoryTool):
     """The memory tool: ``client.beta.messages.run_tools(tools=[TreeringMemoryTool(store)], ...)``.
 
     Takes an open store (sync or async), or a URL or folder, which it then opens and `close` closes.
-    ``namespace`` is whose memory it is.
+    ``namespace`` is the owner of the memory.
     """
 
     def __init__(
@@ -319,35 +310,35 @@ class TreeringMemoryTool(BetaAbstractMemoryTool):
         self._tree = MemoryTree(_memory(self._opened, namespace))
 
     def view(self, command: BetaMemoryTool20250818ViewCommand) -> str:
-        """A file with line numbers, or what is in a folder."""
-        return _told(lambda: self._tree.view(command.path, command.view_range))
+        """Show a file with line numbers, or the content of a folder."""
+        return _reply_to(lambda: self._tree.view(command.path, command.view_range))
 
     def create(self, command: BetaMemoryTool20250818CreateCommand) -> str:
-        """A new file."""
-        return _told(lambda: self._tree.create(command.path, command.file_text))
+        """Create a file."""
+        return _reply_to(lambda: self._tree.create(command.path, command.file_text))
 
     def str_replace(self, command: BetaMemoryTool20250818StrReplaceCommand) -> str:
-        """Replace a text that occurs once."""
-        return _told(lambda: self._tree.str_replace(command.path, command.old_str, command.new_str))
+        """Replace text that occurs once."""
+        return _reply_to(lambda: self._tree.str_replace(command.path, command.old_str, command.new_str))
 
     def insert(self, command: BetaMemoryTool20250818InsertCommand) -> str:
-        """Insert a text behind a line."""
-        return _told(lambda: self._tree.insert(command.path, command.insert_line, command.insert_text))
+        """Insert text after a line."""
+        return _reply_to(lambda: self._tree.insert(command.path, command.insert_line, command.insert_text))
 
     def delete(self, command: BetaMemoryTool20250818DeleteCommand) -> str:
         """Delete a file or a folder; its versions stay until they are forgotten."""
-        return _told(lambda: self._tree.delete(command.path))
+        return _reply_to(lambda: self._tree.delete(command.path))
 
     def rename(self, command: BetaMemoryTool20250818RenameCommand) -> str:
         """Move a file or a folder."""
-        return _told(lambda: self._tree.rename(command.old_path, command.new_path))
+        return _reply_to(lambda: self._tree.rename(command.old_path, command.new_path))
 
     def clear_all_memory(self) -> str:
         """Delete every file and folder."""
-        return _told(self._tree.clear)
+        return _reply_to(self._tree.clear)
 
     def close(self) -> None:
-        """Close the store if it was opened here."""
+        """Close the store, if it was opened here."""
         self._opened.close()
 
 
@@ -366,19 +357,19 @@ class AsyncTreeringMemoryTool(BetaAsyncAbstractMemoryTool):
         self._tree = MemoryTree(_memory(self._opened, namespace))
 
     async def view(self, command: BetaMemoryTool20250818ViewCommand) -> str:
-        """A file with line numbers, or what is in a folder."""
+        """Show a file with line numbers, or the content of a folder."""
         return await self._run(lambda: self._tree.view(command.path, command.view_range))
 
     async def create(self, command: BetaMemoryTool20250818CreateCommand) -> str:
-        """A new file."""
+        """Create a file."""
         return await self._run(lambda: self._tree.create(command.path, command.file_text))
 
     async def str_replace(self, command: BetaMemoryTool20250818StrReplaceCommand) -> str:
-        """Replace a text that occurs once."""
+        """Replace text that occurs once."""
         return await self._run(lambda: self._tree.str_replace(command.path, command.old_str, command.new_str))
 
     async def insert(self, command: BetaMemoryTool20250818InsertCommand) -> str:
-        """Insert a text behind a line."""
+        """Insert text after a line."""
         return await self._run(
             lambda: self._tree.insert(command.path, command.insert_line, command.insert_text)
         )
@@ -396,11 +387,11 @@ class AsyncTreeringMemoryTool(BetaAsyncAbstractMemoryTool):
         return await self._run(self._tree.clear)
 
     async def aclose(self) -> None:
-        """Close the store if it was opened here."""
+        """Close the store, if it was opened here."""
         await self._opened.aclose()
 
     async def _run(self, action: Callable[[], str]) -> str:
-        return await self._opened.bridge.call(_told, action)
+        return await self._opened.bridge.call(_reply_to, action)
 
 
 def _memory(opened: Opened, namespace: str) -> Any:
@@ -408,13 +399,13 @@ def _memory(opened: Opened, namespace: str) -> Any:
     return memory.in_namespace(namespace) if namespace else memory
 
 
-def _told(action: Callable[[], str]) -> str:
-    """Do it; what the model did wrong is told to the model."""
+def _reply_to(action: Callable[[], str]) -> str:
+    """Return the reply to a command; errors of the model become the tool's reply."""
     try:
         return action()
     except Refusal as error:
         raise ToolError(str(error)) from None
     except TreeringError as error:
-        if error.exit_code in {2, 4}:  # its input, or someone else was first
+        if error.exit_code in {2, 4}:  # invalid input, or another writer was first
             raise ToolError(str(error)) from error
         raise

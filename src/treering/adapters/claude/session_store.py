@@ -2,11 +2,12 @@
 
     options = ClaudeAgentOptions(session_store=TreeringSessionStore("./agents"))
 
-A transcript is the thread ``<session id>`` in the namespace ``<project key>``, a subagent's is the thread
-``<session id>/<subpath>``; its entries are the messages, as they came. Each `append` is one durable
-checkpoint. The SDK sends a batch again when it is not sure that it arrived, so entries are known by their
-``uuid``: those of a transcript are read once, and from then on only what others added. **Invariant:** no two
-entries of a transcript have the same uuid, whoever appends, and its summary counts every entry once.
+A transcript is the thread ``<session id>`` in the namespace ``<project key>``; a subagent's is the thread
+``<session id>/<subpath>``. Its entries are the messages, unchanged, and each `append` is one durable
+checkpoint. The SDK repeats a batch when it does not know whether it arrived, so entries are identified by
+their ``uuid``: a transcript's uuids are read once, and after that only those that others added.
+**Invariant:** no two entries of a transcript have the same uuid, whoever appends, and its summary counts
+every entry once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Any, Final, NamedTuple, cast
 
-from treering.adapters.conversation import look, read_heads
+from treering.adapters.conversation import read_heads, retry_if_removed
 from treering.adapters.names import checked, thread_name
 from treering.adapters.opening import Opened, SerialExecutor, StoreOrUrl
 from treering.bridge import Bridge
@@ -43,14 +44,14 @@ except ModuleNotFoundError as error:
     raise
 
 SESSION: Final = "claude_session"
-"""The state value that says which transcript a thread is."""
+"""The state value with the key of a thread's transcript."""
 SUMMARY: Final = "claude_summary"
-"""The state value that holds the SDK's own summary of a session; what is in it is the SDK's affair."""
+"""The state value with the SDK's own, opaque summary of a session."""
 
 _MAIN_CHARS: Final = 200
 _SUB_CHARS: Final = 300
-_KEPT: Final = 256
-_TRIES: Final = 100
+_MAX_CACHED: Final = 256
+_ATTEMPTS: Final = 100
 
 
 class Key(NamedTuple):
@@ -62,9 +63,9 @@ class Key(NamedTuple):
 
 
 class TreeringSessionStore(SessionStore, Closing):
-    """Mirrors the sessions of the Claude Agent SDK into a store, and gives them back to resume from.
+    """Stores the sessions of the Claude Agent SDK, so that they can be resumed.
 
-    ``store_or_url`` is an open store, which stays yours to close, or where one is, which `close` closes.
+    ``store_or_url`` is an open store, which you close, or the URL of one, which `close` closes.
     """
 
     def __init__(self, store_or_url: StoreOrUrl | None = None) -> None:
@@ -74,30 +75,29 @@ class TreeringSessionStore(SessionStore, Closing):
         self._lock = Lock()
 
     def thread_id(self, key: SessionKey) -> tuple[str, str]:
-        """The id and the namespace of the thread that holds a transcript."""
-        whole = _key(key)
-        return _thread_id(whole), _namespace(whole.project_key)
+        """Return the id and the namespace of a transcript's thread."""
+        session = _key(key)
+        return _thread_id(session), _namespace(session.project_key)
 
-    # What the SDK calls
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
-        """Save those entries that are not there yet, as one checkpoint, in the order of the calls."""
-        whole = _key(key)
+        """Save the entries that are not stored yet, as one checkpoint. Concurrent calls keep their order."""
+        session = _key(key)
         if entries:
-            transcript = self._transcript(whole)
-            await transcript.lane.call(transcript.append, _entries(entries))
+            transcript = self._transcript(session)
+            await transcript.executor.call(transcript.append, _entries(entries))
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        """All entries of a transcript; ``None`` when there never was one."""
+        """Return all entries of a transcript, or ``None`` if it does not exist."""
         transcript = self._transcript(_key(key))
-        return await transcript.lane.call(transcript.load)
+        return await transcript.executor.call(transcript.load)
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        """The main transcripts of a project, newest first."""
+        """List the main transcripts of a project, newest first."""
         found = await self._bridge.call(self._sessions, project_key)
         return [{"session_id": key.session_id, "mtime": _mtime(info)} for info, key, _ in found]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
-        """The SDK's summaries of a project's sessions, newest first, without reading transcripts."""
+        """List the SDK's summaries of a project's sessions, newest first, without reading transcripts."""
         found = await self._bridge.call(self._sessions, project_key)
         return [
             {"session_id": key.session_id, "mtime": _mtime(info), "data": summary}
@@ -105,54 +105,52 @@ class TreeringSessionStore(SessionStore, Closing):
         ]
 
     async def delete(self, key: SessionKey) -> None:
-        """Delete a transcript; a main one takes its subagents' along. Nothing happens if there is none.
+        """Delete a transcript, if it exists; a main one with those of its subagents.
 
-        Raises `Conflict` where a thread was forked off: delete the fork first.
+        Raises `Conflict` if the thread has forks: delete those first.
         """
-        whole = _key(key)
-        if whole.subpath is None:
-            for subpath in await self._bridge.call(self._subpaths, whole):
-                await self._delete(whole._replace(subpath=subpath))
-        await self._delete(whole)
+        session = _key(key)
+        if session.subpath is None:
+            for subpath in await self._bridge.call(self._subpaths, session):
+                await self._delete(session._replace(subpath=subpath))
+        await self._delete(session)
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
-        """The subpaths of a session, by name."""
+        """List the subpaths of a session, sorted."""
         return await self._bridge.call(self._subpaths, _key(key)._replace(subpath=None))
 
-    # Closing
     def close(self) -> None:
-        """Close the store if it was opened here. May be called twice."""
+        """Close the store, if it was opened here. May be called twice."""
         self._opened.close()
 
     async def aclose(self) -> None:
-        """`close`, without blocking the event loop."""
+        """Async twin of `close`."""
         await self._opened.aclose()
 
     def __repr__(self) -> str:
         return f"TreeringSessionStore({self._store!r})"
 
-    # How it is done
     @property
     def _bridge(self) -> Bridge:
         return self._opened.bridge
 
     def _transcript(self, key: Key) -> _Transcript:
-        """What is known of a transcript; the least recently used ones are forgotten."""
+        """Return the cached state of a transcript; the least recently used ones are dropped."""
         with self._lock:
-            known = self._transcripts.pop(key, None)
-            if known is None:
+            cached = self._transcripts.pop(key, None)
+            if cached is None:
                 thread = self._store.thread(_thread_id(key), _namespace(key.project_key))
-                known = _Transcript(key, thread, SerialExecutor(self._bridge))
-            self._transcripts[key] = known
-            if len(self._transcripts) > _KEPT:
-                idle = next((each for each, it in self._transcripts.items() if it.lane.is_idle), key)
+                cached = _Transcript(key, thread, SerialExecutor(self._bridge))
+            self._transcripts[key] = cached
+            if len(self._transcripts) > _MAX_CACHED:
+                idle = next((each for each, it in self._transcripts.items() if it.executor.is_idle), key)
                 if idle != key:
                     del self._transcripts[idle]
-            return known
+            return cached
 
     async def _delete(self, key: Key) -> None:
         transcript = self._transcript(key)
-        await transcript.lane.call(transcript.delete)
+        await transcript.executor.call(transcript.delete)
 
     def _sessions(self, project_key: str) -> list[tuple[ThreadInfo, Key, dict[str, Any]]]:
         threads = self._store.threads(namespace=_namespace(project_key))
@@ -173,32 +171,32 @@ class TreeringSessionStore(SessionStore, Closing):
 
 
 class _Transcript:
-    """One transcript as this process last saw it; used by one call at a time."""
+    """A transcript as this process last saw it; used by one call at a time."""
 
-    def __init__(self, key: Key, thread: Thread, lane: SerialExecutor) -> None:
-        self.lane = lane
+    def __init__(self, key: Key, thread: Thread, executor: SerialExecutor) -> None:
+        self.executor = executor
         self._key = key
         self._thread = thread
         self._forget()
 
     def append(self, entries: list[SessionStoreEntry]) -> None:
-        for attempt in range(_TRIES):
-            look(self._see)
-            fresh = self._fresh(entries)
-            if not fresh:
+        for attempt in range(_ATTEMPTS):
+            retry_if_removed(self._refresh)
+            new = self._new_entries(entries)
+            if not new:
                 return
             try:
-                saved = self._thread.append(*fresh, state=self._changed_state(fresh))
+                saved = self._thread.append(*new, state=self._changed_state(new))
             except ThreadMoved:
-                if attempt == _TRIES - 1:
+                if attempt == _ATTEMPTS - 1:
                     raise
                 continue
             if saved is not None:
-                self._note(saved, fresh)
+                self._remember(saved, new)
             return
 
     def load(self) -> list[SessionStoreEntry] | None:
-        return look(self._load)
+        return retry_if_removed(self._load)
 
     def _load(self) -> list[SessionStoreEntry] | None:
         checkpoint = self._thread.load()
@@ -207,7 +205,7 @@ class _Transcript:
             return None
         entries = checkpoint.messages
         self._uuids = set()
-        self._note(checkpoint, entries)
+        self._remember(checkpoint, entries)
         return entries
 
     def delete(self) -> None:
@@ -215,59 +213,58 @@ class _Transcript:
             self._thread.delete()
         self._forget()
 
-    def _fresh(self, entries: list[SessionStoreEntry]) -> list[SessionStoreEntry]:
-        """Those entries that are not there yet, each once."""
-        fresh: list[SessionStoreEntry] = []
+    def _new_entries(self, entries: list[SessionStoreEntry]) -> list[SessionStoreEntry]:
+        """Return the entries that are not stored yet, each once."""
+        new: list[SessionStoreEntry] = []
         seen: set[str] = set()
         for entry in entries:
             uuid = entry.get("uuid")
-            if isinstance(uuid, str):  # what has no uuid is never a repetition
+            if isinstance(uuid, str):  # an entry without a uuid is never a repetition
                 if uuid in self._uuids or uuid in seen:
                     continue
                 seen.add(uuid)
-            fresh.append(entry)
-        return fresh
+            new.append(entry)
+        return new
 
-    def _changed_state(self, fresh: list[SessionStoreEntry]) -> dict[str, Any] | None:
-        """The whole state after these entries, or ``None`` when they change nothing in it."""
+    def _changed_state(self, new: list[SessionStoreEntry]) -> dict[str, Any] | None:
+        """Return the whole state after these entries, or ``None`` if they do not change it."""
         key = {name: value for name, value in self._key._asdict().items() if value is not None}
         changed: dict[str, Any] = {SESSION: key}
         if self._key.subpath is None:
             before = self._state.get(SUMMARY)
             previous = None if before is None else _summary(self._key, before)
-            changed[SUMMARY] = fold_session_summary(previous, cast("SessionKey", key), fresh)["data"]
+            changed[SUMMARY] = fold_session_summary(previous, cast("SessionKey", key), new)["data"]
         if all(self._state.get(name) == value for name, value in changed.items()):
             return None
         return {**self._state, **changed}
 
-    # What is known
-    def _see(self) -> None:
-        """Read what others have added, or everything where they did more than that."""
+    def _refresh(self) -> None:
+        """Read what others have appended; everything, if they changed more than that."""
         checkpoint = self._thread.head
         if checkpoint is None:
             self._forget()
         elif checkpoint.id != self._head:
-            before, now = self._stretch, checkpoint.record.lists.get(MESSAGES)
-            if before is not None and now is not None and _continues(before, now):
+            before, now = self._messages, checkpoint.record.lists.get(MESSAGES)
+            if before is not None and now is not None and _extends(before, now):
                 added = checkpoint.last_messages(now.length - before.length)
             else:
                 self._uuids = set()
                 added = checkpoint.messages
-            self._note(checkpoint, added)
+            self._remember(checkpoint, added)
 
-    def _note(self, checkpoint: Checkpoint, added: Iterable[SessionStoreEntry]) -> None:
+    def _remember(self, checkpoint: Checkpoint, added: Iterable[SessionStoreEntry]) -> None:
         self._uuids.update(uuid for entry in added if isinstance(uuid := entry.get("uuid"), str))
         self._head = checkpoint.id
-        self._stretch = checkpoint.record.lists.get(MESSAGES)
-        if checkpoint.record.state != self._places:
-            self._places = checkpoint.record.state
+        self._messages = checkpoint.record.lists.get(MESSAGES)
+        if checkpoint.record.state != self._state_refs:
+            self._state_refs = checkpoint.record.state
             self._state = checkpoint.state
 
     def _forget(self) -> None:
         self._uuids: set[str] = set()
         self._head: str | None = None
-        self._stretch: ListPrefix | None = None
-        self._places: dict[str, StateValue] = {}
+        self._messages: ListPrefix | None = None
+        self._state_refs: dict[str, StateValue] = {}
         self._state: dict[str, Any] = {}
 
 
@@ -297,7 +294,7 @@ def _entries(given: Any) -> list[SessionStoreEntry]:
 
 
 def _thread_id(key: Key) -> str:
-    """``<session id>`` or ``<session id>/<subpath>``, with a hash for what cannot stand there."""
+    """Return ``<session id>`` or ``<session id>/<subpath>``, with a hash for an invalid part."""
     main = thread_name(key.session_id, "session id", limit=_MAIN_CHARS, slashes=False)
     return main if key.subpath is None else f"{main}/{thread_name(key.subpath, 'subpath', limit=_SUB_CHARS)}"
 
@@ -306,7 +303,7 @@ def _namespace(project_key: str) -> str:
     return thread_name(project_key, "Claude project key")
 
 
-def _continues(before: ListPrefix, now: ListPrefix) -> bool:
+def _extends(before: ListPrefix, now: ListPrefix) -> bool:
     return now.list == before.list and now.length >= before.length
 
 

@@ -1,16 +1,16 @@
-"""A session for the OpenAI Agents SDK, kept as a thread.
+"""A session for the OpenAI Agents SDK, stored as a thread.
 
     session = TreeringSession("alice", "./agents")
     result = await Runner.run(agent, "Where is my refund?", session=session)
 
-Each `add_items` is one durable checkpoint of the thread of the same id, which can be rewound, forked and
-compared like any other, from any process. `pop_item` and `clear_session` save a shorter checkpoint: what they
-take away is still in the checkpoints before.
+Each `add_items` is one durable checkpoint of the thread with the session's id, which can be rewound, forked
+and compared like any other. `pop_item` and `clear_session` save a shorter checkpoint: the removed items are
+still in the earlier ones.
 
 The runner saves a turn when all of its tools are done. The hooks of `checkpoint_after_tool_call` save each
-tool's result as soon as it is there, in the state of the thread. A turn that was cut off is read as far as it
-got; when the runner saves the whole turn, that takes its place. **Invariant:** items of two writers stand
-behind each other, whole; none is lost, and no tool result is kept twice.
+tool's result at once, in the state of the thread. A turn that was interrupted is read as far as it got;
+when the runner saves the whole turn, that replaces it. **Invariant:** the items of concurrent writers are
+stored one after the other, never mixed; none is lost, and no tool result is stored twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, cast
 
-from treering.adapters.conversation import look
+from treering.adapters.conversation import retry_if_removed
 from treering.adapters.names import is_plain, thread_name
 from treering.adapters.openai_agents.tracing import TreeringTracingProcessor
 from treering.adapters.opening import Opened, SerialExecutor, StoreOrUrl
@@ -51,11 +51,11 @@ except ModuleNotFoundError as error:
 __all__ = ["TreeringSession", "TreeringTracingProcessor"]
 
 UNFINISHED: Final = "unfinished_turn"
-"""The state value that holds the tool results of a turn which the runner has not saved yet."""
+"""The state value with the tool results of a turn that the runner has not saved yet."""
 
 _RESPONSE: Final = "response"
 _OUTPUT: Final = "output/"
-_TRIES: Final = 100
+_ATTEMPTS: Final = 100
 
 T = TypeVar("T")
 Item = dict[str, Any]
@@ -64,8 +64,8 @@ Item = dict[str, Any]
 class TreeringSession(Closing):
     """A `Session` of the Agents SDK: its items are the messages of ``store.thread(session_id, namespace)``.
 
-    ``store_or_url`` is an open store, which stays yours to close, or where one is, which `close` closes.
-    A ``session_id`` may be any string; one that cannot be a thread id gets a hash of it (see `thread_id`).
+    ``store_or_url`` is an open store, which you close, or the URL of one, which `close` closes. A
+    ``session_id`` may be any string; if it is no valid thread id, its hash is used (see `thread_id`).
     """
 
     session_id: str
@@ -90,13 +90,13 @@ class TreeringSession(Closing):
         self._metadata = {} if is_plain(session_id) else {"session_id": session_id}
         self._opened = Opened(store_or_url)
         self._thread = self._opened.store.thread(name, place)
-        self._lane = SerialExecutor(self._opened.bridge)
-        self._seen: Checkpoint | None = None
-        self._added: list[str] = []
+        self._executor = SerialExecutor(self._opened.bridge)
+        self._last: Checkpoint | None = None
+        self._saved_call_ids: list[str] = []
 
     @property
     def thread_id(self) -> str:
-        """The thread that holds the session: its id, or a hash where that cannot be one."""
+        """The id of the session's thread: the session id, or its hash if that is no valid thread id."""
         return self._thread.id
 
     @property
@@ -104,87 +104,87 @@ class TreeringSession(Closing):
         """The namespace of the thread."""
         return self._thread.namespace
 
-    # What the SDK calls
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        """The conversation, or its last ``limit`` items (without one: those of the session's settings).
+        """Return the conversation, or its last ``limit`` items (default: the limit of the session's
+        settings).
 
-        As with the SDK's own sessions a negative limit is none. Only the items asked for are read.
+        As in the SDK's own sessions, a negative limit means none. Only the returned items are read.
         """
         if limit is None and self.session_settings is not None:
             limit = self.session_settings.limit
-        items = await self._lane.call(self._get, None if limit is None or limit < 0 else limit)
+        items = await self._executor.call(self._get, None if limit is None or limit < 0 else limit)
         return cast("list[TResponseInputItem]", items)
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Save items behind those that are there, as one checkpoint; durable when this returns."""
+        """Append items as one checkpoint; durable when this returns."""
         if items:
             given = _checked_items(items)
-            await self._lane.settle(self._saved, self._adding(given))
-            self._added = _call_ids(given) or self._added
+            await self._executor.settle(self._save_after_last, self._appending(given))
+            self._saved_call_ids = _call_ids(given) or self._saved_call_ids
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take the last item away and return it; ``None`` when there is none."""
-        return cast("TResponseInputItem | None", await self._lane.settle(self._retried, self._pop))
+        """Remove the last item and return it; ``None`` if there is none."""
+        return cast(
+            "TResponseInputItem | None", await self._executor.settle(self._save_after_head, self._pop)
+        )
 
     async def clear_session(self) -> None:
-        """Make the session empty. Earlier checkpoints stay; ``store.forget(thread=...)`` erases them."""
-        await self._lane.settle(self._retried, self._clear)
+        """Remove all items. Earlier checkpoints stay; ``store.forget(thread=...)`` erases them."""
+        await self._executor.settle(self._save_after_head, self._clear)
 
-    # What it adds
     def checkpoint_after_tool_call(self, hooks: RunHooks[Any] | None = None) -> RunHooks[Any]:
-        """Hooks for one run that save every function tool's result at once, and then call ``hooks``.
+        """Return hooks for one run that save every function tool's result at once, and then call ``hooks``.
 
-        After a crash, ``Runner.run(agent, [], session=...)`` goes on behind the last tool that ended.
+        After a crash, ``Runner.run(agent, [], session=...)`` continues after the last tool that finished.
         """
         return _ToolCheckpoints(self, hooks)
 
     def close(self) -> None:
-        """Close the store if this session opened it. May be called twice."""
+        """Close the store, if it was opened here. May be called twice."""
         self._opened.close()
 
     async def aclose(self) -> None:
-        """`close`, without blocking the event loop."""
+        """Async twin of `close`."""
         await self._opened.aclose()
 
     def __repr__(self) -> str:
         return f"TreeringSession({self.session_id!r}, {self._opened.store!r})"
 
     async def save_tool_result(self, response: list[Item], output: Item, *, tool: str) -> None:
-        """Save that a tool of this model response returned; `checkpoint_after_tool_call` does it for you.
+        """Save the result of a tool that a model response called (see `checkpoint_after_tool_call`).
 
-        A call that is an item already (a person had to allow it first) needs no response.
+        The response is not needed if the call is stored already, because a person had to approve it first.
         """
         call_id = output["call_id"]
-        said = [] if call_id in self._added else response
+        calls = [] if call_id in self._saved_call_ids else response
 
         def save(checkpoint: Checkpoint | None) -> Checkpoint | None:
             turn = _unfinished(checkpoint)
-            left: list[Item] = []
-            if not turn or (turn[_RESPONSE] != said and call_id not in _call_ids(turn[_RESPONSE])):
-                left, turn = _as_items(turn), {_RESPONSE: said}
+            unsaved: list[Item] = []
+            if not turn or (turn[_RESPONSE] != calls and call_id not in _call_ids(turn[_RESPONSE])):
+                unsaved, turn = _turn_items(turn), {_RESPONSE: calls}
             turn = {**turn, _OUTPUT + call_id: output}
             state = {**(checkpoint.state if checkpoint is not None else {}), UNFINISHED: turn}
-            return self._thread.append(*left, state=state, metadata=self._metadata, note=f"tool: {tool}")
+            return self._thread.append(*unsaved, state=state, metadata=self._metadata, note=f"tool: {tool}")
 
-        await self._lane.settle(self._saved, save)
+        await self._executor.settle(self._save_after_last, save)
 
-    # How it is done, in the lane
-    def _saved(self, save: Callable[[Checkpoint | None], Checkpoint | None]) -> None:
-        """Save behind the checkpoint that was seen last; look for the newest one only if that fails."""
-        seen, self._seen = self._seen, None
-        if seen is not None:
+    def _save_after_last(self, save: Callable[[Checkpoint | None], Checkpoint | None]) -> None:
+        """Save after the checkpoint that was seen last; read the head only if that fails."""
+        last, self._last = self._last, None
+        if last is not None:
             try:
-                self._seen = save(seen)
+                self._last = save(last)
             except ThreadMoved:
                 pass
             else:
                 return
-        self._seen = self._retried(save)
+        self._last = self._save_after_head(save)
 
-    def _retried(self, save: Callable[[Checkpoint | None], T]) -> T:
-        """Save behind the newest checkpoint, again if someone else was quicker."""
-        self._seen = None  # what the thread sees from here on is newer
-        for _ in range(_TRIES - 1):
+    def _save_after_head(self, save: Callable[[Checkpoint | None], T]) -> T:
+        """Save after the head; try again if another writer was faster."""
+        self._last = None  # outdated as soon as the thread is read
+        for _ in range(_ATTEMPTS - 1):
             try:
                 return save(self._thread.head)
             except ThreadMoved:
@@ -192,31 +192,33 @@ class TreeringSession(Closing):
         return save(self._thread.head)
 
     def _get(self, limit: int | None) -> list[Item]:
-        return look(lambda: self._look(limit))
+        return retry_if_removed(lambda: self._read(limit))
 
-    def _look(self, limit: int | None) -> list[Item]:
-        checkpoint = self._seen = self._thread.load()
+    def _read(self, limit: int | None) -> list[Item]:
+        checkpoint = self._last = self._thread.load()
         if checkpoint is None or limit == 0:
             return []
-        tail = _as_items(_unfinished(checkpoint))
+        tail = _turn_items(_unfinished(checkpoint))
         if limit is None:
             return checkpoint.items(MESSAGES) + tail
         return checkpoint.last_messages(max(limit - len(tail), 0)) + tail[-limit:]
 
-    def _adding(self, items: list[Item]) -> Callable[[Checkpoint | None], Checkpoint | None]:
+    def _appending(self, items: list[Item]) -> Callable[[Checkpoint | None], Checkpoint | None]:
         def add(checkpoint: Checkpoint | None) -> Checkpoint | None:
             turn = _unfinished(checkpoint)
             is_its_turn = any(_OUTPUT + str(item.get("call_id")) in turn for item in items)
-            left = [] if is_its_turn else _as_items(turn)
+            unsaved = [] if is_its_turn else _turn_items(turn)
             return self._thread.append(
-                *left, *items, state=_without(checkpoint, turn), metadata=self._metadata
+                *unsaved, *items, state=_state_without_turn(checkpoint, turn), metadata=self._metadata
             )
 
         return add
 
     def _pop(self, checkpoint: Checkpoint | None) -> Item | None:
         if turn := _unfinished(checkpoint):
-            self._thread.append(*_as_items(turn), state=_without(checkpoint, turn), metadata=self._metadata)
+            self._thread.append(
+                *_turn_items(turn), state=_state_without_turn(checkpoint, turn), metadata=self._metadata
+            )
             checkpoint = self._thread.head
         length = _length(checkpoint)
         if checkpoint is None or not length:
@@ -227,14 +229,14 @@ class TreeringSession(Closing):
 
     def _clear(self, checkpoint: Checkpoint | None) -> None:
         if turn := _unfinished(checkpoint):
-            state = _without(checkpoint, turn)
+            state = _state_without_turn(checkpoint, turn)
             self._thread.checkpoint(state=state, metadata=self._metadata, note="clear_session")
         if _length(checkpoint):
             self._thread.shorten(0, metadata=self._metadata, note="clear_session")
 
 
 class _ToolCheckpoints(RunHooks[Any]):
-    """Saves tool results as they come; everything is passed on to the caller's own hooks."""
+    """Saves each tool result, and passes every call on to the caller's own hooks."""
 
     def __init__(self, session: TreeringSession, hooks: RunHooks[Any] | None) -> None:
         self._session = session
@@ -282,7 +284,7 @@ class _ToolCheckpoints(RunHooks[Any]):
 
 
 def _output_item(call: ResponseFunctionToolCall, tool: Tool, result: object) -> Item:
-    """A tool's result as the runner will save it; the type that the tool declares says how."""
+    """Return a tool's result as the runner will save it, which depends on the type that the tool declares."""
     try:
         made = ItemHelpers.tool_call_output_item(
             call,
@@ -290,7 +292,7 @@ def _output_item(call: ResponseFunctionToolCall, tool: Tool, result: object) -> 
             output_json_schema=getattr(tool, "output_json_schema", None),
             output_type_adapter=getattr(tool, "_output_type_adapter", None),
         )
-    except UserError:  # not of that type: what the tool said when it failed
+    except UserError:  # not of that type: the error message of a tool that failed
         made = ItemHelpers.tool_call_output_item(call, result)
     return cast("Item", made)
 
@@ -301,13 +303,13 @@ def _unfinished(checkpoint: Checkpoint | None) -> dict[str, Any]:
     return checkpoint.state[UNFINISHED]
 
 
-def _as_items(turn: Mapping[str, Any]) -> list[Item]:
-    """A turn that was cut off, as the runner would have saved it: what the model said, then the results."""
+def _turn_items(turn: Mapping[str, Any]) -> list[Item]:
+    """Return an interrupted turn as the runner would have saved it: the response, then the results."""
     return [*turn.get(_RESPONSE, ()), *(output for name, output in turn.items() if name != _RESPONSE)]
 
 
-def _without(checkpoint: Checkpoint | None, turn: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The state without the unfinished turn; ``None`` (as it was) when there is none."""
+def _state_without_turn(checkpoint: Checkpoint | None, turn: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the state without the unfinished turn; ``None`` (unchanged) if there is none."""
     if checkpoint is None or not turn:
         return None
     return {name: value for name, value in checkpoint.state.items() if name != UNFINISHED}
@@ -326,5 +328,5 @@ def _call_ids(items: list[Item]) -> list[str]:
 
 
 def _length(checkpoint: Checkpoint | None) -> int:
-    stretch = None if checkpoint is None else checkpoint.record.lists.get(MESSAGES)
-    return 0 if stretch is None else stretch.length
+    prefix = None if checkpoint is None else checkpoint.record.lists.get(MESSAGES)
+    return 0 if prefix is None else prefix.length

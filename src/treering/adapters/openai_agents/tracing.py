@@ -1,11 +1,11 @@
-"""What the OpenAI Agents SDK traces, recorded as runs: a tracing processor.
+"""A tracing processor for the OpenAI Agents SDK: traces become runs.
 
     agents.set_trace_processors([TreeringTracingProcessor("./agents")])
 
-A trace becomes a run of the same id, in the thread that its ``group_id`` names; its spans keep their ids,
-times and nesting. A model's answer is a message below its call, with its tokens and price. The SDK tells what
-went into a call only when the call is over, so calls of models and tools are recorded then. **Invariant:**
-recording never breaks what is recorded.
+A trace becomes a run with the same id, in the thread that its ``group_id`` names; spans keep their ids,
+times and nesting. A model's reply is a message below its call, with tokens and price. The SDK reports the
+input of a call only when the call has ended, so calls of models and tools are recorded then. **Invariant:**
+an error in recording never breaks the run.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _LATE: Final = frozenset({"tool", "llm"})
 
 
 class TreeringTracingProcessor(TracingProcessor, Closing):
-    """Records traces into a store; several may be under way at once, from any thread.
+    """Records traces in a store; any number of them at once, from any thread.
 
-    ``store_or_url`` is an open store, which stays yours, or where one is, which `close` closes.
+    ``store_or_url`` is an open store, which you close, or the URL of one, which `close` closes.
     """
 
     def __init__(self, store_or_url: StoreOrUrl | None = None, *, namespace: str | None = None) -> None:
@@ -52,9 +52,8 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
         self._asked: set[str] = set()
         self._spans: dict[str, Span] = {}
 
-    # What the SDK calls
     def on_trace_start(self, trace: Trace) -> None:
-        """A run begins."""
+        """Start a run."""
 
         def begin() -> None:
             told = trace.export() or {}
@@ -71,7 +70,7 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
         self._safely(begin)
 
     def on_trace_end(self, trace: Trace) -> None:
-        """A run is over."""
+        """End a run."""
         run = self._runs.pop(trace.trace_id, None)
         self._asked.discard(trace.trace_id)
         status = "error" if trace.trace_id in self._failed else "ok"
@@ -80,7 +79,7 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
             self._safely(lambda: run.end(status=status))
 
     def on_span_start(self, span: TracedSpan[Any]) -> None:
-        """A span begins."""
+        """Start a span."""
 
         def begin() -> None:
             above = self._above(span)
@@ -94,31 +93,29 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
         self._safely(begin)
 
     def on_span_end(self, span: TracedSpan[Any]) -> None:
-        """A span is over."""
+        """End a span."""
         begun = self._spans.pop(span.span_id, None)
         if begun is not None:
             self._safely(lambda: self._end(span, begun))
 
     def force_flush(self) -> None:
-        """Return when everything that was recorded so far is durable."""
+        """Return when everything recorded so far is durable."""
         self._opened.store.flush()
 
     def shutdown(self) -> None:
-        """The process ends: make everything durable."""
+        """Make everything durable before the process ends."""
         self._safely(self._opened.store.flush)
 
-    # Closing
     def close(self) -> None:
         """Make everything durable, and close the store if it was opened here."""
         self._opened.store.flush()
         self._opened.close()
 
     async def aclose(self) -> None:
-        """`close`, without blocking the event loop."""
+        """Async twin of `close`."""
         await self._opened.bridge.call(self._opened.store.flush)
         await self._opened.aclose()
 
-    # How it is done
     def _safely(self, record: Callable[[], None]) -> None:
         try:
             record()
@@ -146,7 +143,7 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
             given = {} if input_ is None else {"input": _decoded(input_) if begun.kind == "tool" else input_}
             made = self._made(span, above, **given)
             if begun.kind == "llm":
-                self._answered(span, made)
+                self._record_reply(span, made)
             elif data.output is not None:
                 made.output = data.output
             made.start(ts_us=_time_us(span.started_at))
@@ -158,8 +155,8 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
                 self._failed.add(span.trace_id)
         made.end(status="ok" if span.error is None else "error", ts_us=ended_us)
 
-    def _answered(self, span: TracedSpan[Any], made: Span) -> None:
-        """The answer of a model, as a message below its call."""
+    def _record_reply(self, span: TracedSpan[Any], made: Span) -> None:
+        """Record a model's reply as a message below its call."""
         data = span.span_data
         response = getattr(data, "response", None)
         model = getattr(data, "model", None) or getattr(response, "model", None)
@@ -179,7 +176,7 @@ class TreeringTracingProcessor(TracingProcessor, Closing):
 
 
 def _usage_of(told: Mapping[str, Any] | None) -> Usage | None:
-    """Tokens by disjoint class: the SDK's count of input includes what came out of the cache."""
+    """Return tokens by disjoint class: the SDK's input tokens include cached ones."""
     if not told:
         return None
     given = cast("dict[str, Any]", told.get("input_tokens_details") or {})
@@ -207,13 +204,13 @@ def _last_said(given: Any) -> Any:
 
 
 def _details(exported: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a span says of itself beyond its name."""
+    """Return what a span has beyond its name."""
     told = {} if exported is None else dict(exported)
     return _encodable({name: each for name, each in told.items() if name not in {"type", "name"} and each})
 
 
 def _encodable(value: Any) -> dict[str, Any]:
-    """Metadata as JSON; what has no form there is told as text."""
+    """Return metadata as JSON values; other values become text."""
     return {} if not isinstance(value, dict) else json.loads(json.dumps(value, default=str))
 
 

@@ -1,10 +1,10 @@
 """pydantic-ai: conversations that are threads of a store.
 
-A conversation is the thread of the same id. Its messages are kept as the JSON that pydantic-ai itself
-writes, each with the id of its entry beside it, so that every other view reads them; what pydantic-ai keeps
-besides the messages (usage, scope, branches, deferred tool requests) is the thread's state. A save writes
-the new messages and one checkpoint, a fork shares its past. **Invariant:** a record, its entries and its
-revision change together or not at all, and only from the revision that the writer saw.
+A conversation is the thread with the same id. Its messages are stored as the JSON that pydantic-ai itself
+writes, each with the id of its entry, so that every other view can read them; the rest of a conversation
+(usage, scope, branches, deferred tool requests) is the thread's state. A save writes the new messages and
+one checkpoint, and a fork shares its past. **Invariant:** a record, its entries and its revision change
+together or not at all, and only from the revision that the writer saw.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ T = TypeVar("T")
 class TreeringConversationStore(ConversationStore):
     """A pydantic-ai `ConversationStore` on a treering store, a URL or a folder.
 
-    Deleting a conversation erases its messages. Those that forks share stay, unlisted, until the last of
-    these forks is deleted. A thread that was written otherwise (with `save_run`, `Thread.append`, rewound
-    or forked by hand) loads as well, as long as its messages are pydantic-ai's. A hook's veto is `Vetoed`.
+    Deleting a conversation erases its messages; those that forks share stay, unlisted, until the last of
+    these forks is deleted. A thread that was written in another way (with `save_run` or `Thread.append`, or
+    rewound or forked) can be loaded too, if its messages are pydantic-ai's. If a hook vetoes a save, it
+    raises `Vetoed`.
     """
 
     def __init__(self, store: StoreOrUrl | None = None, *, namespace: str = "") -> None:
@@ -71,20 +72,20 @@ class TreeringConversationStore(ConversationStore):
     async def load(
         self, conversation_id: str, *, limit: int | None = None, scope: str | None = None
     ) -> Conversation | None:
-        """A conversation, or ``None``; of a few last messages only these are read. Fires the load hooks."""
+        """Return a conversation with its last ``limit`` messages, or ``None``, and run the load hooks."""
         found = await super().load(conversation_id, limit=limit, scope=scope)
         if found is not None:
             await self._call(self._records.loaded, conversation_id)
         return found
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
-        """The record of a conversation, or ``None``."""
+        """Return the record of a conversation, or ``None``."""
         return await self._call(self._records.read, conversation_id)
 
     async def read_records(
         self, *, scope: str | None = None, limit: int | None = None
     ) -> Sequence[ConversationRecord]:
-        """The records of this namespace (of one scope, if given), the last saved first."""
+        """List the records of this namespace (and scope), the most recently saved one first."""
         return await self._call(self._records.read_all, scope, limit)
 
     async def write_record(
@@ -94,20 +95,20 @@ class TreeringConversationStore(ConversationStore):
         new_entries: Sequence[ConversationEntry] = (),
         expected_revision: str | None,
     ) -> None:
-        """Store a record with its new entries, in one commit; `ConversationConflict` if someone was first."""
+        """Store a record and its new entries in one commit; raise `ConversationConflict` if it changed."""
         await self._call(self._records.write, record, new_entries, expected_revision)
 
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
-        """Delete a conversation and erase every message that no fork shares."""
+        """Delete a conversation, and erase every message that no fork shares."""
         await self._call(self._records.delete, conversation_id, expected_revision)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """One entry; `EntryNotFound` (a `LookupError`) when it is not stored."""
+        """Return one entry; raise `EntryNotFound` (a `LookupError`) if it is not stored."""
         entry_id = checked(entry_id, "id of a pydantic-ai conversation's entry")
         return (await self._call(self._records.history, entry_id, 1))[-1]
 
     async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
-        """The entries up to ``head_id``, or only the last ``limit`` of them, in one read."""
+        """Return the entries up to ``head_id``, or only the last ``limit`` of them, in one read."""
         return await self._call(self._records.history, head_id, limit)
 
     async def extend(
@@ -120,14 +121,14 @@ class TreeringConversationStore(ConversationStore):
         deferred_tool_requests: DeferredToolRequests | None = None,
         scope: str | None = None,
     ) -> str:
-        """Put further messages behind those that are stored, reading none of them; gives the new revision."""
+        """Append messages without reading the stored ones; return the new revision."""
         changes = {"usage": usage, "scope": scope}
         given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
         given["deferred_tool_requests"] = deferred_tool_requests
         return await self._call(self._records.extend, conversation_id, messages, expected_revision, given)
 
     async def close(self) -> None:
-        """Close the store if it was opened here; one that was given stays open."""
+        """Close the store, if it was opened here; a store that was passed in stays open."""
         await self._opened.aclose()
 
     async def __aenter__(self) -> Self:
@@ -146,10 +147,9 @@ class TreeringCheckpoints(AbstractCapability[Any]):
     """A capability that saves a run as it goes, however it is driven: `run`, `run_stream`, `iter`.
 
     ``checkpoint_after_tool_call`` saves each model response before its tools run, and their results before
-    the model is asked again; without it, the run is saved when it ends. After a crash,
-    ``agent.run(conversation=await conversations.load(id))`` goes on with what is missing. A run that
-    begins with another history than the stored one raises `ConversationConflict`, as a late save would. A
-    save that a hook vetoed does not disturb the run.
+    the next model call; without it, the run is saved when it ends. After a crash,
+    ``agent.run(conversation=await conversations.load(id))`` continues. A run that starts with a different
+    history than the stored one raises `ConversationConflict`. If a hook vetoes a save, the run continues.
     """
 
     def __init__(
@@ -168,13 +168,13 @@ class TreeringCheckpoints(AbstractCapability[Any]):
         self._usage: RunUsage | None = None
 
     async def for_run(self, ctx: RunContext[Any]) -> TreeringCheckpoints:  # noqa: ARG002 - pydantic-ai's signature
-        """A capability of its own for each run: it remembers what that run has saved."""
+        """Return a new capability for each run, which remembers what that run has saved."""
         return TreeringCheckpoints(
             self._conversations, checkpoint_after_tool_call=self._after_tool_call, scope=self._scope
         )
 
     async def before_run(self, ctx: RunContext[Any]) -> None:
-        """Find out how much of the run's history is stored."""
+        """Determine how much of the run's history is stored."""
         conversation_id = _conversation_id(ctx)
         record = await self._conversations.read_record(conversation_id)
         if record is None:
@@ -196,19 +196,19 @@ class TreeringCheckpoints(AbstractCapability[Any]):
         self._unsaved = ctx.messages[count:]
 
     async def before_model_request(self, ctx: RunContext[Any], request_context: Any) -> Any:
-        """The prompt, or the results of tools, are in the history now."""
+        """Save the prompt or the tool results, which are in the history now."""
         if self._after_tool_call:
             await self._save(ctx, ctx.messages)
         return request_context
 
     async def after_node_run(self, ctx: RunContext[Any], *, node: Any, result: Any) -> Any:  # noqa: ARG002
-        """The model's response is in the history now; its tools have not run."""
+        """Save the model's response, whose tools have not run yet."""
         if self._after_tool_call:
             await self._save(ctx, ctx.messages)
         return result
 
     async def after_run(self, ctx: RunContext[Any], *, result: AgentRunResult[Any]) -> AgentRunResult[Any]:
-        """The run is over; its result knows that it is saved."""
+        """Save the end of the run, and mark its result as saved."""
         conversation = result.conversation
         is_saved = await self._save(
             ctx, conversation.messages, deferred=conversation.deferred_tool_requests, counts_usage=True
@@ -225,8 +225,8 @@ class TreeringCheckpoints(AbstractCapability[Any]):
         deferred: DeferredToolRequests | None = None,
         counts_usage: bool = False,
     ) -> bool:
-        told = self._saved.keys() | {id(each) for each in self._unsaved}
-        new = [*self._unsaved, *(m for m in messages if m.run_id == ctx.run_id and id(m) not in told)]
+        metadata = self._saved.keys() | {id(each) for each in self._unsaved}
+        new = [*self._unsaved, *(m for m in messages if m.run_id == ctx.run_id and id(m) not in metadata)]
         if not new and deferred is None and not (counts_usage and ctx.usage != self._usage):
             return True
         try:
@@ -239,19 +239,19 @@ class TreeringCheckpoints(AbstractCapability[Any]):
                 scope=self._scope,
             )
         except Vetoed:
-            return False  # the run goes on; the next save that is wanted brings these messages too
+            return False  # the run continues; the next save includes these messages
         self._remember(new)
         self._unsaved = []
         self._usage = copy(ctx.usage)
         return True
 
     def _remember(self, messages: Iterable[ModelMessage]) -> None:
-        # The messages are kept, not only their ids: an id that is free could be given to another one.
+        # Keeps the messages, not only their `id()`, which could be reused.
         self._saved |= {id(message): message for message in messages}
 
 
 def load_history(thread: Thread, *, last: int | None = None) -> list[ModelMessage]:
-    """The messages of a thread for ``message_history=``, or only the last ones; empty for a new thread."""
+    """Return the messages of a thread (or only the last ones) for ``message_history=``."""
     checkpoint = thread.load()
     if checkpoint is None:
         return []
@@ -259,7 +259,7 @@ def load_history(thread: Thread, *, last: int | None = None) -> list[ModelMessag
 
 
 def save_run(thread: Thread, result: AgentRunResult[Any], *, note: str | None = None) -> Checkpoint | None:
-    """Append the messages that a run added; ``None`` when a hook vetoed it. Give each result once."""
+    """Append the messages of a run; ``None`` if a hook vetoed that. Call it once per result."""
     return thread.append(*dump_messages(result.new_messages()), note=note)
 
 

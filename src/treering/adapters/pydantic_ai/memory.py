@@ -1,8 +1,7 @@
-"""Memory for pydantic-ai: documents in the instructions of each call, and what is found about the question.
+"""Memory for pydantic-ai: documents in the instructions, and search results for the newest prompt.
 
-Both are made anew for each call of the model. What was found stands before the newest prompt in what the
-model is shown, not in the conversation that is kept: nothing piles up, and an edit counts from the next call
-on.
+Both are built for each model call. Search results are put before the newest prompt in the request, not in
+the stored conversation: nothing accumulates, and an edited document takes effect with the next call.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def memory_instructions(
     filter: Callable[[MemoryDocument], bool] | None = None,
     order: Sequence[str] | None = None,
 ) -> Callable[[], Awaitable[str | None]]:
-    """The documents as one of an agent's instructions: ``Agent(model, instructions=[..., this])``.
+    """Return documents as one of an agent's instructions: ``Agent(model, instructions=[..., this])``.
 
     The arguments are those of `create_agent_memory_middleware`.
     """
@@ -61,9 +60,9 @@ def memory_instructions(
 class TreeringMemory(AbstractCapability[Any]):
     """A capability: ``Agent(model, capabilities=[TreeringMemory(store.memory)])``.
 
-    Documents that load by themselves are in the instructions (as many as ``max_documents`` and
-    ``max_tokens`` allow); ``recall`` further ones that match the newest prompt stand before it. ``last`` is
-    what was found last.
+    Documents with ``auto_load`` are in the instructions (as many as ``max_documents`` and ``max_tokens``
+    allow); up to ``recall`` others that match the newest prompt are put before it. ``last`` is the last
+    search result.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class TreeringMemory(AbstractCapability[Any]):
     ) -> None:
         self._memory: Any = getattr(store, "sync", store)
         if recall < 0:
-            raise InvalidInput(f"recall is {recall}; give 0 for none, or more")
+            raise InvalidInput(f"recall is {recall}; give 0 or more")
         if recall and not callable(getattr(self._memory, "search", None)):
             raise InvalidInput(f"{type(store).__name__} has no search; pass store.memory, or recall=0")
         self._instructions = memory_instructions(
@@ -88,7 +87,7 @@ class TreeringMemory(AbstractCapability[Any]):
         self.last: MemoryContext | None = None
 
     def get_instructions(self) -> Callable[[], Awaitable[str | None]]:
-        """The documents that load by themselves."""
+        """Return the documents with ``auto_load``."""
         return self._instructions
 
     async def before_model_request(
@@ -96,7 +95,7 @@ class TreeringMemory(AbstractCapability[Any]):
         ctx: RunContext[Any],  # noqa: ARG002 - pydantic-ai's signature
         request_context: ModelRequestContext,
     ) -> ModelRequestContext:
-        """Put what matches the newest prompt before it, in what is sent."""
+        """Put documents that match the newest prompt before it in the request."""
         place = _newest_prompt(request_context.messages) if self._recall else None
         if place is None:
             return request_context
@@ -118,7 +117,7 @@ class TreeringMemory(AbstractCapability[Any]):
 
 
 def _newest_prompt(messages: Sequence[ModelMessage]) -> tuple[int, str] | None:
-    """Where the newest prompt of the user is, and its text."""
+    """Return the position and text of the user's newest prompt."""
     for at in range(len(messages) - 1, -1, -1):
         for part in messages[at].parts:
             if isinstance(part, UserPromptPart):

@@ -1,13 +1,13 @@
-"""Savers: `save`, `load`, `list`, `delete`, `exists` for checkpoints of an agent, as seed 002 has them.
+"""Savers: the checkpointers of agent-sdk, with `save`, `load`, `list`, `delete` and `exists`.
 
-Names are looked up on first use, so that a saver costs only the storage that it needs.
+Names are imported on first use, so that a saver loads only the storage that it needs.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # as type checkers know it; importing typing would cost more than all the rest
+TYPE_CHECKING = False  # type checkers know this name; importing typing would cost more than the rest
 if TYPE_CHECKING:
     from typing import Any, Final
 
@@ -37,7 +37,7 @@ __all__ = [
     "migrate_checkpoints",
 ]
 
-_HOMES: Final = {
+_MODULES: Final = {
     "Checkpoint": "checkpoint",
     "FileSaver": "file_saver",
     "KeyValueStoreSaver": "kv_saver",
@@ -53,9 +53,9 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'treering.compat.savers' has no attribute {name!r}")
-    value = getattr(import_module(f"treering.compat.savers.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"treering.compat.savers.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -51,7 +51,7 @@ class FileSaver(Saver):
         self,
         directory: str | Path,
         max_checkpoints: int | None = 100,
-        compress: bool = True,  # noqa: FBT001, FBT002 - seed 002's own arguments
+        compress: bool = True,  # noqa: FBT001, FBT002 - agent-sdk passes it by position
         *,
         namespace: str = "",
         hooks: HooksLike | None = None,
