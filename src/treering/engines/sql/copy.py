@@ -1,14 +1,20 @@
-"""A space as slices: the reading half of a copy (`loading` is the other).
+"""Export and load: a space as slices, the two halves of a copy.
 
-The tables are walked one behind the other, each along an index that begins with the space, so a slice
-costs what it holds and not what the store holds. Joins repeat the position as a lower bound of the inner
-table, for the same reason: a list of a million items is not read from its start for each slice.
+`export` walks the tables one after another, each along an index that starts with the space, so the cost of a
+slice depends on its own size, not on that of the store. For the same reason, joins repeat the position as a
+lower bound of the inner table: a list with a million items is not read from its start for each slice. A
+position consists of a table and the last key in it, so it keeps its meaning in another process and when rows
+are added or removed. Each slice is read in a short transaction of its own; bytes in packs are read
+afterwards. Rows committed before the position of a running export are not included, although rows that refer
+to them may be: to copy a space that is being written to, repeat the export until nothing was committed in
+between.
 
-A position names the table and the last key in it: it means the same in another process and after rows
-were added or removed. Each slice is its own short read transaction; bytes in packs are read after it has
-ended. Rows that are committed behind the position of a running export are not in it, and rows that point
-at them may be: whoever wants a copy of a space that is being written to exports again until nothing was
-committed in between.
+`load` keeps sequence numbers, versions and times; only internal numbers of commits, lists and scopes differ
+between stores, so keys that contain them are rebuilt. Loading a slice twice changes nothing: existing rows
+are kept, and refs and lists are updated to a later state. Roll-ups and the search index are updated too, so
+the store can be used after the first slice. **Invariant:** a row is only written if the rows that its key
+refers to exist (the commit of a body or event, the parent of a list, the list of an item); if the source was
+being written to, the next export contains the missing ones.
 """
 
 from __future__ import annotations
@@ -55,18 +61,6 @@ if TYPE_CHECKING:
     from treering.engines.sql.session import Database, Row, Session
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Slices taken in: the writing half of a copy (`dumping` is the other).
-#
-# Rows keep their sequence numbers, versions and times; only the internal numbers of commits, lists and
-# scopes are this store's own, so keys that are composed from them are composed anew. Everything is written
-# in a way that a second time changes nothing: what is there stays, a ref or a list gives way to a later
-# state of itself. Roll-ups and the search index are brought along for what was new, so the store can be
-# read from the first slice on. **Invariant:** a row is written only when what its key is made of (the commit
-# of a body or event, the parent of a list, the list of an item) is there; of a source that was being
-# written to, the rest comes with the next export.
-
-
 _COMMIT: Final = (
     "INSERT INTO commits (no, space, batch, first_seq, last_seq, committed_at_us, receipt) "
     "VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -95,14 +89,14 @@ _TEXT: Final = (
 
 
 def load(database: Database, objects: Objects, texts: TextIndex, space: int, part: Slice) -> None:
-    """Take a slice in; taking it in twice changes nothing."""
+    """Load a slice; loading it twice changes nothing."""
     if part.objects:
         objects.stage(database, space, part.objects)
-    # Compressing needs no lock, so it is done before there is one.
+    # Compress before taking the lock.
     bodies = [(row, seal(pack_body(row.slots))) for row in part.bodies]
     items = [(row, None if isinstance(row.item, str) else seal(row.item.data)) for row in part.items]
     with database.writing(space) as session:
-        loading = _Loading(session, objects, texts, space)
+        loading = _Loader(session, objects, texts, space)
         loading.scopes(part)
         loading.commits(part.commits)
         loading.bodies(bodies)
@@ -114,8 +108,8 @@ def load(database: Database, objects: Objects, texts: TextIndex, space: int, par
         loading.counters(part)
 
 
-class _Loading:
-    """One slice, in one transaction."""
+class _Loader:
+    """Loads one slice in one transaction."""
 
     def __init__(self, session: Session, objects: Objects, texts: TextIndex, space: int) -> None:
         self._session = session
@@ -130,7 +124,7 @@ class _Loading:
         names.update(row.info.scope for row in part.lists)
         names.update(row.scope for row in part.texts)
         names.update(row.ref.scope for row in part.refs)
-        self._scopes = self._known("scope", "name", names)
+        self._scopes = self._existing_numbers("scope", "name", names)
         new = [name for name in names if name not in self._scopes]
         if new:
             numbers = dict(zip(new, self._session.numbers("scope", len(new)), strict=True))
@@ -141,7 +135,7 @@ class _Loading:
             self._scopes |= numbers
 
     def commits(self, rows: Sequence[CommitRow]) -> None:
-        known = self._known("commits", "batch", [row.receipt.batch for row in rows])
+        known = self._existing_numbers("commits", "batch", [row.receipt.batch for row in rows])
         new = [row.receipt for row in rows if row.receipt.batch not in known]
         self._many(
             _COMMIT,
@@ -160,7 +154,7 @@ class _Loading:
         )
 
     def bodies(self, rows: Sequence[tuple[BodyRow, bytes]]) -> None:
-        commits = self._known("commits", "batch", [row.batch for row, _ in rows])
+        commits = self._existing_numbers("commits", "batch", [row.batch for row, _ in rows])
         self._many(
             _BODY,
             [
@@ -171,7 +165,7 @@ class _Loading:
         )
 
     def records(self, records: Sequence[Record]) -> None:
-        commits = self._known("commits", "batch", [record.batch for record in records])
+        commits = self._existing_numbers("commits", "batch", [record.batch for record in records])
         there = self._seqs(records)
         new = {
             record.seq: record for record in records if record.batch in commits and record.seq not in there
@@ -199,7 +193,9 @@ class _Loading:
 
     def lists(self, rows: Sequence[ListRow]) -> None:
         named = [row.info.list for row in rows]
-        numbers = self._known("list", "id", {*named, *(row.info.parent for row in rows if row.info.parent)})
+        numbers = self._existing_numbers(
+            "list", "id", {*named, *(row.info.parent for row in rows if row.info.parent)}
+        )
         grown = [
             (row.info.length, row.seq, numbers[row.info.list], row.seq)
             for row in rows
@@ -221,7 +217,7 @@ class _Loading:
         self._many(_LIST, fresh)
 
     def items(self, rows: Sequence[tuple[ItemRow, bytes | None]]) -> None:
-        lists = self._known("list", "id", [row.list for row, _ in rows])
+        lists = self._existing_numbers("list", "id", [row.list for row, _ in rows])
         found = [
             (item_key(lists[row.list], row.position), None, None, row.item)
             if isinstance(row.item, str)
@@ -244,7 +240,7 @@ class _Loading:
                 )
             }
             new = [row for row in each if (row.name, row.namespace, row.scope, row.source) not in there]
-            self._index(row for row in new if self._is_there(row))
+            self._index(row for row in new if self._exists(row))
 
     def refs(self, rows: Sequence[RefRow]) -> None:
         self._many(
@@ -287,7 +283,7 @@ class _Loading:
             batch = encode_batch(Batch(id="load", space="load", texts=texts))
             self._texts.put(self._session, self._space, self._scopes, batch)
 
-    def _is_there(self, row: TextRow) -> bool:
+    def _exists(self, row: TextRow) -> bool:
         try:
             read.get(self._session, self._space, self._objects, [row.source])
         except NotFound:
@@ -303,7 +299,7 @@ class _Loading:
         )
         return {seq for (seq,) in found}
 
-    def _known(self, table: str, column: str, names: Iterable[str]) -> dict[str, int]:
+    def _existing_numbers(self, table: str, column: str, names: Iterable[str]) -> dict[str, int]:
         sql = f"SELECT {column}, no FROM {table} WHERE space = ? AND {column} IN (@)"
         return dict(rows_in_chunks(self._session, sql, (self._space,), list(dict.fromkeys(names))))  # pyright: ignore[reportArgumentType]
 
@@ -315,24 +311,22 @@ class _Loading:
             self._session.run_many(sql, rows)
 
 
-# -----------------------------------------------------------------------------------------------------------
-
 __all__ = ["export", "load"]
 
 SLICE_ROWS: Final = 1000
 SLICE_BYTES: Final = 8 * 1024 * 1024
-"""A slice ends before the row that would exceed this (frames count as they are stored)."""
+"""A slice ends before a row that would exceed this size (frames count with their stored size)."""
 
 Key = list[Any]
-_Found = tuple[dict[str, Any], Key | None]
-"""Fields of a slice, and the key behind them; no key: the section has no more."""
+_ExportPage = tuple[dict[str, Any], Key | None]
+"""Fields of a slice and the last key; without a key, the section has no more rows."""
 
 
 def export(
     database: Database, objects: Objects, space: int, space_name: str, after: str | None = None
 ) -> Iterator[Slice]:
-    """Everything in a space, in a loadable order, behind a position."""
-    del space_name  # slices hold no name: they are loaded under any
+    """Yield everything in a space after a position, in a loadable order."""
+    del space_name  # slices have no name: they can be loaded under any
     return _Export(database, objects, space).slices(*_parse(after))
 
 
@@ -354,7 +348,7 @@ class _Export:
     def _slice(self, section: str, key: Key) -> tuple[Slice | None, Key | None]:
         try:
             return self._read_slice(section, key)
-        except PackGone:  # objects were moved into another pack since they were located
+        except PackGone:  # objects were moved to another pack since they were located
             return self._read_slice(section, key)
 
     def _read_slice(self, section: str, key: Key) -> tuple[Slice | None, Key | None]:
@@ -378,7 +372,7 @@ class _Export:
         )
         return part, behind
 
-    def inline_objects(self, session: Session, key: Key) -> _Found:
+    def inline_objects(self, session: Session, key: Key) -> _ExportPage:
         rows = session.rows(
             "SELECT name, size FROM object WHERE space = ? AND name > ? AND frame IS NOT NULL "
             "ORDER BY name LIMIT ?",
@@ -389,8 +383,8 @@ class _Export:
         fields = {"located": self._objects.locate(session, self._space, names)} if names else {}
         return fields, _behind(rows, page, lambda row: [bytes(row[0]).hex()])
 
-    def packed_objects(self, session: Session, key: Key) -> _Found:
-        """Pack by pack in the order of the file, so that each frame is unfolded for one slice only."""
+    def packed_objects(self, session: Session, key: Key) -> _ExportPage:
+        """Read pack by pack in file order, so that each frame is decompressed for one slice only."""
         pack, *place, name = key or (0, 0, 0, "")
         rows = session.rows(
             'SELECT name, size, "offset", inner_offset FROM object WHERE pack = ? '
@@ -407,7 +401,7 @@ class _Export:
         located = self._objects.locate(session, self._space, names)
         return {"located": located}, [pack, *page[-1][2:], names[-1]]
 
-    def commits(self, session: Session, key: Key) -> _Found:
+    def commits(self, session: Session, key: Key) -> _ExportPage:
         rows = session.rows(
             "SELECT batch, first_seq, last_seq, committed_at_us, receipt FROM commits "
             "WHERE space = ? AND batch > ? ORDER BY batch LIMIT ?",
@@ -416,7 +410,7 @@ class _Export:
         commits = tuple(CommitRow(receipt=unpack_receipt(*row)) for row in rows)
         return {"commits": commits}, _behind(rows, rows, lambda row: [row[0]])
 
-    def bodies(self, session: Session, key: Key) -> _Found:
+    def bodies(self, session: Session, key: Key) -> _ExportPage:
         batch, part = key or ("", -1)
         rows = session.rows(
             "SELECT c.batch, b.key, length(b.frame) FROM commits c "
@@ -444,7 +438,7 @@ class _Export:
             bodies.append(BodyRow(batch=name, part=number, scope=scope, slots=slots))
         return {"bodies": tuple(bodies)}, _behind(rows, page, lambda row: [row[0], body_part(row[1])[1]])
 
-    def records(self, session: Session, key: Key) -> _Found:
+    def records(self, session: Session, key: Key) -> _ExportPage:
         after = key[0] if key else 0
         sizes = session.rows(
             "SELECT seq, length(data) FROM event WHERE space = ? AND seq > ? ORDER BY seq LIMIT ?",
@@ -463,8 +457,8 @@ class _Export:
             sizes, page, lambda row: [row[0]]
         )
 
-    def lists(self, session: Session, key: Key) -> _Found:
-        """By depth, so that parents come before their children."""
+    def lists(self, session: Session, key: Key) -> _ExportPage:
+        """Sort by depth, so that parents come before their children."""
         depth, after = key or (0, "")
         rows = session.rows(
             "SELECT l.id, s.name, p.id, l.start, l.length, l.depth, l.seq FROM list l "
@@ -486,7 +480,7 @@ class _Export:
             behind = [depth + 1, ""]
         return {"lists": found}, behind
 
-    def items(self, session: Session, key: Key) -> _Found:
+    def items(self, session: Session, key: Key) -> _ExportPage:
         list_id, position = key or ("", -1)
         rows = session.rows(
             "SELECT l.id, i.key, i.kind, i.address, length(i.frame) FROM list l "
@@ -519,7 +513,7 @@ class _Export:
             items += [ItemRow(list=name, position=at, item=item) for at, item in enumerate(found, here)]
         return {"items": tuple(items)}, _behind(rows, page, lambda row: [row[0], row[1] & ITEM_POSITION_MASK])
 
-    def texts(self, session: Session, key: Key) -> _Found:
+    def texts(self, session: Session, key: Key) -> _ExportPage:
         collection, after = key or ("", "")
         rows = session.rows(
             "SELECT c.name, c.tokens, t.name, t.namespace, s.name, t.source FROM collection c "
@@ -541,7 +535,7 @@ class _Export:
         )
         return {"texts": found}, _behind(rows, rows, lambda row: [row[0], row[2]])
 
-    def refs(self, session: Session, key: Key) -> _Found:
+    def refs(self, session: Session, key: Key) -> _ExportPage:
         after = key[0] if key else ""
         sizes = session.rows(
             "SELECT name, length(value) FROM ref WHERE space = ? AND name > ? ORDER BY name LIMIT ?",
@@ -560,7 +554,7 @@ class _Export:
         return {"refs": found}, _behind(sizes, page, lambda row: [row[0]])
 
 
-_SECTIONS: Final[dict[str, Callable[[_Export, Session, Key], _Found]]] = {
+_SECTIONS: Final[dict[str, Callable[[_Export, Session, Key], _ExportPage]]] = {
     "objects": _Export.inline_objects,
     "packs": _Export.packed_objects,
     "commits": _Export.commits,
@@ -588,12 +582,12 @@ def _parse(position: str | None) -> tuple[str, Key]:
     except msgspec.DecodeError:
         section, key = "", []
     if section != _END and section not in _SECTIONS:
-        raise InvalidInput(f"not a position of an export: {position[:80]!r}; pass that of the slice before")
+        raise InvalidInput(f"not a position of an export: {position[:80]!r}; pass the position of a slice")
     return section, key
 
 
 def _cut(rows: Sequence[Row], *, size: int) -> list[Row]:
-    """As many rows as a slice takes; ``size`` is the column with their bytes."""
+    """Return as many rows as fit into a slice; ``size`` is the column with their size."""
     total = 0
     for count, row in enumerate(rows):
         total += row[size] or 0
@@ -603,5 +597,5 @@ def _cut(rows: Sequence[Row], *, size: int) -> list[Row]:
 
 
 def _behind(rows: Sequence[Row], page: Sequence[Row], key: Callable[[Row], Key]) -> Key | None:
-    """The key behind a page; ``None`` when these were the last rows."""
+    """Return the last key of a page, or ``None`` if there are no more rows."""
     return key(page[-1]) if len(rows) == SLICE_ROWS or len(page) < len(rows) else None

@@ -1,11 +1,25 @@
-"""Objects: content by its SHA-256 name, in rows or in pack files.
+"""Objects: content by its SHA-256 name, in rows or in packs.
 
-A row of ``object`` says where the bytes are: in the row itself (``frame``), or in a pack (`core.packs`) of
-the blob store. Reading is two steps, so that no database transaction waits for a disk or a bucket:
-`Objects.locate` asks the rows, `Objects.read` gets the bytes, neighbours in one request and each frame
-unfolded once. Between the two, another process may have moved the objects into a new pack and deleted the
-old one; that is a `PackGone`, and asking again gives the new place (`Objects.load` does). **Invariant:**
-content is given back only when it hashes to its name.
+A row of ``object`` says where the bytes are: in the row (``frame``), or in a pack (`core.packs`) in the blob
+store. Reading has two steps, so that no transaction waits for a disk or a bucket: `Objects.locate` reads the
+rows, `Objects.read` the bytes, combining neighbours into one request and decompressing each frame once. In
+between, another process may have moved objects to a new pack and deleted the old one: that raises `PackGone`,
+and locating again finds the new pack (`Objects.load` does so). **Invariant:** content is returned only if it
+hashes to its name.
+
+Staging stores objects ahead of the commit that requires them. For objects that already exist, only their
+protection from being swept is extended (``staged_until_us``); the rest goes into packs. A pack is durable
+*before* its rows exist, and all its rows are inserted in one transaction: a process that dies in between
+leaves a file without rows, which a later sweep removes, and never a row without bytes. A few small objects
+are not worth a file and an fsync, and go into rows, as all objects do without a blob store. **Invariant:**
+every object in a pack has a row that refers to it there. If two writers stage the same object at the same
+time, the second one rewrites its pack without it: a copy without a row would survive erasure.
+
+A pack is never modified. To remove objects, the others are written to a new pack, then the rows are switched
+in one transaction, then the old file is deleted, then its row. The process may die at any point: before the
+switch, the new file is an orphan; after it, the old pack is empty, and `delete_empty` finds it by its row.
+**Invariant:** the row of a pack outlives its file, and a file is deleted only when no object's row refers to
+it.
 """
 
 from __future__ import annotations
@@ -47,40 +61,26 @@ if TYPE_CHECKING:
     from treering.engines.sql.session import Database, Session
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Staging: objects on their way into the store, ahead of the commit that requires them.
-#
-# Contents come in windows. Of each window, what the space holds already is only prolonged (`staged_until_us`
-# keeps it from being swept); the rest goes into a pack. A pack is durable in the blob store *before* its
-# rows exist, and the rows of one pack appear in one transaction: dying anywhere in between leaves a file
-# that no row knows, which a later sweep removes, and never a row without bytes. A handful of small objects
-# is not worth a file and its fsync; it goes into the rows themselves, as everything does without blob store.
-#
-# **Invariant:** every object in a pack file has the row that points at it there. When two writers stage the
-# same object at the same time, the second one writes its pack again without it: a copy that no row knows
-# would survive the erasure of its content.
-
-
 WINDOW_OBJECTS: Final = 512
 WINDOW_BYTES: Final = 8 * 1024 * 1024
-"""How much is looked up (and, without a blob store, written) at once."""
+"""Size of a window: what is looked up (and, without a blob store, written) at once."""
 
 INLINE_BYTES: Final = 1024 * 1024
-"""A staging of less than this goes into rows."""
+"""Less than this is stored in rows."""
 
 FRESH_SECONDS: Final = 60
-"""What was staged this short a time ago needs no prolonging."""
+"""Objects staged more recently than this need no extension."""
 
 PACK_SUFFIX: Final = ".pack"
 
 LINGER_SECONDS: Final = 900
-"""A pack whose rows come later than this is given up: it may have been taken for an orphan meanwhile."""
+"""A pack without rows after this time is abandoned: it may have been removed as an orphan meanwhile."""
 
 ORPHAN_SECONDS: Final = LINGER_SECONDS + 60
-"""A pack file without rows that is older than this has no writer any more."""
+"""A pack without rows that is older than this has no writer any more."""
 
-_WRITE: Final = failpoints.declare("pack.write", "a pack is complete in memory, no byte of it is written")
-_WRITTEN: Final = failpoints.declare("pack.written", "a pack is durable, no row points at it")
+_WRITE: Final = failpoints.declare("pack.write", "a pack is complete in memory, nothing of it is written")
+_WRITTEN: Final = failpoints.declare("pack.written", "a pack is durable, no row refers to it")
 _COMMIT: Final = failpoints.declare(
     "stage.before_commit", "rows of staged objects are inserted, not committed"
 )
@@ -97,8 +97,8 @@ _PACKED: Final = (
 _PACK: Final = "INSERT INTO pack (no, space, name, size, created_at_us) VALUES (?, ?, ?, ?, ?)"
 
 
-class _AlreadyThere(Exception):
-    """Another writer stored one of these objects since we looked."""
+class _AlreadyStored(Exception):
+    """Another writer stored one of these objects meanwhile."""
 
 
 class Staging:
@@ -115,7 +115,7 @@ class Staging:
         self._window_bytes = 0
 
     def run(self, contents: Iterable[Content]) -> list[str]:
-        """Store everything; the names, in order."""
+        """Store everything; return the names in order."""
         names: list[str] = []
         packing: _Packing | None = None
         try:
@@ -142,26 +142,26 @@ class Staging:
 
     def _empty_window(self, packing: _Packing | None) -> None:
         window, self._window, self._window_bytes = self._window, {}, 0
-        fresh = self._fresh(window)
+        new_objects = self._new_objects(window)
         if packing is not None:
-            packing.add(fresh)
-        elif fresh:
-            self._insert(fresh)
+            packing.add(new_objects)
+        elif new_objects:
+            self._insert(new_objects)
 
-    def _fresh(self, window: dict[str, Content]) -> dict[str, Content]:
-        """What of a window is not stored; the rest is prolonged where it needs to be."""
+    def _new_objects(self, window: dict[str, Content]) -> dict[str, Content]:
+        """Return the objects of a window that are not stored; extend the protection of the others."""
         names = list(window)
         with self._database.reading() as session:
             stored = _stored(session, self._space, names)
         lasting_us = self._database.now_us() + (STAGE_SECONDS - FRESH_SECONDS) * 1_000_000
         if any(until_us < lasting_us for until_us in stored.values()):
-            stored = _prolong(self._database, self._space, list(stored))
+            stored = _touch(self._database, self._space, list(stored))
         return {name: content for name, content in window.items() if name not in stored}
 
-    def _insert(self, fresh: dict[str, Content]) -> None:
+    def _insert(self, new_objects: dict[str, Content]) -> None:
         sealed = [
             (bytes.fromhex(name), KIND_NUMBERS[content.kind], len(content.data), seal(content.data))
-            for name, content in fresh.items()
+            for name, content in new_objects.items()
         ]
         with self._database.writing(self._space) as session:
             now_us = self._database.now_us()
@@ -177,7 +177,7 @@ class Staging:
 
 
 class _Packing:
-    """Objects on their way into packs: one being filled, at most one being written."""
+    """Writes objects to packs: one being filled, at most one being written."""
 
     def __init__(self, database: Database, blobs: Blobs, space: int, new_salt: Callable[[], bytes]) -> None:
         self._database = database
@@ -185,7 +185,7 @@ class _Packing:
         self._space = space
         self._new_salt = new_salt
         self._folder = pack_folder(database, space)
-        # A pool of its own: it lives as long as the call, so there is nothing to close and nothing to fork.
+        # An executor of its own, used during one call: nothing to close elsewhere, nothing to fork.
         self._sealing = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "treering-seal")
         self._sending = ThreadPoolExecutor(1, "treering-send")
         self._sent: Future[tuple[Pack, int]] | None = None
@@ -193,23 +193,23 @@ class _Packing:
         self._flying: set[str] = set()
         self._writer = self._new_writer()
 
-    def add(self, fresh: dict[str, Content]) -> None:
-        """Put objects in that the space does not hold."""
+    def add(self, new_objects: dict[str, Content]) -> None:
+        """Add objects that are not stored in the space."""
         known = self._filling | self._flying if self._flying else self._filling
-        for name in [name for name in fresh if name not in known]:
+        for name in [name for name in new_objects if name not in known]:
             self._filling.add(name)
-            self._writer.add(fresh[name], name=name)
+            self._writer.add(new_objects[name], name=name)
             if self._writer.full:
                 self._send()
 
     def finish(self) -> None:
-        """Write what is left; everything is durable and has its row when this returns."""
+        """Write the rest. When this returns, everything is durable and has rows."""
         if not self._writer.empty:
             self._send()
-        self._settle()
+        self._insert_rows()
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Shut down the threads."""
         self._sealing.shutdown(cancel_futures=True)
         self._sending.shutdown()
 
@@ -217,9 +217,9 @@ class _Packing:
         return PackWriter(salt=self._new_salt(), executor=self._sealing)
 
     def _send(self) -> None:
-        """Write a pack in the background, once the one before has its rows."""
+        """Write a pack in the background, once the previous one has its rows."""
         writer, self._writer = self._writer, self._new_writer()
-        self._settle()
+        self._insert_rows()
         self._flying, self._filling = self._filling, set()
         self._sent = self._sending.submit(lambda: self._put(writer.finish()))
 
@@ -230,8 +230,8 @@ class _Packing:
         failpoints.hit(_WRITTEN)
         return pack, begun_us
 
-    def _settle(self) -> None:
-        """Insert the rows of the pack that is on its way."""
+    def _insert_rows(self) -> None:
+        """Insert the rows of the pack that was being written."""
         if self._sent is None:
             return
         pack, begun_us = self._sent.result()
@@ -239,9 +239,9 @@ class _Packing:
         while True:
             try:
                 insert_pack(self._database, self._space, self._folder, pack, begun_us=begun_us)
-            except _AlreadyThere:
+            except _AlreadyStored:
                 names = [entry.name for entry in pack.entries]
-                stored = _prolong(self._database, self._space, names)
+                stored = _touch(self._database, self._space, names)
                 self._blobs.delete([blob_name(self._folder, pack)])
                 rest = filter_pack(
                     pack.data, set(names) - stored.keys(), pack=pack.name, salt=self._new_salt()
@@ -254,13 +254,13 @@ class _Packing:
 
 
 def insert_pack(database: Database, space: int, folder: str, pack: Pack, *, begun_us: int) -> None:
-    """The rows of a pack that is in the blob store."""
+    """Insert the rows of a pack that is in the blob store."""
     with database.writing(space) as session:
         now_us = database.now_us()
         if now_us - begun_us > LINGER_SECONDS * 1_000_000:
             raise Busy(
                 f"pack {pack.name} waited {(now_us - begun_us) // 1_000_000} s for its rows, so it may have "
-                "been cleared away; nothing of it was kept: stage again"
+                "been removed; nothing of it was stored: stage again"
             )
         until_us = now_us + STAGE_SECONDS * 1_000_000
         no = insert_pack_row(session, space, folder, pack, now_us=now_us)
@@ -280,38 +280,38 @@ def insert_pack(database: Database, space: int, folder: str, pack: Pack, *, begu
             for name, kind, size, offset, length, inner in pack.entries
         ]
         if session.run_many(_PACKED, rows) != len(rows):
-            raise _AlreadyThere
+            raise _AlreadyStored
         failpoints.hit(_COMMIT)
 
 
 def insert_pack_row(session: Session, space: int, folder: str, pack: Pack, *, now_us: int) -> int:
-    """The row of a pack itself; its number."""
+    """Insert the row of a pack; return its number."""
     (no,) = session.numbers("pack", 1)
     session.run(_PACK, (no, space, blob_name(folder, pack), pack.size, now_us))
     return no
 
 
 def store_folder(database: Database) -> str:
-    """Where the packs of this store are in the blob store, and nobody else's: two may share a bucket."""
+    """Return the folder of this store's packs, which is unique: two stores may share a bucket."""
     with database.reading() as session:
         ((store,),) = session.rows("SELECT value FROM meta WHERE key = 'store_id'")
     return f"objects/{store}"
 
 
 def pack_folder(database: Database, space: int) -> str:
-    """Where the packs of a space are. No two spaces share one."""
+    """Return the folder of a space's packs, unique for each space."""
     with database.reading() as session:
         ((name,),) = session.rows("SELECT name FROM space WHERE no = ?", (space,))
     return f"{store_folder(database)}/{name}"
 
 
 def blob_name(folder: str, pack: Pack) -> str:
-    """The name of a pack's file."""
+    """Return the blob name of a pack."""
     return f"{folder}/{pack.name[:2]}/{pack.name}{PACK_SUFFIX}"
 
 
-def _prolong(database: Database, space: int, names: Sequence[str]) -> dict[str, int]:
-    """Keep those objects that exist from being swept; until when each of them is safe."""
+def _touch(database: Database, space: int, names: Sequence[str]) -> dict[str, int]:
+    """Protect existing objects from being swept; return until when each one is safe."""
     with database.writing(space) as session:
         until_us = database.now_us() + STAGE_SECONDS * 1_000_000
         stored = _stored(session, space, names)
@@ -332,19 +332,9 @@ def _stored(session: Session, space: int, names: Sequence[str]) -> dict[str, int
     return {bytes(name).hex(): until_us for name, until_us in rows}
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Packs written anew, and packs deleted.
-#
-# A pack is never changed. To take objects out of it, the others are written into a new pack; then the rows
-# are switched in one transaction; then the old file is deleted; then its row. The order makes every moment
-# safe to die in: before the switch the new file is an orphan, after it the old pack is one that no object
-# lies in, which `delete_empty` finds by its row and finishes. **Invariant:** a pack's row outlives its file,
-# and a file is deleted only when no object's row points into it.
-
-
 _PAGE: Final = 1000
 _TAIL: Final = 256 * 1024
-"""The end of a pack that is read at first; an index is seldom longer."""
+"""Size of the first read at the end of a pack; its index is rarely larger."""
 
 _REWRITTEN: Final = failpoints.declare(
     "repack.written", "a rewritten pack is durable, rows point at the old one"
@@ -376,9 +366,9 @@ def rewrite(
     drop: AbstractSet[str],
     new_salt: Callable[[], bytes],
 ) -> int:
-    """Write a pack anew with exactly the objects whose rows point into it, without those to drop.
+    """Rewrite a pack with exactly the objects whose rows refer to it, without those to drop.
 
-    Gives back how much smaller the files became.
+    Returns how much smaller the files became.
     """
     folder = pack_folder(database, space)
     while True:
@@ -401,13 +391,13 @@ def rewrite(
             _delete(database, blobs, [(pack_no, old_name)])
             return old_size - (new.size if new is not None else 0)
         if new is not None:
-            blobs.delete([blob_name(folder, new)])  # another process was quicker: look again
+            blobs.delete([blob_name(folder, new)])  # another process changed it: look again
 
 
-def with_strays(database: Database, blobs: Blobs | None, space: int) -> list[int]:
-    """Packs that hold bytes of objects which no row looks for there: a sweep leaves some until it pays.
+def packs_with_strays(database: Database, blobs: Blobs | None, space: int) -> list[int]:
+    """Return packs with bytes of objects that no row refers to: a sweep leaves some until a rewrite pays.
 
-    Reads the index of every pack, not its content. A `rewrite` of these leaves no stray byte.
+    Reads the index of every pack, but no content. A `rewrite` removes all such bytes.
     """
     found: list[int] = []
     after = 0
@@ -429,7 +419,7 @@ def with_strays(database: Database, blobs: Blobs | None, space: int) -> list[int
 
 
 def delete_empty(database: Database, blobs: Blobs | None, space: int) -> int:
-    """Delete all packs of a space that no object lies in; the size of their files."""
+    """Delete all packs of a space without objects; return the size of their files."""
     freed = 0
     while True:
         with database.reading() as session:
@@ -441,10 +431,10 @@ def delete_empty(database: Database, blobs: Blobs | None, space: int) -> int:
 
 
 def orphans(database: Database, blobs: Blobs | None, *, older_than_seconds: float) -> list[str]:
-    """Pack files of this store that no row knows.
+    """Return pack files of this store without a row.
 
-    While writers run, the age has to be more than `staging.LINGER_SECONDS`: a younger file may belong to
-    one that is about to insert its rows.
+    While writers run, the age must exceed `LINGER_SECONDS`: a newer file may belong to a writer that is about
+    to insert its rows.
     """
     if blobs is None:
         return []
@@ -458,15 +448,15 @@ def orphans(database: Database, blobs: Blobs | None, *, older_than_seconds: floa
         if len(page) < _PAGE:
             break
         after = page[-1].name
-    # Rows are read after files, so a file that got its row meanwhile is known. Names are compared by their
-    # last part, which is unique by itself: a file system may not keep upper and lower case apart.
+    # Rows are read after files, so files that got a row meanwhile are known. Names are compared by their last
+    # part, which is unique: a file system may be case-insensitive.
     with database.reading() as session:
         known = {_last_part(name) for (name,) in session.rows("SELECT name FROM pack")}
     return [name for name in files if name.endswith(PACK_SUFFIX) and _last_part(name) not in known]
 
 
 def names_in(blobs: Blobs, name: str, size: int) -> set[str]:
-    """What a pack says that it holds; nothing when it was deleted since its row was read."""
+    """Return the names in the index of a pack; nothing if it was deleted since its row was read."""
     try:
         check_head(blobs.get(name, stop=len(HEAD)), pack=name)
         first = max(size - _TAIL, 0)
@@ -495,18 +485,18 @@ def _without(blobs: Blobs, name: str, keep: set[str], new_salt: Callable[[], byt
         data = blobs.get(name)
     except NotFound:
         raise Corrupt(
-            f"pack {name} is not in {blobs.url}, and {len(keep)} objects lie in it, {min(keep)} among them; "
+            f"pack {name} with {len(keep)} objects ({min(keep)} and others) is not in {blobs.url}; "
             "restore it from a backup or a copy"
         ) from None
     pack = filter_pack(data, keep, pack=name, salt=new_salt())
     lost = keep - {entry.name for entry in pack.entries} if pack is not None else keep
     if lost:
-        raise Corrupt(f"object {min(lost)} is not in pack {name}, where its row says; run verify")
+        raise Corrupt(f"object {min(lost)} is not in pack {name}, as its row says; run verify")
     return pack
 
 
 class _Switch(NamedTuple):
-    """What it takes to let rows point at a new pack."""
+    """The change that makes rows refer to a new pack."""
 
     space: int
     folder: str
@@ -516,10 +506,10 @@ class _Switch(NamedTuple):
     new: Pack | None
     begun_us: int
     created_at_us: int
-    """When the content was stored: a rewritten pack is no growth."""
+    """When the content was stored: a rewritten pack is not growth."""
 
     def run(self, database: Database) -> bool:
-        """Do it; False when the old pack is not as it was, or the new one too old to be trusted."""
+        """Apply it; return False if the old pack has changed, or the new one may have been removed."""
         with database.writing(self.space) as session:
             now_us = database.now_us()
             late = now_us - self.begun_us > LINGER_SECONDS * 1_000_000
@@ -543,14 +533,12 @@ class _Switch(NamedTuple):
 
 
 def _delete(database: Database, blobs: Blobs, packs: list[tuple[int, str]]) -> None:
-    """Delete files, then the rows that remembered them."""
+    """Delete files, then their rows."""
     blobs.delete([name for _, name in packs])
     failpoints.hit(_DELETED)
     with database.writing() as session:
         session.run_many("DELETE FROM pack WHERE no = ?", [(no,) for no, _ in packs])
 
-
-# -----------------------------------------------------------------------------------------------------------
 
 _SELECT: Final = (
     'SELECT o.name, o.kind, o.frame, p.name, o.size, o."offset", o.length, o.inner_offset, o.pack '
@@ -559,15 +547,15 @@ _SELECT: Final = (
 
 
 class PackGone(Corrupt):
-    """A pack that objects lie in is not in the blob store.
+    """The pack of some objects is not in the blob store.
 
-    It was rewritten since they were located, so the same read may be tried once more in a new
-    transaction. When it is gone then, too, the objects are lost.
+    It was rewritten since they were located, so the read may be retried once in a new transaction. If it is
+    missing then too, the objects are lost.
     """
 
 
 class Located(msgspec.Struct, frozen=True):
-    """Where some objects are: the bytes themselves, or places in packs by the pack's blob name."""
+    """Where some objects are: the bytes themselves, or their positions, by the blob name of the pack."""
 
     inline: tuple[tuple[str, int, bytes], ...]
     """Name, kind number, frame."""
@@ -575,7 +563,7 @@ class Located(msgspec.Struct, frozen=True):
 
 
 class Objects:
-    """All objects of a store. Without a blob store, everything is in rows."""
+    """All objects of a store. Without a blob store, all of them are in rows."""
 
     def __init__(
         self, blobs: Blobs | None, *, new_salt: Callable[[], bytes] = lambda: os.urandom(SALT_SIZE)
@@ -583,9 +571,8 @@ class Objects:
         self._blobs = blobs
         self._new_salt = new_salt
 
-    # Reading
     def missing(self, session: Session, space: int, names: Sequence[str]) -> set[str]:
-        """Which of these objects have no row."""
+        """Return the objects that have no row."""
         wanted = _as_keys(names)
         rows = rows_in_chunks(
             session, "SELECT name FROM object WHERE space = ? AND name IN (@)", (space,), wanted
@@ -593,7 +580,7 @@ class Objects:
         return set(names) - {bytes(name).hex() for (name,) in rows}
 
     def locate(self, session: Session, space: int, names: Sequence[str]) -> Located:
-        """Where those of the objects are that exist. Needs the session only until it returns."""
+        """Locate the objects that exist. Needs the session only until it returns."""
         inline: list[tuple[str, int, bytes]] = []
         packed: dict[str, list[PackEntry]] = {}
         for name, kind, frame, place in _rows(session, space, names):
@@ -604,11 +591,11 @@ class Objects:
         return Located(tuple(inline), packed)
 
     def read(self, located: Located) -> dict[str, Content]:
-        """The verified content of located objects, by name; `PackGone` when a pack was rewritten since."""
+        """Return verified content by name; raise `PackGone` if a pack was rewritten since."""
         return dict(self.stream(located))
 
     def stream(self, located: Located) -> Iterator[tuple[str, Content]]:
-        """The same one by one, for those who do not want all of it in memory."""
+        """Yield the same one by one, for callers that do not want all of it in memory."""
         for name, kind, frame in located.inline:
             yield name, _verified(name, kind, frame)
         for pack, entries in located.packed.items():
@@ -623,11 +610,10 @@ class Objects:
                     yield from zip(names, read_frame(frame, inside, pack=pack), strict=True)
 
     def fetch(self, session: Session, space: int, names: Sequence[str]) -> dict[str, Content]:
-        """The verified content of those objects that exist, within one transaction.
+        """Return the verified content of those objects that exist, within one transaction.
 
-        Rows are unfolded as they come: the frames of all of them are never there together. A `PackGone`
-        cannot be helped here, because the transaction goes on seeing the old rows: the caller begins a new
-        one.
+        Rows are decompressed as they arrive, so that not all frames are in memory. `PackGone` cannot be
+        handled here, because the transaction continues to see the old rows: the caller must begin a new one.
         """
         found: dict[str, Content] = {}
         packed: dict[str, list[PackEntry]] = {}
@@ -641,7 +627,7 @@ class Objects:
         return found
 
     def load(self, database: Database, space: int, names: Sequence[str]) -> dict[str, Content]:
-        """The verified content of those objects that exist, without holding a transaction meanwhile."""
+        """Return the verified content of those objects that exist, without keeping a transaction open."""
         with database.reading() as session:
             located = self.locate(session, space, names)
         try:
@@ -653,7 +639,7 @@ class Objects:
 
     def _range(self, pack: str, start: int, stop: int, name: str) -> bytes:
         if self._blobs is None:
-            raise Corrupt(f"object {name} lies in {pack}, but this store was opened without its blob store")
+            raise Corrupt(f"object {name} is in {pack}, but this store was opened without its blob store")
         try:
             return self._blobs.get(pack, start=start, stop=stop)
         except NotFound:
@@ -662,42 +648,41 @@ class Objects:
             ) from None
 
     def check_index(self, pack: str, size: int) -> None:
-        """See whether the head and the index of a pack are as they were; only `rewrite` needs them."""
+        """Check the header and the index of a pack, which only `rewrite` needs."""
         names_in(self._packs(), pack, size)
 
-    # Writing
     def stage(self, database: Database, space: int, contents: Iterable[Content]) -> list[str]:
-        """Store objects ahead of the commit that will require them; their names, in order.
+        """Store objects ahead of the commit that requires them; return their names in order.
 
-        Memory stays bounded by a few packs, however much there is. What is stored already is not written
-        again, but kept from being swept for as long as what is new.
+        Memory use is bounded by a few packs. Objects that already exist are not written again, but protected
+        from being swept for as long as new ones.
         """
         return Staging(database, self._blobs, space, self._new_salt).run(contents)
 
     def rewrite(
         self, database: Database, space: int, pack_no: int, drop: AbstractSet[str] = frozenset()
     ) -> int:
-        """Write a pack anew without some objects; how many bytes of files that freed.
+        """Rewrite a pack without some objects; return the size freed.
 
-        Afterwards no byte of the dropped objects is in the blob store, nor of any other object in that
-        pack that no row points at. Rows of dropped objects that are still in this pack are deleted.
+        Afterwards the blob store holds no byte of the dropped objects, nor of any other object in the pack
+        that no row refers to. Rows of dropped objects that still refer to this pack are deleted.
         """
         return rewrite(database, self._packs(), space, pack_no=pack_no, drop=drop, new_salt=self._new_salt)
 
     def packs_with_strays(self, database: Database, space: int) -> list[int]:
-        """Packs that hold bytes which no row looks for any more; `rewrite` them to be rid of those."""
-        return with_strays(database, self._blobs, space)
+        """Return packs with bytes that no row refers to; `rewrite` removes those."""
+        return packs_with_strays(database, self._blobs, space)
 
     def delete_packs(self, database: Database, space: int) -> int:
-        """Delete the packs that no object lies in any more; how many bytes of files that freed."""
+        """Delete the packs without objects; return the size freed."""
         return delete_empty(database, self._blobs, space)
 
     def orphans(self, database: Database, *, older_than_seconds: float) -> list[str]:
-        """Pack files that no row knows, left behind by a writer that died."""
+        """Return pack files without a row, left by writers that died."""
         return orphans(database, self._blobs, older_than_seconds=older_than_seconds)
 
     def delete_orphans(self, names: Iterable[str]) -> None:
-        """Delete what `orphans` found."""
+        """Delete the files found by `orphans`."""
         if self._blobs is not None:
             self._blobs.delete(names)
 
@@ -710,9 +695,10 @@ class Objects:
 def _rows(
     session: Session, space: int, names: Iterable[str]
 ) -> Iterator[tuple[str, int, bytes | None, Sequence[Any]]]:
-    """Name, kind number and frame of each object that exists; of one in a pack, its place instead.
+    """Yield name, kind number and frame of each object that exists; for one in a pack, its position instead.
 
-    Whoever loops over them gives them no name: the traceback of an error would keep the question open.
+    Callers iterate without binding the generator to a name: the traceback of an error would keep the query
+    open.
     """
     keys = _as_keys(dict.fromkeys(names))
     for start in range(0, len(keys), IN_LIMIT):
@@ -726,16 +712,14 @@ def _verified(name: str, kind: int, frame: bytes) -> Content:
     where = f"object {name}"
     content = Content(kind_of(kind, where), unseal(frame, where, has_name=True))
     if content.name != name:
-        raise Corrupt(
-            f"object {name}: the bytes do not hash to this name; restore it from a backup or a copy"
-        )
+        raise Corrupt(f"object {name}: its bytes have another hash; restore it from a backup or a copy")
     return content
 
 
 def _place_in(packed: dict[str, list[PackEntry]], name: str, kind: int, place: Sequence[Any]) -> None:
     pack, size, offset, length, inner_offset, pack_no = place
     if pack is None:
-        raise Corrupt(f"object {name} points at pack {pack_no}, which no row describes; run verify")
+        raise Corrupt(f"object {name} refers to pack {pack_no}, which has no row; run verify")
     entry = PackEntry(name, kind_of(kind, f"object {name}"), size, offset, length, inner_offset)
     packed.setdefault(pack, []).append(entry)
 

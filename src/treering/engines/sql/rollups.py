@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from treering.core.records import Sum
     from treering.core.rollups import Measures
     from treering.engines.sql.session import Database, Row, Session
-    from treering.engines.sql.spill import Scratch
+    from treering.engines.sql.spill import SpillDatabase
 
 
 _SUMS: Final = ", ".join(f"SUM({name})" for name in MEASURES)
@@ -138,13 +138,13 @@ _COUNT_IN: Final = (
 class Recount:
     """The totals of a space, counted anew and compared with those that are kept."""
 
-    def __init__(self, database: Database, space: int, scratch: Scratch) -> None:
+    def __init__(self, database: Database, space: int, spill: SpillDatabase) -> None:
         self._database = database
         self._space = space
-        self._scratch = scratch
+        self._spill = spill
         self._seq = 0
         self.events = 0
-        scratch.rows(
+        spill.rows(
             f"CREATE TABLE cell ({', '.join(_COLUMNS)}, compared DEFAULT 0, PRIMARY KEY ({', '.join(_KEY)})) "
             "WITHOUT ROWID"
         )
@@ -172,15 +172,15 @@ class Recount:
             differing = [
                 RollupKey(*row[:7]) for row in rows if self._counted(row[:7]) != _as_measures(row[7:])
             ]
-            self._scratch.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", [row[:7] for row in rows])
+            self._spill.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", [row[:7] for row in rows])
             yield self._confirmed(differing)
             if len(rows) < PAGE:
                 break
             after = rows[-1][:7]
-        while lacking := self._scratch.rows(
+        while lacking := self._spill.rows(
             f"SELECT {', '.join(_KEY)} FROM cell WHERE compared = 0 LIMIT ?", (PAGE,)
         ):
-            self._scratch.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", lacking)
+            self._spill.many(f"UPDATE cell SET compared = 1 WHERE {_SAME}", lacking)
             yield self._confirmed([RollupKey(*row) for row in lacking])
 
     def _count_page(self, session: Session) -> int:
@@ -190,13 +190,13 @@ class Recount:
         )
         if rows:
             cells = deltas(record_of(row, session.dictionary).event for row in rows)
-            self._scratch.many(_COUNT_IN, [(*kept(cell), *measures) for cell, measures in cells.items()])
+            self._spill.many(_COUNT_IN, [(*kept(cell), *measures) for cell, measures in cells.items()])
             self._seq = rows[-1][0]
             self.events += len(rows)
         return len(rows)
 
     def _counted(self, cell: Row) -> Measures:
-        rows = self._scratch.rows(f"SELECT {', '.join(MEASURES)} FROM cell WHERE {_SAME}", cell)
+        rows = self._spill.rows(f"SELECT {', '.join(MEASURES)} FROM cell WHERE {_SAME}", cell)
         return list(rows[0]) if rows else _NONE
 
     def _confirmed(self, cells: list[RollupKey]) -> list[Problem]:

@@ -1,8 +1,8 @@
-"""The search index: which text is found under which name.
+"""The search index: which texts contain which words.
 
-The truth is the rows of ``text``, which say where each text lies; the words themselves are derived from
-that content and kept in an index of the database's own kind (FTS5 tables, tsvector rows). A subclass
-knows the index, this file keeps the rows and the index in step, inside the commit that changes them.
+The rows of ``text`` are authoritative: they say where each text is stored. The words are derived from that
+content and kept in an index of the database (FTS5 tables, or tsvector rows). Subclasses implement the index;
+this class keeps it consistent with the rows, inside the commit that changes them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _INSERT: Final = "INSERT INTO text (no, collection, name, namespace, scope, sour
 
 
 class TextIndex:
-    """Keeps texts findable. Subclasses provide the five methods at the end."""
+    """Keeps texts searchable. Subclasses implement the methods at the end."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
 
     def put(self, session: Session, space: int, scopes: dict[str, int], encoded: EncodedBatch) -> None:
-        """Index (or take out) the texts of a batch, which names each of them once."""
+        """Index (or remove) the texts of a batch; each name occurs once."""
         texts = encoded.batch.texts
         collections = self._collections(session, space, texts)
         self.remove(session, space, _standing(session, collections, texts))
@@ -56,7 +56,7 @@ class TextIndex:
             self.add(session, collection, tokens, entry)
 
     def search(self, session: Session, space: int, query: SearchQuery) -> SearchResult:
-        """Hits in one collection, best first."""
+        """Return hits in one collection, best first."""
         check_limit(query.limit)
         ((seq,),) = session.rows("SELECT seq FROM space WHERE no = ?", (space,))
         terms = query_terms(query.text)
@@ -90,7 +90,7 @@ class TextIndex:
         return SearchResult(hits=tuple(hits), indexed_through=seq)
 
     def remove(self, session: Session, space: int, numbers: Sequence[int]) -> int:
-        """Take texts out of the index and forget their rows; their content is still there."""
+        """Remove texts from the index and delete their rows; their content must still exist."""
         rows = list(
             rows_in_chunks(
                 session,
@@ -106,7 +106,7 @@ class TextIndex:
         return len(set(numbers))
 
     def rebuild(self, database: Database, space: int) -> None:
-        """Derive the whole index of a space again, a page at a time."""
+        """Rebuild the whole index of a space, one page at a time."""
         with database.reading() as session:
             collections = session.rows("SELECT no, tokens FROM collection WHERE space = ?", (space,))
         for collection, tokens in collections:
@@ -137,7 +137,7 @@ class TextIndex:
     def _collections(
         self, session: Session, space: int, texts: Sequence[Text]
     ) -> dict[str, tuple[int, Tokens]]:
-        """Numbers and tokens of the collections that texts name; the first text of a new one decides."""
+        """Return numbers and tokens of the named collections; the first text of a new one decides."""
         wanted: dict[str, Tokens] = {text.collection: text.tokens for text in reversed(texts)}
         found: dict[str, tuple[int, Tokens]] = {
             name: (no, tokens)
@@ -158,9 +158,9 @@ class TextIndex:
             self.create(session, no, wanted[name])
         return found
 
-    # What a database's own index does
+    # Implemented by subclasses
     def create(self, session: Session, collection: int, tokens: Tokens) -> None:
-        """Make room for a new collection."""
+        """Create the index of a new collection."""
         raise NotImplementedError
 
     def add(
@@ -170,24 +170,24 @@ class TextIndex:
         raise NotImplementedError
 
     def drop(self, session: Session, collection: int, text: tuple[int, str, str]) -> None:
-        """Take one text out: number, namespace, words."""
+        """Remove one text: number, namespace, words."""
         raise NotImplementedError
 
     def clear(self, session: Session, collection: int, tokens: Tokens) -> None:
-        """Take all texts of a collection out."""
+        """Remove all texts of a collection."""
         raise NotImplementedError
 
     def find(
         self, session: Session, collection: int, tokens: Tokens, terms: Sequence[str], query: SearchQuery
     ) -> list[tuple[int, float]]:
-        """Numbers and scores of texts that hold any of the terms, best first."""
+        """Return numbers and scores of texts that contain any of the terms, best first."""
         raise NotImplementedError
 
     def optimize(self, session: Session, collections: Sequence[int]) -> None:
-        """Leave no word of a removed text in the index; for an index that forgets at once, nothing to do."""
+        """Purge the words of removed texts from the index; no-op for an index that does so immediately."""
 
     def lacking(self, session: Session, collection: int, numbers: Sequence[int]) -> set[int]:
-        """Which of these texts are not in the index, as far as it can tell."""
+        """Return which of these texts are missing from the index, as far as it can tell."""
         del session, collection, numbers
         return set()
 
@@ -195,7 +195,7 @@ class TextIndex:
 def _standing(
     session: Session, collections: dict[str, tuple[int, Tokens]], texts: Sequence[Text]
 ) -> list[int]:
-    """The numbers of the rows that have the names of these texts now."""
+    """Return the numbers of the rows that currently have the names of these texts."""
     names: dict[int, list[str]] = {}
     for text in texts:
         names.setdefault(collections[text.collection][0], []).append(text.name)

@@ -1,9 +1,9 @@
-"""Scratch: the memory of a walk over a whole space, kept on disk.
+"""Spilling: sets and queues that outgrow memory are kept in a private temporary database.
 
-Garbage collection has to remember everything that it has seen; for millions of addresses that does not
-belong into the process. A scratch is a private, unnamed SQLite database: it stays in a small cache until it
-outgrows it, spills into a temporary file that nobody else can open, and is gone when it is closed or the
-process dies. **Invariant:** memory stays flat, whatever is put in.
+Garbage collection has to remember every address that it has visited, which for millions of addresses does not
+fit into the process. A `SpillDatabase` is an unnamed SQLite database: it stays in a small cache until it
+outgrows it, spills to a temporary file that no other process can open, and disappears when it is closed or
+the process dies. **Invariant:** memory use is bounded, whatever is added.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CAN
 _TYPES: Final = {"number": "INTEGER", "bytes": "BLOB", "text": "TEXT"}
 
 
-class Scratch:
-    """A private database for one piece of work, of one thread at a time."""
+class SpillDatabase:
+    """A private temporary database, used by one thread at a time."""
 
     def __init__(self) -> None:
-        # A generator that holds one may go on in another thread.
+        # A generator that holds one may be resumed on another thread.
         self._connection = sqlite3.connect(
             "", isolation_level=None, check_same_thread=False, cached_statements=256
         )
         self._connection.execute("PRAGMA journal_mode = OFF")
         self._connection.execute("PRAGMA synchronous = OFF")
         self._connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-        self._connection.execute("BEGIN")  # one transaction for ever: nothing here needs to be undone
+        self._connection.execute("BEGIN")  # one transaction throughout: nothing is ever rolled back
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """All rows of a query; also of a statement with RETURNING."""
+        """Return all rows of a query, or of a statement with RETURNING."""
         try:
             return self._connection.execute(sql, parameters).fetchall()
         except sqlite3.OperationalError as error:
@@ -55,7 +55,7 @@ class Scratch:
             raise _translated(error) from error
 
     def close(self) -> None:
-        """Forget everything."""
+        """Discard everything."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -67,73 +67,71 @@ class Scratch:
         self.close()
 
 
-class Seen:
-    """A set of keys in a scratch. With each key it keeps a number: who was the first to bring it."""
+class SpillSet:
+    """A set of keys on disk, each with its owner: a number stored with the key when it was first added."""
 
-    def __init__(self, scratch: Scratch, table: str, kind: Literal["number", "bytes", "text"]) -> None:
+    def __init__(self, spill: SpillDatabase, table: str, kind: Literal["number", "bytes", "text"]) -> None:
         self.table = table
-        self._scratch = scratch
-        # An integer primary key is the table itself; for other keys WITHOUT ROWID makes it so.
+        self._spill = spill
+        # An integer primary key is the table itself; for other keys, WITHOUT ROWID has the same effect.
         tail = "" if kind == "number" else " WITHOUT ROWID"
-        scratch.rows(f"CREATE TABLE {table} (key {_TYPES[kind]} NOT NULL PRIMARY KEY, owner INTEGER){tail}")
+        spill.rows(f"CREATE TABLE {table} (key {_TYPES[kind]} NOT NULL PRIMARY KEY, owner INTEGER){tail}")
 
     def add(self, owners: dict[Any, int]) -> list[Any]:
-        """Put keys in, each with its owner; those that were not there before."""
+        """Add keys with their owners; return those that were not in the set."""
         new: list[Any] = []
-        # In order of their keys, so that neighbours are written to one page while it is at hand.
+        # Sorted, so that neighbouring keys are written to the same page.
         pairs = sorted(owners.items())
         for chunk in _padded(pairs):
             values = ",".join(["(?,?)"] * len(chunk))
             flat = [value for pair in chunk for value in pair]
-            rows = self._scratch.rows(
-                f"INSERT OR IGNORE INTO {self.table} VALUES {values} RETURNING key", flat
-            )
+            rows = self._spill.rows(f"INSERT OR IGNORE INTO {self.table} VALUES {values} RETURNING key", flat)
             new += [key for (key,) in rows]
         return new
 
     def among(self, keys: Iterable[Any]) -> dict[Any, int]:
-        """Which of these keys are in it, and their owners."""
+        """Return those of the keys that are in the set, with their owners."""
         found: dict[Any, int] = {}
         for chunk in _padded(sorted(set(keys))):
             marks = ",".join("?" * len(chunk))
             found.update(
-                self._scratch.rows(f"SELECT key, owner FROM {self.table} WHERE key IN ({marks})", chunk)
+                self._spill.rows(f"SELECT key, owner FROM {self.table} WHERE key IN ({marks})", chunk)
             )
         return found
 
     def page(self, after: Key | None, limit: int) -> list[Row]:
-        """The next keys behind ``after`` with their owners, in order."""
+        """Return the next keys after ``after``, sorted, with their owners."""
         if after is None:
-            return self._scratch.rows(f"SELECT key, owner FROM {self.table} ORDER BY key LIMIT ?", (limit,))
-        return self._scratch.rows(
+            return self._spill.rows(f"SELECT key, owner FROM {self.table} ORDER BY key LIMIT ?", (limit,))
+        return self._spill.rows(
             f"SELECT key, owner FROM {self.table} WHERE key > ? ORDER BY key LIMIT ?",
             (after, limit),
         )
 
     def __len__(self) -> int:
-        return self._scratch.rows(f"SELECT count(*) FROM {self.table}")[0][0]
+        return self._spill.rows(f"SELECT count(*) FROM {self.table}")[0][0]
 
 
-class Todo:
-    """What is still to be looked at: a stack in a scratch."""
+class SpillQueue:
+    """The work that is left: a stack on disk."""
 
-    def __init__(self, scratch: Scratch, table: str) -> None:
-        self._scratch = scratch
+    def __init__(self, spill: SpillDatabase, table: str) -> None:
+        self._spill = spill
         self._push = f"INSERT INTO {table} (what, key, owner) VALUES (?, ?, ?)"
         self._pop = (
             f"DELETE FROM {table} WHERE no IN (SELECT no FROM {table} ORDER BY no DESC LIMIT ?) "
             "RETURNING what, key, owner"
         )
-        scratch.rows(f"CREATE TABLE {table} (no INTEGER PRIMARY KEY, what TEXT, key, owner INTEGER)")
+        spill.rows(f"CREATE TABLE {table} (no INTEGER PRIMARY KEY, what TEXT, key, owner INTEGER)")
 
     def push(self, what: str, keys: Iterable[Key], owners: dict[Any, int]) -> None:
-        """Put keys of a kind on top."""
-        self._scratch.many(self._push, [(what, key, owners[key]) for key in keys])
+        """Push keys of a kind."""
+        self._spill.many(self._push, [(what, key, owners[key]) for key in keys])
 
     def pop(self, limit: int) -> dict[str, dict[Any, int]]:
-        """Take the top off: owners by key by kind; empty when nothing is left."""
+        """Pop entries: owners by key, by kind; empty if nothing is left."""
         found: dict[str, dict[Any, int]] = {}
-        for what, key, owner in self._scratch.rows(self._pop, (limit,)):
+        for what, key, owner in self._spill.rows(self._pop, (limit,)):
             found.setdefault(what, {})[key] = owner
         return found
 
@@ -141,14 +139,14 @@ class Todo:
 def _translated(error: sqlite3.OperationalError) -> Exception:
     if error.sqlite_errorcode & 0xFF in _NO_ROOM:
         return StoreFull(
-            f"the folder for temporary files has no room ({error}); nothing more was deleted: "
-            "free space there, or name another one in SQLITE_TMPDIR, and run it again"
+            f"the folder for temporary files is full ({error}); nothing more was deleted: "
+            "free some space there, or set SQLITE_TMPDIR to another folder, and run it again"
         )
     return error
 
 
 def _padded(values: Sequence[Any]) -> Iterable[list[Any]]:
-    """Chunks as long as a power of two (the last value repeated), so that few statements are prepared."""
+    """Split into chunks with a power of two as length (the last value repeated): fewer statements."""
     for start in range(0, len(values), IN_LIMIT):
         chunk = list(values[start : start + IN_LIMIT])
         yield chunk + [chunk[-1]] * ((1 << (len(chunk) - 1).bit_length()) - len(chunk))

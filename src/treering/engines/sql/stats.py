@@ -1,9 +1,9 @@
-"""What a space holds: rows, and stored bytes by kind and by day.
+"""Statistics of a space: rows, and stored bytes by kind and by day.
 
-Nothing is counted while writing; here the tables are walked along the indexes that begin with the space,
-in pages with a short read transaction each, so that counting a large store holds nobody up. The figures
-of a store that is being written to are therefore of several moments. Bytes are those of the stored values
-(compressed, without the database's own overhead); a pack counts as its file does.
+Nothing is counted during writes. The tables are read along indexes that start with the space, in pages with a
+short transaction each, so that measuring a large store blocks nobody. The numbers of a store that is being
+written to are therefore not from a single moment. Bytes are those of the stored values (compressed, without
+the overhead of the database); a pack counts with the size of its file.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ _INDEX: Final = {
 }
 
 _KINDS: Final = ("objects", "packs", "bodies", "items", "events", "refs", "commits", "index")
-"""``objects`` are those in rows; the rest of them is in ``packs``."""
+"""``objects`` counts those in rows; all others are included in ``packs``."""
 
 
 def stats(database: Database, space: int, space_name: str) -> SpaceStats:
-    """Count everything in a space."""
+    """Measure a space."""
     return _Count(database, space).result(space_name)
 
 
@@ -114,13 +114,13 @@ class _Count:
         return total
 
     def _count_items(self, ends: list[tuple[int, int]]) -> None:
-        """Items have no time of their own: they count for the day on which their list last grew."""
+        """Items have no time: they count for the day on which their list last grew."""
         for seq, size in self._pages(_ITEMS, "list", "id", prefix="l."):
             at = min(bisect_left(ends, (seq, 0)), len(ends) - 1)
             self._add("items", ends[at][1] if ends else 0, size)
 
     def _count_index(self) -> int:
-        """The search index is derived, so it is no growth; what its tables hold is counted all the same."""
+        """The search index is derived, so it is not growth, but its size is counted."""
         total = 0
         for collection, count in self._rows(_TEXTS):
             total += int(count)
@@ -139,7 +139,7 @@ class _Count:
             return session.rows(sql, (self._space,))
 
     def _pages(self, sql: str, table: str, key: str, *, prefix: str = "") -> Iterator[Row]:
-        """The rows of an aggregate over one stretch of a table after the other, each in a transaction."""
+        """Yield the rows of an aggregate over consecutive ranges of a table, with a transaction for each."""
         low: Any = None
         while True:
             with self._database.reading() as session:

@@ -1,10 +1,11 @@
-"""Verification: read everything that a space holds, and say what is wrong with it.
+"""Verification: read everything in a space and report what is wrong.
 
-Three questions. Does every address that stands anywhere lead somewhere (a walk from all roots and all lists)?
-Is every stored byte what it was (`contents`)? Do counters and totals say the truth (here and `recount`)?
-Everything is read in pages, each in a short transaction, while writers go on; what a page found missing may
-just have been erased, so it is looked at again before it is reported. **Invariant:** memory stays flat, no
-transaction is open while a report is handed out, and nothing is changed.
+It checks three things: every address is stored (by walking from all roots and all lists), every stored byte
+is unchanged (`ContentChecker`: rows are read in pages of limited size, a pack once from start to end, and
+every damaged part is reported), and counters and totals are correct (here and in `rollups`). All reads are
+short transactions, alongside running writers; something that a page found missing may just have been erased,
+so it is checked again before it is reported. **Invariant:** memory use is bounded, no transaction is open
+while a problem is yielded, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from treering.core.frame import unpack_body, unseal
 from treering.core.packs import PackEntry, group_by_frame
 from treering.core.records import Checked, Problem
 from treering.engines.sql.commit.state import unpack_receipt
-from treering.engines.sql.gc.mark import COMMITS, PAGE, Mark, Missing, Origin, Walk, by_weight, slot_key
+from treering.engines.sql.gc.mark import (
+    COMMITS,
+    PAGE,
+    BrokenLink,
+    LinkOrigin,
+    Mark,
+    Walk,
+    by_weight,
+    slot_key,
+)
 from treering.engines.sql.objects import Located, PackGone
 from treering.engines.sql.read import ITEM_COUNT, body_part, is_item_block, unpack_item_block
 from treering.engines.sql.rollups import Recount
@@ -30,7 +40,7 @@ from treering.engines.sql.rows import (
     split_links,
 )
 from treering.engines.sql.session import rows_in_chunks
-from treering.engines.sql.spill import Scratch, Seen
+from treering.engines.sql.spill import SpillDatabase, SpillSet
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -39,16 +49,8 @@ if TYPE_CHECKING:
     from treering.engines.sql.session import Database, Row, Session
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Reading everything back: objects, packs, bodies and items, each against its own checksum or name.
-#
-# Rows are read in pages of bounded bytes; a pack is read once, from its beginning to its end. What a page
-# found missing is looked at again later by the caller; what is damaged is damaged, and every piece of it is
-# named, not only the first.
-
-
-Found = Iterator[list[Problem]]
-"""Problems, a page at a time; most pages have none."""
+ProblemPages = Iterator[list[Problem]]
+"""Problems, one page at a time; most pages are empty."""
 
 _LISTS: Final = 256
 _ITEM_RANGE: Final = (
@@ -56,8 +58,8 @@ _ITEM_RANGE: Final = (
 )
 
 
-class Contents:
-    """The content of a space, and how much of it was read so far."""
+class ContentChecker:
+    """Checks the content of a space, and counts how much was read."""
 
     def __init__(self, database: Database, objects: Objects, space: int, *, read_content: bool) -> None:
         self._database = database
@@ -66,9 +68,8 @@ class Contents:
         self._reads = read_content
         self.objects = self.bodies = self.items = self.bytes = 0
 
-    # Objects in rows
-    def check_objects(self) -> Found:
-        """Rehash the objects that lie in rows."""
+    def check_objects(self) -> ProblemPages:
+        """Rehash the objects in rows."""
         after = b""
         while True:
             with self._database.reading() as session:
@@ -78,7 +79,7 @@ class Contents:
                     (self._space, after, PAGE),
                 )
             problems = [
-                _corrupt(f"o:{bytes(name).hex()}", "its row says neither bytes nor an existing pack")
+                _corrupt(f"o:{bytes(name).hex()}", "its row has neither bytes nor an existing pack")
                 for name, size, pack in rows
                 if size is None and pack is None
             ]
@@ -107,14 +108,13 @@ class Contents:
                 self.bytes += len(sealed)
                 kind, data = kind_of(number, where), unseal(sealed, where)
                 if len(data) != size or object_name(kind, data) != name:
-                    raise Corrupt("the bytes do not hash to this name")
+                    raise Corrupt("its bytes have another hash")
             except Corrupt as error:
                 problems.append(_corrupt(f"o:{name}", str(error)))
         return problems
 
-    # Objects in packs
-    def check_packs(self) -> Found:
-        """Rehash the objects that lie in packs; without reading content, only see whether packs are there."""
+    def check_packs(self) -> ProblemPages:
+        """Rehash the objects in packs; without reading content, only check that the packs exist."""
         after = 0
         while True:
             with self._database.reading() as session:
@@ -143,7 +143,7 @@ class Contents:
                 problems.append(_corrupt(f"o:{entry_name}", str(error)))
         self.objects += len(entries)
         outside = [entry.name for entry in entries if entry.offset + entry.length > size]
-        problems += [_corrupt(f"o:{each}", f"its place is outside of pack {name}") for each in outside]
+        problems += [_corrupt(f"o:{each}", f"its position is outside of pack {name}") for each in outside]
         frames = list(group_by_frame(entries).values())
         try:
             if self._reads and entries:
@@ -160,8 +160,8 @@ class Contents:
                 return [*problems, _corrupt(f"pack {name}", str(error))]
         return problems
 
-    def _read_frames(self, pack: str, frames: list[list[PackEntry]]) -> Found:
-        """Read all of a pack in as few requests as it takes; where something is damaged, frame by frame."""
+    def _read_frames(self, pack: str, frames: list[list[PackEntry]]) -> ProblemPages:
+        """Read a whole pack in as few requests as possible; where it is damaged, frame by frame."""
         try:
             entries = [entry for frame in frames for entry in frame]
             for _, content in self._store.stream(Located((), {pack: entries})):
@@ -179,9 +179,8 @@ class Contents:
             else:
                 yield [_corrupt(f"o:{frames[0][0].name}", str(error))]
 
-    # Bodies
-    def check_bodies(self, batches: dict[int, str], slots: Scratch) -> Found:
-        """Unfold the bodies of some commits, and look whether all slots that something links to are there."""
+    def check_bodies(self, batches: dict[int, str], slots: SpillDatabase) -> ProblemPages:
+        """Decompress the bodies of some commits, and check that all linked slots exist."""
         part_size = 1 << BODY_PART_BITS
         with self._database.reading() as session:
             sizes = list(
@@ -218,13 +217,12 @@ class Contents:
                     (slot_key(key, count), slot_key(key + 1, 0)),
                 ):
                     index = int.from_bytes(slot[8:], "big")
-                    detail = f"something links to slot {index}, and there are {count}"
+                    detail = f"something links to slot {index}, but it has {count}"
                     problems.append(Problem(kind="dangling", where=where, detail=detail))
             yield problems
 
-    # Lists
-    def check_lists(self) -> Found:
-        """Lengths, parents and items of all lists."""
+    def check_lists(self) -> ProblemPages:
+        """Check lengths, parents and items of all lists."""
         after = ""
         while True:
             with self._database.reading() as session:
@@ -313,15 +311,15 @@ def _list_problem(row: tuple[Any, ...], items: tuple[int, ...]) -> str | None:
     _, no, parent, start, length, depth, parent_no, parent_length, parent_depth = row
     count, first, last = items
     if count != length - start:
-        return f"has {count} items where its length says {length - start}"
+        return f"has {count} items, but its length requires {length - start}"
     if count and (first != item_key(no, start) or last != item_key(no, length - 1)):
-        return f"its items do not lie at the positions {start} to {length - 1}"
+        return f"its items are not at positions {start} to {length - 1}"
     if parent is None:
-        return None if start == 0 and depth == 0 else "begins behind a parent that it does not have"
+        return None if start == 0 and depth == 0 else "starts after a parent, but has none"
     if parent_no is None:
         return f"its parent (row {parent}) is not stored"
     if parent_length < start or parent_depth != depth - 1:
-        return "does not fit its parent"
+        return "is inconsistent with its parent"
     return None
 
 
@@ -329,18 +327,16 @@ def _corrupt(where: str, detail: str) -> Problem:
     return Problem(kind="corrupt", where=where, detail=detail)
 
 
-# -----------------------------------------------------------------------------------------------------------
-
 _REPORT_EVERY: Final = 20
-"""Pages between two reports of how far the check has come."""
+"""Pages between two progress reports."""
 
 
 def check(
     database: Database, objects: Objects, texts: TextIndex, space: int, *, read_content: bool = True
 ) -> Iterator[Problem | Checked]:
-    """Verify a space; problems as they are found, a `Checked` now and then and as the last."""
-    with Scratch() as scratch:
-        yield from _Check(database, objects, texts, space, scratch=scratch, read_content=read_content).run()
+    """Verify a space; yield problems as they are found, and a `Checked` regularly and at the end."""
+    with SpillDatabase() as spill:
+        yield from _Check(database, objects, texts, space, spill=spill, read_content=read_content).run()
 
 
 class _Check:
@@ -351,19 +347,19 @@ class _Check:
         texts: TextIndex,
         space: int,
         *,
-        scratch: Scratch,
+        spill: SpillDatabase,
         read_content: bool,
     ) -> None:
         self._database = database
         self._texts = texts
         self._space = space
-        self._scratch = scratch
-        self._missing: list[Missing] = []
-        self._walk = Walk(database, objects, space, scratch, with_slots=True, notice=self._missing.append)
+        self._spill = spill
+        self._missing: list[BrokenLink] = []
+        self._walk = Walk(database, objects, space, spill, with_slots=True, notice=self._missing.append)
         self._mark = Mark(database, space, lambda _what, _scope, _key: self._walk, precise=True)
-        self._contents = Contents(database, objects, space, read_content=read_content)
-        self._recount = Recount(database, space, scratch)
-        self._reported = Seen(scratch, "reported", "text")
+        self._contents = ContentChecker(database, objects, space, read_content=read_content)
+        self._recount = Recount(database, space, spill)
+        self._reported = SpillSet(spill, "reported", "text")
         self._refs = 0
 
     def run(self) -> Iterator[Problem | Checked]:
@@ -399,9 +395,8 @@ class _Check:
             bytes=self._contents.bytes,
         )
 
-    # Addresses
     def _enter_lists(self) -> Iterator[None]:
-        """Lists that nothing links to are to be whole as well: a writer may be about to link them."""
+        """Check unlinked lists as well: a writer may be about to link them."""
         after = ""
         while True:
             with self._database.reading() as session:
@@ -421,7 +416,7 @@ class _Check:
         while self._missing:
             missing = self._missing.pop()
             with self._database.reading() as session:
-                where = self._place(session, missing.origin, missing.target)
+                where = self._location(session, missing.origin, missing.target)
                 is_there = not missing.damage and self._is_stored(session, missing.target)
             if where is not None and missing.damage:
                 found.append(Problem(kind="corrupt", where=where, detail=missing.damage))
@@ -431,8 +426,8 @@ class _Check:
                 )
         return found
 
-    def _place(self, session: Session, origin: Origin, target: str) -> str | None:
-        """Where a link stands, in words; None when it does not stand there any more."""
+    def _location(self, session: Session, origin: LinkOrigin, target: str) -> str | None:
+        """Describe the location of a link; None if it no longer exists."""
         what, key = origin
         if what == "event":
             rows = session.rows("SELECT id FROM event WHERE space = ? AND seq = ?", (self._space, key))
@@ -470,10 +465,9 @@ class _Check:
                 )
                 return bool(session.rows(sql, (part, self._space, batch)))
 
-    # Counters
     def _commits(self) -> Iterator[list[Problem]]:
-        """The ranges of all commits, and their bodies."""
-        ranges = Seen(self._scratch, "commit_range", "number")
+        """Check the sequence numbers of all commits, and their bodies."""
+        ranges = SpillSet(self._spill, "commit_range", "number")
         after = ""
         while True:
             with self._database.reading() as session:
@@ -488,31 +482,31 @@ class _Check:
             for row in rows:
                 detail = _commit_problem(row, seq)
                 if row[2] not in new:
-                    detail = f"another commit has the number {row[2]}, too"
+                    detail = f"another commit also has the number {row[2]}"
                 new.discard(row[2])
                 if detail is not None:
                     problems.append(Problem(kind="counter", where=f"commit {row[0]!r}", detail=detail))
             yield problems
-            yield from self._contents.check_bodies({row[1]: row[0] for row in rows}, self._scratch)
+            yield from self._contents.check_bodies({row[1]: row[0] for row in rows}, self._spill)
             if len(rows) < COMMITS:
                 break
             after = rows[-1][0]
         yield from self._overlaps(ranges)
 
-    def _overlaps(self, ranges: Seen) -> Iterator[list[Problem]]:
+    def _overlaps(self, ranges: SpillSet) -> Iterator[list[Problem]]:
         previous = after = 0
         while page := ranges.page(after, PAGE):
             after = page[-1][0]
             problems: list[Problem] = []
             for first, last in page:
                 if first <= previous:
-                    detail = f"a commit begins at {first}, though {previous} was given out before"
+                    detail = f"a commit starts at {first}, but {previous} was already assigned"
                     problems.append(Problem(kind="counter", where="commits", detail=detail))
                 previous = max(previous, last)
             yield problems
 
     def _events(self) -> Iterator[list[Problem]]:
-        """Events belong to their commits; on the way they are counted for the totals."""
+        """Check that events belong to their commits, and count them for the totals."""
         for _ in self._recount.count():
             yield []
         after = 0
@@ -541,17 +535,19 @@ class _Check:
                     (self._space, after, upto),
                 )
             yield [
-                Problem(kind="counter", where=f"event {name!r}", detail=f"{number} is not of its commit")
+                Problem(
+                    kind="counter", where=f"event {name!r}", detail=f"{number} does not belong to its commit"
+                )
                 for name, number in stray
             ] + [
-                Problem(kind="dangling", where=f"event {name!r}", detail="the name of its run is lost")
+                Problem(kind="dangling", where=f"event {name!r}", detail="the name of its run is missing")
                 for (name,) in nameless
             ]
             if len(rows) < PAGE:
                 break
             after = upto
         if (last or 0) > seq:
-            yield [Problem(kind="counter", where="space", detail=f"event {last} is past the counter, {seq}")]
+            yield [Problem(kind="counter", where="space", detail=f"event {last} exceeds the counter, {seq}")]
 
     def _check_refs(self) -> Iterator[list[Problem]]:
         after = ""
@@ -573,7 +569,7 @@ class _Check:
             after = rows[-1][0]
 
     def _check_texts(self) -> Iterator[list[Problem]]:
-        """Whether every text is in the search index."""
+        """Check that every text is in the search index."""
         with self._database.reading() as session:
             collections = session.rows(
                 "SELECT no FROM collection WHERE space = ? ORDER BY no", (self._space,)
@@ -600,7 +596,7 @@ class _Check:
 def _commit_problem(row: Row, seq: int) -> str | None:
     batch, _, first, last, receipt = row
     if not 1 <= first <= last <= seq:
-        return f"it has the numbers {first} to {last}, and {seq} were given out"
+        return f"it has the numbers {first} to {last}, but only {seq} were assigned"
     try:
         unpack_receipt(batch, first, last, 0, receipt)
     except Corrupt as error:

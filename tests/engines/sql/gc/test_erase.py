@@ -251,14 +251,14 @@ def test_what_is_written_to_a_scope_while_it_is_erased_stays_whole(engine, monke
 
 def test_a_fork_made_while_an_erasure_looks_around_stops_it(engine, monkeypatch):
     engine.commit(batches.append(SPACE, "l", "a", at=0, scope=A))
-    real = erase.Planned.row_count
+    real = erase.ErasurePlan.row_count
 
     def fork_first(planned, session):
         count = real(planned, session)
         engine.commit(batches.append(SPACE, "fork", "b", at=1, parent="l", scope=B))
         return count
 
-    monkeypatch.setattr(erase.Planned, "row_count", fork_first)
+    monkeypatch.setattr(erase.ErasurePlan, "row_count", fork_first)
     with pytest.raises(Conflict, match=B):
         engine.erase(SPACE, Erasure(scopes=(A,)))
     assert len(engine.read_list(SPACE, "fork", 0, 9)) == 2
@@ -267,7 +267,7 @@ def test_a_fork_made_while_an_erasure_looks_around_stops_it(engine, monkeypatch)
 def test_what_is_committed_while_an_erasure_looks_around_goes_along(engine, monkeypatch):
     engine.commit(batches.append(SPACE, "l", "a", at=0, scope=A))
     engine.commit(batches.set_ref(SPACE, "late/canary77", scope=A))
-    real = erase.Planned.row_count
+    real = erase.ErasurePlan.row_count
 
     def write_more(planned, session):
         count = real(planned, session)
@@ -279,7 +279,7 @@ def test_what_is_committed_while_an_erasure_looks_around_goes_along(engine, monk
         engine.commit(draft.batch())
         return count
 
-    monkeypatch.setattr(erase.Planned, "row_count", write_more)
+    monkeypatch.setattr(erase.ErasurePlan, "row_count", write_more)
     erased = engine.erase(SPACE, Erasure(scopes=(A,), secure=True))
     assert (erased.events, erased.lists, erased.bodies, erased.objects) == (1, 2, 1, 1)
     assert engine.scan_scopes(SPACE, "") == []

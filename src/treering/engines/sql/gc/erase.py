@@ -1,12 +1,16 @@
-"""Erasure: what a plan names goes, with the content that only this led to.
+"""Erasure: remove what a plan names, and the content reachable only from there.
 
-One pass over all roots of the space feeds two walks: *doomed* begins at the rows that go, *alive* at all
-that stay (every list outside of the plan counts as alive: a writer may be about to link it). What only the
-first one reached is deleted, at once and whatever its age; what both reached stays and is named in the
-result, with a scope that keeps it. A small plan goes in one transaction; a large one in slices, rows that
-link to something before what they link to. Then packs that lost an object are written anew, and the storage
-is wiped. **Invariant:** at no moment does an address lead nowhere, and an erasure that was cut short is
-finished by running it again.
+One pass over all roots of a space feeds two walks: *erased* starts from the rows to erase, *alive* from
+everything else (every list outside of the plan is alive: a writer may be about to link it). What only the
+first walk reaches is deleted immediately, whatever its age; what both reach is kept and listed in the result,
+with a scope that keeps it. A small plan is erased in one transaction, a large one in slices, links before
+their targets. Then packs that lost an object are rewritten, and the storage is wiped. **Invariant:** no
+address dangles at any moment, and an interrupted erasure is completed by running it again.
+
+The phases, in call order: `ErasurePlan` resolves the plan to rows and finds who depends on them (lists that
+branch off an erased one, and records of other scopes that link to one: such a scope is erased too with
+``cascade``, or stops the erasure). `RowDeletion` deletes events, refs and texts, and everything derived from
+them. A note in ``meta`` remembers an unfinished erasure. `erase` runs it all.
 """
 
 from __future__ import annotations
@@ -24,13 +28,13 @@ from treering.core.records import Erased
 from treering.core.rollups import MEASURES, deltas
 from treering.engines.sql.commit.state import invalidate_caches, pack_receipt, unpack_receipt
 from treering.engines.sql.gc.mark import PAGE, Mark, Walk, slot_key
-from treering.engines.sql.gc.sweep import SLICE, Removal, drop_unused_runs, drop_unused_scopes
+from treering.engines.sql.gc.sweep import SLICE, DeletionLog, drop_unused_runs, drop_unused_scopes
 from treering.engines.sql.objects import ORPHAN_SECONDS
 from treering.engines.sql.read import body_part
 from treering.engines.sql.rollups import kept
 from treering.engines.sql.rows import RECORD_SELECT, record_of
 from treering.engines.sql.session import rows_in_chunks
-from treering.engines.sql.spill import Scratch, Seen
+from treering.engines.sql.spill import SpillDatabase, SpillSet
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -42,25 +46,23 @@ if TYPE_CHECKING:
     from treering.engines.sql.session import Database, Row, Session
 
 
-# -----------------------------------------------------------------------------------------------------------
-# What an erasure names, as rows: its scopes by number, and the lists and bodies that are theirs.
-#
-# Resolving a plan also finds who depends on it: lists that branch off from one that would go, and records of
-# other scopes that link to one. Such a scope goes along (``cascade``) or stops the erasure.
-
-
-class Planned:
-    """The rows that a plan takes. Large sets of them lie in a scratch."""
+class ErasurePlan:
+    """The rows that a plan erases. Large sets of them are spilled to disk."""
 
     def __init__(
-        self, database: Database, space: int, plan: Erasure, extra_scopes: frozenset[int], scratch: Scratch
+        self,
+        database: Database,
+        space: int,
+        plan: Erasure,
+        extra_scopes: frozenset[int],
+        spill: SpillDatabase,
     ) -> None:
         self._database = database
         self._space = space
         self._seqs = frozenset(plan.event_seqs)
         self._refs = frozenset(plan.refs)
-        self.lists = Seen(scratch, "planned_list", "number")
-        self.bodies = Seen(scratch, "planned_body", "number")
+        self.lists = SpillSet(spill, "planned_list", "number")
+        self.bodies = SpillSet(spill, "planned_body", "number")
         with database.reading() as session:
             sql = "SELECT no FROM scope WHERE space = ? AND name IN (@)"
             named = {no for (no,) in rows_in_chunks(session, sql, (space,), list(plan.scopes))}
@@ -72,7 +74,7 @@ class Planned:
         self.lists.add(self._single_lists)
 
     def takes(self, what: str, scope: int, key: Any) -> bool:
-        """Whether a row goes."""
+        """Whether a row is erased."""
         if scope in self.scopes:
             return True
         if what == "event":
@@ -82,7 +84,7 @@ class Planned:
         return what == "list" and key in self._single_lists
 
     def branched_off(self, session: Session) -> set[int]:
-        """The scopes of lists that stay and whose parents go."""
+        """Return the scopes of remaining lists whose parents are erased."""
         found: set[int] = set()
         of_scopes = (
             "SELECT DISTINCT c.no, c.scope FROM list p JOIN list c ON c.parent = p.no "
@@ -94,18 +96,18 @@ class Planned:
             found.update(scope for no, scope in children if not self.takes("list", scope, no))
         return found
 
-    def gather(self, doomed: Walk, session: Session | None = None) -> None:
-        """Find the lists and bodies of the scopes, and let a walk begin at them.
+    def gather(self, erased: Walk, session: Session | None = None) -> None:
+        """Find the lists and bodies of the scopes, and start a walk from them.
 
-        Done a second time, it finds what is new since.
+        Called again, it finds those added since.
         """
-        doomed.enter_lists(self._single_lists)
+        erased.enter_lists(self._single_lists)
         for scope in sorted(self.scopes):
-            self._gather_lists(doomed, scope, session)
-            self._gather_bodies(doomed, scope, session)
-        doomed.drain(session)
+            self._gather_lists(erased, scope, session)
+            self._gather_bodies(erased, scope, session)
+        erased.drain(session)
 
-    def _gather_lists(self, doomed: Walk, scope: int, session: Session | None) -> None:
+    def _gather_lists(self, erased: Walk, scope: int, session: Session | None) -> None:
         after = self._last_lists.get(scope, 0)
         while True:
             with self._opened(session) as reading:
@@ -114,13 +116,13 @@ class Planned:
                 )
             numbers = dict.fromkeys((no for (no,) in rows), scope)
             self.lists.add(numbers)
-            doomed.enter_lists(numbers)
+            erased.enter_lists(numbers)
             if rows:
                 self._last_lists[scope] = after = rows[-1][0]
             if len(rows) < PAGE:
                 return
 
-    def _gather_bodies(self, doomed: Walk, scope: int, session: Session | None) -> None:
+    def _gather_bodies(self, erased: Walk, scope: int, session: Session | None) -> None:
         after = self._last_bodies.get(scope, 0)
         while True:
             with self._opened(session) as reading:
@@ -130,14 +132,14 @@ class Planned:
                 )
                 keys = dict.fromkeys((key for (key,) in rows), scope)
                 self.bodies.add(keys)
-                doomed.enter_bodies(reading, keys)
+                erased.enter_bodies(reading, keys)
             if rows:
                 self._last_bodies[scope] = after = rows[-1][0]
             if len(rows) < PAGE:
                 return
 
     def row_count(self, session: Session) -> int:
-        """About how many rows go."""
+        """Estimate the number of rows to erase."""
         count = len(self._seqs) + len(self._refs)
         for table, size in (
             ("event", "count(*)"),
@@ -157,15 +159,6 @@ class Planned:
         return self._database.reading() if session is None else nullcontext(session)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Cutting rows out: the events, refs and texts of an erasure, with everything that repeats them.
-#
-# An event is also in the totals, so what it added is taken off again; a total of no events goes. A ref's
-# name also stands in the receipt of every commit that moved it; the receipt stays, because it makes a
-# repeated batch harmless, but without the name. A text is also in the search index. **Invariant:** after
-# each transaction the totals equal a recount, and the index holds exactly the texts that have a row.
-
-
 _CELL: Final = " AND ".join(
     f"{name} = ?" for name in ("space", "grain", "key", "day", "agent", "model", "kind", "currency")
 )
@@ -173,8 +166,14 @@ _SUBTRACT: Final = f"UPDATE rollup SET {', '.join(f'{name} = {name} - ?' for nam
 _DROP_EMPTY: Final = f"DELETE FROM rollup WHERE {_CELL} AND events = 0"
 
 
-class Cutting:
-    """The rows that a plan takes out of journal, refs and texts."""
+class RowDeletion:
+    """Deletes the rows of a plan from the journal, refs and texts, with everything that repeats them.
+
+    An event is also counted in totals, which are reduced; a total without events is removed. The name of a
+    ref is also in the receipts of commits that updated it; a receipt is kept, because it makes a repeated
+    batch harmless, but without the name. A text is also in the search index. **Invariant:** after each
+    transaction, totals equal a recount, and the index holds exactly the texts that have a row.
+    """
 
     def __init__(
         self,
@@ -183,8 +182,8 @@ class Cutting:
         space: int,
         *,
         plan: Erasure,
-        planned: Planned,
-        scratch: Scratch,
+        planned: ErasurePlan,
+        spill: SpillDatabase,
     ) -> None:
         self._database = database
         self._texts = texts
@@ -192,13 +191,13 @@ class Cutting:
         self._scopes = sorted(planned.scopes)
         self._seqs = sorted(set(plan.event_seqs))
         self._names = sorted(set(plan.refs))
-        self._erased_names = Seen(scratch, "erased_ref", "text")
-        self._receipts = Seen(scratch, "receipt", "number")
+        self._erased_names = SpillSet(spill, "erased_ref", "text")
+        self._receipts = SpillSet(spill, "receipt", "number")
         self._cleaned = 0
         self.events = self.refs = self.texts = self.bytes = 0
 
     def some(self, session: Session, limit: int) -> int:
-        """Cut up to about this many rows out; none left when it gives 0."""
+        """Delete about ``limit`` rows; return 0 when none are left."""
         removed = self._some_texts(session, limit)
         removed += self._some_events(session, limit) if removed < limit else 0
         removed += self._some_refs(session, limit) if removed < limit else 0
@@ -252,13 +251,13 @@ class Cutting:
             "DELETE FROM ref WHERE space = ? AND name = ?", [(self._space, name) for name, _, _ in rows]
         )
         self._erased_names.add(dict.fromkeys((name for name, _, _ in rows), 0))
-        self.refs += sum(version > 0 for _, _, version in rows)  # at 0 it was deleted, but never there
+        self.refs += sum(version > 0 for _, _, version in rows)  # version 0: deleted, but never existed
         self.bytes += sum(size for _, size, _ in rows)
         return len(rows)
 
     # Receipts
     def find_receipts(self) -> None:
-        """Look for the commits whose receipts name refs that will go."""
+        """Find the commits whose receipts name refs to erase."""
         with self._database.reading() as session:
             sql = "SELECT name, scope FROM ref WHERE space = ? AND name IN (@)"
             self._erased_names.add(dict(rows_in_chunks(session, sql, (self._space,), self._names)))
@@ -282,7 +281,7 @@ class Cutting:
             after = rows[-1][0]
 
     def clean_page(self, session: Session) -> bool:
-        """Take the names out of some of the receipts that were found; False when none is left."""
+        """Remove the names from some of these receipts; return False when none are left."""
         page = self._receipts.page(self._cleaned, PAGE)
         if page:
             self._cleaned = page[-1][0]
@@ -291,7 +290,7 @@ class Cutting:
         return bool(page)
 
     def clean_since(self, session: Session, commit_no: int) -> None:
-        """Take the names out of the receipts of all commits behind one."""
+        """Remove the names from the receipts of all commits after one."""
         sql = "SELECT batch, no, receipt FROM commits WHERE no > ? AND space = ?"
         self._clean(session, session.rows(sql, (commit_no, self._space)))
 
@@ -301,7 +300,7 @@ class Cutting:
             session.run_many("UPDATE commits SET receipt = ? WHERE no = ?", cleaned)
 
     def _naming(self, rows: list[Row]) -> list[tuple[int, bytes]]:
-        """Those of these commits whose receipts name an erased ref, and the receipts without it."""
+        """Return the commits whose receipts name an erased ref, with cleaned receipts."""
         receipts = {
             no: unpack_receipt(batch, 0, 0, 0, stored) for batch, no, stored in rows if stored is not None
         }
@@ -322,31 +321,28 @@ def _without(numbers: dict[str, int], names: dict[Any, int]) -> dict[str, int]:
     return {name: number for name, number in numbers.items() if name not in names}
 
 
-# -----------------------------------------------------------------------------------------------------------
-# The note that an erasure leaves while it is not finished.
-#
-# Rows go in transactions, but pack files are written anew after them and old pages are wiped last. Should
-# the process die in between, the note (a row of ``meta``) still says which packs hold bytes of deleted
-# objects, and, where rows went in several transactions, that there may be objects which nothing leads to
-# any more. The next erasure in the same space takes over from there. **Invariant:** a pack that holds
-# erased bytes is either gone or named in a note that was committed together with the deletion.
+class UnfinishedErasure(msgspec.Struct, frozen=True, kw_only=True):
+    """What an unfinished erasure has left to do, stored as a row of ``meta``.
 
-
-class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left to do."""
+    Rows are deleted in transactions, but packs are rewritten afterwards and old pages are wiped last. If the
+    process dies in between, this note lists the packs that hold bytes of deleted objects and, if rows were
+    deleted in several transactions, the possibility of unreachable objects. The next erasure in the space
+    continues from there. **Invariant:** a pack that holds erased bytes is either deleted or listed in a note
+    committed with the deletion.
+    """
 
     packs: tuple[int, ...] = ()
     """Packs that hold bytes of deleted objects."""
     stored_before_us: int = 0
-    """Objects stored up to then that nothing leads to may be of an erasure that was cut short."""
+    """Unreachable objects stored before this time may be left over from an interrupted erasure."""
     secure: bool = False
-    """Whether the storage is to be wiped."""
+    """Whether the storage must be wiped."""
 
 
-def read_note(session: Session, space: int) -> Unfinished | None:
-    """What an erasure in this space has left to do, if there is one."""
+def read_note(session: Session, space: int) -> UnfinishedErasure | None:
+    """Return what an erasure in this space has left to do, if anything."""
     rows = session.rows("SELECT value FROM meta WHERE key = ?", (_key(space),))
-    return msgspec.json.decode(rows[0][0], type=Unfinished) if rows else None
+    return msgspec.json.decode(rows[0][0], type=UnfinishedErasure) if rows else None
 
 
 def write_note(
@@ -357,9 +353,9 @@ def write_note(
     stored_before_us: int = 0,
     secure: bool = False,
 ) -> None:
-    """Note that there is something left to do, besides what is noted already."""
-    known = read_note(session, space) or Unfinished()
-    note = Unfinished(
+    """Add to the note of what is left to do."""
+    known = read_note(session, space) or UnfinishedErasure()
+    note = UnfinishedErasure(
         packs=tuple(sorted({*known.packs, *packs})),
         stored_before_us=max(known.stored_before_us, stored_before_us),
         secure=known.secure or secure,
@@ -371,15 +367,13 @@ def write_note(
 
 
 def drop_note(session: Session, space: int) -> None:
-    """Nothing is left to do."""
+    """Remove the note: nothing is left to do."""
     session.run("DELETE FROM meta WHERE key = ?", (_key(space),))
 
 
 def _key(space: int) -> str:
     return f"erasing.{space}"
 
-
-# -----------------------------------------------------------------------------------------------------------
 
 BEFORE_COMMIT: Final = declare("erase.before_commit", "rows of an erasure are deleted, not committed")
 AFTER_COMMIT: Final = declare("erase.after_commit", "rows of an erasure are deleted and committed")
@@ -389,16 +383,16 @@ BEFORE_WIPE: Final = declare(
 )
 
 ONE_TRANSACTION: Final = 50_000
-"""A plan of up to this many rows goes all at once."""
+"""A plan of up to this many rows is erased in one transaction."""
 
 _FOREVER: Final = 1 << 62
 _TREE: Final = KIND_NUMBERS["tree"]
 
 
 def erase(database: Database, objects: Objects, texts: TextIndex, space: int, plan: Erasure) -> Erased:
-    """Remove what the plan names, and the unshared content behind it; also what an earlier one has left.
+    """Remove what the plan names and the unshared content behind it; also finish an interrupted erasure.
 
-    A plan that names nothing only does the latter.
+    An empty plan only does the latter.
     """
     if not (plan.scopes or plan.event_seqs or plan.refs or plan.lists):
         with database.reading() as session:
@@ -406,9 +400,9 @@ def erase(database: Database, objects: Objects, texts: TextIndex, space: int, pl
                 return Erased(proof=_proof(database, secure=plan.secure))
     more: frozenset[int] = frozenset()
     while True:
-        with Scratch() as alive, Scratch() as doomed:
-            erasing = _Erasing(
-                database, objects, texts, space, plan=plan, more_scopes=more, alive=alive, doomed=doomed
+        with SpillDatabase() as alive, SpillDatabase() as erased:
+            erasing = _Erasure(
+                database, objects, texts, space, plan=plan, more_scopes=more, alive=alive, erased=erased
             )
             try:
                 return erasing.run()
@@ -419,13 +413,13 @@ def erase(database: Database, objects: Objects, texts: TextIndex, space: int, pl
 
 
 class _DependedOn(Exception):
-    """Something that stays depends on a list that goes."""
+    """Something that is kept depends on an erased list."""
 
     def __init__(self, scopes: set[int]) -> None:
         self.scopes = frozenset(scopes)
 
 
-class _Erasing:
+class _Erasure:
     def __init__(
         self,
         database: Database,
@@ -435,8 +429,8 @@ class _Erasing:
         *,
         plan: Erasure,
         more_scopes: frozenset[int],
-        alive: Scratch,
-        doomed: Scratch,
+        alive: SpillDatabase,
+        erased: SpillDatabase,
     ) -> None:
         self._database = database
         self._objects = objects
@@ -444,51 +438,50 @@ class _Erasing:
         self._space = space
         self._secure = plan.secure
         self._absent = plan.absent
-        self._planned = Planned(database, space, plan, more_scopes, doomed)
-        self._doomed = Walk(database, objects, space, doomed)
+        self._planned = ErasurePlan(database, space, plan, more_scopes, erased)
+        self._doomed = Walk(database, objects, space, erased)
         self._alive = Walk(database, objects, space, alive, with_slots=True, watch=self._watch)
         self._alive_scratch = alive
         self._dependents: set[int] = set()
         self._rows_are_cut = False
         self._mark = Mark(database, space, self._route, precise=True)
-        self._cutting = Cutting(database, texts, space, plan=plan, planned=self._planned, scratch=doomed)
-        self._removal = Removal(
+        self._cutting = RowDeletion(database, texts, space, plan=plan, planned=self._planned, spill=erased)
+        self._removal = DeletionLog(
             database, objects, space, alive, self._alive, before_us=_FOREVER, note_packs=self._note_packs
         )
 
     def run(self) -> Erased:
-        self._survey()
+        self._walk_roots()
         with self._database.reading() as session:
             is_small = self._planned.row_count(session) <= ONE_TRANSACTION
             note = read_note(session, self._space)
         if is_small and note is None:
-            self._at_once()
+            self._in_one_transaction()
         else:
             self._in_slices(note.stored_before_us if note is not None else 0)
         self._finish()
-        tally = self._removal.tally
+        counts = self._removal.counts
         return Erased(
             events=self._cutting.events,
             refs=self._cutting.refs,
-            lists=tally.lists,
-            bodies=tally.bodies,
+            lists=counts.lists,
+            bodies=counts.bodies,
             texts=self._cutting.texts,
-            objects=tally.objects,
-            bytes=tally.bytes + self._cutting.bytes,
+            objects=counts.objects,
+            bytes=counts.bytes + self._cutting.bytes,
             kept=self._kept_objects() | self._kept_slots(),
             proof=_proof(self._database, secure=self._secure),
         )
 
-    # Who reaches what
-    def _survey(self) -> None:
-        """Walk from everything that goes and from everything that stays."""
+    def _walk_roots(self) -> None:
+        """Walk from everything that is erased, and from everything that is kept."""
         self._mark.begin()
         self._begun_at = self._mark.commit_no
         with self._database.reading() as session:
             self._refuse_beside_new(session)
             self._refuse(self._planned.branched_off(session))
         self._planned.gather(self._doomed)
-        self._mark.everything()
+        self._mark.mark_all()
         self._enter_other_lists()
         self._refuse(self._dependents)
         self._cutting.find_receipts()
@@ -509,7 +502,7 @@ class _Erasing:
             after = rows[-1][0]
 
     def _route(self, what: str, scope: int, key: Any) -> Walk:
-        # What is written to an erased scope after its rows are gone is new, and stays.
+        # Rows written to an erased scope after its deletion are new, and kept.
         is_doomed = not self._rows_are_cut and self._planned.takes(what, scope, key)
         return self._doomed if is_doomed else self._alive
 
@@ -528,14 +521,13 @@ class _Erasing:
                 raise ref_exists_again(name)
 
     def _catch_up(self, session: Session) -> None:
-        """Take in what was committed since the survey began."""
+        """Include what was committed since the marking began."""
         self._mark.catch_up(session)
         if not self._rows_are_cut:
             self._refuse_beside_new(session)
             self._planned.gather(self._doomed, session=session)
 
-    # Deleting
-    def _at_once(self) -> None:
+    def _in_one_transaction(self) -> None:
         self._mark.catch_up()
         with self._database.writing(self._space) as session:
             self._catch_up(session)
@@ -545,9 +537,9 @@ class _Erasing:
             while self._cutting.clean_page(session):
                 pass
             self._cutting.clean_since(session, self._begun_at)
-            self._condemn(session, 0)
+            self._list_deletions(session, 0)
             self._removal.run(lambda: nullcontext(session), before_seq=_FOREVER, in_slices=False)
-            self._settle(session)
+            self._wipe_index(session)
             if self._secure:
                 write_note(session, self._space, secure=True)
             hit(BEFORE_COMMIT)
@@ -565,10 +557,10 @@ class _Erasing:
                 self._rows_are_cut = not self._cutting.some(session, SLICE)
                 if self._rows_are_cut:
                     self._cutting.clean_since(session, self._begun_at)
-        self._condemn(None, stored_before_us)
+        self._list_deletions(None, stored_before_us)
         self._removal.run(self._slice, before_seq=_FOREVER)
         with self._slice() as session:
-            self._settle(session)
+            self._wipe_index(session)
 
     @contextmanager
     def _slice(self) -> Generator[Session]:
@@ -579,12 +571,12 @@ class _Erasing:
             hit(BEFORE_COMMIT)
         hit(AFTER_COMMIT)
 
-    def _condemn(self, session: Session | None, stored_before_us: int) -> None:
-        """Tell the removal what the doomed walk reached; it spares what the other one did."""
+    def _list_deletions(self, session: Session | None, stored_before_us: int) -> None:
+        """List what the erased walk reached for deletion; what the other one reached is kept."""
         for seen, condemn in (
             (self._planned.lists, self._removal.lists),
             (self._doomed.bodies, self._removal.bodies),
-            (self._doomed.objects, self._condemn_objects),
+            (self._doomed.objects, self._find_unreachable_objects),
         ):
             after: Any = None
             while page := seen.page(after, PAGE):
@@ -592,9 +584,9 @@ class _Erasing:
                 with self._database.reading() if session is None else nullcontext(session) as reading:
                     condemn(reading, [key for key, _ in page])
         if stored_before_us:
-            self._condemn_leftovers(stored_before_us)
+            self._list_leftovers(stored_before_us)
 
-    def _condemn_objects(self, session: Session, names: list[bytes]) -> None:
+    def _find_unreachable_objects(self, session: Session, names: list[bytes]) -> None:
         sql = (
             "SELECT name, kind, size, length(frame), pack, length FROM object WHERE space = ? AND name IN (@)"
         )
@@ -603,8 +595,8 @@ class _Erasing:
             for name, kind, size, inline, pack, packed in rows_in_chunks(session, sql, (self._space,), names)
         )
 
-    def _condemn_leftovers(self, stored_before_us: int) -> None:
-        """Objects that an erasure which was cut short may have left without anything that leads to them."""
+    def _list_leftovers(self, stored_before_us: int) -> None:
+        """List unreachable objects that an interrupted erasure may have left."""
         after = b""
         while True:
             with self._database.reading() as session:
@@ -614,13 +606,13 @@ class _Erasing:
                     (self._space, after, PAGE),
                 )
                 old = [bytes(name) for name, stored_at_us in rows if stored_at_us <= stored_before_us]
-                self._condemn_objects(session, old)
+                self._find_unreachable_objects(session, old)
             if len(rows) < PAGE:
                 return
             after = bytes(rows[-1][0])
 
-    def _settle(self, session: Session) -> None:
-        """Wipe the words of removed texts from the index, also of those that were removed long ago."""
+    def _wipe_index(self, session: Session) -> None:
+        """Wipe the words of removed texts from the index, including those removed long ago."""
         if self._secure:
             rows = session.rows("SELECT no FROM collection WHERE space = ? ORDER BY no", (self._space,))
             self._texts.optimize(session, [no for (no,) in rows])
@@ -628,15 +620,14 @@ class _Erasing:
     def _note_packs(self, session: Session, packs: set[int]) -> None:
         write_note(session, self._space, packs=packs)
 
-    # Finishing
     def _finish(self) -> None:
-        """Write packs anew, wipe what the storage keeps of deleted bytes, let go of the scopes last."""
+        """Rewrite packs, wipe deleted bytes from the storage, and delete the scopes last."""
         with self._database.reading() as session:
             note = read_note(session, self._space)
         secure = self._secure or (note is not None and note.secure)
         packs = set(note.packs) if note is not None else set[int]()
         if secure:
-            # A sweep leaves dead objects in packs that live on; whose they were, nobody knows any more.
+            # A sweep may leave dead objects in packs; whose they were is unknown by then.
             packs.update(self._objects.packs_with_strays(self._database, self._space))
         if packs:
             hit(BEFORE_REWRITE)
@@ -657,7 +648,6 @@ class _Erasing:
             with writing() as session:
                 drop_note(session, self._space)
 
-    # What stays
     def _kept_objects(self) -> dict[str, str]:
         kept: dict[str, str] = {}
         after: bytes | None = None

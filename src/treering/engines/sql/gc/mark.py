@@ -1,11 +1,18 @@
-"""Marking: everything in a space that something alive leads to.
+"""Marking: find everything in a space that is reachable from its roots.
 
-Roots are what refs, events and index entries link to. They are read in pages, each in a transaction of its
-own, while writers go on; so a mark is never of one moment. It becomes exact by catching up: `begin` notes how
-far the space has come, and `catch_up` follows what was committed since, the last bit of it inside the
-transaction that then deletes (no commit of the space runs beside that one). **Invariant:** once a mark
-has caught up inside a write transaction, everything that can be reached at that moment is marked: what leads
-there was there from the beginning and has been read, or came with a later commit.
+Roots are what refs, events and index entries link to. They are read in pages, each in its own transaction,
+while writers continue, so a mark never describes a single moment. It becomes exact by catching up:
+`Mark.begin` records the position of the space, and `Mark.catch_up` follows what was committed since, the last
+part inside the transaction that then deletes (no other commit of the space runs at that time). **Invariant:**
+once a mark has caught up inside a write transaction, everything reachable at that moment is marked: its root
+either existed at the beginning and was read, or came with a later commit.
+
+`Walk` follows the links. They are collected page by page, sorted by target and resolved together; a target
+seen for the first time is followed in turn: a list to its parent and the addresses among its items, a tree to
+its entries, a body to the trees among its slots. Visited and pending keys are spilled to disk. Each key has
+an owner, the scope that first reached it, so that errors can name who keeps something alive. **Invariant:** a
+database transaction covers one page; packs are read between transactions, unless the caller passes an open
+one.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from treering.engines.sql.commit.state import invalidate_caches
 from treering.engines.sql.read import body_part
 from treering.engines.sql.rows import ITEM_POSITION_BITS, body_key, frame_of, is_short, item_key, split_links
 from treering.engines.sql.session import rows_in_chunks
-from treering.engines.sql.spill import Seen, Todo
+from treering.engines.sql.spill import SpillQueue, SpillSet
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -29,28 +36,17 @@ if TYPE_CHECKING:
 
     from treering.engines.sql.objects import Objects
     from treering.engines.sql.session import Database, Session
-    from treering.engines.sql.spill import Scratch
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The walk: from an address to everything that it leads to.
-#
-# Links are gathered page by page, sorted by what they point at and resolved together. What is seen for the
-# first time is followed: a list to its parent and to the addresses among its items, a tree to its entries,
-# a body to the trees among its slots. What was seen, and what is still to be followed, lies in a `Scratch`.
-# With every key the walk keeps an owner, the number of the scope that first led there, so that whoever
-# keeps something alive can be named. **Invariant:** each database transaction is one page long; packs are
-# read between transactions, unless the caller holds one and says so.
+    from treering.engines.sql.spill import SpillDatabase
 
 
 PAGE: Final = 5000
-"""Rows that one short transaction reads at most."""
+"""Maximum number of rows read in one short transaction."""
 
 COMMITS: Final = 500
-"""Commits whose bodies one short transaction looks at: they may have many."""
+"""Maximum number of commits whose bodies are read in one short transaction: each may have many."""
 
 PAGE_BYTES: Final = 8 * 1024 * 1024
-"""Content that one short transaction reads at most (a single larger one aside)."""
+"""Maximum size of content read in one short transaction (a single larger one excepted)."""
 
 _TREES: Final = 64
 _TREE: Final = KIND_NUMBERS["tree"]
@@ -58,36 +54,36 @@ _ITEMS: Final = "i.key, i.address, CASE WHEN i.kind = ? THEN i.frame END"
 _LINKING: Final = "(i.address IS NOT NULL OR i.kind = ?)"
 
 
-class Origin(NamedTuple):
-    """Where a link stands: the kind of row and its key."""
+class LinkOrigin(NamedTuple):
+    """The row that contains a link: its kind and key."""
 
     what: str
     key: Any
 
 
 class Links:
-    """The links of one page, sorted by what they point at; each with its owner and its origin."""
+    """The links of one page by the kind of target, each with its owner and origin."""
 
     __slots__ = ("garbled", "lists", "objects", "slots", "spelt")
 
     def __init__(self) -> None:
-        self.objects: list[tuple[bytes, int, Origin]] = []
-        self.slots: list[tuple[int, int, int, Origin]] = []
+        self.objects: list[tuple[bytes, int, LinkOrigin]] = []
+        self.slots: list[tuple[int, int, int, LinkOrigin]] = []
         """Body key, index in the body, owner, origin."""
-        self.spelt: list[tuple[str, int, int, int, Origin]] = []
-        """The same with the id of the batch, part and index, as the address has them."""
-        self.lists: list[tuple[str, int, Origin]] = []
-        self.garbled: list[tuple[str, Origin]] = []
-        """What stands in place of an address in a damaged database."""
+        self.spelt: list[tuple[str, int, int, int, LinkOrigin]] = []
+        """The same by batch id, part and index, as written in an address."""
+        self.lists: list[tuple[str, int, LinkOrigin]] = []
+        self.garbled: list[tuple[str, LinkOrigin]] = []
+        """Invalid addresses, from a damaged database."""
 
-    def add(self, address: str, owner: int, origin: Origin) -> None:
-        """Take one address in."""
+    def add(self, address: str, owner: int, origin: LinkOrigin) -> None:
+        """Add an address."""
         try:
             self._add(address, owner, origin)
         except ValueError:
             self.garbled.append((address, origin))
 
-    def _add(self, address: str, owner: int, origin: Origin) -> None:
+    def _add(self, address: str, owner: int, origin: LinkOrigin) -> None:
         form, rest = address[:2], address[2:]
         if form == "o:":
             self.objects.append((bytes.fromhex(rest), owner, origin))
@@ -98,15 +94,15 @@ class Links:
             part, _, index = place.partition(".")
             self.spelt.append((batch, int(part), int(index), owner, origin))
 
-    def add_all(self, text: str | None, owner: int, origin: Origin) -> None:
-        """Take the addresses of a ``links`` column in."""
+    def add_all(self, text: str | None, owner: int, origin: LinkOrigin) -> None:
+        """Add the addresses of a ``links`` column."""
         for address in split_links(text):
             self.add(address, owner, origin)
 
     def add_event(
-        self, body: str | None, links: str | None, commit_no: int, owner: int, origin: Origin
+        self, body: str | None, links: str | None, commit_no: int, owner: int, origin: LinkOrigin
     ) -> None:
-        """Take what an event points at in; what its own commit brought is there in short form."""
+        """Add the links of an event; those to its own commit are stored in short form."""
         if body is not None:
             self._add_own(body, commit_no, owner, origin)
         if is_short(links):
@@ -114,7 +110,7 @@ class Links:
         else:
             self.add_all(links, owner, origin)
 
-    def _add_own(self, address: str, commit_no: int, owner: int, origin: Origin) -> None:
+    def _add_own(self, address: str, commit_no: int, owner: int, origin: LinkOrigin) -> None:
         if not is_short(address):
             self.add(address, owner, origin)
             return
@@ -124,27 +120,27 @@ class Links:
         except ValueError:
             self.garbled.append((address, origin))
 
-    def add_entries(self, content: Content, owner: int, origin: Origin) -> None:
-        """Take the entries of a tree in; other content links to nothing."""
+    def add_entries(self, content: Content, owner: int, origin: LinkOrigin) -> None:
+        """Add the entries of a tree; other content has no links."""
         if content.kind == "tree":
             self.objects += [(bytes.fromhex(name), owner, origin) for name in links_of(content)]
 
 
-class Missing(NamedTuple):
-    """A link that leads nowhere, or to what cannot be read."""
+class BrokenLink(NamedTuple):
+    """A link to something that is not stored, or cannot be read."""
 
-    origin: Origin
+    origin: LinkOrigin
     target: str
-    """The address that leads nowhere; of damaged content nothing, its origin is what is damaged."""
+    """The address that is not stored; empty if the content of the origin is damaged."""
     damage: str = ""
 
 
 class Walk:
-    """Everything that was reached so far.
+    """Follows links and records everything reached.
 
-    ``notice`` is told of links that lead nowhere; without it they are passed over, and content that cannot
-    be read raises `Corrupt`: what it led to is unknown, so nothing may be thought unreachable. ``watch``
-    gets every link to a list, also to one that was seen before: its number and owner.
+    ``notice`` receives broken links; without it they are ignored, except that unreadable content raises
+    `Corrupt`, because what it links to is unknown and nothing may be considered unreachable. ``watch``
+    receives every link to a list, including repeated ones: the list's number and the owner.
     """
 
     def __init__(
@@ -152,17 +148,17 @@ class Walk:
         database: Database,
         objects: Objects,
         space: int,
-        scratch: Scratch,
+        spill: SpillDatabase,
         *,
         with_slots: bool = False,
-        notice: Callable[[Missing], None] | None = None,
+        notice: Callable[[BrokenLink], None] | None = None,
         watch: Callable[[list[tuple[int, int]]], None] | None = None,
     ) -> None:
-        self.objects = Seen(scratch, "object", "bytes")
-        self.bodies = Seen(scratch, "body", "number")
-        self.lists = Seen(scratch, "list", "number")
-        self.slots = Seen(scratch, "slot", "bytes") if with_slots else None
-        self._todo = Todo(scratch, "todo")
+        self.objects = SpillSet(spill, "object", "bytes")
+        self.bodies = SpillSet(spill, "body", "number")
+        self.lists = SpillSet(spill, "list", "number")
+        self.slots = SpillSet(spill, "slot", "bytes") if with_slots else None
+        self._todo = SpillQueue(spill, "todo")
         self._database = database
         self._store = objects
         self._space = space
@@ -170,7 +166,7 @@ class Walk:
         self._watch = watch
 
     def visit(self, session: Session, links: Links) -> None:
-        """Mark what these links point at, and remember what of it is to be followed."""
+        """Mark the targets of these links, and queue them to be followed."""
         if links.spelt:
             self._resolve(session, links)
         if links.slots:
@@ -181,37 +177,36 @@ class Walk:
             self._visit_lists(session, links)
         while links.garbled:
             address, origin = links.garbled.pop()
-            self._unreadable(origin, Corrupt(f"a link of this {origin.what} is garbled: {address[:80]!r}"))
+            self._unreadable(origin, Corrupt(f"a link of this {origin.what} is malformed: {address[:80]!r}"))
 
     def enter_lists(self, owners: dict[int, int]) -> None:
-        """Mark lists by their numbers."""
+        """Mark lists by number."""
         self._todo.push("list", self.lists.add(owners), owners)
 
     def follow_again(self, owners: dict[int, int]) -> None:
-        """Look once more at what lists hold, where they were seen before and have grown since."""
+        """Follow lists again that have grown since they were visited."""
         self._todo.push("list", self.lists.among(owners), owners)
 
     def enter_bodies(self, session: Session, owners: dict[int, int]) -> None:
-        """Mark whole bodies by their keys."""
+        """Mark whole bodies by key."""
         links = Links()
         self._peek(session, self.bodies.add(owners), owners, links)
         self.visit(session, links)
 
     def enter_objects(self, session: Session, owners: dict[bytes, int]) -> None:
-        """Mark objects by their names."""
+        """Mark objects by name."""
         links = Links()
-        links.objects = [(name, owner, Origin("tree", name.hex())) for name, owner in owners.items()]
+        links.objects = [(name, owner, LinkOrigin("tree", name.hex())) for name, owner in owners.items()]
         self.visit(session, links)
 
     def drain(self, session: Session | None = None) -> None:
-        """Follow until nothing is left; in the given transaction, or in short ones of its own."""
+        """Follow until nothing is left, in the given transaction or in short ones."""
         while found := self._todo.pop(_TREES):
             if lists := found.get("list"):
                 self._follow_lists(lists, session)
             if trees := found.get("tree"):
                 self._follow_trees(trees, session)
 
-    # Resolving
     def _resolve(self, session: Session, links: Links) -> None:
         batches = {batch for batch, *_ in links.spelt}
         sql = "SELECT batch, no FROM commits WHERE space = ? AND batch IN (@)"
@@ -221,7 +216,7 @@ class Walk:
             if no is not None:
                 links.slots.append((body_key(no, part), index, owner, origin))
             elif self._notice is not None:
-                self._notice(Missing(origin, f"s:{batch}:{part}.{index}"))
+                self._notice(BrokenLink(origin, f"s:{batch}:{part}.{index}"))
         links.spelt.clear()
 
     def _visit_slots(self, session: Session, links: Links) -> None:
@@ -234,13 +229,13 @@ class Walk:
             for key, index, _, origin in links.slots:
                 if key in lacking:
                     lacking.discard(key)
-                    self._notice(Missing(origin, _spelt(session, key, index)))
+                    self._notice(BrokenLink(origin, _address_of_slot(session, key, index)))
         if self.slots is not None:
             self.slots.add({slot_key(key, index): owner for key, index, owner, _ in reversed(links.slots)})
         links.slots.clear()
 
     def _peek(self, session: Session, keys: list[int], owners: dict[int, int], links: Links) -> set[int]:
-        """Look into new bodies for trees, whose entries become links; which bodies are not there."""
+        """Read new bodies and add the entries of their trees as links; return missing bodies."""
         lacking = set(keys)
         sizes = rows_in_chunks(session, "SELECT key, length(frame) FROM body WHERE key IN (@)", (), keys)
         for group in by_weight(sizes):
@@ -248,7 +243,7 @@ class Walk:
                 session, "SELECT key, frame FROM body WHERE key IN (@)", (), group
             ):
                 lacking.discard(key)
-                origin = Origin("body", key)
+                origin = LinkOrigin("body", key)
                 try:
                     where = f"body {key}"
                     contents = unpack_body(unseal(frame_of(frame, where), where), where)
@@ -271,7 +266,7 @@ class Walk:
             for name, _, origin in links.objects:
                 if name in lacking:
                     lacking.discard(name)
-                    self._notice(Missing(origin, f"o:{name.hex()}"))
+                    self._notice(BrokenLink(origin, f"o:{name.hex()}"))
         links.objects.clear()
 
     def _visit_lists(self, session: Session, links: Links) -> None:
@@ -283,13 +278,12 @@ class Walk:
             if list_id in numbers:
                 owners.setdefault(numbers[list_id], owner)
             elif self._notice is not None:
-                self._notice(Missing(origin, f"l:{list_id}"))
+                self._notice(BrokenLink(origin, f"l:{list_id}"))
         self.enter_lists(owners)
         if self._watch is not None:
             self._watch([(numbers[name], owner) for name, owner, _ in links.lists if name in numbers])
         links.lists.clear()
 
-    # Following
     def _follow_lists(self, lists: dict[int, int], session: Session | None) -> None:
         scopes: dict[int, int] = {}
         small: list[int] = []
@@ -338,7 +332,7 @@ class Walk:
     def _item_links(self, rows: Iterable[tuple[Any, ...]], scopes: dict[int, int]) -> Links:
         links = Links()
         for key, address, tree in rows:
-            owner, origin = scopes[key >> ITEM_POSITION_BITS], Origin("item", key)
+            owner, origin = scopes[key >> ITEM_POSITION_BITS], LinkOrigin("item", key)
             if address is not None:
                 links.add(address, owner, origin)
             elif tree is not None:
@@ -353,7 +347,7 @@ class Walk:
     def _follow_trees(self, trees: dict[bytes, int], session: Session | None) -> None:
         links = Links()
         for name, content in self._read_trees([name.hex() for name in trees], session):
-            owner, origin = trees[bytes.fromhex(name)], Origin("tree", name)
+            owner, origin = trees[bytes.fromhex(name)], LinkOrigin("tree", name)
             try:
                 links.add_entries(content, owner, origin)
             except Corrupt as error:
@@ -369,7 +363,7 @@ class Walk:
             yield from self._load(names, session).items()
         except Corrupt as error:
             if len(names) == 1:
-                self._unreadable(Origin("tree", names[0]), error)
+                self._unreadable(LinkOrigin("tree", names[0]), error)
                 return
             for name in names:
                 yield from self._read_trees([name], session)
@@ -379,29 +373,29 @@ class Walk:
             return self._store.load(self._database, self._space, names)
         return self._store.fetch(session, self._space, names)
 
-    def _unreadable(self, origin: Origin, error: Corrupt) -> None:
+    def _unreadable(self, origin: LinkOrigin, error: Corrupt) -> None:
         if self._notice is None:
             raise error
-        self._notice(Missing(origin, "", damage=str(error)))
+        self._notice(BrokenLink(origin, "", damage=str(error)))
 
     def _opened(self, session: Session | None) -> AbstractContextManager[Session]:
         return self._database.reading() if session is None else nullcontext(session)
 
 
-def _spelt(session: Session, key: int, index: int) -> str:
-    """The address of a slot whose body is not there."""
+def _address_of_slot(session: Session, key: int, index: int) -> str:
+    """Return the address of a slot whose body does not exist."""
     commit_no, part = body_part(key)
     rows = session.rows("SELECT batch FROM commits WHERE no = ?", (commit_no,))
     return slot_address(rows[0][0] if rows else f"commit number {commit_no}", part, index)
 
 
 def slot_key(key: int, index: int) -> bytes:
-    """A slot as one key that sorts by body."""
+    """Return a slot as a single key that sorts by body."""
     return key.to_bytes(8, "big") + index.to_bytes(4, "big")
 
 
 def by_weight(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
-    """Keys in groups whose weights come to `PAGE_BYTES` at most, one that is heavier by itself aside."""
+    """Yield groups of keys with a total size of at most `PAGE_BYTES` (a single larger one excepted)."""
     group: list[Any] = []
     room = PAGE_BYTES
     for key, weight in rows:
@@ -414,21 +408,19 @@ def by_weight(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
         yield group
 
 
-# -----------------------------------------------------------------------------------------------------------
-
 Route = Callable[[str, int, Any], Walk]
-"""Which walk a root belongs to, by the kind of its row, its scope and its key."""
+"""Returns the walk for a root, given the kind of its row, its scope and its key."""
 
 NOBODY: Final = 0
-"""The owner of a link whose scope is not known."""
+"""The owner of a link whose scope is unknown."""
 
 
 class Mark:
-    """The roots of a space, handed page by page to the walk that they belong to.
+    """Reads the roots of a space page by page and passes them to walks.
 
-    Catching up has to find what was appended to lists and which texts are new; no index leads there. A
-    ``precise`` mark looks at all lists and texts again. The other one takes the addresses that each commit
-    has noted, which is quick, but does not know to whom they belong.
+    Catching up must find appended list items and new texts, which no index leads to. A ``precise`` mark reads
+    all lists and texts again. Otherwise it uses the addresses recorded with each commit, which is fast but
+    does not tell their owners.
     """
 
     def __init__(self, database: Database, space: int, route: Route, *, precise: bool) -> None:
@@ -443,9 +435,9 @@ class Mark:
         self.committed_at_us = 0
 
     def begin(self) -> None:
-        """Note how far the space has come. Under its lock, so that no commit is half-way past."""
+        """Record the current position of the space, under its lock, so that no commit is in progress."""
         with self._database.writing(self._space) as session:
-            invalidate_caches(session, self._space)  # numbers in reserve are smaller than the largest in use
+            invalidate_caches(session, self._space)  # reserved numbers are lower than the highest in use
             self.now_us = self._database.now_us()
             ((self.seq, self.committed_at_us),) = session.rows(
                 "SELECT seq, committed_at_us FROM space WHERE no = ?", (self._space,)
@@ -453,24 +445,24 @@ class Mark:
             ((self.commit_no,),) = session.rows("SELECT coalesce(max(no), 0) FROM commits")
             ((self.list_no,),) = session.rows("SELECT coalesce(max(no), 0) FROM list")
 
-    def everything(self) -> None:
-        """Mark what all roots lead to."""
+    def mark_all(self) -> None:
+        """Mark everything reachable from all roots."""
         for _ in self.steps():
             pass
 
     def steps(self) -> Iterator[None]:
-        """The same page by page, for those who have something to say in between."""
+        """Do the same page by page, for callers that report progress."""
         yield from self._refs()
         yield from self._events(0, None)
         yield from self._texts(None)
 
     def behind(self, session: Session) -> int:
-        """How many sequence numbers were given out since the mark was last exact."""
+        """Return how many sequence numbers were assigned since the mark was last exact."""
         ((seq,),) = session.rows("SELECT seq FROM space WHERE no = ?", (self._space,))
         return seq - self.seq
 
     def catch_up(self, session: Session | None = None) -> None:
-        """Mark what the commits since lead to; exact when it happens in a write transaction of the space."""
+        """Mark what was committed since; exact if called in a write transaction of the space."""
         with self._opened(session) as reading:
             behind = self.behind(reading)
         if not behind:
@@ -487,7 +479,6 @@ class Mark:
             self._commits_since(session)
         self.seq += behind
 
-    # Roots
     def _events(self, after: int, session: Session | None) -> Iterator[None]:
         while True:
             with self._opened(session) as reading:
@@ -499,7 +490,7 @@ class Mark:
                 page = _Page(self._route)
                 for seq, scope, commit_no, body, links in rows:
                     if body is not None or links is not None:
-                        origin = Origin("event", seq)
+                        origin = LinkOrigin("event", seq)
                         page.of("event", scope, seq).add_event(body, links, commit_no, scope, origin)
                 page.visit(reading)
             page.drain(session)
@@ -560,7 +551,7 @@ class Mark:
                 return
 
     def _lists_since(self, session: Session | None) -> None:
-        """The parents of new lists: a child that nobody links to yet still needs its past."""
+        """Mark the parents of new lists: even an unlinked child needs its past."""
         while True:
             with self._opened(session) as reading:
                 rows = reading.rows(
@@ -621,14 +612,14 @@ class Mark:
 
 
 class _Page:
-    """The links of a page, by the walk that they belong to."""
+    """The links of a page, by walk."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
         self._links: dict[Walk, Links] = {}
 
     def of(self, what: str, scope: int, key: Any) -> Links:
-        """Where the links of a row go."""
+        """Return the links of the walk for a row."""
         walk = self._route(what, scope, key)
         links = self._links.get(walk)
         if links is None:
@@ -636,10 +627,10 @@ class _Page:
         return links
 
     def add(self, what: str, rows: list[tuple[Any, ...]]) -> None:
-        """Take rows in: key, scope, links."""
+        """Add rows: key, scope, links."""
         for key, scope, links in rows:
             if links is not None:
-                self.of(what, scope, key).add_all(links, scope, Origin(what, key))
+                self.of(what, scope, key).add_all(links, scope, LinkOrigin(what, key))
 
     def visit(self, session: Session) -> None:
         for walk, links in self._links.items():

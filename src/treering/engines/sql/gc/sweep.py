@@ -1,12 +1,12 @@
-"""Garbage collection: mark what is alive, condemn the rest that is old enough, mark again, delete.
+"""Garbage collection: mark what is reachable, list the rest for deletion, catch up, delete.
 
-There are no reference counts. A mark (`marking`) runs beside writers; what it has not reached and nobody may
-be about to link any more is condemned; then it is deleted in slices (`removal`), each in a write transaction
-that first lets the mark catch up with the commits made meanwhile. Grace protects writers that have stored
-something and not linked it yet: an object is young from when it was last staged, a list from its last append,
-a body from its commit; what is young also keeps what it leads to. **Invariant:** at every moment,
-every address that can be reached resolves; a commit that comes too late for a condemned object is told so and
-stages it again.
+There are no reference counts. A mark (`gc.mark`) runs alongside writers. What it did not reach, and no writer
+may be about to link, is added to a `DeletionLog`, and then deleted in slices: each slice is a write
+transaction in which the mark first catches up with commits made meanwhile. A grace period protects data that
+writers have stored but not linked yet: the age of an object counts from when it was last staged, of a list
+from its last append, of a body from its commit; recent data also keeps what it links to. **Invariant:** every
+reachable address resolves at any moment; a commit that refers to a deleted object fails with `MissingObjects`
+and stages it again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from treering.engines.sql.gc.mark import COMMITS, PAGE, Mark, Walk
 from treering.engines.sql.objects import ORPHAN_SECONDS
 from treering.engines.sql.rows import BODY_PART_BITS, item_key
 from treering.engines.sql.session import Session, rows_in_chunks
-from treering.engines.sql.spill import Scratch
+from treering.engines.sql.spill import SpillDatabase
 from treering.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -38,21 +38,11 @@ if TYPE_CHECKING:
     from treering.engines.sql.session import Database
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Removal: deleting what is condemned, in an order that can stop anywhere.
-#
-# Lists go before their parents, then bodies, then trees before what they name, then all other objects.
-# Whatever is left at any moment therefore still has everything that it points at, so a commit that names a
-# condemned address between two slices either finds all of it or is told that it is missing. A slice is one
-# transaction, which the caller opens; what the walk has reached by then is spared. **Invariant:** no slice
-# leaves an address behind that leads nowhere.
-
-
 Opener = Callable[[], AbstractContextManager[Session]]
 """Opens the transaction of a slice, in which the walk has caught up."""
 
 SLICE: Final = 2000
-"""Rows that one slice deletes at most (a single longer list aside)."""
+"""Maximum number of rows deleted in one slice (a single longer list excepted)."""
 
 _TREES: Final = 64
 _WIDTHS: Final = {"dead_list": 4, "dead_body": 2, "dead_object": 3, "dead_tree": 4}
@@ -67,8 +57,8 @@ _UNUSED_SCOPE: Final = " AND ".join(
 _UNUSED_RUN: Final = "NOT EXISTS (SELECT 1 FROM event x WHERE x.space = run.space AND x.run = run.no)"
 
 
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """What was removed, or would be."""
+class DeletionCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was deleted, or would be."""
 
     lists: int = 0
     bodies: int = 0
@@ -76,11 +66,16 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
 
 
-class Removal:
-    """What is condemned. ``walk`` knows what is spared.
+class DeletionLog:
+    """The data to delete. What ``walk`` has reached by the time of a slice is kept.
 
-    ``before_us`` says how old objects have to be; one that was staged again is spared together with all
-    that it leads to. ``note_packs`` is told in which packs objects lie, in the transaction that deletes them.
+    Deletion may stop anywhere: lists are deleted before their parents, then bodies, then trees before their
+    entries, then all other objects. What remains at any moment is therefore complete, and a commit that
+    refers to a listed address between two slices either finds all of it or gets an error. **Invariant:** no
+    slice leaves a dangling address.
+
+    Objects stored after ``before_us`` are kept; one that was staged again is kept with everything that it
+    links to. ``note_packs`` receives the packs of deleted objects, in the same transaction.
     """
 
     def __init__(
@@ -88,7 +83,7 @@ class Removal:
         database: Database,
         objects: Objects,
         space: int,
-        scratch: Scratch,
+        spill: SpillDatabase,
         walk: Walk,
         *,
         before_us: int,
@@ -97,7 +92,7 @@ class Removal:
         self._database = database
         self._store = objects
         self._space = space
-        self._scratch = scratch
+        self._spill = spill
         self._walk = walk
         self._before_us = before_us
         self._before_seq = 0
@@ -113,11 +108,10 @@ class Removal:
             "CREATE TABLE edge (parent BLOB, child BLOB, PRIMARY KEY (parent, child)) WITHOUT ROWID",
             "CREATE INDEX edge_child ON edge (child)",
         ):
-            scratch.rows(statement)
+            spill.rows(statement)
 
-    # Condemning
     def lists(self, session: Session, numbers: Sequence[int]) -> None:
-        """Condemn lists."""
+        """Add lists."""
         for no, depth, start, length in rows_in_chunks(
             session, "SELECT no, depth, start, length FROM list WHERE no IN (@)", (), numbers
         ):
@@ -127,12 +121,12 @@ class Removal:
             self._put("dead_list", [(no, depth, length - start, int(size))])
 
     def bodies(self, session: Session, keys: Sequence[int]) -> None:
-        """Condemn bodies."""
+        """Add bodies."""
         rows = rows_in_chunks(session, "SELECT key, length(frame) FROM body WHERE key IN (@)", (), keys)
         self._put("dead_body", rows)
 
     def objects(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Condemn objects: name, whether it is a tree, stored bytes, pack."""
+        """Add objects: name, whether it is a tree, stored bytes, pack."""
         trees: list[tuple[Any, ...]] = []
         others: list[tuple[Any, ...]] = []
         for name, is_tree, size, pack in rows:
@@ -143,42 +137,45 @@ class Removal:
         self._put("dead_tree", trees)
         self._put("dead_object", others)
 
-    def is_condemned(self, names: Sequence[bytes]) -> set[bytes]:
-        """Which of these objects are condemned and not spared."""
+    def listed_objects(self, names: Sequence[bytes]) -> set[bytes]:
+        """Return those of the objects that are listed and not reached by the walk."""
         found: set[bytes] = set()
         for table in ("dead_object", "dead_tree"):
             for start in range(0, len(names), SLICE):
                 marks = ",".join("?" * len(names[start : start + SLICE]))
-                rows = self._scratch.rows(
-                    f"SELECT key FROM {table} d WHERE key IN ({marks}) AND {_spared('object')}",
+                rows = self._spill.rows(
+                    f"SELECT key FROM {table} d WHERE key IN ({marks}) AND {_is_marked('object')}",
                     names[start : start + SLICE],
                 )
                 found.update(key for (key,) in rows)
         return found
 
     @property
-    def tally(self) -> Tally:
-        """What was removed so far."""
-        return Tally(lists=self._lists, bodies=self._bodies, objects=self._objects, bytes=self._bytes)
+    def counts(self) -> DeletionCounts:
+        """What was deleted so far."""
+        return DeletionCounts(
+            lists=self._lists, bodies=self._bodies, objects=self._objects, bytes=self._bytes
+        )
 
     @property
-    def outlook(self) -> Tally:
-        """What would be removed now."""
+    def planned_counts(self) -> DeletionCounts:
+        """What would be deleted now."""
         lists, size = self._sum("dead_list", "list")
         bodies, more = self._sum("dead_body", "body")
         objects, packed = self._sum("dead_object", "object")
         trees, rest = self._sum("dead_tree", "object")
-        return Tally(lists=lists, bodies=bodies, objects=objects + trees, bytes=size + more + packed + rest)
+        return DeletionCounts(
+            lists=lists, bodies=bodies, objects=objects + trees, bytes=size + more + packed + rest
+        )
 
-    # Deleting
     def run(self, opened: Opener, *, before_seq: int, in_slices: bool = True) -> None:
-        """Delete everything that is condemned and not spared.
+        """Delete everything that is listed and was not reached by the walk.
 
-        Lists that have grown past ``before_seq`` since are spared together with all that they lead to.
-        Without slices everything happens in one transaction, so the order among trees does not matter.
+        Lists that have grown beyond ``before_seq`` are kept, with everything that they link to. Without
+        slices there is a single transaction, and the order of trees does not matter.
         """
         self._before_seq = before_seq
-        self._pardon()
+        self._keep_marked()
         while self._some_lists(opened):
             pass
         while self._some_bodies(opened):
@@ -192,8 +189,8 @@ class Removal:
 
     def _some_lists(self, opened: Opener) -> bool:
         with opened() as session:
-            rows = self._scratch.rows(
-                f"SELECT key, items, bytes FROM dead_list d WHERE {_spared('list')} "
+            rows = self._spill.rows(
+                f"SELECT key, items, bytes FROM dead_list d WHERE {_is_marked('list')} "
                 "ORDER BY depth DESC, key LIMIT ?",
                 (SLICE,),
             )
@@ -225,8 +222,8 @@ class Removal:
     def _some_bodies(self, opened: Opener) -> bool:
         with opened() as session:
             sizes = dict(
-                self._scratch.rows(
-                    f"SELECT key, bytes FROM dead_body d WHERE {_spared('body')} ORDER BY key LIMIT ?",
+                self._spill.rows(
+                    f"SELECT key, bytes FROM dead_body d WHERE {_is_marked('body')} ORDER BY key LIMIT ?",
                     (SLICE,),
                 )
             )
@@ -240,8 +237,8 @@ class Removal:
 
     def _some_objects(self, opened: Opener, table: str, condition: str) -> bool:
         with opened() as session:
-            rows = self._scratch.rows(
-                f"SELECT key, bytes, pack FROM {table} d WHERE {_spared('object')} {condition} LIMIT ?",
+            rows = self._spill.rows(
+                f"SELECT key, bytes, pack FROM {table} d WHERE {_is_marked('object')} {condition} LIMIT ?",
                 (SLICE,),
             )
             invalidate_caches(session, self._space)
@@ -261,7 +258,7 @@ class Removal:
         removed = [row for row in rows if row[0] in gone]
         self._forget(table, [row[0] for row in rows])
         if table == "dead_tree":
-            self._scratch.many(
+            self._spill.many(
                 "UPDATE dead_tree SET waits = waits - 1 "
                 "WHERE key IN (SELECT child FROM edge WHERE parent = ?)",
                 [(name,) for name in gone],
@@ -270,27 +267,26 @@ class Removal:
         self._bytes += sum(size for _, size, _ in removed)
         return bool(rows)
 
-    # The order of trees
     def _order_trees(self) -> None:
-        """Count for each condemned tree how many condemned ones name it: it goes after them."""
+        """Count for each listed tree how many listed trees name it: it is deleted after those."""
         after = b""
         while names := [
             key
-            for (key,) in self._scratch.rows(
+            for (key,) in self._spill.rows(
                 "SELECT key FROM dead_tree WHERE key > ? ORDER BY key LIMIT ?", (after, _TREES)
             )
         ]:
             after = names[-1]
             for name, content in self._readable([name.hex() for name in names]).items():
                 parent = bytes.fromhex(name)
-                self._scratch.many(
+                self._spill.many(
                     "INSERT OR IGNORE INTO edge SELECT ?, key FROM dead_tree WHERE key = ?",
                     [(parent, bytes.fromhex(child)) for child in links_of(content)],
                 )
-        self._scratch.rows("UPDATE dead_tree SET waits = (SELECT count(*) FROM edge WHERE child = key)")
+        self._spill.rows("UPDATE dead_tree SET waits = (SELECT count(*) FROM edge WHERE child = key)")
 
     def _readable(self, names: list[str]) -> dict[str, Content]:
-        """Those of the trees that can be read. A damaged one that is to go leads nowhere anyway."""
+        """Return the readable trees. A damaged one that is to be deleted has no known links."""
         try:
             found = self._store.load(self._database, self._space, names)
             for content in found.values():
@@ -301,27 +297,26 @@ class Removal:
                 return {}
             return {name: content for each in names for name, content in self._readable([each]).items()}
 
-    # The scratch
     def _put(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
         marks = ",".join("?" * _WIDTHS[table])
-        self._scratch.many(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)
+        self._spill.many(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)
 
-    def _pardon(self) -> None:
-        """Forget what was reached since it was condemned, once, before pages are cut from the rest."""
+    def _keep_marked(self) -> None:
+        """Remove entries that were reached since they were added, before deleting the rest."""
         for table, seen in (("list", "list"), ("body", "body"), ("object", "object"), ("tree", "object")):
-            self._scratch.rows(f"DELETE FROM dead_{table} WHERE key IN (SELECT key FROM {seen})")
+            self._spill.rows(f"DELETE FROM dead_{table} WHERE key IN (SELECT key FROM {seen})")
 
     def _forget(self, table: str, keys: Iterable[Any]) -> None:
-        self._scratch.many(f"DELETE FROM {table} WHERE key = ?", [(key,) for key in keys])
+        self._spill.many(f"DELETE FROM {table} WHERE key = ?", [(key,) for key in keys])
 
     def _sum(self, table: str, seen: str) -> tuple[int, int]:
-        sql = f"SELECT count(*), coalesce(sum(bytes), 0) FROM {table} d WHERE {_spared(seen)}"
-        ((count, size),) = self._scratch.rows(sql)
+        sql = f"SELECT count(*), coalesce(sum(bytes), 0) FROM {table} d WHERE {_is_marked(seen)}"
+        ((count, size),) = self._spill.rows(sql)
         return count, size
 
 
 def drop_unused_runs(database: Database, space: int, opened: Opener) -> None:
-    """Delete the names of the runs that no row of the journal is of any more."""
+    """Delete the names of runs that no row of the journal refers to."""
     after = -(1 << 63)
     while True:
         with database.reading() as session:
@@ -339,7 +334,7 @@ def drop_unused_runs(database: Database, space: int, opened: Opener) -> None:
 
 
 def drop_unused_scopes(database: Database, space: int, opened: Opener) -> None:
-    """Delete the scopes that no row belongs to any more."""
+    """Delete scopes without rows."""
     after = ""
     while True:
         with database.reading() as session:
@@ -361,7 +356,7 @@ def drop_unused_scopes(database: Database, space: int, opened: Opener) -> None:
         after = last
 
 
-def _spared(seen: str) -> str:
+def _is_marked(seen: str) -> str:
     return f"NOT EXISTS (SELECT 1 FROM {seen} s WHERE s.key = d.key)"
 
 
@@ -370,7 +365,7 @@ def _items(no: int) -> tuple[int, int]:
 
 
 def _first(rows: list[tuple[Any, ...]], items: int) -> list[tuple[Any, ...]]:
-    """As many lists as have this many items together, but one at least."""
+    """Return as many lists as have this many items in total, but at least one."""
     for count, row in enumerate(rows):
         items -= row[1] + 1
         if items < 0:
@@ -378,19 +373,15 @@ def _first(rows: list[tuple[Any, ...]], items: int) -> list[tuple[Any, ...]]:
     return rows
 
 
-# -----------------------------------------------------------------------------------------------------------
-
-MARKED: Final = declare("gc.marked", "everything alive is marked, nothing is deleted")
-BEFORE_DELETE: Final = declare(
-    "gc.before_delete", "a slice of garbage is about to be deleted, nothing of it is"
-)
+MARKED: Final = declare("gc.marked", "everything reachable is marked, nothing is deleted")
+BEFORE_DELETE: Final = declare("gc.before_delete", "a slice of garbage is about to be deleted")
 AFTER_DELETE: Final = declare(
     "gc.after_delete", "a slice of garbage is deleted and committed, others are not"
 )
 
 _TRIES: Final = 4
 _NEAR: Final = 200
-"""A mark that is this few sequence numbers behind catches up inside the write transaction."""
+"""A mark that lags behind by at most this many sequence numbers catches up in the write transaction."""
 
 _TREE: Final = KIND_NUMBERS["tree"]
 
@@ -398,55 +389,55 @@ _TREE: Final = KIND_NUMBERS["tree"]
 def sweep(
     database: Database, objects: Objects, space: int, *, dry_run: bool = False, grace_seconds: float = 3600.0
 ) -> Swept:
-    """Remove what nothing alive leads to, beside running writers; a dry run only says what would go."""
-    with Scratch() as scratch:
-        return _Sweep(database, objects, space, scratch, grace_seconds).run(dry_run=dry_run)
+    """Delete everything unreachable, alongside running writers; a dry run only counts it."""
+    with SpillDatabase() as spill:
+        return _Sweep(database, objects, space, spill, grace_seconds).run(dry_run=dry_run)
 
 
 class _Sweep:
     def __init__(
-        self, database: Database, objects: Objects, space: int, scratch: Scratch, grace_seconds: float
+        self, database: Database, objects: Objects, space: int, spill: SpillDatabase, grace_seconds: float
     ) -> None:
         self._database = database
         self._objects = objects
         self._space = space
         self._grace_seconds = grace_seconds
-        self._walk = Walk(database, objects, space, scratch)
-        # Commits note the addresses of items, not the sources of texts and the trees inside of items (yet).
+        self._walk = Walk(database, objects, space, spill)
+        # Commits record the addresses of items, but not the sources of texts and the trees inside of items.
         self._mark = Mark(database, space, lambda _what, _scope, _key: self._walk, precise=False)
         self._mark.begin()
         newest_us = max(self._mark.now_us, self._mark.committed_at_us)
         self._horizon_us = newest_us - round(grace_seconds * 1_000_000)
         self._before_seq = 0
         self._object_count = 0
-        self._removal = Removal(database, objects, space, scratch, self._walk, before_us=self._horizon_us)
+        self._removal = DeletionLog(database, objects, space, spill, self._walk, before_us=self._horizon_us)
 
     def run(self, *, dry_run: bool) -> Swept:
-        self._mark.everything()
-        self._condemn_bodies()
-        self._condemn_lists()
-        self._condemn_objects()
+        self._mark.mark_all()
+        self._find_unreachable_bodies()
+        self._find_unreachable_lists()
+        self._find_unreachable_objects()
         hit(MARKED)
         if not dry_run:
             self._removal.run(self._slice, before_seq=self._before_seq)
             drop_unused_scopes(self._database, self._space, self._slice)
-        tally = self._removal.outlook if dry_run else self._removal.tally
-        packs = self._tend_packs(dry_run=dry_run)
-        if not dry_run and tally.objects + tally.bodies + tally.lists:
+        counts = self._removal.planned_counts if dry_run else self._removal.counts
+        packs = self._clean_up_packs(dry_run=dry_run)
+        if not dry_run and counts.objects + counts.bodies + counts.lists:
             self._database.reclaim_space(secure=False)
         return Swept(
-            objects=tally.objects,
-            bodies=tally.bodies,
-            lists=tally.lists,
+            objects=counts.objects,
+            bodies=counts.bodies,
+            lists=counts.lists,
             packs=packs,
-            bytes=tally.bytes,
-            kept_objects=self._object_count - tally.objects,
+            bytes=counts.bytes,
+            kept_objects=self._object_count - counts.objects,
             dry_run=dry_run,
         )
 
     @contextmanager
     def _slice(self) -> Generator[Session]:
-        """A write transaction in which the mark has caught up. Most of that happens before it."""
+        """Open a write transaction in which the mark has caught up; most catching up happens before it."""
         for tries_left in reversed(range(_TRIES)):
             self._mark.catch_up()
             with self._database.writing(self._space) as session:
@@ -458,11 +449,10 @@ class _Sweep:
                 break
         hit(AFTER_DELETE)
 
-    # Condemning
-    def _condemn_bodies(self) -> None:
-        """Bodies that were not reached; those of young commits are roots instead.
+    def _find_unreachable_bodies(self) -> None:
+        """List unreached bodies; those of recent commits are roots instead.
 
-        On the way it shows how far the old commits go.
+        Also determines up to which sequence number commits are old.
         """
         after = ""
         part_size = 1 << BODY_PART_BITS
@@ -495,8 +485,8 @@ class _Sweep:
                 return
             after = last
 
-    def _condemn_lists(self) -> None:
-        """Lists that were not reached; young ones are roots instead."""
+    def _find_unreachable_lists(self) -> None:
+        """List unreached lists; recent ones are roots instead."""
         after = ""
         while True:
             with self._database.reading() as session:
@@ -521,8 +511,8 @@ class _Sweep:
                 return
             after = rows[-1][0]
 
-    def _condemn_objects(self) -> None:
-        """Objects that were not reached; young trees are roots instead. Most names are read off the index."""
+    def _find_unreachable_objects(self) -> None:
+        """List unreached objects; recent trees are roots instead. Most names are read from the index."""
         after = b""
         while True:
             with self._database.reading() as session:
@@ -543,12 +533,12 @@ class _Sweep:
                         [name for name in names if name not in marked],
                     )
                 )
-                young = {bytes(row[0]): 0 for row in rows if self._is_young(row) and row[1] == _TREE}
+                young = {bytes(row[0]): 0 for row in rows if self._is_recent(row) and row[1] == _TREE}
                 self._walk.enter_objects(session, young)
                 self._removal.objects(
                     (bytes(name), kind == _TREE, inline or min(size, packed or 0), pack)
                     for name, kind, size, _, _, inline, pack, packed in (
-                        row for row in rows if not self._is_young(row)
+                        row for row in rows if not self._is_recent(row)
                     )
                 )
             self._walk.drain()
@@ -557,13 +547,12 @@ class _Sweep:
                 return
             after = names[-1]
 
-    def _is_young(self, row: tuple[Any, ...]) -> bool:
+    def _is_recent(self, row: tuple[Any, ...]) -> bool:
         stored_at_us, staged_until_us = row[3], row[4]
         return max(stored_at_us, staged_until_us - STAGE_SECONDS * 1_000_000) > self._horizon_us
 
-    # Packs
-    def _tend_packs(self, *, dry_run: bool) -> int:
-        """Delete packs that hold nothing any more, write those anew that are more than half dead."""
+    def _clean_up_packs(self, *, dry_run: bool) -> int:
+        """Delete empty packs, and rewrite those that are more than half garbage."""
         after, count = 0, 0
         while True:
             with self._database.reading() as session:
@@ -589,11 +578,11 @@ class _Sweep:
         return count + len(orphans)
 
     def _live_bytes(self, pack: int, *, dry_run: bool) -> int:
-        """What a pack would about take without its dead objects; a frame may hold several."""
+        """Estimate the size of a pack without its garbage; a frame may hold several objects."""
         with self._database.reading() as session:
             rows = session.rows('SELECT name, size, "offset", length FROM object WHERE pack = ?', (pack,))
         names = [bytes(row[0]) for row in rows]
-        dead = self._removal.is_condemned(names) if dry_run else set[bytes]()
+        dead = self._removal.listed_objects(names) if dry_run else set[bytes]()
         frames: dict[int, list[int]] = {}
         for name, (_, size, offset, length) in zip(names, rows, strict=True):
             if name not in dead:
