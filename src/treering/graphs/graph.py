@@ -1,14 +1,14 @@
 """Graphs: the checkpoints of a framework that numbers, addresses and branches them itself.
 
-A graph's step is an ordinary checkpoint of a thread (so log, diff, fork and rewind know it) whose metadata
-says under `GRAPH` what the framework needs to go on: its own id, its namespace within the thread, its
-versions. The root namespace moves the head of the thread; every other one has a head of its own. Ids are
-not looked up but computed: a UUID of version 6 or 7 says when it was made, so it gives the checkpoint's
-id, which says where in the journal the row lies. Any other id is found by reading the thread.
+A step of a graph is an ordinary checkpoint of a thread (so log, diff, fork and rewind work on it) whose
+metadata has, under `GRAPH`, what the framework needs to continue: its own id, the subgraph, the channel
+versions. The root graph moves the head of the thread; each subgraph has a head of its own. A step is found by
+an id that is computed from the framework's (see `step`); a framework id without a time is found by reading
+the thread.
 
-What a task wrote before its step was over is an event of its own kind, found by the step that it belongs
-to and ordered by its sequence number. A write that was committed before a child of its step was used up by
-that child: whoever goes on from the step once more must not be given it again.
+What a task wrote before its step ended is an event of its own kind, found by the step and ordered by sequence
+number. A write that was committed before a child of its step was used up by that child: a run that continues
+from the step once more must not be given it again.
 """
 
 from __future__ import annotations
@@ -42,17 +42,16 @@ if TYPE_CHECKING:
 
 WRITES: Final = "writes"
 """The kind of the events that hold what tasks wrote."""
-BEGUN: Final = ("p", "q")
-"""The forms of a list that is written as ``[id of a list, length of its beginning, places of the rest]``."""
-HOLDER: Final = "h"
-"""The form of a value with such lists inside: its own place, and those of the lists."""
+PREFIX_FORMS: Final = ("p", "q")
+"""The forms of a list that is written as ``[id of a stored list, length of the prefix, places of the rest]``.
+"""
+EMBEDDED_FORM: Final = "h"
+"""The form of a value with such lists embedded: its own place, and those of the lists."""
 
 _PAGE: Final = 500
 _MAX_KEYS: Final = 4096
 _WINDOW: Final = 64
-"""Two runs on one thread commit a little out of order; that far back, steps are put in the order of their
-ids.
-"""
+"""Two runs on one thread commit a little out of order; steps are sorted by id within so many rows."""
 
 
 class Graphs:
@@ -65,7 +64,7 @@ class Graphs:
         self._keys: dict[tuple[str, str], GraphKey] = {}
 
     def key(self, thread_id: str, subgraph: str) -> GraphKey:
-        """Where a graph's steps go."""
+        """Return the key of a graph."""
         known = self._keys.get((thread_id, subgraph))
         if known is None:
             if len(self._keys) >= _MAX_KEYS:
@@ -74,7 +73,7 @@ class Graphs:
         return known
 
     def head(self, key: GraphKey) -> GraphHead | None:
-        """The newest step of a graph; ``None`` when there is none."""
+        """Return the head of a graph; ``None`` if it has none."""
         while True:
             ref = self._engine.refs(self._space, [key.ref]).get(key.ref)
             if ref is None:
@@ -96,13 +95,13 @@ class Graphs:
                 )
 
     def by_id(self, checkpoint_id: str) -> Step | None:
-        """A step by the id of its checkpoint."""
+        """Return a step by the id of its checkpoint."""
         for record in self._engine.scan(self._space, by_id(checkpoint_id), limit=1).records:
             return self._step(record)
         return None
 
     def find(self, key: GraphKey, graph_id: str) -> Step | None:
-        """A step by the framework's id, in its thread or in those that it was forked from."""
+        """Return a step by the framework's id, from its thread or those that it was forked from."""
         made = step_id(key, graph_id)
         if made is not None:
             step = self.by_id(made[0])
@@ -122,9 +121,9 @@ class Graphs:
         return None if origin is None else self.find(key_of(origin, key.subgraph), graph_id)
 
     def steps(self, key: GraphKey, *, subgraph: str | None, until_us: int | None = None) -> Iterator[Step]:
-        """The steps of a thread and of those that it was forked from, newest first.
+        """Yield the steps of a thread and of those that it was forked from, newest first.
 
-        ``subgraph`` chooses one graph; ``until_us`` leaves out what was made later.
+        ``subgraph`` selects one graph (``None``: all); ``until_us`` leaves out later steps.
         """
         copies: set[str] = set()
         for step in self._own(key, until_us):
@@ -141,12 +140,12 @@ class Graphs:
             step = self._behind(step)
 
     def _behind(self, step: Step) -> Step | None:
-        """The parent of a step; of a copy, the parent of what it is a copy of."""
+        """The parent of a step; for a copy, the parent of the original."""
         origin = self._origin(step) or step
         return None if origin.checkpoint.parent is None else self.by_id(origin.checkpoint.parent)
 
     def all_steps(self, *, until_us: int | None = None) -> Iterator[Step]:
-        """Every step of the namespace, newest first."""
+        """Yield every step of the namespace, newest first."""
         query = EventQuery(kinds=(KIND,), until_us=until_us, newest_first=True)
         for step in self._in_order(query):
             if step.checkpoint.namespace == self._namespace:
@@ -155,9 +154,10 @@ class Graphs:
     def written(
         self, key: GraphKey, step: Step, *, is_moved: bool = False, until: int | None = None
     ) -> list[Written]:
-        """What tasks wrote on a step, in the order of commits, before the commit ``until``.
+        """Return what tasks wrote on a step, in the order of commits, before sequence number ``until``.
 
-        With ``is_moved`` only what no child has used up: the step is gone on from once more.
+        With ``is_moved``, only what no child has used up, because the graph continues from the step once
+        more.
         """
         found = self.written_as(writes_key(key, step.graph_id))
         there = key_of(step)
@@ -173,19 +173,19 @@ class Graphs:
         return found
 
     def written_in_origin(self, step: Step) -> list[Written]:
-        """What the copy of another thread's step begins with: what was written there, and not used up."""
+        """Return, for a copy of another thread's step, what was written on the original and not used up."""
         origin = self._origin(step)
         if origin is None:
             return []
         return self.written(key_of(origin), origin, is_moved=True, until=step.seq)
 
     def written_as(self, key: str) -> list[Written]:
-        """What tasks wrote, by its key."""
+        """Return what tasks wrote on a step, by its `writes_key`."""
         query = EventQuery(kinds=(WRITES,), thread=key)
         return [self.read_written(each) for each in each_record(self._engine, self._space, query)]
 
     def written_since(self, key: GraphKey, since_us: int) -> dict[str, list[Written]]:
-        """What tasks of a thread wrote since a time, by key and in the order of commits."""
+        """Return what tasks of a thread wrote since a time, by key and in the order of commits."""
         found: dict[str, list[Written]] = {}
         query = EventQuery(kinds=(WRITES,), scope=key.scope, since_us=since_us)
         for record in each_record(self._engine, self._space, query):
@@ -193,7 +193,7 @@ class Graphs:
         return found
 
     def children(self, key: GraphKey, step: Step) -> list[Step]:
-        """The steps of the same thread that grew out of this one, oldest first."""
+        """Return the children of a step in its thread, oldest first."""
         found: list[Step] = []
         for each in self._own(key, None):
             if each.seq <= step.seq:
@@ -203,15 +203,16 @@ class Graphs:
         return sorted(found, key=lambda each: each.seq)
 
     def line(self, key: GraphKey, step: Step) -> Iterator[tuple[Step, int]]:
-        """The ancestors of a step, newest first, each with the commit that its writes must come behind.
+        """Yield the ancestors of a step, newest first, each with the sequence number its writes must be
+        after.
 
-        That is the commit of the child before the one that the line goes on to: what was written up to there
-        was for that child. Where a thread was forked, the line goes on behind the step that was copied. An
-        ancestor that is not stored raises `Corrupt`.
+        That is the number of the previous child of the ancestor: what was written up to there was for that
+        child. At the start of a fork, the line continues with the parent of the original. Raises `Corrupt` if
+        an ancestor is not stored.
         """
-        passed = _Passed(self._own(key, None))
+        steps = _StepsRead(self._own(key, None))
         while (wanted := step.checkpoint.parent) is not None:
-            parent = passed.find(wanted) or self.by_id(wanted)
+            parent = steps.find(wanted) or self.by_id(wanted)
             if parent is None:
                 raise Corrupt(
                     f"checkpoint {step.graph_id!r} of thread {step.checkpoint.thread!r} lost its parent "
@@ -220,9 +221,9 @@ class Graphs:
                 )
             there = key_of(parent)
             if there == key_of(step):
-                behind = max((seq for seq in passed.children(wanted) if seq < step.seq), default=0)
+                behind = max((seq for seq in steps.children(wanted) if seq < step.seq), default=0)
             else:
-                passed = _Passed(self._own(there, None))
+                steps = _StepsRead(self._own(there, None))
                 if step.checkpoint.metadata.get(FORKED_FROM) == wanted:
                     step = parent
                     continue
@@ -231,10 +232,10 @@ class Graphs:
             step = parent
 
     def inherited(self, key: GraphKey) -> Step | None:
-        """The step that a subgraph of a fork goes on from before it has one of its own there.
+        """Return the step that a subgraph of a fork continues from until it has one of its own there.
 
-        It is the one that was the newest at the moment that was forked, or rewound to since; ``None`` in a
-        thread that is no fork.
+        It was the newest one at the checkpoint that was forked, or rewound to since. ``None`` if the thread
+        is not a fork.
         """
         copy = self._copy(key) if key.subgraph else None
         origin = None if copy is None else self._origin(copy)
@@ -255,7 +256,7 @@ class Graphs:
         return step
 
     def forked_at(self, key: GraphKey) -> int | None:
-        """The commit in which a thread began as a fork; ``None`` for one that is no fork."""
+        """Return the sequence number at which a thread began as a fork; ``None`` if it is not one."""
         first = self._first(key)
         return first.seq if first is not None and FORKED_FROM in first.checkpoint.metadata else None
 
@@ -266,9 +267,9 @@ class Graphs:
         return None
 
     def _copy(self, key: GraphKey) -> Step | None:
-        """The copy of another thread's step that a thread goes back to from where its head is.
+        """The copy of another thread's step that the head of a thread descends from.
 
-        That is how it began, unless it was rewound to before that.
+        That is its first checkpoint, unless it was rewound to an earlier one.
         """
         first = self._first(key)
         rewinds = EventQuery(kinds=(REWIND,), scope=key.scope, brief=True)
@@ -277,13 +278,13 @@ class Graphs:
         root = graph_key(key.thread, key.namespace, "")
         head = self.head(root)
         step = None if head is None else head.step
-        passed = _Passed(self._own(root, None))
+        steps = _StepsRead(self._own(root, None))
         while step is not None and FORKED_FROM not in step.checkpoint.metadata:
-            step = passed.find(step.checkpoint.parent or "")
+            step = steps.find(step.checkpoint.parent or "")
         return step or first
 
     def _origin(self, step: Step) -> Step | None:
-        """The step of another thread that this one is a copy of."""
+        """The step of another thread that a step is a copy of."""
         origin = step.checkpoint.metadata.get(FORKED_FROM)
         return None if origin is None else self.by_id(origin)
 
@@ -296,7 +297,7 @@ class Graphs:
         return self._in_order(query)
 
     def _in_order(self, query: EventQuery) -> Iterator[Step]:
-        """Newest first by the framework's ids, which is almost the order of commits."""
+        """Steps by the framework's ids, newest first, which is almost the order of commits."""
         waiting: list[Step] = []
         after = None
         while True:
@@ -318,18 +319,18 @@ class Graphs:
         return Step(checkpoint=checkpoint, seq=record.seq)
 
     def read_written(self, record: Record) -> Written:
-        """What a task wrote, out of its row in the journal."""
+        """Return what a task wrote, from its row."""
         event = record.event
         data = event.data
         if data is None:
             if event.body is None:
-                raise Corrupt(f"event {event.id!r} has lost what it wrote; restore it from a backup")
+                raise Corrupt(f"event {event.id!r} has no data; restore it from a backup")
             data = self._engine.get(self._space, [event.body])[0].data
         return Written(seq=record.seq, batch=record.batch, data=decode_json(data))
 
 
-class _Passed:
-    """Steps of a thread, newest first, as far as somebody looked for one."""
+class _StepsRead:
+    """Steps of a thread, newest first, read as far as was needed to find one."""
 
     def __init__(self, source: Iterator[Step]) -> None:
         self._source = source
@@ -337,19 +338,19 @@ class _Passed:
         self._children: dict[str, list[int]] = {}
 
     def find(self, checkpoint_id: str) -> Step | None:
-        """A step that comes behind those that were found before."""
+        """Return a step that is older than those found before."""
         while checkpoint_id not in self._seen and (each := next(self._source, None)) is not None:
             self._seen[each.checkpoint.id] = each
             self._children.setdefault(each.checkpoint.parent or "", []).append(each.seq)
         return self._seen.pop(checkpoint_id, None)
 
     def children(self, checkpoint_id: str) -> list[int]:
-        """The commits of the children of a step that was found."""
+        """Return the sequence numbers of the children of a step that was found."""
         return self._children.get(checkpoint_id, [])
 
 
 def graph_head(checkpoint: CheckpointRecord, first_us: int, *, is_root: bool) -> bytes:
-    """What the head of a graph holds; for the root namespace what every thread's head holds."""
+    """Return the value of a graph's head; for the root graph, that of any thread's head."""
     if not is_root:
         return encode_json({"checkpoint": checkpoint.id})
     return encode_head(checkpoint, first_us)

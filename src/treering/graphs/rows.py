@@ -1,12 +1,11 @@
-"""What a framework's own fields of a step look like in the row of its checkpoint: every name once.
+"""The compact form of a framework's own fields in the row of a checkpoint: each channel name once.
 
-A step names its channels again and again: their versions, which version each node has seen, which of them
-changed, which hold nothing, which are lists of messages. In the row the names stand once, with the versions,
-and everything else counts them: ``[id, rest, parent, v, ts, {channel: version}, {node: [seen]}, updated,
-empty, message lists]``. A node that has seen the version that a channel has says the number of the channel,
-one that has seen another says ``[number, version]``; a name that has no version stands for itself. What few
-steps have is in the ``rest``, by its name (0 if there is nothing). **Invariant:** `lengthened` gives back
-what `shortened` was given. Older rows have the long form in their metadata, and both read the same.
+A step names its channels again and again: their versions, the versions that each node has seen, which
+channels changed, which are empty, which are lists of messages. In the row the names occur once, with the
+versions, and everything else refers to them by number: ``[id, rest, parent, v, ts, {channel: version}, {node:
+[seen]}, updated, empty, message lists]``. A version that a node has seen is the number of the channel if it
+is the current one, and else ``[number, version]``; a name without a version is written out. Rare fields are
+in ``rest`` by name (0 if there are none). **Invariant:** `lengthened` reverses `shortened`.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GRAPH: Final = "_graph"
-"""The key in a checkpoint's metadata under which the framework's own fields are."""
+"""The key of the framework's own fields in a checkpoint's metadata."""
 
 
-class Named(msgspec.Struct, array_like=True):
-    """The beginning of a row, for those who want no more: the id, and what few steps have."""
+class RowStart(msgspec.Struct, array_like=True):
+    """The start of a row, for readers of metadata: the id, and the rare fields."""
 
     id: str
     rest: dict[str, Any] | Literal[0]
@@ -34,17 +33,17 @@ _OWN: Final = frozenset({"id", "parent", "v", "ts", "versions", "seen", "updated
 
 
 def shortened(graph: Mapping[str, Any]) -> list[Any]:
-    """The fields of a step as they lie in its row."""
+    """Return the fields of a step in their compact form."""
     versions: dict[str, Any] = graph["versions"]
     numbers: dict[str, Any] = dict(zip(versions, range(len(versions)), strict=True))
     seen: dict[str, list[Any]] = {}
     for node, each in graph["seen"].items():
-        told: list[Any] = []
-        seen[node] = told
+        entries: list[Any] = []
+        seen[node] = entries
         for name, version in each.items():
             number, current = numbers.get(name, name), versions.get(name)
             is_current = version == current and type(version) is type(current) and number != name
-            told.append(number if is_current else [number, version])
+            entries.append(number if is_current else [number, version])
     rest = {name: graph[name] for name in graph if name not in _OWN}
     empty: list[str] = []
     if _VALUES in graph:
@@ -69,12 +68,14 @@ def shortened(graph: Mapping[str, Any]) -> list[Any]:
 
 
 def lengthened(short: list[Any]) -> dict[str, Any]:
-    """The fields of a step out of its row, which is taken over."""
+    """Return the fields of a step from their compact form, which must not be used afterwards."""
     graph_id, rest, parent, v, ts, versions, seen, updated, empty, messages = short
     current = list(versions.items())
     names = list(versions)
     for node, each in seen.items():
-        seen[node] = dict([current[told] if type(told) is int else _earlier(told, names) for told in each])
+        seen[node] = dict(
+            [current[entry] if type(entry) is int else _earlier(entry, names) for entry in each]
+        )
     graph: dict[str, Any] = {"id": graph_id, "v": v, "ts": ts, "versions": versions, "seen": seen}
     if parent is not None:
         graph["parent"] = parent
@@ -91,6 +92,6 @@ def lengthened(short: list[Any]) -> dict[str, Any]:
     return graph
 
 
-def _earlier(told: list[Any], names: list[str]) -> tuple[str, Any]:
-    name, version = told
+def _earlier(entry: list[Any], names: list[str]) -> tuple[str, Any]:
+    name, version = entry
     return names[name] if type(name) is int else name, version

@@ -1,4 +1,12 @@
-"""A step of a graph: an ordinary checkpoint whose metadata says what the framework needs to go on."""
+"""A step of a graph: an ordinary checkpoint whose metadata has what the framework needs to continue.
+
+Ids are computed, not looked up. A UUID of version 6 or 7 contains its time; together with a hash of the graph
+that the step belongs to it gives the id of the checkpoint, which says where in the journal the row is. Ids of
+one graph sort as the framework's own do.
+
+`metadata_of` lists the metadata of many steps: of each row it decodes only the metadata and the start of the
+framework's fields. `delta_step` tells a retention policy what a step is rebuilt from (see `core.retention`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +22,7 @@ from treering.core.encoding import is_tagged
 from treering.core.ids import MAX_ID_CHARS, namespace_prefix, thread_scope
 from treering.core.query import EventQuery
 from treering.core.retention import DeltaStep
-from treering.graphs.rows import GRAPH, Named
+from treering.graphs.rows import GRAPH, RowStart
 from treering.threads.checkpoint_record import FORKED_FROM, KIND, PREFIX, read_checkpoint
 from treering.threads.history import head_ref
 
@@ -26,14 +34,6 @@ if TYPE_CHECKING:
     from treering.threads.checkpoint_record import CheckpointRecord
 
 
-# -----------------------------------------------------------------------------------------------------------
-# How a graph's steps are named: ids that are computed, not looked up.
-#
-# A UUID of version 6 or 7 says when it was made. Together with a hash of the place that the step belongs to
-# it gives the checkpoint's id, which says where in the journal the row lies. Ids of one place sort as the
-# framework's own do.
-
-
 _HEADS: Final = "graph/"
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
@@ -43,7 +43,7 @@ _LAST_MS: Final = (1 << 47) - 1
 
 
 class GraphKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the steps of one graph go: a thread, and a namespace within it."""
+    """One graph of a thread: the root graph, or a subgraph by its path (LangGraph: ``checkpoint_ns``)."""
 
     thread: str
     namespace: str
@@ -53,7 +53,7 @@ class GraphKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graph_key(thread: str, namespace: str, subgraph: str) -> GraphKey:
-    """Where the steps of a graph go."""
+    """Return the key of a graph, with the scope of its rows and the ref of its head."""
     ref = head_ref(thread, namespace)
     if subgraph:
         ref = subgraph_refs(thread, namespace) + subgraph
@@ -65,15 +65,12 @@ def graph_key(thread: str, namespace: str, subgraph: str) -> GraphKey:
 
 
 def subgraph_refs(thread: str, namespace: str) -> str:
-    """What the names of the heads of a thread's subgraphs begin with, but for those that are too long."""
+    """Return the prefix of the refs of a thread's subgraphs; refs that would be too long are hashed."""
     return f"{_HEADS}{namespace_prefix(namespace)}{namespace_prefix(thread)}"
 
 
 def step_id(key: GraphKey, graph_id: str) -> tuple[str, int] | None:
-    """The id of the checkpoint for a step, and its time in microseconds; ``None`` for an id that has no time.
-
-    Ids of one namespace sort as the framework's own do.
-    """
+    """Return the id of a step's checkpoint and its time in microseconds; ``None`` if the id has no time."""
     return _made_id(key.namespace, key.thread, key.subgraph, graph_id)
 
 
@@ -96,14 +93,14 @@ def _made_id(namespace: str, thread: str, subgraph: str, graph_id: str) -> tuple
 
 
 def copied_id(key: GraphKey, checkpoint_id: str) -> str:
-    """The id of a copy of a checkpoint in another place; it sorts as the checkpoint's own does."""
+    """Return the id for a copy of a checkpoint in another graph; it sorts like the original's."""
     digest = blake2b(_name(key.namespace, key.thread, key.subgraph, checkpoint_id), digest_size=5).digest()
     number = int.from_bytes(digest, "big")
     return checkpoint_id[:-8] + "".join([_PAIRS[number >> shift & 1023] for shift in range(30, -1, -10)])
 
 
 def writes_key(key: GraphKey, graph_id: str) -> str:
-    """What the writes of a step have in common, in the journal's indexed column."""
+    """Return the key by which the writes on a step are found (an indexed column of the journal)."""
     name = _name(key.namespace, key.thread, key.subgraph, graph_id)
     return "writes:" + blake2b(name, digest_size=12).hexdigest()
 
@@ -113,7 +110,7 @@ def _name(*parts: str) -> bytes:
 
 
 def _ticks(graph_id: str) -> int | None:
-    """When a UUID of version 6 or 7 was made, in tenths of a microsecond since 1970."""
+    """The time of a UUID of version 6 or 7, in tenths of a microsecond since 1970."""
     if _UUID.fullmatch(graph_id) is None:
         return None
     time, version = int(graph_id[:8] + graph_id[9:13] + graph_id[15:18], 16), graph_id[14]
@@ -126,14 +123,12 @@ def _ticks(graph_id: str) -> int | None:
     return ticks if 0 <= ticks // 10_000 <= _LAST_MS else None
 
 
-# -----------------------------------------------------------------------------------------------------------
-
 HIDDEN: Final = "hidden"
-"""Where the framework's metadata goes whose names are ours."""
+"""The key of framework metadata whose names treering uses itself."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that a graph saved, and where it stands in the order of commits."""
+    """A checkpoint that a graph saved, and its sequence number."""
 
     checkpoint: CheckpointRecord
     seq: int
@@ -145,17 +140,17 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def graph_id(self) -> str:
-        """The id that the framework gave it."""
+        """The framework's id of the step."""
         return self.graph["id"]
 
     @property
     def subgraph(self) -> str:
-        """The namespace within the thread."""
+        """The path of the subgraph; empty for the root graph."""
         return self.graph.get("ns", "")
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the framework calls its metadata."""
+        """The framework's metadata."""
         metadata = {
             name: value
             for name, value in self.checkpoint.metadata.items()
@@ -165,7 +160,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphHead(msgspec.Struct, frozen=True, kw_only=True):
-    """A head as it is now. ``is_moved``: someone rewound or forked to it, so its step may have children."""
+    """The head of a graph. ``is_moved``: someone rewound or forked to it, so its step may have children."""
 
     step: Step
     version: int
@@ -174,7 +169,7 @@ class GraphHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task wrote in one call, as it was committed."""
+    """What one task wrote in one call, from its row."""
 
     seq: int
     batch: str
@@ -182,25 +177,19 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_of(step: Step, subgraph: str | None = None) -> GraphKey:
-    """Where a step lies, whoever reads it; or another namespace ``within`` the same thread."""
+    """Return the key of the graph that saved a step, or of a subgraph of the same thread."""
     checkpoint = step.checkpoint
     return graph_key(checkpoint.thread, checkpoint.namespace, step.subgraph if subgraph is None else subgraph)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# The metadata of a graph's steps, without the steps: what lists of checkpoints show.
-#
-# Of each row only the metadata and the beginning of what the framework keeps there is decoded.
-
-
-_MANY: Final = 2000
+_PAGE: Final = 2000
 
 
 class _Metadata(msgspec.Struct, gc=False):
-    """What is read of a checkpoint's row when only its metadata is wanted."""
+    """The part of a checkpoint's row that is decoded for its metadata."""
 
     metadata: dict[str, Any] = {}
-    graph: Named | None = None
+    graph: RowStart | None = None
 
 
 _NOTHING: Final[dict[str, Any]] = {}
@@ -210,14 +199,14 @@ _metadata: Final = msgspec.json.Decoder(_Metadata).decode
 def metadata_of(
     engine: Engine, space: str, key: GraphKey, unpacked: Callable[[Any], Any]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """The ids and the metadata of all steps of one namespace in a thread itself, newest first.
+    """Return the id and the metadata of all steps of a graph in its own thread, newest first.
 
-    ``unpacked`` is called for metadata in which something may be packed.
+    ``unpacked`` is applied to metadata that may contain packed values.
     """
     found: list[tuple[str, dict[str, Any]]] = []
     query, after = EventQuery(kinds=(KIND,), scope=key.scope, newest_first=True, brief=True), None
     while True:
-        page = engine.scan(space, query, after=after, limit=_MANY)
+        page = engine.scan(space, query, after=after, limit=_PAGE)
         for record in page.records:
             data = record.event.data
             if data is None or is_tagged(data):
@@ -245,15 +234,11 @@ def metadata_of(
         after = page.cursor
 
 
-# -----------------------------------------------------------------------------------------------------------
-# What the steps of graphs are made of, for a policy that drops some of them (see `core.deltas`).
-
-
 _NAMES: Final = (b'"graph"', b'"%s"' % GRAPH.encode())
 
 
 def delta_step(engine: Engine, space: str, record: Record) -> DeltaStep | None:
-    """What a checkpoint's row says of it; ``None`` for one that no graph saved."""
+    """Return what a retention policy needs to know about a checkpoint; ``None`` if no graph saved it."""
     event = record.event
     data = event.data or b""
     if event.data is None and event.body is not None:

@@ -28,7 +28,7 @@ from treering.core.encoding import decode_json
 from treering.core.ids import thread_scope
 from treering.core.paging import each_record, each_ref
 from treering.core.query import EventQuery
-from treering.graphs.graph import BEGUN, HOLDER, WRITES
+from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, WRITES
 from treering.importers.histories import COLUMNS, REWIND, further_heads
 from treering.importers.jsonl_format import (
     NOTHING,
@@ -149,9 +149,9 @@ def _taken_out(
     for entry in told["writes"]:
         if entry[2] == "l":
             entry[3] = [own(each) for each in entry[3]]
-        elif entry[2] in BEGUN:
+        elif entry[2] in PREFIX_FORMS:
             entry[3] = own_begun(entry[3])
-        elif entry[2] == HOLDER:
+        elif entry[2] == EMBEDDED_FORM:
             entry[3] = [own(entry[3][0]), [own_begun(each) for each in entry[3][1]]]
         elif entry[2] != "v":
             entry[3] = own(entry[3])

@@ -22,7 +22,7 @@ from treering.adapters.langgraph.task_writes import parse_place
 from treering.core.paging import each_record
 from treering.core.query import EventQuery
 from treering.errors import StoreFull
-from treering.graphs.graph import BEGUN, GRAPH, HOLDER, Graphs
+from treering.graphs.graph import EMBEDDED_FORM, GRAPH, PREFIX_FORMS, Graphs
 from treering.threads.checkpoint_record import KIND, Value, read_checkpoint
 
 ANSWER = AIMessage("an answer", id="a")
@@ -142,9 +142,9 @@ def rows(store) -> list[Any]:
             return channel, place
         if form == "l":
             return channel, [content(each, batch) for each in place]
-        if form in BEGUN:
+        if form in PREFIX_FORMS:
             return channel, prefix(place, batch)
-        if form == HOLDER:
+        if form == EMBEDDED_FORM:
             return channel, content(place[0], batch), [prefix(each, batch) for each in place[1]]
         return channel, content(place, batch)
 

@@ -21,7 +21,7 @@ from treering.core.ids import new_id
 from treering.core.paging import check_may_erase, each_record
 from treering.core.query import Erasure, EventQuery
 from treering.errors import Conflict, InvalidInput
-from treering.graphs.graph import BEGUN, HOLDER, WRITES, Graphs, graph_head
+from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, WRITES, Graphs, graph_head
 from treering.graphs.step import GRAPH, GraphKey, Step, copied_id, step_id, writes_key
 from treering.threads.checkpoint_record import (
     FORKED_FROM,
@@ -302,9 +302,9 @@ class _Copy:
                 return place
             if form == "l":
                 return [copy_place(each) for each in place]
-            if form in BEGUN:
+            if form in PREFIX_FORMS:
                 return copy_prefix(place)
-            if form == HOLDER:
+            if form == EMBEDDED_FORM:
                 return [copy_place(place[0]), [copy_prefix(each) for each in place[1]]]
             return copy_place(place)
 

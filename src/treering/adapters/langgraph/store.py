@@ -1,9 +1,14 @@
 """LangGraph's long-term memory on a treering store: `TreeringStore`, a `BaseStore`, sync and async.
 
-Items are found by key, by filter and by words: the index needs no embedding model and no extension, and
-moves in the same commit as the items. A search with a query returns the items that match it, ranked; never
-others to fill up the page. **Invariant:** the puts of one batch are one commit, and its reads see what was
-there before.
+Items are found by key, by filter and by words. The index needs no embedding model and no extension, and is
+updated in the same commit as the items. A search with a query returns the items that match it, ranked; it
+never fills the page with others.
+
+An item is a ref with its times and the address of its value, named ``langgraph/<label>/<label>//<key>`` with
+``/``, ``%`` and control characters escaped. So the items of a namespace are one range of refs, those of its
+sub-namespaces follow, and no label or key can be mistaken for another.
+
+**Invariant:** the puts of one batch are one commit, and its reads see the state before it.
 """
 
 from __future__ import annotations
@@ -45,15 +50,6 @@ from treering.memory.documents import needs_trigrams
 from treering.memory.search import why_unrankable
 from treering.sync_async import Closing
 
-# -----------------------------------------------------------------------------------------------------------
-# How the items of a LangGraph store lie in treering: names, records, filters.
-#
-# An item is a ref with its times and the address of its value. Its name is
-# ``langgraph/<label>/<label>//<key>`` with ``/``, ``%`` and control characters escaped, so that the items
-# of a namespace are one range, those of its sub-namespaces follow behind, and no label or key can be taken
-# for another.
-
-
 ROOT: Final = "langgraph/"
 
 _UNSAFE: Final = re.compile(r"[%/\x00-\x1f\x7f-\x9f]")
@@ -62,8 +58,8 @@ _ESCAPED: Final = re.compile(r"%([0-9a-f]{2})")
 Namespace = tuple[str, ...]
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the ref of an item holds."""
+class ItemRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The value of an item's ref."""
 
     value: str
     created_at_us: int
@@ -71,62 +67,62 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttl_minutes: float | None = None
     expires_at_us: int | None = None
     text: str | None = None
-    """Where the text is that the item is found by, when that is not the value itself."""
+    """The address of the indexed text, if that is not the value itself."""
     indexed: bool = True
-    wide: bool = False
+    needs_trigrams: bool = msgspec.field(default=False, name="wide")
 
     def encoded(self) -> bytes:
-        """The value of the ref."""
+        """Return the record as the bytes of a ref."""
         return msgspec.json.encode(self)
 
     def is_expired(self, now_us: int) -> bool:
-        """Whether its time is over."""
+        """Whether its time to live is over."""
         return self.expires_at_us is not None and self.expires_at_us <= now_us
 
 
-Found = tuple[Ref, Kept, dict[str, Any], float | None]
-"""An item that was found: where, its record, its value, its score."""
+FoundItem = tuple[Ref, ItemRecord, dict[str, Any], float | None]
+"""The ref of an item, its record, its value and its score."""
 
 
-def kept(data: bytes) -> Kept:
-    """What `Kept.encoded` wrote."""
-    return msgspec.json.decode(data, type=Kept)
+def decode_record(data: bytes) -> ItemRecord:
+    """Decode the bytes of a ref."""
+    return msgspec.json.decode(data, type=ItemRecord)
 
 
 def range_of(namespace: Namespace) -> str:
-    """What the names of the items of exactly this namespace start with."""
+    """Return the prefix of the names of all items in exactly this namespace."""
     return prefix_of(namespace) + "/"
 
 
 def prefix_of(namespace: Namespace) -> str:
-    """What the names of the items in this namespace and below it start with."""
+    """Return the prefix of the names of all items in this namespace and below it."""
     return ROOT + "".join(_quote(label) + "/" for label in namespace)
 
 
 def name_of(namespace: Namespace, key: str) -> str:
-    """The name of an item's ref."""
+    """Return the name of an item's ref."""
     return check_id(range_of(namespace) + _quote(key), "the name of a store item")
 
 
 def scope_of(namespace: Namespace, key: str) -> str:
-    """What is forgotten together: one item. To `Store.forget`, ("users", "alice") is ``users/alice``."""
+    """Return the scope of an item. To `Store.forget`, ("users", "alice") is ``users/alice``."""
     scope = str(Scope("/".join(map(_quote, namespace)), "store", _quote(key)))
     return check_id(scope, "the scope of a store item")
 
 
 def parse_name(name: str) -> tuple[Namespace, str]:
-    """Namespace and key of a name."""
+    """Return the namespace and the key of a name."""
     labels, _, key = name[len(ROOT) :].rpartition("//")
     return tuple(map(_unquote, labels.split("/"))), _unquote(key)
 
 
 def accepts(value: Mapping[str, Any], filter: Mapping[str, Any] | None) -> bool:
-    """Whether an item's value meets a filter, as LangGraph's own stores understand it."""
+    """Whether an item's value matches a filter, as LangGraph's own stores do."""
     return not filter or all(_compare(value.get(key), wanted) for key, wanted in filter.items())
 
 
 def matches(namespace: Namespace, kind: str, path: tuple[str, ...]) -> bool:
-    """Whether a namespace begins (``prefix``) or ends (``suffix``) so; ``*`` stands for any label."""
+    """Whether a namespace starts (``prefix``) or ends (``suffix``) with a path; ``*`` matches any label."""
     if len(namespace) < len(path):
         return False
     if kind == "prefix":
@@ -134,12 +130,12 @@ def matches(namespace: Namespace, kind: str, path: tuple[str, ...]) -> bool:
     elif kind == "suffix":
         pairs = zip(reversed(namespace), reversed(path), strict=False)
     else:
-        raise InvalidInput(f"match type {kind!r} is not known; use prefix or suffix")
+        raise InvalidInput(f"match type {kind!r} is not supported; use prefix or suffix")
     return all(wanted in ("*", label) for label, wanted in pairs)
 
 
 def texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
-    """The texts at these paths of a value."""
+    """Return the texts at these paths of a value."""
     found: list[str] = []
     for field in fields:
         path = "$" if field == "$" else tokenize_path(field)
@@ -147,8 +143,8 @@ def texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
     return found
 
 
-def item(namespace: Namespace, key: str, value: dict[str, Any], record: Kept) -> Item:
-    """An item as LangGraph has it."""
+def item(namespace: Namespace, key: str, value: dict[str, Any], record: ItemRecord) -> Item:
+    """Return an item in LangGraph's form."""
     return Item(
         value=value,
         key=key,
@@ -159,9 +155,9 @@ def item(namespace: Namespace, key: str, value: dict[str, Any], record: Kept) ->
 
 
 def search_item(
-    namespace: Namespace, key: str, value: dict[str, Any], record: Kept, score: float | None
+    namespace: Namespace, key: str, value: dict[str, Any], record: ItemRecord, score: float | None
 ) -> SearchItem:
-    """An item that was found."""
+    """Return a search result in LangGraph's form."""
     return SearchItem(
         namespace=namespace,
         key=key,
@@ -198,7 +194,7 @@ def _operate(value: Any, operator: str, wanted: Any) -> bool:
     if operator == "$ne":
         return value != wanted
     if operator not in {"$gt", "$gte", "$lt", "$lte"}:
-        raise InvalidInput(f"filter operator {operator!r} is not known; use $eq $ne $gt $gte $lt $lte")
+        raise InvalidInput(f"filter operator {operator!r} is not supported; use $eq $ne $gt $gte $lt $lte")
     pair = _comparable(value, wanted)
     if pair is None:
         return False
@@ -209,7 +205,7 @@ def _operate(value: Any, operator: str, wanted: Any) -> bool:
 
 
 def _comparable(value: Any, wanted: Any) -> tuple[Any, Any] | None:
-    """Both as numbers if they are, else both as they are if they are texts, else nothing."""
+    """Both as numbers if they are numbers, else both as texts if they are texts, else ``None``."""
     try:
         return float(value), float(wanted)
     except (TypeError, ValueError):
@@ -224,10 +220,8 @@ def _unquote(text: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
 
 
-# -----------------------------------------------------------------------------------------------------------
-
 _PAGE: Final = 500
-_LAST: Final = "\U0010ffff"
+_LAST_CHAR: Final = "\U0010ffff"
 _MINUTE_US: Final = 60_000_000
 _FEW: Final = 8
 _INDEXES: Final[tuple[tuple[str, Tokens], ...]] = (
@@ -237,15 +231,15 @@ _INDEXES: Final[tuple[tuple[str, Tokens], ...]] = (
 
 
 class UnrankedWarning(UserWarning):
-    """A query has nothing that items could be ranked by; nothing was returned."""
+    """A query contains nothing to rank by, so the search returned nothing."""
 
 
 class TreeringStore(Closing, BaseStore):
     """A LangGraph store: ``builder.compile(store=TreeringStore(store))``.
 
     Takes an open store (sync or async), or a URL or folder, which it then opens and `close` closes.
-    ``index={"fields": [...]}`` names what of a value is searched (the whole of it, unless told); ``ttl`` is
-    LangGraph's `TTLConfig`. An item whose time is over is gone for every reader; `sweep_ttl` removes it.
+    ``index={"fields": [...]}`` names the fields to search (default: the whole value); ``ttl`` is LangGraph's
+    `TTLConfig`. An expired item is invisible to every reader; `sweep_ttl` removes it.
     """
 
     supports_ttl = True
@@ -268,7 +262,7 @@ class TreeringStore(Closing, BaseStore):
         self._space = self._opened.store.space
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Do all of it: reads first, then every put in one commit."""
+        """Run all operations: reads first, then every put in one commit."""
         given = list(ops)
         for op in given:
             validate_op_namespace(op)
@@ -287,30 +281,33 @@ class TreeringStore(Closing, BaseStore):
         return results
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """`batch`, without blocking the event loop."""
+        """Async twin of `batch`."""
         return await self._opened.bridge.call(self.batch, list(ops))
 
     def sweep_ttl(self) -> int:
-        """Remove the items whose time is over; gives their number."""
+        """Remove expired items; return their number."""
         now_us = self._clock.now_us()
         count = 0
         for page in self._pages(ROOT):
-            over = [
-                (ref, record) for ref in page for record in [kept(ref.value)] if record.is_expired(now_us)
+            expired = [
+                (ref, record)
+                for ref in page
+                for record in [decode_record(ref.value)]
+                if record.is_expired(now_us)
             ]
             draft = Draft(self._space)
-            for ref, record in over:
-                self._take_out(draft, ref, record, expect=ref.version)
-            if over:
+            for ref, record in expired:
+                self._delete(draft, ref, record, expect=ref.version)
+            if expired:
                 try:
                     self._engine.commit(draft.batch())
-                except RefMoved:  # one of them was just put again: the others wait for the next sweep
+                except RefMoved:  # one of them was just put again: leave the others to the next sweep
                     continue
-                count += len(over)
+                count += len(expired)
         return count
 
     async def asweep_ttl(self) -> int:
-        """`sweep_ttl`, awaited."""
+        """Async twin of `sweep_ttl`."""
         return await self._opened.bridge.call(self.sweep_ttl)
 
     def close(self) -> None:
@@ -318,7 +315,7 @@ class TreeringStore(Closing, BaseStore):
         self._opened.close()
 
     async def aclose(self) -> None:
-        """`close`, awaited."""
+        """Async twin of `close`."""
         await self._opened.aclose()
 
     # Reading
@@ -328,17 +325,17 @@ class TreeringStore(Closing, BaseStore):
         names = [name_of(op.namespace, op.key) for op in ops]
         refs = self._engine.refs(self._space, names)
         now_us = self._clock.now_us()
-        living = {
+        unexpired = {
             name: (ref, record)
             for name, ref in refs.items()
-            for record in [kept(ref.value)]
+            for record in [decode_record(ref.value)]
             if not record.is_expired(now_us)
         }
-        values = dict(zip(living, self._values([record for _, record in living.values()]), strict=True))
+        values = dict(zip(unexpired, self._values([record for _, record in unexpired.values()]), strict=True))
         wants = {name for name, op in zip(names, ops, strict=True) if op.refresh_ttl}
-        self._refresh([living[name] for name in living if name in wants], now_us)
+        self._refresh([unexpired[name] for name in unexpired if name in wants], now_us)
         return [
-            item(op.namespace, op.key, values[name], living[name][1]) if name in living else None
+            item(op.namespace, op.key, values[name], unexpired[name][1]) if name in unexpired else None
             for name, op in zip(names, ops, strict=True)
         ]
 
@@ -355,62 +352,65 @@ class TreeringStore(Closing, BaseStore):
             search_item(*parse_name(ref.name), value, record, score) for ref, record, value, score in chosen
         ]
 
-    def _newest(self, op: SearchOp, wanted: int, now_us: int) -> list[Found]:
+    def _newest(self, op: SearchOp, wanted: int, now_us: int) -> list[FoundItem]:
         refs = [ref for page in self._pages(prefix_of(op.namespace_prefix)) for ref in page]
-        living = [
-            (ref, record) for ref in refs for record in [kept(ref.value)] if not record.is_expired(now_us)
+        unexpired = [
+            (ref, record)
+            for ref in refs
+            for record in [decode_record(ref.value)]
+            if not record.is_expired(now_us)
         ]
-        living.sort(key=lambda pair: (-pair[1].updated_at_us, pair[0].name))
-        found: list[Found] = []
-        for start in range(0, len(living), _PAGE):
-            found += self._accepted([(*pair, None) for pair in living[start : start + _PAGE]], op.filter)
+        unexpired.sort(key=lambda pair: (-pair[1].updated_at_us, pair[0].name))
+        found: list[FoundItem] = []
+        for start in range(0, len(unexpired), _PAGE):
+            found += self._accepted([(*pair, None) for pair in unexpired[start : start + _PAGE]], op.filter)
             if len(found) >= wanted:
                 break
         return found
 
-    def _ranked(self, op: SearchOp, query: str, wanted: int, now_us: int) -> list[Found]:
+    def _ranked(self, op: SearchOp, query: str, wanted: int, now_us: int) -> list[FoundItem]:
         reason = why_unrankable(query)
         if reason:
             warnings.warn(f"query {query[:60]!r} cannot be ranked: {reason}", UnrankedWarning, stacklevel=2)
             return []
         spaces = self._few_namespaces(op.namespace_prefix)
-        asked = min(max(50, wanted * 4), MAX_PAGE)
+        limit = min(max(50, wanted * 4), MAX_PAGE)
         while True:
-            scores, is_all = self._scores(query, spaces, op.namespace_prefix, asked)
+            scores, is_all = self._scores(query, spaces, op.namespace_prefix, limit)
             refs = self._engine.refs(self._space, list(scores))
-            living = [
+            unexpired = [
                 (refs[name], record, score)
                 for name, score in scores.items()
                 if name in refs
-                for record in [kept(refs[name].value)]
+                for record in [decode_record(refs[name].value)]
                 if not record.is_expired(now_us)
             ]
-            found = self._accepted(living, op.filter)
-            if len(found) >= wanted or is_all or asked >= MAX_PAGE:
+            found = self._accepted(unexpired, op.filter)
+            if len(found) >= wanted or is_all or limit >= MAX_PAGE:
                 return found
-            asked = min(asked * 4, MAX_PAGE)
+            limit = min(limit * 4, MAX_PAGE)
 
     def _scores(
-        self, query: str, spaces: Sequence[Namespace] | None, prefix: Namespace, asked: int
+        self, query: str, spaces: Sequence[Namespace] | None, prefix: Namespace, limit: int
     ) -> tuple[dict[str, float], bool]:
-        """Names and scores below a prefix, best first, and whether these are all that match."""
+        """Names and scores below a prefix, best first, and whether these are all matches."""
         merged: dict[str, float] = {}
         is_all = True
         indexes = _INDEXES if needs_trigrams(query) else _INDEXES[:1]
         begin = prefix_of(prefix)
         for collection, _ in indexes:
             for namespace in [None] if spaces is None else [prefix_of(each) for each in spaces]:
-                question = SearchQuery(collection=collection, text=query, namespace=namespace, limit=asked)
-                hits = self._engine.search(self._space, question).hits
-                is_all = is_all and len(hits) < asked
+                search = SearchQuery(collection=collection, text=query, namespace=namespace, limit=limit)
+                hits = self._engine.search(self._space, search).hits
+                is_all = is_all and len(hits) < limit
                 for hit in hits:
                     if hit.name.startswith(begin):
                         merged[hit.name] = max(merged.get(hit.name, hit.score), hit.score)
         return dict(sorted(merged.items(), key=lambda pair: -pair[1])), is_all
 
     def _accepted(
-        self, rows: Sequence[tuple[Ref, Kept, float | None]], filter: Mapping[str, Any] | None
-    ) -> list[Found]:
+        self, rows: Sequence[tuple[Ref, ItemRecord, float | None]], filter: Mapping[str, Any] | None
+    ) -> list[FoundItem]:
         values = self._values([record for _, record, _ in rows])
         return [
             (ref, record, value, score)
@@ -425,7 +425,7 @@ class TreeringStore(Closing, BaseStore):
             namespace
             for namespace in self._namespaces(ROOT)
             if all(matches(namespace, each.match_type, each.path) for each in conditions)
-            and self._has_living(namespace, now_us)
+            and self._has_unexpired(namespace, now_us)
         ]
         if op.max_depth is not None:
             found = [namespace[: op.max_depth] for namespace in found]
@@ -436,10 +436,10 @@ class TreeringStore(Closing, BaseStore):
         while page := self._engine.scan_refs(self._space, prefix, after=after, limit=1):
             namespace, _ = parse_name(page[0].name)
             yield namespace
-            after = range_of(namespace) + _LAST
+            after = range_of(namespace) + _LAST_CHAR
 
     def _few_namespaces(self, prefix: Namespace) -> list[Namespace] | None:
-        """The namespaces to be searched one by one; ``None`` when there are too many for that."""
+        """The namespaces to search one by one; ``None`` if there are too many for that."""
         found: list[Namespace] = []
         for namespace in self._namespaces(prefix_of(prefix)):
             found.append(namespace)
@@ -447,9 +447,9 @@ class TreeringStore(Closing, BaseStore):
                 return None
         return found
 
-    def _has_living(self, namespace: Namespace, now_us: int) -> bool:
+    def _has_unexpired(self, namespace: Namespace, now_us: int) -> bool:
         return any(
-            not kept(ref.value).is_expired(now_us)
+            not decode_record(ref.value).is_expired(now_us)
             for page in self._pages(range_of(namespace))
             for ref in page
         )
@@ -462,17 +462,23 @@ class TreeringStore(Closing, BaseStore):
         draft = Draft(self._space)
         for name, op in zip(names, ops, strict=True):
             ref = refs.get(name)
-            before = None if ref is None else kept(ref.value)
+            before = None if ref is None else decode_record(ref.value)
             if op.value is None:
                 if ref is not None and before is not None:
-                    self._take_out(draft, ref, before)
+                    self._delete(draft, ref, before)
                 continue
-            self._keep(draft, name, op, op.value, before, now_us)
+            self._set(draft, name, op, op.value, before, now_us)
         if not draft.is_empty:
             self._engine.commit(draft.batch())
 
-    def _keep(
-        self, draft: Draft, name: str, op: PutOp, value: Mapping[str, Any], before: Kept | None, now_us: int
+    def _set(
+        self,
+        draft: Draft,
+        name: str,
+        op: PutOp,
+        value: Mapping[str, Any],
+        before: ItemRecord | None,
+        now_us: int,
     ) -> None:
         scope = scope_of(op.namespace, op.key)
         content = Content("json", encode_json(dict(value), keep_order=True))
@@ -486,7 +492,7 @@ class TreeringStore(Closing, BaseStore):
             links.append(source)
         elif fields is not False:
             words = text_of(content)
-        record = Kept(
+        record = ItemRecord(
             value=address,
             created_at_us=now_us if before is None or before.is_expired(now_us) else before.created_at_us,
             updated_at_us=now_us,
@@ -494,12 +500,12 @@ class TreeringStore(Closing, BaseStore):
             expires_at_us=None if op.ttl is None else now_us + round(op.ttl * _MINUTE_US),
             text=None if source == address else source,
             indexed=fields is not False,
-            wide=needs_trigrams(words),
+            needs_trigrams=needs_trigrams(words),
         )
         draft.set_ref(name, record.encoded(), scope=scope, links=tuple(links))
         self._index(draft, name, op.namespace, scope, source if record.indexed else None, record, before)
 
-    def _take_out(self, draft: Draft, ref: Ref, record: Kept, *, expect: int | None = None) -> None:
+    def _delete(self, draft: Draft, ref: Ref, record: ItemRecord, *, expect: int | None = None) -> None:
         namespace, _ = parse_name(ref.name)
         draft.delete_ref(ref.name, scope=ref.scope, expect="any" if expect is None else expect)
         self._index(draft, ref.name, namespace, ref.scope, None, None, record)
@@ -511,12 +517,12 @@ class TreeringStore(Closing, BaseStore):
         namespace: Namespace,
         scope: str,
         source: Address | None,
-        record: Kept | None,
-        before: Kept | None,
+        record: ItemRecord | None,
+        before: ItemRecord | None,
     ) -> None:
         was_indexed = before is not None and before.indexed
-        was_wide = was_indexed and before is not None and before.wide
-        is_now_wide = source is not None and record is not None and record.wide
+        was_wide = was_indexed and before is not None and before.needs_trigrams
+        is_now_wide = source is not None and record is not None and record.needs_trigrams
         for (collection, tokens), is_in, was_in in zip(
             _INDEXES, (source is not None, is_now_wide), (was_indexed, was_wide), strict=True
         ):
@@ -532,8 +538,8 @@ class TreeringStore(Closing, BaseStore):
                     )
                 )
 
-    def _refresh(self, rows: Sequence[tuple[Ref, Kept]], now_us: int) -> None:
-        """Let items that were read live on for their time; one that was just written needs no help."""
+    def _refresh(self, rows: Sequence[tuple[Ref, ItemRecord]], now_us: int) -> None:
+        """Restart the time to live of items that were read. One that moved was just written."""
         for ref, record in rows:
             if record.ttl_minutes is None:
                 continue
@@ -549,7 +555,7 @@ class TreeringStore(Closing, BaseStore):
             except RefMoved:
                 continue
 
-    def _values(self, records: Sequence[Kept]) -> list[dict[str, Any]]:
+    def _values(self, records: Sequence[ItemRecord]) -> list[dict[str, Any]]:
         addresses = [Address(record.value) for record in records]
         return [decode(content) for content in self._engine.get(self._space, addresses)] if addresses else []
 

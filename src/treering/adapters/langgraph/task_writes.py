@@ -35,7 +35,7 @@ from treering.core.batch import Event
 from treering.core.content import Address, Content, list_address, slot_address
 from treering.core.encoding import decode, encode_json
 from treering.errors import Corrupt, NotFound
-from treering.graphs.graph import BEGUN, HOLDER, WRITES
+from treering.graphs.graph import EMBEDDED_FORM, PREFIX_FORMS, WRITES
 from treering.graphs.step import writes_key
 from treering.threads.checkpoint_record import MAX_ROW_BYTES
 
@@ -172,7 +172,7 @@ def encode_writes(
             entries.append((channel, index, "l", [written(each) for each in value]))
         elif (extracted := extract_lists(codec, value, find)) is not None:
             entries.append(
-                (channel, index, HOLDER, (codec.encode(extracted[0]), [*map(embedded, extracted[1])]))
+                (channel, index, EMBEDDED_FORM, (codec.encode(extracted[0]), [*map(embedded, extracted[1])]))
             )
         else:
             content = codec.encode(value)
@@ -224,9 +224,9 @@ def write_event(
             stored: Any = [put(each) for each in value]
         elif form == "v":
             stored = None if value is _NULL else orjson.Fragment(value.data)
-        elif form in BEGUN:
+        elif form in PREFIX_FORMS:
             stored = put_prefix(value)
-        elif form == HOLDER:
+        elif form == EMBEDDED_FORM:
             stored = [put(value[0]), [put_prefix(each) for each in value[1]]]
         else:
             stored = put(value)
@@ -274,14 +274,14 @@ def decode_writes(
             value = codec.unpack(place)
         elif form == "l":
             value = [codec.decode_message(next(contents)) for _ in place]
-        elif form == HOLDER:
+        elif form == EMBEDDED_FORM:
             placeholder = next(contents)
             lists = [
                 [codec.decode_message(next(contents)) for _ in range(count + len(rest))]
                 for _, count, rest in place[1]
             ]
             value = fill_lists(codec, decode(placeholder), lists)
-        elif form in BEGUN:
+        elif form in PREFIX_FORMS:
             read = codec.decode_message if form == "p" else codec.decode
             value = [read(next(contents)) for _ in range(place[1] + len(place[2]))]
         else:
@@ -317,10 +317,10 @@ def _row(writes: TaskWrites, entries: list[Any]) -> bytes:
 def _places(form: str, place: Any, batch: str) -> list[Address | ListPosition]:
     if form == "v":
         return []
-    if form == HOLDER:
+    if form == EMBEDDED_FORM:
         lists = [each for prefix in place[1] for each in _prefix_places(prefix, batch)]
         return [parse_place(place[0], batch), *lists]
-    if form in BEGUN:
+    if form in PREFIX_FORMS:
         return _prefix_places(place, batch)
     return [parse_place(each, batch) for each in (place if form == "l" else [place])]
 
