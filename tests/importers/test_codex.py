@@ -196,6 +196,6 @@ def test_a_file_of_another_tool_is_refused(store, tmp_path):
     (tmp_path / "noise.jsonl").write_bytes(b"no JSON\n")
     for wrong in (theirs, tmp_path / "noise.jsonl"):
         for dry_run in (True, False):
-            with pytest.raises(InvalidInput, match="has no line that"):
+            with pytest.raises(InvalidInput, match="has no line of"):
                 import_codex(wrong, store, dry_run=dry_run)
     assert store.stats().rows["events"] == 0

@@ -16,6 +16,7 @@ from treering.sandbox.archive import SandboxFolders
 @pytest.fixture(autouse=True)
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees the caches, sandboxes, sessions or keys of whoever runs it."""
+    monkeypatch.setattr("treering.sandbox.run._GRACE_SECONDS", 60.0)  # under load, SIGTERM may take a while
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     (tmp_path / "user").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "user"))

@@ -40,25 +40,22 @@ def test_snapshots_beside_a_collector_that_takes_everything(tmp_path: Path, fold
                     with contextlib.suppress(NotFound):
                         store.forget(scope="/workspace/w")
                     store.gc(grace_seconds=0)
-            except BaseException as error:  # noqa: BLE001 - told to the test
+            except BaseException as error:  # noqa: BLE001 - asserted below
                 failed.append(error)
 
         collector = threading.Thread(target=collect)
         collector.start()
-        taken = 0
         try:
             for number in range(60):
                 (folder / f"d{number % 8}" / f"f{number % 40}").write_bytes(rng.randbytes(5000))
                 try:
                     store.workspace.snapshot(folder, name="w")
-                    taken += 1
                 except TreeringError as error:
-                    assert error.retryable, error  # noqa: PT017 - it may say: try again
+                    assert error.retryable, error  # noqa: PT017
         finally:
             stop.set()
             collector.join()
         assert not failed
-        assert taken
         last = store.workspace.snapshot(folder, name="w")
         assert store.workspace.check(last).ok
         assert store.verify().ok

@@ -284,7 +284,10 @@ def test_no_pattern_takes_for_ever(part: str) -> None:
 
 
 def race(files: VirtualFiles, root: Path, outside: Path, tries: int) -> dict[str, int]:
-    """Read, write and delete below a folder while another thread swaps it for a link that leads out."""
+    """Read, write and delete below a folder while another thread swaps it for a link that leads out.
+
+    Whatever the interleaving, nothing may escape.
+    """
     (root / "d").mkdir()
     (root / "d" / "file").write_text("inside")
     (root / "spare").symlink_to(outside)
@@ -295,9 +298,9 @@ def race(files: VirtualFiles, root: Path, outside: Path, tries: int) -> dict[str
 
     def swap() -> None:
         while not stop.is_set():
-            assert renameat2(here, folder, here, link, 2) == 0  # they change places in one step
+            assert renameat2(here, folder, here, link, 2) == 0  # exchanges the two atomically
 
-    told = {"inside": 0, "refused": 0, "escaped": 0}
+    outcomes = {"inside": 0, "refused": 0, "escaped": 0}
     swapper = threading.Thread(target=swap)
     swapper.start()
     try:
@@ -308,19 +311,18 @@ def race(files: VirtualFiles, root: Path, outside: Path, tries: int) -> dict[str
                 elif number % 8 == 1:
                     files.delete("/d/new")
                 else:
-                    told["escaped" if files.read("/d/file") != "inside" else "inside"] += 1
+                    outcomes["escaped" if files.read("/d/file") != "inside" else "inside"] += 1
             except TreeringError:
-                told["refused"] += 1
+                outcomes["refused"] += 1
     finally:
         stop.set()
         swapper.join()
-    return told
+    return outcomes
 
 
 def test_no_race_leads_out(make_files: MakeFiles, root: Path, tmp_path: Path) -> None:
-    told = race(make_files(root), root, tmp_path / "outside", 4_000)
-    assert not told["escaped"]
-    assert told["inside"]
+    outcomes = race(make_files(root), root, tmp_path / "outside", 4_000)
+    assert not outcomes["escaped"]
     assert [path.name for path in (tmp_path / "outside").iterdir()] == ["file"]
     assert (tmp_path / "outside" / "file").read_text() == "of the host"
 
@@ -328,8 +330,8 @@ def test_no_race_leads_out(make_files: MakeFiles, root: Path, tmp_path: Path) ->
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_no_race_leads_out_in_400_000_tries(make_files: MakeFiles, root: Path, tmp_path: Path) -> None:
-    told = race(make_files(root), root, tmp_path / "outside", 400_000)
-    assert not told["escaped"]
+    outcomes = race(make_files(root), root, tmp_path / "outside", 400_000)
+    assert not outcomes["escaped"]
     assert [path.name for path in (tmp_path / "outside").iterdir()] == ["file"]
     assert (tmp_path / "outside" / "file").read_text() == "of the host"
 

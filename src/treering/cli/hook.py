@@ -1,7 +1,7 @@
-"""``treering hook``: what agents call while they work.
+"""``treering hook``: commands that agents call while they work.
 
-``treering hook claude-code`` reads what Claude Code says on stdin. It always succeeds and prints nothing,
-since Claude Code would act on anything else; failures are in ``~/.treering/hooks.log``.
+``treering hook claude-code`` reads the event of Claude Code from stdin. It always succeeds and prints
+nothing, since Claude Code acts on the output of hooks; failures are logged in ``~/.treering/hooks.log``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ app: Final = typer.Typer(
 
 
 def add_to(main: typer.Typer) -> None:
-    """Put the commands under the main one."""
+    """Register the commands."""
     main.add_typer(app)
 
 
@@ -32,17 +32,17 @@ def add_to(main: typer.Typer) -> None:
 def claude_code(
     *,
     install: Annotated[
-        bool, typer.Option("--install", help="Write the hooks into Claude Code's settings.")
+        bool, typer.Option("--install", help="Add the hooks to Claude Code's settings.")
     ] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Take them out again.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the hooks.")] = False,
     settings: Annotated[
-        str, typer.Option("--settings", metavar="FILE", help="The settings to change.")
+        str, typer.Option("--settings", metavar="FILE", help="Settings file.")
     ] = "~/.claude/settings.json",
-    wait: Annotated[bool, typer.Option("--wait", help="Be done only when all is recorded.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until everything is recorded.")] = False,
     store: StoreOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Record sessions of Claude Code as they go on.
+    """Record sessions of Claude Code while they run.
 
     Without an option this is the hook itself, which reads stdin. --install makes Claude Code call it.
     """

@@ -52,30 +52,32 @@ def add_to(app: typer.Typer) -> None:
 @takes_store
 def run(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="What to run, behind --.")
+        list[str] | None, typer.Argument(metavar="COMMAND", help="Command to run, after --.")
     ] = None,
     *,
-    agent: Annotated[str | None, typer.Option(metavar="NAME", help="A known agent [by the command].")] = None,
+    agent: Annotated[str | None, typer.Option(metavar="NAME", help="Agent profile [by the command].")] = None,
     prompt: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Give the agent this prompt instead of a command.")
+        str | None, typer.Option(metavar="TEXT", help="Prompt for the agent, instead of a command.")
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="The model, with --prompt.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model, with --prompt.")] = None,
     workspace: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Work in this folder, which stays [a new one].")
+        Path | None, typer.Option(metavar="DIR", help="Folder to work in, which is kept [a new one].")
     ] = None,
     from_: Annotated[
-        str | None, typer.Option("--from", metavar="ID", help="Begin with a checkpoint, or latest.")
+        str | None, typer.Option("--from", metavar="ID", help="Start from a checkpoint, or latest.")
     ] = None,
-    comment: Annotated[str | None, typer.Option(metavar="TEXT", help="What to remember it by.")] = None,
+    comment: Annotated[str | None, typer.Option(metavar="TEXT", help="Comment of the checkpoint.")] = None,
     mode: Annotated[str, typer.Option(metavar="MODE", help="knowledge or swe.")] = "knowledge",
-    tag_prefix: Annotated[str | None, typer.Option(metavar="TEXT", help="Of the session's tag.")] = None,
-    keep_sandbox: Annotated[bool, typer.Option("--keep-sandbox", help="Do not remove it.")] = False,
+    tag_prefix: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Prefix of the session's tag.")
+    ] = None,
+    keep_sandbox: Annotated[bool, typer.Option("--keep-sandbox", help="Do not remove the sandbox.")] = False,
     storage: StorageOption = None,
     endpoint: EndpointOption = None,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a CLI agent in a home of its own, and keep it all.
+    """Run a CLI agent in a home of its own, and take a checkpoint.
 
     Any other program works as well.
     """
@@ -83,11 +85,11 @@ def run(
     from treering.sandbox.sandbox import CheckpointWarning, Sandbox
 
     if (prompt is None) == (not command):
-        raise InvalidInput("give either a command behind --, or --agent and --prompt")
+        raise InvalidInput("pass either a command after --, or --agent and --prompt")
     with place.open() as store, warnings.catch_warnings():
-        warnings.simplefilter("ignore", CheckpointWarning)  # the result has it, and it is told below
+        warnings.simplefilter("ignore", CheckpointWarning)  # the result has it, and it is printed below
         sandbox = Sandbox(
-            agent or _known(command) or ("claude" if prompt is not None else "program"),
+            agent or _profile_of(command) or ("claude" if prompt is not None else "program"),
             model=model,
             workspace_mode=mode,  # pyright: ignore[reportArgumentType] - checked there
             storage=config_of(storage, endpoint),
@@ -104,7 +106,7 @@ def run(
             if as_json:
                 show(done, (), as_json=True)
             else:
-                _tell(done)
+                _print_result(done)
             if keep_sandbox:
                 say(f"sandbox {done.sandbox_id}")
         finally:
@@ -118,8 +120,8 @@ def run(
 @takes_store
 def checkpoints(
     *,
-    tag: Annotated[str | None, typer.Option(metavar="TAG", help="Only of this session.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="How many, newest first.")] = 50,
+    tag: Annotated[str | None, typer.Option(metavar="TAG", help="Filter by session.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="Number of checkpoints.")] = 50,
     storage: StorageOption = None,
     endpoint: EndpointOption = None,
     place: StorePlace,
@@ -172,8 +174,8 @@ def open_checkpoints(
         yield storage_in(store)
 
 
-def _known(command: list[str] | None) -> str | None:
-    """The agent that a command starts, if it is one of those that are known."""
+def _profile_of(command: list[str] | None) -> str | None:
+    """Return the agent profile for a command, if there is one."""
     from treering.sandbox.profiles import profiles
 
     name = Path(command[0]).name if command else ""
@@ -186,7 +188,7 @@ def _pass_on(source: str, line: bytes) -> None:
     stream.flush()
 
 
-def _tell(done: RunResult) -> None:
+def _print_result(done: RunResult) -> None:
     if done.warning is not None:
         say(f"warning: {done.warning}")
     if done.checkpoint is not None:

@@ -1,7 +1,7 @@
 """Commands for workspaces: snapshot, snapshots, restore, ls, cat, download.
 
-A snapshot is named by its id or the beginning of it, by ``latest`` (the newest in the store), or by a
-checkpoint that keeps files: a checkpoint, a thread, or ``thread@place`` (see `treering.threads.directory`).
+A snapshot is named by its id or the start of it, by ``latest`` (the newest in the store), or by a
+checkpoint with files: a checkpoint, a thread, or ``thread@position`` (see `treering.threads.directory`).
 """
 
 from __future__ import annotations
@@ -36,34 +36,38 @@ _WHOLE: Final = 64
 _SHOWN: Final = 20
 
 SnapshotArgument = Annotated[
-    str, typer.Argument(metavar="SNAPSHOT", help="A snapshot's id, latest, a checkpoint, or thread@place.")
+    str, typer.Argument(metavar="SNAPSHOT", help="Snapshot id, latest, a checkpoint, or thread@position.")
 ]
-_EXCLUDE: Final = typer.Option(metavar="PATTERN", help="Leave this out, as in .gitignore; may be repeated.")
-_INCLUDE: Final = typer.Option(metavar="PATTERN", help="Bring this back; may be repeated.")
+_EXCLUDE: Final = typer.Option(metavar="PATTERN", help="Exclude, in .gitignore syntax; repeatable.")
+_INCLUDE: Final = typer.Option(metavar="PATTERN", help="Include although excluded; repeatable.")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put the commands under the main one."""
+    """Register the commands."""
     for command in (snapshot, snapshots, restore, ls, cat, download):
         app.command()(command)
 
 
 @takes_store
 def snapshot(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to keep.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to take a snapshot of.")],
     *,
     exclude: Annotated[list[str] | None, _EXCLUDE] = None,
     include: Annotated[list[str] | None, _INCLUDE] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the workspace [its path].")] = None,
-    note: Annotated[str | None, typer.Option(metavar="TEXT", help="What to remember it by.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="May be repeated.")] = None,
-    seconds: Annotated[float | None, typer.Option(metavar="N", help="Give up after so long.")] = None,
-    allow_home: Annotated[bool, typer.Option("--allow-home", help="Even a whole home folder.")] = False,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the workspace [its path].")
+    ] = None,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="Description.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Tag; repeatable.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="N", help="Give up after this many seconds.")
+    ] = None,
+    allow_home: Annotated[bool, typer.Option("--allow-home", help="Allow a home folder.")] = False,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep a folder as it is now."""
-    told: list[SnapshotInfo] = []
+    """Take a snapshot of a folder."""
+    done: list[SnapshotInfo] = []
     with (
         place.open() as opened,
         progress("reading") as update,
@@ -78,16 +82,16 @@ def snapshot(
             seconds=seconds,
             allow_home=allow_home,
             on_progress=_bar(update),
-            on_done=told.append,
+            on_done=done.append,
         )
-    show(told[0], _snapshot_lines(told[0]), as_json=as_json)
+    show(done[0], _snapshot_lines(done[0]), as_json=as_json)
 
 
 @takes_store
 def snapshots(
     *,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this workspace.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="How many, newest first; 0 for all.")] = 50,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Filter by workspace.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Number of snapshots; 0 for all.")] = 50,
     place: StorePlace,
     as_json: JsonOption = False,
 ) -> None:
@@ -114,19 +118,17 @@ def snapshots(
 @takes_store
 def restore(
     which: SnapshotArgument,
-    target: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that becomes the snapshot.")],
+    target: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to restore into.")],
     *,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Remove what is there and not in the snapshot.")
+        bool, typer.Option("--delete", help="Delete files that are not in the snapshot.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Change nothing, say what would happen.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would happen.")] = False,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a snapshot's files back; only what differs is written."""
+    """Restore a snapshot; only what differs is written."""
     with place.existing() as opened, progress("writing") as update:
         found = find_snapshot(opened, which, user_namespace)
         done = opened.workspace.restore(
@@ -138,14 +140,14 @@ def restore(
 @takes_store
 def ls(
     which: SnapshotArgument,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder of the snapshot.")] = "",
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder in the snapshot.")] = "",
     *,
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="And all that is below it.")] = False,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="List subfolders as well.")] = False,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List what a snapshot holds."""
+    """List the files of a snapshot."""
     with place.existing() as opened:
         found = find_snapshot(opened, which, user_namespace)
         listed = list(opened.workspace.ls(found, path, recursive=recursive))
@@ -160,12 +162,12 @@ def ls(
 @takes_store
 def cat(
     which: SnapshotArgument,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A file of the snapshot.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="File in the snapshot.")],
     *,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
 ) -> None:
-    """Print a file of a snapshot, byte for byte."""
+    """Print a file of a snapshot, unchanged."""
     with place.existing() as opened:
         data = opened.workspace.cat(find_snapshot(opened, which, user_namespace), path)
     sys.stdout.buffer.write(data)
@@ -177,8 +179,8 @@ def download(
     which: SnapshotArgument,
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Paths, folders or patterns.")],
     *,
-    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Target folder.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     place: StorePlace,
     user_namespace: UserNamespaceOption = "",
     as_json: JsonOption = False,
@@ -191,7 +193,7 @@ def download(
 
 
 def find_snapshot(store: Store, text: str, user_namespace: str = "") -> str:
-    """The id of the snapshot that a person means."""
+    """Return the id of the snapshot that a user names."""
     from treering.errors import NotFound
     from treering.threads.directory import Finder
 
@@ -199,19 +201,19 @@ def find_snapshot(store: Store, text: str, user_namespace: str = "") -> str:
         return named
     checkpoint = Finder(store.engine, store.space, user_namespace).checkpoint(text)
     if checkpoint.snapshot is None:
-        raise NotFound(f"checkpoint {checkpoint.id} keeps no files; save with workspace= to keep them")
+        raise NotFound(f"checkpoint {checkpoint.id} has no files; save with workspace= to include them")
     return checkpoint.snapshot.removeprefix("o:")
 
 
 def snapshot_by_name(store: Store, text: str) -> str | None:
-    """``latest``, a snapshot's id or its beginning, or a sandbox's checkpoint; ``None`` if it is none."""
+    """Resolve ``latest``, the start of a snapshot id, or a checkpoint of a sandbox; else return ``None``."""
     if text == LATEST:
         return _latest(store)
     return snapshot_by_id(store, text) or _of_sandbox(store, text)
 
 
 def snapshot_by_id(store: Store, text: str) -> str | None:
-    """A snapshot by its id or the beginning of it; ``None`` if the text cannot be one or none begins so."""
+    """Return a snapshot by the start of its id; ``None`` if there is none."""
     from treering.errors import InvalidInput
 
     if not _BEGINNING.fullmatch(text):
@@ -220,12 +222,12 @@ def snapshot_by_id(store: Store, text: str) -> str | None:
         return text
     found = {each.id for each in store.workspace.snapshots() if each.id.startswith(text)}
     if len(found) > 1:
-        raise InvalidInput(f"{len(found)} snapshots begin with {text!r}; give more of the id")
+        raise InvalidInput(f"{len(found)} snapshots start with {text!r}; use more of the id")
     return next(iter(found), None)
 
 
 def file_lines(changes: Iterable[FileChange]) -> list[str]:
-    """What differs between two snapshots, for a person."""
+    """Format the differences between two snapshots."""
     marks = {"added": "+", "removed": "-", "changed": "~"}
     lines: list[str] = []
     for each in changes:
@@ -235,7 +237,7 @@ def file_lines(changes: Iterable[FileChange]) -> list[str]:
 
 
 def restored_lines(done: RestoreResult, target: Path) -> list[str]:
-    """What a restore did, for a person."""
+    """Format the result of a restore."""
     wrote, removed = ("would write", "remove") if done.dry_run else ("wrote", "removed")
     counted = f"{wrote} {len(done.written):,} and {removed} {len(done.removed):,}"
     lines = [f"{counted} in {clean(str(target))} ({size(done.bytes_written)})"]
@@ -249,7 +251,7 @@ def restored_lines(done: RestoreResult, target: Path) -> list[str]:
 
 
 def _of_sandbox(store: Store, text: str) -> str | None:
-    """The files of a sandbox's checkpoint, by its id."""
+    """Return the root tree of a sandbox's checkpoint, by its id."""
     from treering.errors import NotFound
     from treering.sandbox.storage import storage_in
 
@@ -260,7 +262,7 @@ def _of_sandbox(store: Store, text: str) -> str | None:
 
 
 def _latest(store: Store) -> str:
-    """The newest snapshot of the store, taken by itself or with a checkpoint."""
+    """Return the newest snapshot of the store, on its own or of a checkpoint."""
     from treering.core.paging import each_record
     from treering.core.query import EventQuery
     from treering.errors import NotFound
@@ -275,7 +277,7 @@ def _latest(store: Store) -> str:
         if kept is not None:
             return kept.removeprefix("o:")
     if newest is None:
-        raise NotFound(f"{store.url} holds no snapshot yet; take one with: treering snapshot FOLDER")
+        raise NotFound(f"{store.url} has no snapshot yet; take one with: treering snapshot FOLDER")
     return newest.id
 
 

@@ -1,13 +1,18 @@
-"""Importing what Evolve leaves behind: its session logs, and the metadata of its checkpoints.
+"""Import what Evolve leaves on disk: its session logs, and the metadata of its checkpoints.
 
-A session log becomes the thread ``evolve/<tag>`` with a run for each prompt. A checkpoint's metadata (a JSON
-file with ``id``, ``hash`` and ``tag``) becomes an event of that thread; the archive itself stays where it is.
+A session log (treering's own sandboxes write the same) is a file of JSON lines: ``_meta`` describes the
+session, each ``_prompt`` starts a run, and everything in between is the unchanged output of the agent. Claude
+Code and Codex have formats of their own, other agents use ACP. The log becomes the thread ``evolve/<tag>``
+with a run for each prompt; every line is also stored unchanged. A run that is not finished (no further
+prompt, no ``_sessionEnd``, and the file is recent) waits for the next import. The metadata of a checkpoint (a
+JSON file with ``id``, ``hash`` and ``tag``) becomes an event of that thread; the archive itself is not
+imported.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +27,15 @@ from treering.errors import NotFound
 from treering.importers.claude_code.turns import time_us
 from treering.importers.json_lines import decode_line
 from treering.importers.report import FileReport, ImportReport
-from treering.importers.sessions import RawLine, Session, SessionImport, Turn, raw_lines, title_of
+from treering.importers.sessions import (
+    ImportedSession,
+    RawLine,
+    SessionImporter,
+    SessionReader,
+    Turn,
+    raw_lines,
+    title_of,
+)
 from treering.importers.streams import Stream, StreamFormat
 
 if TYPE_CHECKING:
@@ -30,210 +43,22 @@ if TYPE_CHECKING:
     from treering.importers.report import Progress
     from treering.store import Store
 
-
-# -----------------------------------------------------------------------------------------------------------
-# One session log of Evolve (and of our own sandboxes, which write the same): a file of JSON lines.
-#
-# ``_meta`` says what the session is, each ``_prompt`` begins a run, and everything between is what the agent
-# sent, unchanged. How that reads depends on the agent: Claude Code and Codex have formats of their own, the
-# others speak ACP. Every line is kept as it is beside what was understood of it. A run that is not over (no
-# further prompt, no ``_sessionEnd``, and the file still young) waits for the next import.
-
-
-META: Final = "_meta"
-PROMPT: Final = "_prompt"
-END: Final = "_sessionEnd"
-OUTPUTS: Final = ("_stdout", "_stderr")
-"""What a program wrote that is no JSON, as our own sandboxes log it."""
-
-_FORMATS: Final[dict[str, StreamFormat]] = {"claude": "claude-code", "codex": "codex"}
-
-
-class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of a session log."""
-
-    tag: str
-    provider: str | None = None
-    agent: str = "agent"
-    model: str | None = None
-    sandbox_id: str | None = None
-    timestamp: str | None = None
-
-
-class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    raw: RawLine
-    value: Any
-    id: str
-    ts_us: int
-
-
-class EvolveSession:
-    """Reads the file of a session and notes down what is in it."""
-
-    def __init__(self, session: Session, path: Path, size: int, *, meta: Meta, is_quiet: bool) -> None:
-        self.session = session
-        self.lines = 0
-        self.known = 0
-        self.left = 0
-        self.bad: list[str] = []
-        self.unknown: Counter[str] = Counter()
-        self.turns: list[Turn] = []
-        self.is_over = True
-        self._path = path
-        self._size = size
-        self._meta = meta
-        self._is_quiet = is_quiet
-        self._used: dict[str, Usage] = {}
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint of the thread says beside its messages."""
-        return {name: each for name, each in msgspec.structs.asdict(self._meta).items() if each is not None}
-
-    def read(self) -> None:
-        """Read everything; the notes are in the session then."""
-        lines = self._read()
-        if not lines:
-            return
-        times = [line.ts_us for line in lines]
-        session = self.session
-        session.look_up([line.id for line in lines], since_us=min(times), until_us=max(times))
-        parts = _parted(lines)
-        is_ended = any(_has(line, END) for line in lines) or self._is_quiet
-        for place, part in enumerate(parts):
-            if place == 0:
-                self._keep(part, None)
-            elif place < len(parts) - 1 or is_ended:
-                self._run(place, part)
-            else:
-                self.is_over = False
-                self.left = sum(line.id not in session.known for line in part)
-        self.lines = len(lines)
-        self.known = sum(line.id in session.known for line in lines)
-
-    def _read(self) -> list[_Line]:
-        found: list[_Line] = []
-        at_us = time_us(self._meta.timestamp) or self._path.stat().st_mtime_ns // 1000
-        for raw in raw_lines(self._path, self._size):
-            try:
-                value = decode_line(raw.text)
-            except msgspec.DecodeError as error:
-                self.bad.append(f"{self._path.name} line {raw.number}: {error}")
-                continue
-            told = (
-                time_us(cast("dict[str, Any]", value).get("timestamp")) if isinstance(value, dict) else None
-            )
-            at_us = max(told or 0, at_us + 1)  # lines without a time stay in their order
-            text = b"\0".join((self.session.thread.encode(), b"%d" % raw.number, raw.text))
-            id_ = f"evolve-{sha256(text).hexdigest()[:32]}"
-            found.append(_Line(raw=raw, value=value, id=id_, ts_us=at_us))
-        return found
-
-    def _keep(self, lines: list[_Line], run: str | None) -> None:
-        for line in lines:
-            self.session.keep(line.raw, id=line.id, kind=_kind(line), ts_us=line.ts_us, run=run)
-
-    def _run(self, place: int, lines: list[_Line]) -> None:
-        """A prompt and what came of it."""
-        session, meta = self.session, self._meta
-        id_ = f"{session.thread}/{place}"
-        prompt = _prompt(lines[0].value)
-        session.look_up_run(id_)
-        is_known = id_ in session.known
-        about = {"sandbox_id": meta.sandbox_id, "provider": meta.provider, "prompt": title_of(prompt)}
-        run = session.run(id_, agent=meta.agent, meta={name: each for name, each in about.items() if each})
-        notes = session.notes
-        notes.at_us = lines[0].ts_us
-        session.tally.run(meta.agent, lines[0].ts_us)
-        if not is_known:
-            run.start()
-        if f"{id_}/prompt" not in session.known:
-            run.message("user", prompt, id=f"{id_}/prompt", ts_us=lines[0].ts_us)
-        summary = self._stream(run, id_, lines[1:])
-        self._keep(lines, id_)
-        self._used = summary.usage or self._used
-        self.unknown.update(summary.unknown)
-        if not is_known:
-            notes.at_us = lines[-1].ts_us
-            run.end(status="error" if summary.is_error else "ok")
-        said = [{"role": "user", "content": prompt}]
-        if summary.result is not None:
-            said.append({"role": "assistant", "content": summary.result})
-        self.turns.append(
-            Turn(
-                id=id_,
-                began_us=lines[0].ts_us,
-                parent=len(self.turns) - 1 if self.turns else None,
-                keep=self.turns[-1].length if self.turns else 0,
-                said=said,
-            )
-        )
-
-    def _stream(self, run: Any, id_: str, lines: list[_Line]) -> Any:
-        notes = self.session.notes
-        stream = Stream(
-            run,
-            _FORMATS.get(self._meta.agent, "acp"),
-            model=self._meta.model,
-            before=self._used,
-            clock=notes,
-            id_of=lambda name: f"{id_}/{name}",
-            is_live=False,
-            known=self.session.known.keys(),
-            on_usage=self.session.count_usage(self._meta.agent),
-        )
-        for line in lines:
-            if not any(_has(line, mark) for mark in (END, *OUTPUTS)):
-                notes.at_us = line.ts_us
-                stream.take(line.raw.text)
-        return stream.finish()
-
-
-def read_meta(path: Path) -> Meta | None:
-    """What the first line says; ``None`` when the file is no session log."""
-    for raw in raw_lines(path, path.stat().st_size):
-        try:
-            return msgspec.json.decode(raw.text, type=dict[str, Meta])[META]
-        except (msgspec.DecodeError, KeyError):
-            return None
-    return None
-
-
-def _parted(lines: list[_Line]) -> list[list[_Line]]:
-    """The lines before the first prompt, then those of each prompt."""
-    parts: list[list[_Line]] = [[]]
-    for line in lines:
-        if _has(line, PROMPT):
-            parts.append([])
-        parts[-1].append(line)
-    return parts
-
-
-def _has(line: _Line, mark: str) -> bool:
-    value: Any = line.value
-    return isinstance(value, dict) and mark in cast("dict[str, Any]", value)
-
-
-def _kind(line: _Line) -> str:
-    return next((mark.strip("_") for mark in (META, PROMPT, END, *OUTPUTS) if _has(line, mark)), "payload")
-
-
-def _prompt(value: Any) -> Any:
-    told: Any = value.get(PROMPT)
-    return cast("dict[str, Any]", told).get("text") if isinstance(told, dict) else told
-
-
-# -----------------------------------------------------------------------------------------------------------
-
 TOOL: Final = "evolve"
 DEFAULT: Final = "~/.evolve-sdk/observability/sessions"
 CHECKPOINT: Final = "evolve.checkpoint"
 
 _AT_ONCE: Final = 200
+META: Final = "_meta"
+PROMPT: Final = "_prompt"
+END: Final = "_sessionEnd"
+OUTPUTS: Final = ("_stdout", "_stderr")
+"""Output that is not JSON, as our own sandboxes log it."""
+
+_FORMATS: Final[dict[str, StreamFormat]] = {"claude": "claude-code", "codex": "codex"}
 
 
-class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The metadata of one checkpoint, as Evolve keeps it in a bucket."""
+class EvolveCheckpoint(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The metadata of a checkpoint, as Evolve stores it in a bucket."""
 
     id: str
     hash: str
@@ -257,44 +82,202 @@ def import_evolve(
     """Import session logs (``*.jsonl``) and checkpoint metadata (``*.json``) below a folder, or one file."""
     path = Path(source).expanduser()
     if not path.exists():
-        raise NotFound(f"there is nothing at {str(source)!r}; Evolve keeps its session logs in {DEFAULT}")
+        raise NotFound(f"{str(source)!r} not found; Evolve keeps its session logs in {DEFAULT}")
     began = time.perf_counter()
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*.json*") if each.is_file())
     logs = [(each, meta) for each in files if each.suffix == ".jsonl" and (meta := read_meta(each))]
-    infos = [info for each in files if each.suffix == ".json" and (info := _info(each)) is not None]
+    infos = [
+        info for each in files if each.suffix == ".json" and (info := _read_checkpoint(each)) is not None
+    ]
     if not logs and not infos:
-        raise NotFound(f"{path} holds no session log and no checkpoint of Evolve; give {DEFAULT}")
+        raise NotFound(f"no session log and no checkpoint of Evolve found in {path}; try {DEFAULT}")
     root = path if path.is_dir() else path.parent
-    importing = SessionImport(TOOL, store, dry_run=dry_run)
+    importer = SessionImporter(TOOL, store, dry_run=dry_run)
     for done, (each, meta) in enumerate(logs, 1):
-        importing.take(root.name or "sessions", meta.tag, [each], partial(_reading, each, meta))
+        importer.take(root.name or "sessions", meta.tag, [each], partial(EvolveSession, path=each, meta=meta))
         if on_progress is not None:
             on_progress(done, len(logs))
-    report = importing.report(str(path), seconds=time.perf_counter() - began)
+    report = importer.report(str(path), seconds=time.perf_counter() - began)
     if infos:
-        counted = _load_infos(store, infos, dry_run=dry_run)
+        counted = _import_checkpoints(store, infos, dry_run=dry_run)
         report = msgspec.structs.replace(report, files=(*report.files, counted))
     return report
 
 
-def _reading(
-    path: Path,
-    meta: Meta,
-    session: Session,
-    sizes: dict[Path, int],
-    is_quiet: bool,  # noqa: FBT001
-) -> EvolveSession:
-    return EvolveSession(session, path, sizes[path], meta=meta, is_quiet=is_quiet)
+class LogMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of a session log."""
+
+    tag: str
+    provider: str | None = None
+    agent: str = "agent"
+    model: str | None = None
+    sandbox_id: str | None = None
+    timestamp: str | None = None
 
 
-def _info(path: Path) -> CheckpointInfo | None:
+class _LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    raw: RawLine
+    value: Any
+    id: str
+    ts_us: int
+
+
+class EvolveSession(SessionReader):
+    """Reads the file of a session."""
+
+    def __init__(
+        self,
+        session: ImportedSession,
+        sizes: Mapping[Path, int],
+        *,
+        is_quiet: bool,
+        path: Path,
+        meta: LogMeta,
+    ) -> None:
+        super().__init__(session, sizes, is_quiet=is_quiet)
+        self.agent = self.project = meta.agent
+        self._path = path
+        self._meta = meta
+        self._used: dict[str, Usage] = {}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state of the thread's checkpoints, beside their messages."""
+        return {name: each for name, each in msgspec.structs.asdict(self._meta).items() if each is not None}
+
+    def read(self) -> None:
+        """Read the file."""
+        lines = self._read_lines()
+        if not lines:
+            return
+        times = [line.ts_us for line in lines]
+        session = self.session
+        session.look_up([line.id for line in lines], since_us=min(times), until_us=max(times))
+        parts = _split_by_prompt(lines)
+        is_ended = any(_has(line, END) for line in lines) or self._is_quiet
+        for place, part in enumerate(parts):
+            if place == 0:
+                self._store_lines(part, None)
+            elif place < len(parts) - 1 or is_ended:
+                self._read_run(place, part)
+            else:
+                self.is_over = False
+                self.left = sum(line.id not in session.known for line in part)
+        self.lines = len(lines)
+        self.known = sum(line.id in session.known for line in lines)
+
+    def _read_lines(self) -> list[_LogLine]:
+        found: list[_LogLine] = []
+        at_us = time_us(self._meta.timestamp) or self._path.stat().st_mtime_ns // 1000
+        for raw in raw_lines(self._path, self._sizes[self._path]):
+            try:
+                value = decode_line(raw.text)
+            except msgspec.DecodeError as error:
+                self.bad.append(f"{self._path.name} line {raw.number}: {error}")
+                continue
+            own_us = (
+                time_us(cast("dict[str, Any]", value).get("timestamp")) if isinstance(value, dict) else None
+            )
+            at_us = max(own_us or 0, at_us + 1)  # keeps lines without a time in order
+            text = b"\0".join((self.session.thread.encode(), b"%d" % raw.number, raw.text))
+            id_ = f"evolve-{sha256(text).hexdigest()[:32]}"
+            found.append(_LogLine(raw=raw, value=value, id=id_, ts_us=at_us))
+        return found
+
+    def _store_lines(self, lines: list[_LogLine], run: str | None) -> None:
+        for line in lines:
+            self.session.keep(line.raw, id=line.id, kind=_kind(line), ts_us=line.ts_us, run=run)
+
+    def _read_run(self, place: int, lines: list[_LogLine]) -> None:
+        """Read a prompt and its output."""
+        session, meta = self.session, self._meta
+        id_ = f"{session.thread}/{place}"
+        prompt = _prompt(lines[0].value)
+        session.look_up_run(id_)
+        about = {"sandbox_id": meta.sandbox_id, "provider": meta.provider, "prompt": title_of(prompt)}
+        run, _ = self.start_run(id_, lines[0].ts_us, about)
+        if f"{id_}/prompt" not in session.known:
+            run.message("user", prompt, id=f"{id_}/prompt", ts_us=lines[0].ts_us)
+        summary = self._read_stream(run, id_, lines[1:])
+        self._store_lines(lines, id_)
+        self._used = summary.usage or self._used
+        self.unknown.update(summary.unknown)
+        self.end_run(run, lines[-1].ts_us, "error" if summary.is_error else "ok")
+        said = [{"role": "user", "content": prompt}]
+        if summary.result is not None:
+            said.append({"role": "assistant", "content": summary.result})
+        self.turns.append(
+            Turn(
+                id=id_,
+                began_us=lines[0].ts_us,
+                parent=len(self.turns) - 1 if self.turns else None,
+                keep=self.turns[-1].length if self.turns else 0,
+                said=said,
+            )
+        )
+
+    def _read_stream(self, run: Any, id_: str, lines: list[_LogLine]) -> Any:
+        notes = self.session.notes
+        stream = Stream(
+            run,
+            _FORMATS.get(self._meta.agent, "acp"),
+            model=self._meta.model,
+            before=self._used,
+            clock=notes,
+            id_of=lambda name: f"{id_}/{name}",
+            is_live=False,
+            known=self.session.known.keys(),
+            on_usage=self.session.count_usage(self._meta.agent),
+        )
+        for line in lines:
+            if not any(_has(line, mark) for mark in (END, *OUTPUTS)):
+                notes.at_us = line.ts_us
+                stream.take(line.raw.text)
+        return stream.finish()
+
+
+def read_meta(path: Path) -> LogMeta | None:
+    """Return the first line of a session log; ``None`` if the file is not one."""
+    for raw in raw_lines(path, path.stat().st_size):
+        try:
+            return msgspec.json.decode(raw.text, type=dict[str, LogMeta])[META]
+        except (msgspec.DecodeError, KeyError):
+            return None
+    return None
+
+
+def _split_by_prompt(lines: list[_LogLine]) -> list[list[_LogLine]]:
+    """Return the lines before the first prompt, then those of each prompt."""
+    parts: list[list[_LogLine]] = [[]]
+    for line in lines:
+        if _has(line, PROMPT):
+            parts.append([])
+        parts[-1].append(line)
+    return parts
+
+
+def _has(line: _LogLine, mark: str) -> bool:
+    value: Any = line.value
+    return isinstance(value, dict) and mark in cast("dict[str, Any]", value)
+
+
+def _kind(line: _LogLine) -> str:
+    return next((mark.strip("_") for mark in (META, PROMPT, END, *OUTPUTS) if _has(line, mark)), "payload")
+
+
+def _prompt(value: Any) -> Any:
+    prompt: Any = value.get(PROMPT)
+    return cast("dict[str, Any]", prompt).get("text") if isinstance(prompt, dict) else prompt
+
+
+def _read_checkpoint(path: Path) -> EvolveCheckpoint | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=CheckpointInfo)
+        return msgspec.json.decode(path.read_bytes(), type=EvolveCheckpoint)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _load_infos(store: Store, infos: list[CheckpointInfo], *, dry_run: bool) -> FileReport:
+def _import_checkpoints(store: Store, infos: list[EvolveCheckpoint], *, dry_run: bool) -> FileReport:
     known: set[str] = set()
     for start in range(0, len(infos), _AT_ONCE):
         ids = tuple(info.id for info in infos[start : start + _AT_ONCE])
@@ -312,13 +295,13 @@ def _load_infos(store: Store, infos: list[CheckpointInfo], *, dry_run: bool) -> 
         found=len(infos),
         new=len(new),
         known=len(infos) - len(new),
-        note="their metadata; the archives stay where they are",
+        note="metadata only; the archives are not imported",
     )
 
 
-def _event(store: Store, info: CheckpointInfo) -> Event:
-    session = Session(store, TOOL, info.tag)
-    told: dict[str, Any] = {
+def _event(store: Store, info: EvolveCheckpoint) -> Event:
+    session = ImportedSession(store, TOOL, info.tag)
+    fields: dict[str, Any] = {
         name: each for name, each in msgspec.structs.asdict(info).items() if each is not None
     }
     return Event(
@@ -330,5 +313,5 @@ def _event(store: Store, info: CheckpointInfo) -> Event:
         agent=info.agent_type,
         model=info.model,
         name=info.comment or "checkpoint",
-        data=encode_json(told),
+        data=encode_json(fields),
     )

@@ -392,7 +392,7 @@ class _Claude:
 
     def _result(self, value: dict[str, Any], name: str, now_us: int) -> None:
         """Record the output tokens, which only the last line of a turn reports completely."""
-        self._turn.settle()
+        self._turn.flush()
         reported = {
             model: model_usage(_mapping(each)) for model, each in _mapping(value.get("modelUsage")).items()
         }

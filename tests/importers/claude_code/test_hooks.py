@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import shlex
 import subprocess
 import sys
-import time
 from decimal import Decimal
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import claude_agent_sdk
 import pytest
@@ -81,7 +81,7 @@ def test_tools_that_are_called_all_the_time_do_not_import_all_the_time(tmp_path,
     for event in events:
         called(monkeypatch, capsys, {**CALL, "session_id": str(tmp_path), "hook_event_name": event}, *where)
     assert [each["is_over"] for each in imported] == [False, False, True]
-    (_, now) = hooks.turn_files(str(tmp_path), str(tmp_path / "store"))
+    (_, now) = hooks.lock_files(str(tmp_path), str(tmp_path / "store"))
     os.utime(now, (1, 1))
     called(
         monkeypatch, capsys, {**CALL, "session_id": str(tmp_path), "hook_event_name": "PostToolUse"}, *where
@@ -123,44 +123,31 @@ def test_a_session_that_has_no_transcript_yet_is_no_error(tmp_path, monkeypatch,
     assert not (tmp_path / "store").exists()
 
 
-def test_of_many_calls_at_once_one_works_and_one_waits(tmp_path):
-    here = str(tmp_path)
-    with hooks._turn("s", here) as first:
+def test_of_many_calls_at_once_one_works_and_one_waits(tmp_path, monkeypatch):
+    store, queued, waited = str(tmp_path), Event(), []
+    flock = fcntl.flock
+
+    def flock_and_tell(file, operation):
+        if operation == fcntl.LOCK_EX:  # it is about to wait for the one that works
+            queued.set()
+        flock(file, operation)
+
+    def wait():
+        with hooks._import_lock("s", store) as is_ours:
+            waited.append(is_ours)
+
+    with hooks._import_lock("s", store) as first:
         assert first
-        waited = []
-        waiting = Thread(target=lambda: waited.append(enter()))
-
-        def enter():
-            while True:  # looking whether it waits takes its place for a moment
-                with hooks._turn("s", here) as turn:
-                    if turn:
-                        return turn
-
+        monkeypatch.setattr(fcntl, "flock", flock_and_tell)
+        waiting = Thread(target=wait)
         waiting.start()
-        deadline = time.monotonic() + 30
-        while True:  # until the other one stands in the queue, this call would stand there itself
-            assert time.monotonic() < deadline
-            if is_queued("s", here):
-                break
-        with hooks._turn("s", here) as third:
+        assert queued.wait(60)
+        with hooks._import_lock("s", store) as third:
             assert not third
     waiting.join()
     assert waited == [True]
 
 
-def is_queued(session, store):
-    from fcntl import LOCK_EX, LOCK_NB, flock
-
-    name = hooks.turn_files(session, store)[0]
-    with name.open("w") as file:
-        try:
-            flock(file, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-# Settings
 THEIRS = {
     "model": "opus",
     "hooks": {
@@ -197,10 +184,10 @@ def test_settings_that_are_not_there_are_made_and_broken_ones_left_alone(tmp_pat
     assert install(path, "treering hook claude-code")
     assert set(json.loads(path.read_text("utf-8"))["hooks"]) == set(EVENTS)
     path.write_text("{oops", "utf-8")
-    with pytest.raises(InvalidInput, match="nothing was changed"):
+    with pytest.raises(InvalidInput, match="Nothing was changed"):
         install(path, "treering hook claude-code")
     assert path.read_text("utf-8") == "{oops"
-    with pytest.raises(InvalidInput, match="no list"):
+    with pytest.raises(InvalidInput, match="not a list"):
         installed({"hooks": {"Stop": {}}}, "treering hook claude-code")
 
 

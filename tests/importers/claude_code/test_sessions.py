@@ -378,7 +378,7 @@ def test_a_file_of_another_tool_is_refused(store, tmp_path):
     (tmp_path / "noise.jsonl").write_bytes(b"no JSON\n")
     for wrong in (theirs, tmp_path / "noise.jsonl"):
         for dry_run in (True, False):
-            with pytest.raises(InvalidInput, match="has no line that"):
+            with pytest.raises(InvalidInput, match="has no line of"):
                 import_claude_code(wrong, store, dry_run=dry_run)
     assert store.stats().rows["events"] == 0
 
@@ -387,6 +387,6 @@ def test_a_file_of_another_tool_among_others_is_left_out(store, main):
     shutil.copy(FIXTURES / "codex" / "stream-0.jsonl", main.parent / "theirs.jsonl")
     report = import_claude_code(main.parent.parent, store)
     assert counts(report, "sessions") == (2, 1, 0, 1)
-    assert "1 have no line that claude-code writes" in {each.note for each in report.files}
+    assert "1 have no line of claude-code" in {each.note for each in report.files}
     assert report.unknown == {}
     assert store.thread("claude-code/theirs").load() is None

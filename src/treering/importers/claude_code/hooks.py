@@ -1,9 +1,9 @@
-"""Claude Code's hooks: record a session while it goes on, without ever being in its way.
+"""Claude Code's hooks: record a session while it runs, without getting in its way.
 
-Claude Code calls a hook with a JSON object on stdin that names the session's transcript. Recording is
-importing that file: what is new in it since the last call. The hook itself only starts a process for this and
-is done; of any number of calls at once, one imports and one waits behind it. **Invariant:** whatever goes
-wrong goes into a log, and the hook succeeds and prints nothing, because Claude Code acts on what hooks say.
+Claude Code calls a hook with a JSON object on stdin that names the transcript of the session. Recording means
+importing what is new in that file since the last call. The hook only starts a process for this and exits; of
+any number of calls at once, one imports and one waits behind it. **Invariant:** errors go to a log, and the
+hook succeeds and prints nothing, since Claude Code acts on the output of hooks.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ EVENTS: Final = (
     "Stop",
     "SessionEnd",
 )
-"""What Claude Code is asked to call the hook for."""
+"""The events that Claude Code calls the hook for."""
 
 SETTINGS: Final = "~/.claude/settings.json"
 LOG: Final = "TREERING_HOOK_LOG"
-"""The environment variable that says where failures are written, if not to ``~/.treering/hooks.log``."""
+"""The environment variable with the path of the log, by default ``~/.treering/hooks.log``."""
 
 _WITH_MATCHER: Final = frozenset({"PostToolUse", "PostToolUseFailure"})
 _FREQUENT: Final = frozenset({"PostToolUse", "PostToolUseFailure", "SessionStart"})
 _PAUSE_SECONDS: Final = 5.0
-"""A session in which tools are called all the time is imported no more often than this."""
+"""A session that calls tools all the time is not imported more often than this."""
 _OURS: Final = "hook claude-code"
 _TIMEOUT_SECONDS: Final = 30
 
 
 class HookCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What Claude Code says on stdin, as far as it is needed."""
+    """The input of a hook: the fields that are used."""
 
     event: str = msgspec.field(name="hook_event_name")
     transcript: str = msgspec.field(name="transcript_path")
@@ -61,25 +61,25 @@ class HookCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_call(given: bytes, store: str | None, *, namespace: str | None, waits: bool) -> None:
-    """Record what a call of the hook is about; never raises."""
-    with _never_failing():
+    """Handle a call of the hook; never raises."""
+    with _log_errors():
         call = msgspec.json.decode(given, type=HookCall)
         if call.event in _FREQUENT and _is_too_soon(call, store):
-            return  # the next call, or the one at the end of the turn, brings this as well
+            return  # the next call, or the one at the end of the turn, imports this as well
         if waits:
             record(call, store, namespace=namespace)
         else:
-            _in_the_background(given, store, namespace)
+            _start_process(given, store, namespace)
 
 
 def record(call: HookCall, store: str | None, *, namespace: str | None) -> None:
-    """Import what is new in the transcript, unless someone who will do so is waiting already."""
+    """Import what is new in the transcript, unless another process is waiting to do so."""
     from treering.api import open as open_store
 
     path = Path(call.transcript)
-    if not path.is_file():  # a session that has just begun has none yet
+    if not path.is_file():  # a new session has none yet
         return
-    with _turn(call.session, store) as is_ours:
+    with _import_lock(call.session, store) as is_ours:
         if is_ours:
             with open_store(store, namespace=namespace) as opened:
                 import_claude_code(path, opened, is_over=call.event == "SessionEnd")
@@ -87,20 +87,19 @@ def record(call: HookCall, store: str | None, *, namespace: str | None) -> None:
 
 def _is_too_soon(call: HookCall, store: str | None) -> bool:
     try:
-        last = turn_files(call.session, store)[1].stat().st_mtime
-    except (OSError, AttributeError):  # it was not imported yet; Windows has no such files
+        last = lock_files(call.session, store)[1].stat().st_mtime
+    except (OSError, AttributeError):  # not imported yet; or Windows, without such files
         return False
     return 0 <= time.time() - last < _PAUSE_SECONDS
 
 
-# Settings
 def hook_command(store: str | None, *, namespace: str | None = None, waits: bool = False) -> str:
-    """The command that Claude Code is to run."""
-    return shlex.join(_words(store, namespace, waits=waits))
+    """Return the command that Claude Code runs."""
+    return shlex.join(_command_words(store, namespace, waits=waits))
 
 
 def installed(settings: Mapping[str, Any], command: str | None) -> dict[str, Any]:
-    """The settings with our hooks in them (``None``: without); all else stays as it is and where it is."""
+    """Return the settings with our hooks (``None``: without them), otherwise unchanged."""
     changed = dict(settings)
     hooks = _mapping(changed.get("hooks", {}), "hooks")
     for event in dict.fromkeys([*EVENTS, *hooks]):
@@ -117,7 +116,7 @@ def installed(settings: Mapping[str, Any], command: str | None) -> dict[str, Any
 
 
 def install(path: Path, command: str | None) -> bool:
-    """Write our hooks into a settings file (``None``: take them out); says whether that changed anything."""
+    """Write our hooks to a settings file (``None``: remove them); return whether that changed anything."""
     before = _read(path)
     after = installed(before, command)
     if after == before:
@@ -140,7 +139,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return _mapping(json.loads(path.read_text("utf-8")), "the file")
     except ValueError as error:
-        raise InvalidInput(f"{path} is not JSON ({error}); repair it, nothing was changed") from None
+        raise InvalidInput(f"{path} is not valid JSON ({error}); fix it. Nothing was changed") from None
 
 
 def _is_ours(entry: Any) -> bool:
@@ -154,27 +153,26 @@ def _is_ours(entry: Any) -> bool:
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InvalidInput(f"{what} of the settings is no object; repair it, nothing was changed")
+        raise InvalidInput(f"{what} of the settings is not an object; fix it. Nothing was changed")
     return dict(cast("dict[str, Any]", value))
 
 
 def _list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
-        raise InvalidInput(f"hooks.{what} of the settings is no list; repair it, nothing was changed")
+        raise InvalidInput(f"hooks.{what} of the settings is not a list; fix it. Nothing was changed")
     return list(cast("list[Any]", value))
 
 
-# How it keeps out of the way
-def _words(store: str | None, namespace: str | None, *, waits: bool) -> list[str]:
+def _command_words(store: str | None, namespace: str | None, *, waits: bool) -> list[str]:
     words = [sys.executable, "-m", "treering.cli.main", *_OURS.split()]
     words += ["--store", store] if store is not None else []
     words += ["--namespace", namespace] if namespace is not None else []
     return [*words, "--wait"] if waits else words
 
 
-def _in_the_background(given: bytes, store: str | None, namespace: str | None) -> None:
+def _start_process(given: bytes, store: str | None, namespace: str | None) -> None:
     child = subprocess.Popen(  # noqa: S603 - ourselves
-        _words(store, namespace, waits=True),
+        _command_words(store, namespace, waits=True),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -186,14 +184,14 @@ def _in_the_background(given: bytes, store: str | None, namespace: str | None) -
 
 
 @contextmanager
-def _turn(session: str, store: str | None) -> Generator[bool]:
-    """One imports a session, one may wait behind it; a third has nothing to do, since that one will."""
+def _import_lock(session: str, store: str | None) -> Generator[bool]:
+    """Let one process import a session and one wait behind it; a third gets ``False``."""
     try:
         from fcntl import LOCK_EX, LOCK_NB, flock
-    except ModuleNotFoundError:  # importing twice at once is only a waste
+    except ModuleNotFoundError:  # importing twice at once is only wasteful
         yield True
         return
-    next_, now = turn_files(session, store)
+    next_, now = lock_files(session, store)
     with next_.open("w") as following, now.open("w") as working:
         try:
             flock(following, LOCK_EX | LOCK_NB)
@@ -205,20 +203,20 @@ def _turn(session: str, store: str | None) -> Generator[bool]:
         yield True
 
 
-def turn_files(session: str, store: str | None) -> tuple[Path, Path]:
-    """The files that are locked by who comes next, and by who imports now."""
+def lock_files(session: str, store: str | None) -> tuple[Path, Path]:
+    """Return the lock files of the process that waits, and of the one that imports."""
     name = sha256(f"{os.getuid()}\0{store}\0{session}".encode()).hexdigest()[:32]
     base = Path(tempfile.gettempdir()) / f"treering-hook-{name}"
     return base.with_suffix(".next"), base.with_suffix(".now")
 
 
 @contextmanager
-def _never_failing() -> Generator[None]:
+def _log_errors() -> Generator[None]:
     try:
         yield
-    except Exception:  # noqa: BLE001 - the agent is not to notice
-        told = os.environ.get(LOG)
-        path = Path(told) if told else Path.home() / ".treering" / "hooks.log"
+    except Exception:  # noqa: BLE001 - the agent must not notice
+        given = os.environ.get(LOG)
+        path = Path(given) if given else Path.home() / ".treering" / "hooks.log"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as log:

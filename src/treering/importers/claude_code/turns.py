@@ -1,8 +1,13 @@
-"""One run of Claude Code: from its lines to messages, tool calls and agents below agents.
+"""Read the lines of Claude Code, and record one run from them.
 
-The lines of one answer are put together before they are written, since each of them holds one block and
-they may stand apart: a tool may have answered before the last block is there. A subagent has a span of its
-own below the call that began it, and its lines go there.
+The session files and the output of ``--output-format stream-json`` have the same JSON lines: each has a
+``type``, and those of a conversation a ``message`` of the Messages API. One answer of the model comes as
+several lines with the same message id, one for each content block, and each repeats the usage; so usage
+belongs to the message, not to the line.
+
+`ClaudeTurn` combines the lines of an answer before it writes them. They may be far apart: a tool may return
+before the last block arrives. A subagent has a span of its own below the call that started it, which contains
+its lines.
 """
 
 from __future__ import annotations
@@ -22,22 +27,190 @@ if TYPE_CHECKING:
     from treering.importers.recording import SessionRecorder
     from treering.runs.span import RunNode
 
-
-# -----------------------------------------------------------------------------------------------------------
-# The lines of Claude Code: its session files and its ``--output-format stream-json`` speak alike.
-#
-# Both are JSON lines with a ``type``; those of a conversation carry a ``message`` of the Messages API. One
-# answer of the model comes as several lines with the same message id, one a block, each of which repeats the
-# usage; so usage belongs to the message, never to the line.
-
-
 CONVERSATION: Final = frozenset({"user", "assistant"})
 SYNTHETIC: Final = "<synthetic>"
-"""The model of what the CLI itself said in the model's place."""
+"""The model of messages that the CLI writes itself."""
+
+MAIN: Final = ""
+"""The chain of the agent itself; subagents have named chains."""
+FINAL: Final = frozenset({"end_turn", "stop_sequence", "max_tokens", "refusal"})
+"""Stop reasons after which no tool is called."""
+
+
+class Answer:
+    """An answer of the model whose lines are being read."""
+
+    def __init__(self, id: str, ts_us: int) -> None:
+        self.id = id
+        self.ts_us = ts_us
+        self.model: str | None = None
+        self.blocks: list[dict[str, Any]] = []
+        self.usage: Usage | None = None
+        self.stop_reason: str | None = None
+        self.metadata: dict[str, Any] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is complete. After a thought, and before a tool returns, more may follow."""
+        return self.stop_reason in FINAL and bool(self.blocks) and self.blocks[-1].get("type") == "text"
+
+    def add(self, line: ClaudeLine) -> None:
+        """Add a line; the highest token count is the final one."""
+        message = line.message
+        if message is None:
+            return
+        self.blocks += line.blocks
+        self.model = message.model if message.model != SYNTHETIC else None
+        self.stop_reason = message.stop_reason or self.stop_reason
+        usage = claude_usage(message.usage)
+        if usage is not None and (self.usage is None or usage.output >= self.usage.output):
+            self.usage = usage
+        tier = (message.usage or {}).get("service_tier")
+        if isinstance(tier, str) and tier != "standard":
+            self.metadata["service_tier"] = tier
+        if message.model == SYNTHETIC:
+            self.metadata["synthetic"] = True
+
+
+class _Chain:
+    """The lines of one agent: where they are recorded, and the answer that is being read."""
+
+    def __init__(self, node: RunNode | None) -> None:
+        self.node = node
+        self.answer: Answer | None = None
+        self.last_us = 0
+
+
+class ClaudeTurn:
+    """Combines the lines of one run, and records them."""
+
+    def __init__(self, recorder: SessionRecorder) -> None:
+        self.recorder = recorder
+        self.counted: dict[str, Usage] = {}
+        """Tokens that messages reported, by model."""
+        self.last_us = 0
+        """The time of the last action. Input that follows it does not prolong the run."""
+        self._chains: dict[str, _Chain] = {MAIN: _Chain(None)}
+        self._agents: dict[str, str] = {}
+
+    def take(self, line: ClaudeLine, *, ts_us: int, chain: str = MAIN) -> None:
+        """Add a line of the conversation."""
+        at = self._chains.get(chain) or self._chains[MAIN]
+        at.last_us = max(at.last_us, ts_us)
+        if not self.last_us or line.type == "assistant" or line.results:
+            self.last_us = max(self.last_us, ts_us)
+        if line.type == "assistant":
+            self._add_answer(at, line, ts_us)
+        elif line.type == "user":
+            self._add_input(at, line, ts_us)
+
+    def chain(self, name: str, *, agent: str, tool: str | None, ts_us: int) -> str:
+        """Open the chain of a subagent: below the call ``tool`` if that is known, else below the run."""
+        if name not in self._chains:
+            above = self.recorder.span_of(tool) if tool is not None else None
+            node = self.recorder.open(f"agent-{name}", agent, kind="agent", parent=above, ts_us=ts_us)
+            self._chains[name] = _Chain(node)
+            self._agents[name] = f"agent-{name}"
+        return name
+
+    def end_chain(self, name: str) -> None:
+        """End the chain of a subagent."""
+        if name in self._agents:
+            chain = self._chains[name]
+            self._write_answer(chain)
+            self.recorder.close(self._agents[name], ts_us=chain.last_us)
+
+    @property
+    def agents(self) -> list[str]:
+        """The names of the subagents' chains."""
+        return list(self._agents)
+
+    def is_done(self, name: str) -> bool:
+        """Return whether the last answer of a chain is final."""
+        answer = self._chains[name].answer
+        return answer is not None and answer.is_whole
+
+    def flush(self, *, unfinished: bool = True) -> list[str]:
+        """Write the answers (with ``unfinished`` also incomplete ones); return the ids of the others."""
+        left: list[str] = []
+        for chain in self._chains.values():
+            if chain.answer is None:
+                continue
+            if unfinished or chain.answer.is_whole:
+                self._write_answer(chain)
+            else:
+                left.append(chain.answer.id)
+        return left
+
+    def finish(self) -> None:
+        """Write everything, and end the run's spans."""
+        self.flush()
+        for name in self._agents:
+            self.end_chain(name)
+        self.recorder.finish(self.last_us)
+
+    def _add_answer(self, chain: _Chain, line: ClaudeLine, ts_us: int) -> None:
+        id_ = (line.message and line.message.id) or line.uuid or f"{ts_us}"
+        if chain.answer is None or chain.answer.id != id_:
+            self._write_answer(chain)
+            chain.answer = Answer(id_, ts_us)
+        chain.answer.add(line)
+        for block in line.blocks:
+            if block.get("type") in {"tool_use", "server_tool_use"} and isinstance(block.get("id"), str):
+                self.recorder.open(
+                    block["id"],
+                    str(block.get("name") or "tool"),
+                    input=block.get("input"),
+                    parent=chain.node,
+                    ts_us=ts_us,
+                )
+
+    def _add_input(self, chain: _Chain, line: ClaudeLine, ts_us: int) -> None:
+        rest: list[dict[str, Any]] = []
+        for block in line.blocks:
+            tool = block.get("tool_use_id")
+            if block.get("type") == "tool_result" and isinstance(tool, str):
+                status = "error" if block.get("is_error") else "ok"
+                self.recorder.close(tool, ts_us=ts_us, status=status, output=block.get("content"))
+            else:
+                rest.append(block)
+        if rest and line.message is not None:
+            self._write_answer(chain)
+            content = line.message.content if len(rest) == len(line.blocks) else rest
+            self.recorder.message(
+                "user",
+                content,
+                name=line.uuid or f"user-{ts_us}",
+                ts_us=ts_us,
+                parent=chain.node,
+                metadata=_metadata(line),
+            )
+
+    def _write_answer(self, chain: _Chain) -> None:
+        answer, chain.answer = chain.answer, None
+        if answer is None:
+            return
+        if answer.usage is not None and answer.model is not None:
+            self.counted[answer.model] = added(self.counted.get(answer.model), answer.usage)
+        self.recorder.message(
+            "assistant",
+            answer.blocks,
+            name=answer.id,
+            ts_us=answer.ts_us,
+            parent=chain.node,
+            model=answer.model,
+            usage=answer.usage,
+            metadata=answer.metadata,
+        )
+
+
+def _metadata(line: ClaudeLine) -> Mapping[str, Any]:
+    marks = {"meta": line.is_meta, "compact_summary": line.is_summary}
+    return {name: True for name, is_so in marks.items() if is_so}
 
 
 class ClaudeMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of the Messages API, as far as it is understood."""
+    """A message of the Messages API: the fields that are used."""
 
     role: str = ""
     id: str | None = None
@@ -48,7 +221,7 @@ class ClaudeMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaudeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line; what other versions may lack has a default."""
+    """One line; fields that some versions lack have defaults."""
 
     type: str
     subtype: str | None = None
@@ -73,22 +246,22 @@ class ClaudeLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ts_us(self) -> int | None:
-        """When it was, if it says so."""
+        """Its time, if it has one."""
         return time_us(self.timestamp)
 
     @property
     def blocks(self) -> list[dict[str, Any]]:
-        """What was said, as content blocks."""
+        """The content blocks of its message."""
         return [] if self.message is None else blocks_of(self.message.content)
 
     @property
     def results(self) -> list[dict[str, Any]]:
-        """The results of tools among the blocks."""
+        """The tool results among the blocks."""
         return [each for each in self.blocks if each.get("type") == "tool_result"]
 
     @property
     def is_prompt(self) -> bool:
-        """Something new to do, said by a person or put into their place."""
+        """Whether it is a prompt, by the user or on their behalf."""
         return (
             self.type == "user"
             and not self.is_meta
@@ -103,9 +276,9 @@ _DECODER: Final = msgspec.json.Decoder(ClaudeLine)
 
 
 def read_line(text: bytes) -> ClaudeLine:
-    """A line; raises `msgspec.DecodeError` for what is no object.
+    """Decode a line; raise `msgspec.DecodeError` if it is not an object.
 
-    One that is unlike all that are known has a type that nobody knows, and nothing else but its time.
+    An object of an unknown form gets an unknown type, and only its time is read.
     """
     try:
         return _DECODER.decode(text)
@@ -122,7 +295,7 @@ def read_line(text: bytes) -> ClaudeLine:
 
 
 def blocks_of(content: Any) -> list[dict[str, Any]]:
-    """Content as blocks: a plain text is one."""
+    """Return content as blocks; plain text is one block."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     if isinstance(content, list):
@@ -131,7 +304,7 @@ def blocks_of(content: Any) -> list[dict[str, Any]]:
 
 
 def claude_usage(given: Mapping[str, Any] | None) -> Usage | None:
-    """Tokens by disjoint class, with what was written to the cache for 5 minutes and for an hour apart."""
+    """Return tokens by disjoint class; cache writes for 5 minutes and for an hour are separate."""
     if not given:
         return None
     written = _count(given.get("cache_creation_input_tokens"))
@@ -151,7 +324,7 @@ def claude_usage(given: Mapping[str, Any] | None) -> Usage | None:
 
 
 def model_usage(given: Mapping[str, Any]) -> Usage:
-    """Tokens of a session so far, as the last line of a stream sums them up for a model."""
+    """Return the tokens of a session so far, as the last line of a stream reports them for a model."""
     written = _count(given.get("cacheCreationInputTokens"))
     hour = min(_count(given.get("cacheCreationEphemeral1hInputTokens")), written)
     return Usage(
@@ -165,7 +338,7 @@ def model_usage(given: Mapping[str, Any]) -> Usage:
 
 
 def time_us(text: str | None) -> int | None:
-    """Microseconds of an ISO time; ``None`` for what is none."""
+    """Return an ISO time in microseconds; ``None`` if it is not one."""
     if text is None:
         return None
     try:
@@ -176,183 +349,3 @@ def time_us(text: str | None) -> int | None:
 
 def _count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-# -----------------------------------------------------------------------------------------------------------
-
-MAIN: Final = ""
-"""The chain of the agent itself; subagents' chains have their names."""
-FINAL: Final = frozenset({"end_turn", "stop_sequence", "max_tokens", "refusal"})
-"""Why an answer ended, where no tool is to be called after it."""
-
-
-class Answer:
-    """An answer of the model while its lines come in."""
-
-    def __init__(self, id: str, ts_us: int) -> None:
-        self.id = id
-        self.ts_us = ts_us
-        self.model: str | None = None
-        self.blocks: list[dict[str, Any]] = []
-        self.usage: Usage | None = None
-        self.stop_reason: str | None = None
-        self.metadata: dict[str, Any] = {}
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing more can come. After a thought, and before a tool has answered, more may."""
-        return self.stop_reason in FINAL and bool(self.blocks) and self.blocks[-1].get("type") == "text"
-
-    def add(self, line: ClaudeLine) -> None:
-        """One more line of it; the fullest count of tokens is the last one."""
-        message = line.message
-        if message is None:
-            return
-        self.blocks += line.blocks
-        self.model = message.model if message.model != SYNTHETIC else None
-        self.stop_reason = message.stop_reason or self.stop_reason
-        usage = claude_usage(message.usage)
-        if usage is not None and (self.usage is None or usage.output >= self.usage.output):
-            self.usage = usage
-        tier = (message.usage or {}).get("service_tier")
-        if isinstance(tier, str) and tier != "standard":
-            self.metadata["service_tier"] = tier
-        if message.model == SYNTHETIC:
-            self.metadata["synthetic"] = True
-
-
-class _Chain:
-    """One agent's lines: where they go, and the answer that is still growing."""
-
-    def __init__(self, node: RunNode | None) -> None:
-        self.node = node
-        self.answer: Answer | None = None
-        self.last_us = 0
-
-
-class ClaudeTurn:
-    """Takes the lines of a run and writes them with a `SessionRecorder`."""
-
-    def __init__(self, recorder: SessionRecorder) -> None:
-        self.recorder = recorder
-        self.counted: dict[str, Usage] = {}
-        """Tokens that were told of by messages, by model."""
-        self.last_us = 0
-        """When something was last done; what is merely said to the agent behind that is not part of it."""
-        self._chains: dict[str, _Chain] = {MAIN: _Chain(None)}
-        self._agents: dict[str, str] = {}
-
-    def take(self, line: ClaudeLine, *, ts_us: int, chain: str = MAIN) -> None:
-        """A line of a conversation."""
-        at = self._chains.get(chain) or self._chains[MAIN]
-        at.last_us = max(at.last_us, ts_us)
-        if not self.last_us or line.type == "assistant" or line.results:
-            self.last_us = max(self.last_us, ts_us)
-        if line.type == "assistant":
-            self._answer(at, line, ts_us)
-        elif line.type == "user":
-            self._said(at, line, ts_us)
-
-    def chain(self, name: str, *, agent: str, tool: str | None, ts_us: int) -> str:
-        """The chain of a subagent: below the call ``tool`` if that is known, else below the run."""
-        if name not in self._chains:
-            above = self.recorder.span_of(tool) if tool is not None else None
-            node = self.recorder.open(f"agent-{name}", agent, kind="agent", parent=above, ts_us=ts_us)
-            self._chains[name] = _Chain(node)
-            self._agents[name] = f"agent-{name}"
-        return name
-
-    def end_chain(self, name: str) -> None:
-        """A subagent is done."""
-        if name in self._agents:
-            chain = self._chains[name]
-            self._settle(chain)
-            self.recorder.close(self._agents[name], ts_us=chain.last_us)
-
-    @property
-    def agents(self) -> list[str]:
-        """The chains of subagents."""
-        return list(self._agents)
-
-    def is_done(self, name: str) -> bool:
-        """Whether the last answer of a chain says that nothing more is to come."""
-        answer = self._chains[name].answer
-        return answer is not None and answer.is_whole
-
-    def settle(self, *, unfinished: bool = True) -> list[str]:
-        """Write the answers, those too that may go on; gives back which were left."""
-        left: list[str] = []
-        for chain in self._chains.values():
-            if chain.answer is None:
-                continue
-            if unfinished or chain.answer.is_whole:
-                self._settle(chain)
-            else:
-                left.append(chain.answer.id)
-        return left
-
-    def finish(self) -> None:
-        """Nothing more will come."""
-        self.settle()
-        for name in self._agents:
-            self.end_chain(name)
-        self.recorder.finish(self.last_us)
-
-    def _answer(self, chain: _Chain, line: ClaudeLine, ts_us: int) -> None:
-        id_ = (line.message and line.message.id) or line.uuid or f"{ts_us}"
-        if chain.answer is None or chain.answer.id != id_:
-            self._settle(chain)
-            chain.answer = Answer(id_, ts_us)
-        chain.answer.add(line)
-        for block in line.blocks:
-            if block.get("type") in {"tool_use", "server_tool_use"} and isinstance(block.get("id"), str):
-                self.recorder.open(
-                    block["id"],
-                    str(block.get("name") or "tool"),
-                    input=block.get("input"),
-                    parent=chain.node,
-                    ts_us=ts_us,
-                )
-
-    def _said(self, chain: _Chain, line: ClaudeLine, ts_us: int) -> None:
-        rest: list[dict[str, Any]] = []
-        for block in line.blocks:
-            tool = block.get("tool_use_id")
-            if block.get("type") == "tool_result" and isinstance(tool, str):
-                status = "error" if block.get("is_error") else "ok"
-                self.recorder.close(tool, ts_us=ts_us, status=status, output=block.get("content"))
-            else:
-                rest.append(block)
-        if rest and line.message is not None:
-            self._settle(chain)
-            content = line.message.content if len(rest) == len(line.blocks) else rest
-            self.recorder.message(
-                "user",
-                content,
-                name=line.uuid or f"user-{ts_us}",
-                ts_us=ts_us,
-                parent=chain.node,
-                metadata=_marks(line),
-            )
-
-    def _settle(self, chain: _Chain) -> None:
-        answer, chain.answer = chain.answer, None
-        if answer is None:
-            return
-        if answer.usage is not None and answer.model is not None:
-            self.counted[answer.model] = added(self.counted.get(answer.model), answer.usage)
-        self.recorder.message(
-            "assistant",
-            answer.blocks,
-            name=answer.id,
-            ts_us=answer.ts_us,
-            parent=chain.node,
-            model=answer.model,
-            usage=answer.usage,
-            metadata=answer.metadata,
-        )
-
-
-def _marks(line: ClaudeLine) -> Mapping[str, Any]:
-    marks = {"meta": line.is_meta, "compact_summary": line.is_summary}
-    return {name: True for name, is_so in marks.items() if is_so}

@@ -1,4 +1,4 @@
-"""Workspaces: snapshots of folders, looked into without restoring them."""
+"""Workspaces: list and read snapshots without restoring them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Id = Annotated[str, Meta(min_length=1)]
 
 
 class SnapshotsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which snapshots: of one workspace, or of all."""
+    """Filter by workspace."""
 
     name: str | None = None
     limit: Annotated[int, Meta(ge=1, le=500)] = 50
@@ -25,34 +25,34 @@ class SnapshotsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Snapshots(Struct, frozen=True, kw_only=True):
-    """Snapshots that were taken by themselves, newest first; those of checkpoints are with their threads."""
+    """Snapshots, newest first. Those of checkpoints are listed with their threads."""
 
     snapshots: tuple[SnapshotInfo, ...]
     next_cursor: int | None
 
 
 class LsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which folder of the snapshot."""
+    """The folder to list."""
 
     path: str = ""
     recursive: bool = False
 
 
 class Entries(Struct, frozen=True, kw_only=True):
-    """What a folder holds."""
+    """The entries of a folder."""
 
     entries: tuple[SnapshotEntry, ...]
 
 
 class CatQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which file; ``download`` makes a browser save it."""
+    """The file to return; ``download`` makes a browser save it."""
 
     path: Annotated[str, Meta(min_length=1)]
     download: bool = False
 
 
 class DiffQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which two snapshots; one that is left out is an empty folder."""
+    """The snapshots to compare; a missing one stands for an empty folder."""
 
     a: Id | None = None
     b: Id | None = None
@@ -60,14 +60,14 @@ class DiffQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """What differs, by path."""
+    """The differences, by path."""
 
     changes: tuple[FileChange, ...]
 
 
 @endpoint("GET", "/snapshots", tag="workspaces")
 def list_snapshots(call: Call[SnapshotsQuery, None]) -> Snapshots:
-    """Snapshots, newest first."""
+    """List snapshots, newest first."""
     query = call.query
     found = list(
         islice(call.store.workspace.snapshots(name=query.name), query.cursor, query.cursor + query.limit + 1)
@@ -80,14 +80,14 @@ def list_snapshots(call: Call[SnapshotsQuery, None]) -> Snapshots:
 
 @endpoint("GET", "/snapshots/diff", tag="workspaces")
 def diff_snapshots(call: Call[DiffQuery, None]) -> Changes:
-    """What differs between two snapshots, with a text diff of small files."""
+    """Compare two snapshots, with a text diff of small files."""
     query = call.query
     return Changes(changes=tuple(call.store.workspace.diff(query.a, query.b, text=query.text)))
 
 
 @endpoint("GET", "/snapshots/{id}/ls", tag="workspaces")
 def list_files(call: Call[LsQuery, None]) -> Entries:
-    """What a folder of a snapshot holds."""
+    """List a folder of a snapshot."""
     query = call.query
     return Entries(
         entries=tuple(call.store.workspace.ls(call.path["id"], query.path, recursive=query.recursive))
@@ -96,9 +96,9 @@ def list_files(call: Call[LsQuery, None]) -> Entries:
 
 @endpoint("GET", "/snapshots/{id}/cat", tag="workspaces")
 def get_file(call: Call[CatQuery, None]) -> Response:
-    """The bytes of one file of a snapshot.
+    """Return one file of a snapshot.
 
-    A browser is told to show nothing of it by itself: whatever an agent wrote is no page of this server.
+    The headers keep browsers from rendering it: what an agent wrote must not become a page of this server.
     """
     from urllib.parse import quote
 
@@ -119,7 +119,7 @@ def get_file(call: Call[CatQuery, None]) -> Response:
 
 @endpoint("GET", "/snapshots/{id}/check", tag="workspaces")
 def check_snapshot(call: Call[None, None]) -> SnapshotCheck:
-    """Read everything that a snapshot names and rehash it."""
+    """Read and verify every object of a snapshot."""
     return call.store.workspace.check(call.path["id"])
 
 
