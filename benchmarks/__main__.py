@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
 NOT_BENCHMARKS = {"__main__", "langgraph_work", "memory_peers", "otlp_peers", "otlp_work", "report", "work"}
 ALONE = {"spans_million", "tiny_files"}
-"""Those that take too long for every day: they run when they are named."""
+"""Long benchmarks, which run only when they are named."""
 
 
 def main() -> int:
-    """Run and write the table."""
+    """Run the benchmarks and write the results."""
     names = sorted({module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - NOT_BENCHMARKS)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*names, []], help="which ones (default: all quick ones)")
-    parser.add_argument("--no-write", action="store_true", help="print only, leave RESULTS.md as it is")
+    parser.add_argument(
+        "names", nargs="*", choices=[*names, []], help="benchmarks to run (default: all but the long ones)"
+    )
+    parser.add_argument("--no-write", action="store_true", help="print the results, do not update RESULTS.md")
     arguments = parser.parse_args()
     sections: list[Section] = []
     for name in arguments.names or sorted({*names} - ALONE):

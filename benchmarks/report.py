@@ -1,7 +1,7 @@
-"""What a benchmark reports, and how `RESULTS.md` shows it.
+"""The result of a benchmark, and how it is written to `RESULTS.md`.
 
-Only ratios of one run mean anything on a shared machine, so a measurement is always a pair: ours and the
-peer's on the same work, taken in turns. The best of several turns is compared, because noise only adds.
+On a shared machine only ratios within one run are meaningful, so a measurement is always a pair: ours and the
+peer's on the same work, in alternating turns. The best of several turns counts, because noise only adds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One row of the table. ``met`` says whether the ratio reaches the target."""
+    """One row of the table; ``met`` is whether the ratio reaches the target."""
 
     claim: str
     ours: str
@@ -36,7 +36,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What one benchmark file found."""
+    """The results of one benchmark."""
 
     title: str
     about: str
@@ -44,17 +44,17 @@ class Section:
 
 
 def at_most(ratio: float, limit: float) -> tuple[str, bool]:
-    """A target that the ratio must not pass."""
+    """Return an upper bound on the ratio, and whether it is met."""
     return f"<= {limit:g}x", ratio <= limit
 
 
 def at_least(ratio: float, limit: float) -> tuple[str, bool]:
-    """A target that the ratio must reach."""
+    """Return a lower bound on the ratio, and whether it is met."""
     return f">= {limit:g}x", ratio >= limit
 
 
 def in_turns(turns: int, *jobs: Callable[[], float]) -> list[float]:
-    """Run the jobs one after the other, ``turns`` times; the best result (seconds) of each."""
+    """Run the jobs in alternation, ``turns`` times; return the best result (seconds) of each."""
     best = [float("inf")] * len(jobs)
     for _ in range(turns):
         for index, job in enumerate(jobs):
@@ -63,20 +63,20 @@ def in_turns(turns: int, *jobs: Callable[[], float]) -> list[float]:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """How long something takes."""
+    """Return the duration of a call in seconds."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def write_results(sections: Sequence[Section]) -> None:
-    """Replace the sections of this run in RESULTS.md, and keep the others."""
+    """Replace the sections of this run in RESULTS.md and keep the others."""
     kept = _sections_of(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     kept.update({section.title: _render(section) for section in sections})
     head = (
         "# Results\n\n"
-        "Written by `make bench`. Ratios of one run on one machine, ours against the peer on the same work; "
-        "differences under 20 % are ties.\n"
+        "Written by `make bench`. Each row compares treering with a peer on the same work, in one run on one "
+        "machine; differences under 20 % are ties.\n"
     )
     RESULTS.write_text(head + "".join(f"\n{text}" for _, text in sorted(kept.items())), encoding="utf-8")
 

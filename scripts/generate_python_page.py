@@ -1,4 +1,4 @@
-"""docs/reference/python.md: the store and its views, from their signatures and docstrings."""
+"""Generate docs/reference/python.md from the signatures and docstrings of the store and its views."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ WIDTH: Final = 100
 
 INTRO: Final = """# Python
 
-`treering.open()` gives a `Store`; everything else hangs off it. Each of these exists awaited as well:
-`treering.open_async()` gives an `AsyncStore` with the same words, whose properties that read something are
-calls. Frameworks' own interfaces are told on the pages of the [adapters](../adapters/langgraph.md).
+`treering.open()` returns a `Store`, which gives access to everything else. `treering.open_async()` returns an
+`AsyncStore` with the same API, awaited; properties that read from the store are methods there. The interfaces
+of frameworks are described on the pages of the [adapters](../adapters/langgraph.md).
 """
 
 MORE: Final = {"Thread": ("Checkpoint",), "Runs": ("Run", "Span")}
-"""What is behind another object: shown after it."""
+"""Classes that are documented after the class that returns them."""
 
 
 def page() -> str:
@@ -40,12 +40,12 @@ def page() -> str:
 
 
 def _views(store: type) -> list[type]:
-    """The classes that the store's members give back, in the order in which they stand there."""
+    """Return the classes that the members of the store return, in order."""
     from treering.runs.run import Run
     from treering.runs.span import Span
     from treering.threads.checkpoint import Checkpoint
 
-    behind = {"Checkpoint": Checkpoint, "Run": Run, "Span": Span}
+    nested = {"Checkpoint": Checkpoint, "Run": Run, "Span": Span}
     names = _checked_names(store)
     found: dict[str, type] = {}
     for member in vars(store).values():
@@ -58,12 +58,12 @@ def _views(store: type) -> list[type]:
                 continue
             found[given.__name__] = given
             for name in MORE.get(given.__name__, ()):
-                found[name] = behind[name]
+                found[name] = nested[name]
     return list(found.values())
 
 
 def _checked_names(one: type) -> dict[str, Any]:
-    """What the module of a class imports for type checkers alone."""
+    """Return the names that the module of a class imports for type checkers only."""
     module = sys.modules[one.__module__]
     found: dict[str, Any] = {}
     for node in ast.walk(ast.parse(inspect.getsource(module))):
@@ -101,14 +101,14 @@ def _members(one: type) -> Iterator[tuple[str, Any]]:
 def _entry(name: str, member: Any, prefix: str) -> list[str]:
     if isinstance(member, property) or hasattr(member, "func"):
         function = member.fget if isinstance(member, property) else member.func
-        if function is None:  # one that is only set
+        if function is None:  # write-only
             return [f"### {prefix}{name}", "", _words(member), ""]
         returns = _source(function).returns
-        told = f"{name}: {ast.unparse(returns)}" if returns is not None else name
+        signature = f"{name}: {ast.unparse(returns)}" if returns is not None else name
     else:
         function = member
-        told = _signature(function)
-    return [f"### {prefix}{function.__name__}", "", "```py", told, "```", "", _words(function), ""]
+        signature = _signature(function)
+    return [f"### {prefix}{function.__name__}", "", "```py", signature, "```", "", _words(function), ""]
 
 
 def _signature(function: Any) -> str:
