@@ -1,4 +1,4 @@
-"""An agent of Google's ADK is killed in the middle of its second tool call, and another process goes on.
+"""An agent of Google's ADK is killed in the middle of its second tool call, and another process resumes.
 
     python examples/adk_session.py
 
@@ -80,7 +80,7 @@ def main() -> None:
         print("One process begins:", flush=True)
         killed = subprocess.run(command, env=os.environ | {"DIE": "1"}, check=False)
         print(f"  ended with {signal.Signals(-killed.returncode).name}")
-        print("Another one goes on:", flush=True)
+        print("Another process resumes:", flush=True)
         subprocess.run(command, check=True)
         with treering.open(folder) as store:
             checkpoint = store.thread("forest/alice/tree").load()

@@ -1,10 +1,10 @@
-"""An agent of a few lines, killed in the middle of its tool calls, goes on where it stopped.
+"""An agent of a few lines, killed in the middle of its tool calls, continues where it stopped.
 
     python examples/agent_loop.py
 
-The model is a script, so nothing here needs a network or a key: it wants three reports at once, and then to
+The model is scripted, so no key and no network are needed. It asks for three reports at once, and then to
 send them. The first process is killed with SIGKILL when two reports are written. The second one opens the
-same folder, makes only the call that is missing, and waits for a person before it sends anything.
+same folder, makes only the missing call, and waits for a person's approval before it sends anything.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main():
         died = subprocess.run([sys.executable, __file__, place], check=False)
         assert died.returncode == -signal.SIGKILL
 
-        print("Another one goes on:")
+        print("Another process resumes:")
         with agent_in(place) as agent:
             waiting = agent.generate(thread_id=THREAD)
             print(f"  waits for a person: {waiting.interrupt['payload']['tool_call']['name']}")

@@ -1,11 +1,11 @@
-"""Bring the sessions that Claude Code keeps for a project into a store, and look at them there.
+"""Import the sessions of Claude Code for a project into a store, and list them there.
 
     python examples/claude_agent_sdk_store.py [PROJECT FOLDER [STORE]]
 
-Without a folder it makes up a project with one session, in a temporary place, and brings it twice. Run it
-again whenever you like: entries that are in the store already are left out. Afterwards
-`ClaudeAgentOptions(session_store=..., resume=...)` goes on with any of these sessions, on any machine that
-reaches the store.
+Without a folder, it creates a temporary project with one session and imports it twice. It can be run again
+at any time: entries that are in the store already are left out. Afterwards,
+`ClaudeAgentOptions(session_store=..., resume=...)` resumes any of these sessions, on any machine that can
+reach the store.
 """
 
 from __future__ import annotations

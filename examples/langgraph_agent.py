@@ -80,7 +80,7 @@ def main() -> None:
         print(
             "  killed" if first.returncode == -signal.SIGKILL else f"  ended: {first.returncode}", flush=True
         )
-        print("Another one goes on:", flush=True)
+        print("Another process resumes:", flush=True)
         subprocess.run(command, check=True)
         with treering.open(folder) as store:
             thread = store.thread("reading")

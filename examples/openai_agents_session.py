@@ -1,10 +1,10 @@
-"""An agent of the OpenAI Agents SDK is killed between two of its tools, and another process goes on.
+"""An agent of the OpenAI Agents SDK is killed between two of its tools, and another process resumes.
 
     python examples/openai_agents_session.py
 
 The model is scripted, so no key and no network are needed. It wants three pages looked up in one turn. The
-first process gets SIGKILL when two are there. The second one is given no new input: it reads the session,
-sees two results, and asks for the one that is missing.
+first process is killed when two results are saved. The second one gets no new input: it reads the session,
+sees two results, and requests the missing one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> None:
         print("One process begins:", flush=True)
         killed = subprocess.run(command, env=os.environ | {"DIE": "1"}, check=False)
         print(f"  ended with {signal.Signals(-killed.returncode).name}")
-        print("Another one goes on:", flush=True)
+        print("Another process resumes:", flush=True)
         subprocess.run(command, check=True)
         with treering.open(folder) as store:
             checkpoints = list(store.thread("reading").history())

@@ -1,10 +1,11 @@
-"""A pydantic-ai agent is killed in the middle of its second tool call, and another process goes on.
+"""A pydantic-ai agent is killed in the middle of its second tool call, and another process resumes.
 
     python examples/pydantic_ai_agent.py
 
 The model is scripted, so no key and no network are needed. It wants three rings measured, one by one. The
 first process gets SIGKILL while it measures the second ring. The second process loads the conversation and
-runs the agent without a prompt: the first ring is not measured again, nothing is asked of the model twice.
+runs the agent without a prompt: the first ring is not measured again, and no model response is requested
+twice.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def main() -> None:
         print("One process begins:", flush=True)
         killed = subprocess.run(command, env=os.environ | {"DIE": "1"}, check=False)
         print(f"  ended with {signal.Signals(-killed.returncode).name}")
-        print("Another one goes on:", flush=True)
+        print("Another process resumes:", flush=True)
         subprocess.run(command, check=True)
         with treering.open(folder) as store:
             checkpoints = list(store.thread("tree").history())

@@ -1,9 +1,9 @@
-"""A conversation in files is killed while it is saved, goes on, and then moves into a database.
+"""A process that saves a conversation to files is killed and resumed; then the files are migrated to SQLite.
 
     python examples/savers.py
 
-A child process saves a growing conversation with `FileSaver` and is killed with SIGKILL. What it was told is
-saved is there; a second process goes on. Then the whole history is migrated to `SqliteSaver`.
+A child process saves a growing conversation with `FileSaver` and is killed with SIGKILL. Every acknowledged
+save is still there, and a second process continues. Then the whole history is migrated to `SqliteSaver`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ STEPS = 30
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="treering-savers-") as folder:
         files = Path(folder) / "checkpoints"
-        told = talk(files, kill_after=KILL_AFTER)
+        acknowledged = talk(files, kill_after=KILL_AFTER)
         saver = FileSaver(files)
         kept = saver.load(THREAD)
-        print(f"told that {told} messages are saved, then kill -9; found {len(kept.messages)}")
-        if len(kept.messages) < told:
+        print(f"{acknowledged} messages were acknowledged, then kill -9; found {len(kept.messages)}")
+        if len(kept.messages) < acknowledged:
             raise SystemExit("FAILED: something acknowledged is missing")
 
         talk(files)
         newest = saver.load(THREAD)
-        print(f"another process went on: {len(newest.messages)} messages, step {newest.step}")
+        print(f"another process continued: {len(newest.messages)} messages, step {newest.step}")
 
         asked = saver.interrupt(THREAD, {"tool": "send_mail"})
         saver.resume(THREAD, "approve", interrupt_id=asked.pending_interrupt["id"])
@@ -52,15 +52,15 @@ def main() -> None:
 
 
 def talk(files: Path, kill_after: int | None = None) -> int:
-    """Let a child save messages; gives back how many it was told are saved."""
+    """Let a child process save messages; return how many saves were acknowledged."""
     command = [sys.executable, __file__, "child", str(files)]
-    told = 0
+    acknowledged = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         for line in child.stdout:
-            told = int(line)
-            if told == kill_after:
+            acknowledged = int(line)
+            if acknowledged == kill_after:
                 os.kill(child.pid, signal.SIGKILL)
-    return told
+    return acknowledged
 
 
 def child(files: Path) -> None:

@@ -162,7 +162,7 @@ class TestCalls:
             ticked = threading.Event()
             call = asyncio.ensure_future(bridge.call(ticked.wait, 60))
             for _ in range(10):
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
             assert not call.done()
             ticked.set()
             assert await call
@@ -209,10 +209,11 @@ class TestIteration:
 
 class TestCancellation:
     def test_a_commit_in_flight_is_kept(self) -> None:
-        release = threading.Event()
+        submitted, release = threading.Event(), threading.Event()
 
         class Slow(MemoryEngine):
             def submit(self, batch: Batch) -> Future[Receipt]:
+                submitted.set()
                 future: Future[Receipt] = Future()
 
                 def work() -> None:
@@ -226,7 +227,7 @@ class TestCancellation:
             store = treering.AsyncStore(Store(Slow()))
             batch = moved(store, "n")
             task = asyncio.ensure_future(store.commit(batch))
-            await asyncio.sleep(0.05)
+            await asyncio.to_thread(submitted.wait, 60)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -272,7 +273,8 @@ class TestCancellation:
                     draft.set_ref(f"a{number}", b"1", scope=SCOPE)
                     draft.set_ref(f"b{number}", b"1", scope=SCOPE)
                     task = asyncio.ensure_future(store.commit(draft))
-                    await asyncio.sleep(0.0001 * (number % 7))
+                    for _ in range(number % 7):
+                        await asyncio.sleep(0)
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
 

@@ -1,4 +1,4 @@
-"""Sessions that someone removes while they are looked at: there as they were, or not there; never damaged."""
+"""Sessions that are removed while they are read: found as they were, or not found; never damaged."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def session_ids(store: Store) -> list[str]:
 
 @pytest.mark.parametrize("read", ["scan", "get"])
 @pytest.mark.parametrize("listed", [adk_users, conversation_ids, session_ids])
-def test_what_goes_while_it_is_listed_is_left_out(
+def test_a_thread_removed_during_listing_is_left_out(
     store: Store, before: Any, read: str, listed: Callable[[Store], Awaitable[list[str]]]
 ) -> None:
     async def main() -> None:
@@ -160,7 +160,7 @@ def test_sessions_of_many_users_are_listed_in_few_reads(store, before):
     asyncio.run(main())
 
 
-def test_what_is_damaged_is_told(store, monkeypatch):
+def test_damage_is_an_error(store, monkeypatch):
     store.thread("a").checkpoint([], {"x": 1})
 
     def get(*_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Transcripts: threads that are written by what is new, and the names of the threads behind any id."""
+"""Threads to which adapters append new messages, and thread ids for any framework id."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestNames:
         check_id(thread_id_for(name), "thread id")
 
     @pytest.mark.parametrize("name", ["support/alice", "a b", "ä", "100%", "x" * 400])
-    def test_an_ordinary_id_stands_for_itself(self, name: str) -> None:
+    def test_an_ordinary_id_is_its_own_thread_id(self, name: str) -> None:
         assert thread_id_for(name) == name
 
     @pytest.mark.parametrize("name", ["", " ", "a\nb", "\ud800", "x" * 401, "/" * 300])
@@ -59,7 +59,7 @@ class TestNames:
 
 
 class TestSaving:
-    def test_messages_go_behind_any_point(self, store: Store) -> None:
+    def test_messages_can_be_appended_at_any_point(self, store: Store) -> None:
         transcript = ConversationThread(store, "t")
         first = transcript.save(None, ["a", "b", "c"], after=None)
         second = transcript.save(first, ["d"], after=first.messages)
@@ -79,7 +79,7 @@ class TestSaving:
         assert transcript.head() == back
         assert store.stats().rows["items"] == 6
 
-    def test_a_fork_goes_on_in_another_thread(self, store: Store) -> None:
+    def test_a_fork_continues_in_another_thread(self, store: Store) -> None:
         origin = ConversationThread(store, "origin").save(None, ["a", "b"], after=None)
         fork = ConversationThread(store, "fork")
         head = fork.save(None, [], after=origin.messages)

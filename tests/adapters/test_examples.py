@@ -30,7 +30,7 @@ def test_an_example_ends_well(name: str, kept: str) -> None:
         "  model: measure 1999",
         "  measuring 1999",
         "  ended with SIGKILL",
-        "Another one goes on:",
+        "Another process resumes:",
         "  measuring 1999",
         "  model: measure 2000",
         "  measuring 2000",

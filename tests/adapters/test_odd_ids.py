@@ -1,4 +1,4 @@
-"""Ids that are no text are refused in words that say which id it is; any text is an id of its own."""
+"""Ids that are not text are refused with an error that names the id; any text is a distinct id."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_any_text_is_an_id_of_its_own(store):
     assert store.verify().ok
 
 
-def test_what_is_no_key_no_entry_and_no_item_is_refused(store):
+def test_invalid_keys_entries_and_items_are_refused(store):
     for wrong in WRONG:
         with pytest.raises(InvalidInput, match=r"session key is of type|Claude project key"):
             run(TreeringSessionStore(store).load(wrong))

@@ -1,4 +1,4 @@
-"""Plain and async code mix: models, tools, middleware, hooks and savers, in both ways of calling."""
+"""Sync and async models, tools, middleware, hooks and savers can be mixed, under sync and async calls."""
 
 from __future__ import annotations
 

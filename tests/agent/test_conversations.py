@@ -1,4 +1,4 @@
-"""The same agent over everything that can keep its conversations."""
+"""The same agent on everything that can store its conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row C15 with the agent's loop: a tool call that waits for a person."""
+"""Tool calls that need a person's approval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent that dies in the middle of saving: what was acknowledged counts, what was not is done again.
+"""An agent that is killed while it saves: acknowledged work is kept, other work is repeated.
 
 A run makes six commits: the answer that wants four tools, the four results, and the last answer.
 """

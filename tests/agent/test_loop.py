@@ -1,4 +1,4 @@
-"""What an agent's run does: model, tools, state, budgets, and how it is made."""
+"""A run of an agent: model, tools, state, budgets, and its creation."""
 
 from __future__ import annotations
 

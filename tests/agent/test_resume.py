@@ -1,4 +1,4 @@
-"""Runs of an agent that go on: after failures, from checkpoints, and on a fork."""
+"""Runs that continue: after failures, from checkpoints, and on a fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent in a process of its own, which may die on the way.
+"""An agent in a process that may be killed.
 
 python -m tests.agent.worker CHECKPOINTER PLACE LOG --style STYLE [--prompt TEXT] [--die-after K] [--die-in K]
 

@@ -18,7 +18,7 @@ def test_the_example_goes_on_after_the_kill() -> None:
         "  writing about Oslo",
         "  writing about Rome",
         "  killed",
-        "Another one goes on:",
+        "Another process resumes:",
         "  writing about Lima",
         "  waits for a person: send",
         "Done: sent Oslo, Rome, Lima to alice.",

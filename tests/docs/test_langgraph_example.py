@@ -20,7 +20,7 @@ def test_the_agent_goes_on_after_the_kill():
         "  looking up rings",
         "  looking up roots",
         "  killed",
-        "Another one goes on:",
+        "Another process resumes:",
         "  looking up roots",
         "  Read: bark, rings, roots.",
         "8 messages in 9 checkpoints",

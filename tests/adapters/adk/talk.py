@@ -1,4 +1,4 @@
-"""What the tests of the adapter for Google ADK have in common."""
+"""What the tests of the adapter for Google ADK share."""
 
 from __future__ import annotations
 

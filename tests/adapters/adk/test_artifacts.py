@@ -62,7 +62,7 @@ class TestContract:
 
         asyncio.run(run())
 
-    def test_what_is_known_of_a_version(self, artifacts: BaseArtifactService) -> None:
+    def test_the_metadata_of_a_version(self, artifacts: BaseArtifactService) -> None:
         async def run() -> None:
             told = {"by": "hand", "n": [1]}
             await artifacts.save_artifact(**HERE, filename="f", artifact=blob(b"x"), custom_metadata=told)

@@ -50,7 +50,7 @@ def memories(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BaseMem
 
 
 class TestContract:
-    def test_what_was_said_is_found_by_its_user_alone(self, memories: BaseMemoryService) -> None:
+    def test_memories_are_found_only_by_their_user(self, memories: BaseMemoryService) -> None:
         async def run() -> None:
             first = said("I am allergic to peanuts.", at=1_700_000_000.0)
             await memories.add_session_to_memory(session("s", first, said("Noted!", author="agent")))
@@ -67,7 +67,9 @@ class TestContract:
 
         asyncio.run(run())
 
-    def test_a_session_may_be_added_again_and_what_it_lost_is_gone(self, memories: BaseMemoryService) -> None:
+    def test_a_session_may_be_added_again_and_removed_events_are_deleted(
+        self, memories: BaseMemoryService
+    ) -> None:
         async def run() -> None:
             one, two = said("the walnut tree"), said("the walnut cake")
             await memories.add_session_to_memory(session("s", one))
@@ -90,7 +92,7 @@ class TestContract:
 
         asyncio.run(run())
 
-    def test_what_was_deleted_does_not_come_back(self, memories: BaseMemoryService) -> None:
+    def test_a_deleted_memory_does_not_come_back(self, memories: BaseMemoryService) -> None:
         async def run() -> None:
             one, two = said("the walnut tree"), said("the walnut cake")
             await memories.add_session_to_memory(session("s", one, two))
@@ -112,7 +114,7 @@ class TestContract:
 
         asyncio.run(run())
 
-    def test_a_search_gives_no_more_than_ten(self, memories: BaseMemoryService) -> None:
+    def test_a_search_returns_at_most_ten(self, memories: BaseMemoryService) -> None:
         async def run() -> None:
             await memories.add_session_to_memory(session("s", *(said(f"walnut {n}") for n in range(30))))
             assert len((await memories.search_memory(**ALICE, query="walnut")).memories) == 10

@@ -261,7 +261,7 @@ class TestContract:
 
 @pytest.mark.parametrize("sessions", ["ADK's on SQLite", *ENGINES], indirect=True)
 class TestStoredSessions:
-    def test_a_stale_session_is_told(self, sessions: BaseSessionService) -> None:
+    def test_a_stale_session_is_an_error(self, sessions: BaseSessionService) -> None:
         async def run() -> None:
             await sessions.create_session(**ALICE, session_id="s")
             mine = await sessions.get_session(**ALICE, session_id="s")

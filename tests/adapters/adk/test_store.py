@@ -280,7 +280,7 @@ class TestOnAStore:
         asyncio.run(go())
         assert store.verify().ok
 
-    def test_a_collection_leaves_sessions_and_what_they_share(self, store: Store) -> None:
+    def test_gc_keeps_sessions_and_what_they_share(self, store: Store) -> None:
         async def go() -> None:
             sessions, artifacts = TreeringSessionService(store), TreeringArtifactService(store)
             big = "x" * 10_000

@@ -56,7 +56,7 @@ def _same(ours, theirs):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_commands_get_the_replies_of_the_sdks_own_tool(seed, tmp_path):
+def test_all_commands_reply_as_the_sdks_own_tool(seed, tmp_path):
     random = Random(seed)
     theirs = BetaLocalFilesystemMemoryTool(str(tmp_path))
     done = 0
@@ -70,7 +70,7 @@ def test_any_commands_get_the_replies_of_the_sdks_own_tool(seed, tmp_path):
     assert done > 20
 
 
-def test_sizes_of_files_are_told_like_the_sdks(tmp_path):
+def test_file_sizes_are_formatted_like_the_sdks(tmp_path):
     theirs = BetaLocalFilesystemMemoryTool(str(tmp_path))
     with treering.open("memory:") as store:
         ours = TreeringMemoryTool(store)
@@ -100,7 +100,7 @@ def test_files_are_documents_with_versions_and_search():
         assert memory.query() == []
 
 
-def test_input_that_cannot_be_kept_is_told_to_the_model():
+def test_invalid_input_is_reported_to_the_model():
     with treering.open("memory:") as store:
         tool = TreeringMemoryTool(store)
         for command in (

@@ -44,7 +44,7 @@ def test_every_contract_of_the_sdks_suite_holds(store):
     assert store.verify().ok
 
 
-def test_an_entry_that_comes_again_is_kept_once(store):
+def test_a_repeated_entry_is_stored_once(store):
     async def main():
         sessions = TreeringSessionStore(store)
         await sessions.append(KEY, [entry("a"), entry("b"), entry("b")])
@@ -60,7 +60,7 @@ def test_an_entry_that_comes_again_is_kept_once(store):
     asyncio.run(main())
 
 
-def test_what_has_no_uuid_is_kept_each_time(memory):
+def test_entries_without_a_uuid_are_stored_each_time(memory):
     async def main():
         sessions = TreeringSessionStore(memory)
         title = {"type": "custom-title", "customTitle": "t"}

@@ -133,7 +133,7 @@ def test_a_real_session_is_mirrored_and_resumed_where_only_the_store_knows_it(me
 @pytest.mark.faults
 @pytest.mark.timeout(300)  # importing the SDK in each process takes most of it
 @pytest.mark.usefixtures("cli")
-def test_a_session_that_was_killed_goes_on_in_another_process(tmp_path):
+def test_a_killed_session_is_resumed_in_another_process(tmp_path):
     """Killed while its third tool runs, its CLI too, and its home lost; what was mirrored is enough."""
     command = [sys.executable, "-m", "tests.adapters.claude.worker", str(tmp_path)]
     with subprocess.Popen(

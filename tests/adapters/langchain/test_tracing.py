@@ -253,7 +253,7 @@ def test_a_stream_is_one_call_and_one_answer_with_the_times_of_its_pieces(store,
     assert store.timeline.content(call.body) == ["It is 42."]
 
 
-def test_errors_are_recorded_and_go_on(store, tracer):
+def test_errors_are_recorded_and_raised(store, tracer):
     run_id = uuid4()
     agent = create_agent(Scripted(fails=True), [add], name="adder")
     with pytest.raises(RuntimeError, match="the model is away"):

@@ -1,4 +1,4 @@
-"""Runs of the OpenAI Agents SDK that are kept as they go: tool by tool, through failures and kills."""
+"""Runs of the OpenAI Agents SDK that are saved tool by tool, through failures and kills."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store():
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_each_tool_result_is_saved_when_it_is_there(store, tmp_path, streamed):
+def test_each_tool_result_is_saved_at_once(store, tmp_path, streamed):
     calls = []
 
     class Own(RunHooks):
@@ -252,7 +252,7 @@ def test_an_unfinished_turn_is_read_and_then_kept_once(store):
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)  # importing the SDK in each process takes most of it
-def test_a_run_that_was_killed_goes_on_in_another_process(tmp_path):
+def test_a_killed_run_is_resumed_in_another_process(tmp_path):
     """Killed while its third tool runs; the first two are not run again and the answer is right.
 
     That is between turns; the example is killed within one.
@@ -278,7 +278,7 @@ def test_a_run_that_was_killed_goes_on_in_another_process(tmp_path):
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)  # importing the SDK in each process takes most of it
-def test_the_example_goes_on_after_the_kill():
+def test_the_example_resumes_after_the_kill():
     command = [sys.executable, str(ROOT / "examples" / "openai_agents_session.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
@@ -287,7 +287,7 @@ def test_the_example_goes_on_after_the_kill():
         "  looking up bark",
         "  looking up rings",
         "  ended with SIGKILL",
-        "Another one goes on:",
+        "Another process resumes:",
         "  looking up roots",
         "  Read: bark, rings, roots.",
         "6 checkpoints, 9 items, verified: True",

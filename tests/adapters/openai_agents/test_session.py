@@ -76,7 +76,7 @@ def test_items_come_back_as_they_were_and_in_order(make_session):
 
 
 @pytest.mark.parametrize("limit, expected", [(None, 5), (0, 0), (1, 1), (3, 3), (5, 5), (99, 5), (-1, 5)])
-def test_a_limit_gives_the_last_items_in_order(make_session, limit, expected):
+def test_a_limit_returns_the_last_items_in_order(make_session, limit, expected):
     async def main():
         session = make_session("s")
         await session.add_items([say(str(number)) for number in range(5)])
@@ -86,7 +86,7 @@ def test_a_limit_gives_the_last_items_in_order(make_session, limit, expected):
     asyncio.run(main())
 
 
-def test_the_sessions_settings_limit_what_is_read_unless_the_call_says_so(make_session):
+def test_the_sessions_settings_are_the_default_limit(make_session):
     async def main():
         for given_settings in (SessionSettings(limit=2), {"limit": 2}):
             session = make_session("s", session_settings=given_settings)
@@ -117,7 +117,7 @@ def test_the_last_item_is_popped_until_none_is_left(make_session):
     asyncio.run(main())
 
 
-def test_a_cleared_session_is_empty_and_can_go_on(make_session):
+def test_a_cleared_session_is_empty_and_can_be_continued(make_session):
     async def main():
         session, other = make_session("s"), make_session("other")
         await session.clear_session()
@@ -176,7 +176,7 @@ def test_concurrent_pops_give_every_item_once(make_session):
     asyncio.run(main())
 
 
-def test_what_cannot_be_stored_is_refused_and_leaves_nothing(make_session):
+def test_values_that_cannot_be_stored_are_refused_and_leave_nothing(make_session):
     async def main():
         session = make_session("s")
         with pytest.raises((TypeError, Unencodable)):
@@ -186,7 +186,7 @@ def test_what_cannot_be_stored_is_refused_and_leaves_nothing(make_session):
     asyncio.run(main())
 
 
-def test_a_real_run_remembers_what_was_said(make_session):
+def test_a_real_run_remembers_the_conversation(make_session):
     async def main():
         model = ScriptedModel([[assistant_message("Hello Alice.")], [assistant_message("You are Alice.")]])
         agent = Agent(name="greeter", model=model)

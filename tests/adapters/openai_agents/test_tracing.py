@@ -184,7 +184,7 @@ def test_spans_keep_ids_nesting_inputs_and_outputs(store):
 
 
 @pytest.mark.usefixtures("processor")
-def test_errors_are_recorded_and_go_on(store):
+def test_errors_are_recorded_and_raised(store):
     trace = "trace_" + "2" * 32
     with pytest.raises(agents.UserError, match="boom"):
         run(team(OpenAIResponsesModel, explode), trace_id=trace)
@@ -237,7 +237,7 @@ def test_a_model_that_fails_leaves_a_failed_call(store):
     assert call.status == "error"
 
 
-def test_what_cannot_be_recorded_does_not_stop_the_agent(tmp_path):
+def test_an_error_in_recording_does_not_stop_the_agent(tmp_path):
     processor = TreeringTracingProcessor(tmp_path / "store", namespace="bad\nname")
     agents.set_trace_processors([processor])
     model = ScriptedModel([[assistant_message("Fine.")]])

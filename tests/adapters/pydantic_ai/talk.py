@@ -1,4 +1,4 @@
-"""What the tests of pydantic-ai's conversations have in common."""
+"""What the tests of pydantic-ai's conversations share."""
 
 from __future__ import annotations
 

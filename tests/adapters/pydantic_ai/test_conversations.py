@@ -40,7 +40,7 @@ def conversations(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Co
 
 
 class TestContract:
-    def test_what_was_saved_is_loaded(self, conversations: ConversationStore) -> None:
+    def test_a_saved_session_is_loaded(self, conversations: ConversationStore) -> None:
         async def run() -> None:
             usage = RunUsage(requests=2, input_tokens=30, tool_calls=1)
             first = Conversation(conversation_id="c", messages=[said("hi"), answered("ho")], usage=usage)
@@ -72,7 +72,7 @@ class TestContract:
 
         asyncio.run(run())
 
-    def test_the_second_of_two_writers_is_told(self, conversations: ConversationStore) -> None:
+    def test_the_second_of_two_writers_gets_an_error(self, conversations: ConversationStore) -> None:
         async def run() -> None:
             await saved(conversations, "c", "one", "two")
             mine, theirs = await conversations.load("c"), await conversations.load("c")
@@ -106,7 +106,7 @@ class TestContract:
 
         asyncio.run(run())
 
-    def test_a_branch_leaves_and_comes_back(self, conversations: ConversationStore) -> None:
+    def test_a_branch_can_be_switched_to_and_back(self, conversations: ConversationStore) -> None:
         async def run() -> None:
             first = await saved(conversations, "c", "one", "two", "three", "four")
             old = await conversations.load_entries("c")
@@ -324,7 +324,7 @@ class TestContract:
 
         asyncio.run(run())
 
-    def test_a_run_that_waits_for_approval_goes_on_later(self, conversations: ConversationStore) -> None:
+    def test_a_run_that_waits_for_approval_is_resumed_later(self, conversations: ConversationStore) -> None:
         async def run() -> None:
             agent = Agent(TestModel(), output_type=[str, DeferredToolRequests])
 

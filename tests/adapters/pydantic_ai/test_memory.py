@@ -72,7 +72,7 @@ def test_limits_and_empty_memories(store):
     assert listener.shown[1][0].count("<memory ") == 3
 
 
-def test_what_matches_the_prompt_is_shown_and_not_kept(store):
+def test_search_results_are_sent_and_not_stored(store):
     listener = Listener()
     memory = TreeringMemory(store.memory, recall=2)
     agent = Agent(listener.model, capabilities=[memory])
@@ -93,7 +93,7 @@ def test_what_matches_the_prompt_is_shown_and_not_kept(store):
     assert "planted in 1987" in prompts[1]
 
 
-def test_nothing_to_say_is_nothing_said(store):
+def test_without_documents_nothing_is_added(store):
     listener = Listener()
     agent = Agent(listener.model, capabilities=[TreeringMemory(store.memory)])
     ask(agent, "elephants?")

@@ -153,7 +153,7 @@ class TestRuns:
 
         asyncio.run(run())
 
-    def test_an_iterated_run_that_is_left_can_go_on(self, store: Store) -> None:
+    def test_an_abandoned_iterated_run_can_be_resumed(self, store: Store) -> None:
         async def run() -> None:
             conversations = TreeringConversationStore(store)
             log: list[str] = []

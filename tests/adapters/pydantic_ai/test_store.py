@@ -154,7 +154,7 @@ class TestOnAStore:
 
         asyncio.run(run())
 
-    def test_a_veto_is_told_and_writes_nothing(self, store: Store) -> None:
+    def test_a_veto_is_raised_and_writes_nothing(self, store: Store) -> None:
         store.hooks.add("pre_checkpoint_save", lambda _: False)
 
         async def run() -> None:
@@ -263,7 +263,7 @@ class TestOnAStore:
         asyncio.run(run())
         assert store.verify().ok
 
-    def test_retention_leaves_what_the_conversation_has_now(self, store: Store) -> None:
+    def test_retention_keeps_the_current_conversation(self, store: Store) -> None:
         async def run() -> None:
             conversation = await saved(TreeringConversationStore(store), "c", *"abcd")
             conversations = TreeringConversationStore(store)
@@ -335,7 +335,7 @@ class TestMessageHistory:
         assert words(load_history(thread, last=1)) == ["answer 2"]
         assert items(store) == 4
 
-    def test_a_conversation_goes_on_where_a_thread_was(self, store: Store) -> None:
+    def test_a_conversation_continues_an_existing_thread(self, store: Store) -> None:
         agent = Agent(FunctionModel(counting))
         thread = store.thread("alice")
         save_run(thread, asyncio.run(agent.run("one")))

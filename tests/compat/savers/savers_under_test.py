@@ -1,4 +1,4 @@
-"""Every kind of place that a saver keeps checkpoints in; each can be opened again, and in any namespace."""
+"""Every kind of storage that a saver has; each can be opened again, and in any namespace."""
 
 from __future__ import annotations
 

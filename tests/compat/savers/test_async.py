@@ -1,4 +1,4 @@
-"""The same savers, awaited: nothing blocks the loop, and a user's async store stays in it."""
+"""Async methods of savers: nothing blocks the loop, and a user's async store runs in it."""
 
 from __future__ import annotations
 

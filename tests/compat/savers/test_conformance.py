@@ -1,4 +1,4 @@
-"""What every saver does, whatever keeps its checkpoints."""
+"""What every saver does, on any storage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treering.compat.savers import Checkpoint
 from treering.errors import Conflict, InvalidInput, NotFound, Unencodable
 
 
-def test_a_checkpoint_comes_back_with_all_its_fields(saver):
+def test_a_checkpoint_is_loaded_with_all_its_fields(saver):
     messages = [say("hello"), {"role": "tool", "content": [{"type": "tool-result", "result": {"ok": True}}]}]
     saved = saver.save(
         thread_id="conversation-1",
@@ -62,7 +62,7 @@ def test_a_thread_that_was_never_saved_is_none(saver):
     assert not saver.delete("never")
 
 
-def test_saving_appends_and_loading_gives_the_newest(saver):
+def test_save_appends_and_load_returns_the_newest(saver):
     messages = talk(saver)
     newest = saver.load("conversation-1")
     assert newest.messages == messages
@@ -96,7 +96,7 @@ def test_an_older_checkpoint_is_loaded_by_its_id(saver):
             saver.load("conversation-1", nonsense)
 
 
-def test_list_gives_the_newest_of_every_thread(saver):
+def test_list_yields_the_newest_checkpoint_of_every_thread(saver):
     for number in range(12):
         talk(saver, f"thread-{number}", steps=2)
     found = {each.thread_id: each for each in saver.list()}
@@ -134,7 +134,7 @@ def test_a_deleted_thread_starts_anew(saver):
     assert len(list(saver.list("conversation-1"))) == 1
 
 
-def test_what_is_left_out_stays_as_it_was(saver):
+def test_fields_that_are_left_out_stay_as_they_were(saver):
     messages = talk(saver)
     saver.save(thread_id="conversation-1", metadata={"only": "metadata"})
     newest = saver.load("conversation-1")
@@ -203,7 +203,7 @@ def test_a_dict_or_a_loaded_checkpoint_can_be_saved(saver):
     assert isinstance(other, Checkpoint)
 
 
-def test_what_cannot_be_saved_is_refused(saver):
+def test_invalid_checkpoints_are_refused(saver):
     for given, problem in (
         ({"messages": []}, "thread_id"),
         ({"thread_id": "", "messages": []}, "thread id"),
@@ -237,7 +237,7 @@ def test_a_value_without_an_encoding_saves_nothing(saver):
     assert saver.load("conversation-1").step == 4
 
 
-def test_a_saver_can_insist_on_what_it_saw(saver):
+def test_a_save_can_expect_the_newest_checkpoint(saver):
     talk(saver)
     seen = saver.load("conversation-1")
     saver.save(thread_id="conversation-1", metadata={"first": True}, expect=seen.id)
@@ -303,7 +303,7 @@ def test_namespaces_do_not_see_each_other(anywhere):
     assert list(anywhere.open().list()) == []
 
 
-def test_a_second_saver_goes_on_where_the_first_was(anywhere):
+def test_a_second_saver_continues_the_history(anywhere):
     first, second = anywhere.open(), anywhere.open()
     messages = talk(first)
     assert second.load("conversation-1").messages == messages

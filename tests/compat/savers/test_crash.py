@@ -1,4 +1,4 @@
-"""Cut short anywhere, a save has happened or has not; damaged, a checkpoint says so."""
+"""An interrupted save happened or did not; a damaged checkpoint is an error."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def contents(saver, thread_id="t"):
 
 
 @pytest.mark.parametrize("keep", [None, treering.Keep(last=2), treering.Keep(last=2, tagged=("odd",))])
-def test_a_save_cut_short_at_any_write_keeps_what_was_there(keep):
+def test_a_save_interrupted_at_any_write_keeps_the_history(keep):
     kept = PlainStore()
     saver = KeyValueStoreSaver(kept, keep=keep)
     messages = []
@@ -243,7 +243,7 @@ def test_a_thread_whose_head_was_removed_by_hand_is_neither_empty_nor_saved_over
 
 
 @pytest.mark.parametrize("kind", kinds(KEY_VALUES))
-def test_a_store_that_lost_a_head_is_told_so(kind, request):
+def test_a_lost_head_is_an_error(kind, request):
     where = place(kind, request)
     saver = where.open()
     talk(saver, "other", 1)
@@ -346,7 +346,7 @@ def test_links_do_not_lead_out_of_the_folder(tmp_path):
     assert list(outside.iterdir()) == []
 
 
-def test_what_is_on_disk_is_what_the_docstring_says(tmp_path):
+def test_the_files_are_those_of_the_docstring(tmp_path):
     saver = FileSaver(tmp_path, compress=False)
     saver.save(thread_id="conversation-1", messages=[say("hello")])
     saver.in_namespace("alice").save(thread_id="a/b", messages=[say("hello")])

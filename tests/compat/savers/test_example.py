@@ -1,4 +1,4 @@
-"""The example does what it says."""
+"""The example works as documented."""
 
 from __future__ import annotations
 

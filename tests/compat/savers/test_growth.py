@@ -1,4 +1,4 @@
-"""A save writes what is new in it: bytes and writes do not depend on how long the conversation is."""
+"""A save writes only what is new: its bytes and writes do not depend on the length of the conversation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_save_reads_only_the_head_and_its_checkpoint():
         assert store.reads - before <= 2
 
 
-def test_a_forgetful_saver_reads_the_past_once_and_writes_only_what_is_new():
+def test_a_new_saver_reads_the_history_once_and_writes_only_new_messages():
     store = CountingStore()
     messages = grow(store, 100)
     before = store.written

@@ -1,4 +1,4 @@
-"""Hooks around saving and loading: change, veto, look on; plain or async; on every saver."""
+"""Hooks around saving and loading: change, veto, observe; sync or async; on every saver."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_hook_may_save_and_load_itself(somewhere):
     assert saver.load("mirror").messages == messages
 
 
-def test_a_hook_that_answers_nonsense_is_told(somewhere):
+def test_an_invalid_hook_result_is_refused(somewhere):
     for answer in (7, {"no_field": 1}):
         saver = somewhere.open(hooks={"pre_checkpoint_save": [lambda _, answer=answer: answer]})
         with pytest.raises(InvalidInput, match="lambda"):
@@ -97,7 +97,7 @@ def test_a_hook_that_answers_nonsense_is_told(somewhere):
         ({"thread_id": "elsewhere"}, "changed thread_id"),
     ],
 )
-def test_what_a_hook_gives_is_checked_as_what_a_caller_gives(somewhere, answer, told):
+def test_hook_results_are_validated_like_arguments(somewhere, answer, told):
     saver = somewhere.open(hooks={"pre_checkpoint_save": [lambda _: answer]})
     with pytest.raises(InvalidInput, match=f"hook '<lambda>'.* {told}"):
         saver.save(thread_id="t", messages=[say("Hi")])
@@ -119,7 +119,7 @@ def test_a_hook_may_answer_with_all_fields(somewhere):
     assert (saved.tags, saved.messages, saved.state["a"]) == (("kept",), [say("Hi")], 1)
 
 
-def test_a_stores_own_hooks_fire_once_whoever_saves():
+def test_a_stores_own_hooks_run_once_per_save():
     seen = []
     with treering.open("memory:") as store:
         store.hooks.add(

@@ -1,4 +1,4 @@
-"""Namespaces keep tenants apart, whatever they and their threads are called."""
+"""Namespaces isolate tenants, whatever their names and those of their threads."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def check(of, owned):
 @pytest.mark.parametrize("kind", ["memory", "key-value"])
 @given(owned=pairs)
 @settings(max_examples=60)
-def test_nobody_reads_across(kind, owned):
+def test_namespaces_are_isolated(kind, owned):
     check(savers(kind, None), owned)
 
 
 @given(owned=pairs)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_nobody_reads_across_files(owned, tmp_path_factory):
+def test_namespaces_of_files_are_isolated(owned, tmp_path_factory):
     check(savers("files", tmp_path_factory.mktemp("kept")), owned)

@@ -1,4 +1,4 @@
-"""From any saver to any saver: whole histories, as often as it takes, nothing twice."""
+"""Migration from any saver to any other: whole histories, resumable, nothing twice."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_saver_is_not_migrated_into_itself():
     ],
 )
 @pytest.mark.parametrize("make", [MemorySaver, lambda: KeyValueStoreSaver(PlainStore())])
-def test_a_transform_cannot_make_what_is_not_read_back(make, change, problem):
+def test_a_transform_cannot_create_an_invalid_checkpoint(make, change, problem):
     source, destination = MemorySaver(), make()
     talk(source, "t", 2)
     report = migrate_checkpoints(source=source, destination=destination, transform=lambda _: change)
@@ -237,7 +237,7 @@ def test_a_transform_cannot_make_what_is_not_read_back(make, change, problem):
     assert destination.load("t") is None
 
 
-def test_a_transform_that_answers_nonsense_is_told():
+def test_an_invalid_transform_result_is_reported():
     source = MemorySaver()
     talk(source, "t")
     report = migrate_checkpoints(source=source, destination=MemorySaver(), transform=lambda _: 7)
@@ -278,7 +278,7 @@ assert report.ok, report.failed
         ("sqlite", "commit.after_commit", (2, 5)),
     ],
 )
-def test_killed_on_the_way_it_goes_on_and_writes_nothing_twice(kind, failpoint, hits, tmp_path):
+def test_a_killed_migration_is_resumed_and_writes_nothing_twice(kind, failpoint, hits, tmp_path):
     with SqliteSaver(tmp_path / "source", durability="fast") as source:
         fill(source)
         before = everything(source)

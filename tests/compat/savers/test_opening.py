@@ -1,4 +1,4 @@
-"""What savers open, what they take, what they refuse, and what closing them closes."""
+"""What savers open, accept and refuse, and what closing them closes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_savers_and_threads_write_one_history():
         lambda _: KeyValueStoreSaver(PlainStore(), namespace="x" * 600),
     ],
 )
-def test_nonsense_is_refused_before_anything_is_made(make, tmp_path):
+def test_invalid_arguments_are_refused_before_anything_is_created(make, tmp_path):
     with pytest.raises(InvalidInput):
         make(tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -91,7 +91,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
         PostgresSaver("postgresql://localhost/x")
 
 
-def test_a_saver_loads_only_what_it_needs():
+def test_a_saver_imports_only_what_it_needs():
     code = """
 import sys
 from treering.compat.savers import FileSaver

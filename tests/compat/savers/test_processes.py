@@ -1,4 +1,4 @@
-"""Several processes on one saver's storage: every save has its place, none is lost."""
+"""Several processes save to one storage: no save is lost."""
 
 from __future__ import annotations
 

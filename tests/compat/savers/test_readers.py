@@ -1,4 +1,4 @@
-"""Who reads the content of one checkpoint does not wait for who reads another's."""
+"""Reading the content of one checkpoint does not wait for that of another one."""
 
 from __future__ import annotations
 

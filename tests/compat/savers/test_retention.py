@@ -1,4 +1,4 @@
-"""How much is kept: the newest N of each thread, or what a `Keep` says; and nothing else is touched."""
+"""Retention: the newest N of each thread, or a `Keep` policy; nothing else is deleted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_tagged_checkpoints_stay(anywhere):
         assert each.state["files"]["a"] == "x" * 3000 + str(each.step)
 
 
-def test_the_file_saver_keeps_as_many_as_it_is_told(tmp_path):
+def test_the_file_saver_keeps_max_checkpoints(tmp_path):
     saver = FileSaver(tmp_path, max_checkpoints=4)
     talk(saver, steps=10)
     assert [each.step for each in saver.list("conversation-1")] == [9, 8, 7, 6]
@@ -61,7 +61,7 @@ def test_the_file_saver_keeps_as_many_as_it_is_told(tmp_path):
         FileSaver(tmp_path, max_checkpoints=0)
 
 
-def test_what_only_dropped_checkpoints_needed_is_gone():
+def test_values_that_only_dropped_checkpoints_needed_are_deleted():
     kept, all_of_it = PlainStore(), PlainStore()
     small, whole = KeyValueStoreSaver(kept, keep=treering.Keep(last=1)), KeyValueStoreSaver(all_of_it)
     for saver in (small, whole):
@@ -138,7 +138,7 @@ def test_whatever_is_saved_and_dropped_the_rest_reads_back(seed, last):
     assert not kept
 
 
-def test_the_journal_says_what_was_dropped():
+def test_the_journal_records_what_was_dropped():
     with treering.open("memory:") as store:
         talk(MemorySaver(store, keep=treering.Keep(last=2)), steps=6)
         thread = store.thread("conversation-1")
@@ -170,7 +170,7 @@ def test_looking_through_a_history_that_is_dropped_meanwhile_ends_well(somewhere
     assert [each.step for each in saver.list("conversation-1")] == [8]
 
 
-def test_a_load_beside_a_delete_gives_the_old_or_the_new():
+def test_a_load_during_a_delete_returns_the_old_or_the_new_thread():
     with treering.open("memory:") as store:
         saver = MemorySaver(store)
         talk(saver)

@@ -20,7 +20,7 @@ def swapping(request):
 
 
 @pytest.mark.parametrize("value", ["text", "", b"\x00bytes", {"a": [1, None]}, 0, False])
-def test_a_value_is_swapped_only_for_the_one_that_is_there(swapping, value):
+def test_a_value_is_swapped_only_for_the_current_one(swapping, value):
     assert not swapping.compare_and_swap("k", value, "new")
     assert swapping.compare_and_swap("k", None, value)
     assert not swapping.compare_and_swap("k", None, "new")
@@ -89,7 +89,7 @@ def texts(history):
     return [[message["content"] for message in each.messages] for each in history]
 
 
-def test_a_save_comes_behind_the_one_that_was_faster():
+def test_a_slower_save_follows_the_faster_one():
     store = Interrupted()
     mine, theirs = KeyValueStoreSaver(store), KeyValueStoreSaver(store)
     mine.save(thread_id="t", messages=[say("one")])
@@ -156,7 +156,7 @@ def test_without_it_the_later_head_stays():
     assert texts(mine.list("t")) == [["mine"], ["one"]]
 
 
-def test_a_delete_takes_along_what_was_saved_while_it_looked():
+def test_a_delete_includes_what_was_saved_while_it_listed():
     store = Interrupted()
     mine, theirs = KeyValueStoreSaver(store), KeyValueStoreSaver(store)
     mine.save(thread_id="t", messages=[say("one")])
@@ -203,7 +203,7 @@ def test_of_two_forks_to_one_name_one_is_refused():
 
 
 @pytest.mark.parametrize("checkpoint", ["list", "get", "swap", "delete"])
-def test_what_is_saved_while_a_thread_is_deleted_is_whole_or_gone(checkpoint):
+def test_a_save_during_a_delete_is_whole_or_deleted(checkpoint):
     store = Interrupted()
     mine, theirs = KeyValueStoreSaver(store), KeyValueStoreSaver(store)
     mine.save(thread_id="t", messages=[say("one")])
