@@ -70,7 +70,7 @@ def test_snapshots_are_compared_by_every_name_they_have(run, work: Path) -> None
     assert "~ workspace/n" in run("diff", one, two).out
 
 
-def test_a_place_that_is_a_file_is_refused(run, work: Path) -> None:
+def test_a_target_that_is_a_file_is_refused(run, work: Path) -> None:
     run("snapshot", work)
     for line in (
         ("restore", "latest", work / "report.txt"),

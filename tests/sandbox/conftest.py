@@ -1,4 +1,4 @@
-"""What tests of sandboxes share: caches and homes of their own, and a bucket as a config."""
+"""Fixtures for sandboxes: isolated caches and homes, and storages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.storages import make_place
+from tests.sandbox.storages import make_folders
 from tests.servers.bucket import S3Bucket
 from treering.sandbox import AgentProfile, StorageConfig
 from treering.sandbox.archive import SandboxFolders
@@ -15,7 +15,7 @@ from treering.sandbox.archive import SandboxFolders
 
 @pytest.fixture(autouse=True)
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the caches, sandboxes, sessions or keys of whoever runs it."""
+    """Isolate tests from the caches, sandboxes, sessions and keys of the user."""
     monkeypatch.setattr("treering.sandbox.run._GRACE_SECONDS", 60.0)  # under load, SIGTERM may take a while
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     (tmp_path / "user").mkdir()
@@ -60,9 +60,9 @@ def config(request: pytest.FixtureRequest) -> StorageConfig:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> SandboxFolders:
+def folders(tmp_path: Path) -> SandboxFolders:
     """A home with a workspace and an agent's settings."""
-    return make_place(tmp_path / "home")
+    return make_folders(tmp_path / "home")
 
 
 SCRIBBLER = AgentProfile(
@@ -75,4 +75,4 @@ SCRIBBLER = AgentProfile(
     credentials=(".scribbler/auth.json", ".scribbler/missing.json"),
     format="claude-code",
 )
-"""A small agent that does as it is told."""
+"""A small scripted agent."""

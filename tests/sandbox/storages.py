@@ -1,4 +1,4 @@
-"""What tests of buckets do: a home to save, checkpoints of it, and a look at what the bucket holds."""
+"""Helpers for tests of storages: a home to save, checkpoints of it, and a look into the bucket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from treering.sandbox.archive import SandboxFolders
 from treering.sandbox.storage import CheckpointMetadata, open_bucket
 
 
-def make_place(home: Path) -> SandboxFolders:
+def make_folders(home: Path) -> SandboxFolders:
     (home / "workspace" / "src").mkdir(parents=True)
     (home / "workspace" / "report.txt").write_text("Draft v1")
     (home / "workspace" / "src" / "main.py").write_text("print(1)\n" * 500)
@@ -21,29 +21,29 @@ def make_place(home: Path) -> SandboxFolders:
 
 def save(
     checkpoints: CheckpointStorage,
-    place: SandboxFolders,
+    folders: SandboxFolders,
     *,
     tag: str = "s-1",
     parent: CheckpointInfo | None = None,
     **more,
 ):
     return checkpoints.save(
-        place, CheckpointMetadata(tag=tag, parent_id=None if parent is None else parent.id, **more)
+        folders, CheckpointMetadata(tag=tag, parent_id=None if parent is None else parent.id, **more)
     )
 
 
-def write(place: SandboxFolders, name: str, seed: int, size: int = 60_000) -> None:
-    (place.workspace / name).write_bytes(random.Random(seed).randbytes(size))
+def write(folders: SandboxFolders, name: str, seed: int, size: int = 60_000) -> None:
+    (folders.workspace / name).write_bytes(random.Random(seed).randbytes(size))
 
 
 def grown(
-    checkpoints: CheckpointStorage, place: SandboxFolders, count: int, *, tag: str = "s-1"
+    checkpoints: CheckpointStorage, folders: SandboxFolders, count: int, *, tag: str = "s-1"
 ) -> list[CheckpointInfo]:
-    """Checkpoints of which each replaces one file of 60 kB."""
+    """Take checkpoints that each replace one file of 60 kB."""
     made: list[CheckpointInfo] = []
     for number in range(count):
-        write(place, "data.bin", number)
-        made.append(save(checkpoints, place, tag=tag, parent=made[-1] if made else None))
+        write(folders, "data.bin", number)
+        made.append(save(checkpoints, folders, tag=tag, parent=made[-1] if made else None))
     return made
 
 
@@ -52,7 +52,7 @@ def held(config: StorageConfig) -> int:
 
 
 def whole(config: StorageConfig, infos: list[CheckpointInfo]) -> bool:
-    """Whether another machine could restore all of these."""
+    """Return whether another machine could restore all of these."""
     checkpoints = open_storage(config)
     try:
         return all(checkpoints.check(checkpoints.find(each.id)).ok for each in infos)

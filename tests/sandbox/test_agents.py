@@ -43,7 +43,7 @@ def on_path(folder: Path, name: str, cli: Path) -> str:
 
 
 @pytest.mark.skipif(not CLAUDE.exists(), reason="the SDK came without its CLI")
-def test_claude_code_is_kept_restored_and_resumed(api: str, tmp_path: Path) -> None:
+def test_claude_code_is_saved_restored_and_resumed(api: str, tmp_path: Path) -> None:
     config = StorageConfig(tmp_path / "bucket")
     user = tmp_path / "user" / ".claude"
     user.mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_claude_code_is_kept_restored_and_resumed(api: str, tmp_path: Path) -> N
     assert_absent(tmp_path, config, b"canary-91c7", b"canary-key-0b1e")
 
 
-def test_codex_is_kept_restored_and_resumed(
+def test_codex_is_saved_restored_and_resumed(
     api: str, tmp_path: Path, npm: Callable[[str, str], Path]
 ) -> None:
     cli = npm("@openai/codex", CODEX_VERSION) / ".bin" / "codex"

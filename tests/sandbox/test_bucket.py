@@ -1,4 +1,4 @@
-"""A bucket or a folder alone: another machine lists, restores and goes on; writers and faults do no harm."""
+"""A bucket or a folder alone: other machines continue from it; racing writers and faults do no harm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import treering
 import treering.sandbox
 from tests.sandbox.conftest import config_of
 from tests.sandbox.rough_road import rough_road
-from tests.sandbox.storages import make_place, save, whole
+from tests.sandbox.storages import make_folders, save, whole
 from tests.servers.bucket import S3Bucket
 from tests.workspaces.pictures import picture
 from treering.blobs.folder import FolderBlobs
@@ -31,13 +31,13 @@ from treering.sandbox.bucket import STATE, BucketObjects, BucketStorage, PackRea
 
 
 def test_another_machine_has_only_the_config(
-    config: StorageConfig, place: SandboxFolders, tmp_path: Path
+    config: StorageConfig, folders: SandboxFolders, tmp_path: Path
 ) -> None:
     first_machine = open_storage(config)
-    one = save(first_machine, place, comment="initial draft")
-    was = picture(place.home)
-    (place.workspace / "report.txt").write_text("Draft v1 - reviewed")
-    two = save(first_machine, place, parent=one)
+    one = save(first_machine, folders, comment="initial draft")
+    was = picture(folders.home)
+    (folders.workspace / "report.txt").write_text("Draft v1 - reviewed")
+    two = save(first_machine, folders, parent=one)
     first_machine.close()
     shutil.rmtree(tmp_path / "home")
     shutil.rmtree(tmp_path / "caches", ignore_errors=True)
@@ -59,19 +59,21 @@ def test_another_machine_has_only_the_config(
     checkpoints.close()
 
 
-def test_an_entry_is_written_also_when_nothing_changed(config: StorageConfig, place: SandboxFolders) -> None:
+def test_an_unchanged_sandbox_gets_a_checkpoint_of_its_own(
+    config: StorageConfig, folders: SandboxFolders
+) -> None:
     checkpoints = open_storage(config)
-    one = save(checkpoints, place)
-    again = save(checkpoints, place, parent=one)
+    one = save(checkpoints, folders)
+    again = save(checkpoints, folders, parent=one)
     assert again.id != one.id
     assert again.hash == one.hash
     checkpoints.close()
 
 
-def test_sessions_are_told_apart(config: StorageConfig, place: SandboxFolders) -> None:
+def test_checkpoints_are_filtered_by_session(config: StorageConfig, folders: SandboxFolders) -> None:
     checkpoints = open_storage(config)
     odd = "a/b ü~"
-    made = [save(checkpoints, place, tag=odd if number % 3 == 0 else "other") for number in range(7)]
+    made = [save(checkpoints, folders, tag=odd if number % 3 == 0 else "other") for number in range(7)]
     wanted = [each.id for each in reversed(made) if each.tag == odd]
     assert [each.id for each in checkpoints.list(tag=odd)] == wanted
     assert [each.id for each in checkpoints.list(tag=odd, limit=2)] == wanted[:2]
@@ -83,12 +85,12 @@ def test_sessions_are_told_apart(config: StorageConfig, place: SandboxFolders) -
     checkpoints.close()
 
 
-def test_what_is_not_there_is_said_so(config: StorageConfig, place: SandboxFolders) -> None:
+def test_missing_checkpoints_raise(config: StorageConfig, folders: SandboxFolders) -> None:
     checkpoints = open_storage(config)
     assert checkpoints.list() == []
     with pytest.raises(NotFound, match="no checkpoint yet"):
         checkpoints.find("latest")
-    one = save(checkpoints, place)
+    one = save(checkpoints, folders)
     for wrong in ("ckpt_x", "ckpt_01m7hywa66fqw2a8j4ka69nwmg_9", one.id[:-2] + "zz", "ckpt_01_1"):
         with pytest.raises(NotFound, match="list_checkpoints"):
             checkpoints.find(wrong)
@@ -99,12 +101,12 @@ def test_what_is_not_there_is_said_so(config: StorageConfig, place: SandboxFolde
 
 def test_writers_at_the_same_time_lose_nothing(config: StorageConfig, tmp_path: Path) -> None:
     def work(writer: int) -> list[CheckpointInfo]:
-        place = make_place(tmp_path / f"home-{writer}")
+        folders = make_folders(tmp_path / f"home-{writer}")
         checkpoints = open_storage(config)
         made: list[CheckpointInfo] = []
         for step in range(4):
-            (place.workspace / "report.txt").write_text(f"writer {writer} step {step}")
-            made.append(save(checkpoints, place, tag=f"w-{writer}", parent=made[-1] if made else None))
+            (folders.workspace / "report.txt").write_text(f"writer {writer} step {step}")
+            made.append(save(checkpoints, folders, tag=f"w-{writer}", parent=made[-1] if made else None))
         checkpoints.close()
         return made
 
@@ -135,7 +137,7 @@ def counted(blobs: object, calls: list[str]) -> Callable[..., None]:
     return calls.clear
 
 
-def test_requests_stay_few(tmp_path: Path, place: SandboxFolders, s3: S3Bucket) -> None:
+def test_requests_stay_few(tmp_path: Path, folders: SandboxFolders, s3: S3Bucket) -> None:
     """An incremental checkpoint takes two writes, and a listing one read."""
     calls: list[str] = []
     blobs = plain(s3)
@@ -145,12 +147,12 @@ def test_requests_stay_few(tmp_path: Path, place: SandboxFolders, s3: S3Bucket) 
     )
     rng = random.Random(3)
     for number in range(400):
-        (place.workspace / f"f{number:03}").write_bytes(rng.randbytes(5000))
-    save(checkpoints, place)
+        (folders.workspace / f"f{number:03}").write_bytes(rng.randbytes(5000))
+    save(checkpoints, folders)
     for number in range(30):
-        (place.workspace / f"f{number:03}").write_bytes(rng.randbytes(5000))
+        (folders.workspace / f"f{number:03}").write_bytes(rng.randbytes(5000))
         reset()
-        save(checkpoints, place)
+        save(checkpoints, folders)
         assert calls.count("put") + calls.count("put_if") == 2
     reset()
     assert len(checkpoints.list(limit=10)) == 10
@@ -160,7 +162,7 @@ def test_requests_stay_few(tmp_path: Path, place: SandboxFolders, s3: S3Bucket) 
     other.restore(
         other.find("latest"), SandboxFolders(home=tmp_path / "b", workspace=tmp_path / "b" / "workspace")
     )
-    assert picture(tmp_path / "b") == picture(place.home)
+    assert picture(tmp_path / "b") == picture(folders.home)
     other.close()
     checkpoints.close()
 
@@ -178,11 +180,11 @@ def plain(s3: S3Bucket, *, port: int | None = None, timeout_seconds: float = 30)
 
 
 def test_a_server_that_ignores_conditions_is_refused_before_anything_is_sent(
-    lossy_s3: S3Bucket, place: SandboxFolders
+    lossy_s3: S3Bucket, folders: SandboxFolders
 ) -> None:
     checkpoints = open_storage(config_of(lossy_s3))
     with pytest.raises(Unsupported, match="ignores conditions"):
-        save(checkpoints, place)
+        save(checkpoints, folders)
     assert lossy_s3.obstore().list().collect() == []
     checkpoints.close()
 
@@ -197,10 +199,10 @@ def test_a_server_that_ignores_conditions_is_refused_before_anything_is_sent(
     ids=["500s", "cut", "unanswered"],
 )
 def test_a_rough_road_costs_time_and_nothing_else(
-    s3: S3Bucket, place: SandboxFolders, tmp_path: Path, fates: tuple[str, ...]
+    s3: S3Bucket, folders: SandboxFolders, tmp_path: Path, fates: tuple[str, ...]
 ) -> None:
     rng = random.Random(4)
-    (place.workspace / "big.bin").write_bytes(rng.randbytes(9_500_000))  # past 8 MiB it goes up in parts
+    (folders.workspace / "big.bin").write_bytes(rng.randbytes(9_500_000))  # past 8 MiB it goes up in parts
     with rough_road(s3.endpoint, seed=5, fates=fates) as road:
 
         def checkpoints() -> CheckpointStorage:
@@ -216,11 +218,11 @@ def test_a_rough_road_costs_time_and_nothing_else(
         made: list[CheckpointInfo] = []
         pictures: list[dict] = []
         for step in range(4):
-            (place.workspace / "report.txt").write_text(f"step {step}")
+            (folders.workspace / "report.txt").write_text(f"step {step}")
             writer = checkpoints()  # with connections of its own
-            made.append(save(writer, place, parent=made[-1] if made else None))
+            made.append(save(writer, folders, parent=made[-1] if made else None))
             writer.close()
-            pictures.append(picture(place.home))
+            pictures.append(picture(folders.home))
         reader = checkpoints()
         assert reader.list() == made[::-1]
         reader.close()
@@ -235,9 +237,9 @@ def test_a_rough_road_costs_time_and_nothing_else(
     assert set(road.met) == set(fates)
 
 
-def test_a_damaged_pack_is_found_and_nothing_of_it_written(place: SandboxFolders, tmp_path: Path) -> None:
+def test_a_damaged_pack_is_found_and_nothing_of_it_written(folders: SandboxFolders, tmp_path: Path) -> None:
     checkpoints = open_storage(StorageConfig(tmp_path / "bucket"))
-    one = save(checkpoints, place)
+    one = save(checkpoints, folders)
     (pack,) = (tmp_path / "bucket" / "packs").rglob("*.pack")
     data = bytearray(pack.read_bytes())
     data[40] ^= 1
@@ -252,7 +254,7 @@ def test_a_damaged_pack_is_found_and_nothing_of_it_written(place: SandboxFolders
 
 
 def test_a_writer_that_died_leaves_waste_and_no_lack(
-    place: SandboxFolders, tmp_path: Path, monkeypatch
+    folders: SandboxFolders, tmp_path: Path, monkeypatch
 ) -> None:
     """What was written before the state is not seen, and does no harm."""
     config = StorageConfig(tmp_path / "bucket")
@@ -266,21 +268,21 @@ def test_a_writer_that_died_leaves_waste_and_no_lack(
 
             return put
 
-        (place.workspace / "report.txt").write_text(f"step {step}")
+        (folders.workspace / "report.txt").write_text(f"step {step}")
         checkpoints = open_storage(config)
         with monkeypatch.context() as patch:
             for verb in ("put", "put_if"):
                 patch.setattr(FolderBlobs, verb, dying(getattr(FolderBlobs, verb)))
             with pytest.raises(KeyboardInterrupt):
-                save(checkpoints, place)
+                save(checkpoints, folders)
         other = open_storage(config)
         assert len(other.list()) == step
-        info = save(other, place)
+        info = save(other, folders)
         assert other.cat(info, "workspace/report.txt") == f"step {step}".encode()
         assert len(other.list(tag="s-1")) == step + 1
 
 
-def test_a_newer_layout_and_a_damaged_state_are_refused(place: SandboxFolders, tmp_path: Path) -> None:
+def test_a_newer_layout_and_a_damaged_state_are_refused(folders: SandboxFolders, tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     newer = gzip.compress(b'{"version": 2}')
     for data, error in ((newer, NewerStore), (b"{}", Corrupt), (newer[:-9], Corrupt)):
@@ -289,14 +291,14 @@ def test_a_newer_layout_and_a_damaged_state_are_refused(place: SandboxFolders, t
         with pytest.raises(error):
             checkpoints.list()
         with pytest.raises(error):
-            save(checkpoints, place)
+            save(checkpoints, folders)
         checkpoints.close()
     assert [each.name for each in (tmp_path / "bucket").iterdir() if each.name != ".drafts"] == [STATE]
 
 
-def test_the_state_is_compressed_json_that_anyone_can_read(place: SandboxFolders, tmp_path: Path) -> None:
+def test_the_state_is_compressed_json_that_anyone_can_read(folders: SandboxFolders, tmp_path: Path) -> None:
     checkpoints = open_storage(StorageConfig(tmp_path / "bucket"))
-    info = save(checkpoints, place, agent_type="claude", workspace_mode="knowledge", comment="first")
+    info = save(checkpoints, folders, agent_type="claude", workspace_mode="knowledge", comment="first")
     state = json.loads(gzip.decompress((tmp_path / "bucket" / STATE).read_bytes()))
     (entry,) = state["checkpoints"]
     assert entry["id"] == info.id
@@ -308,10 +310,10 @@ def test_the_state_is_compressed_json_that_anyone_can_read(place: SandboxFolders
 
 
 def test_the_local_cache_of_indexes_may_be_damaged(
-    storage: StorageConfig, place: SandboxFolders, tmp_path: Path
+    storage: StorageConfig, folders: SandboxFolders, tmp_path: Path
 ) -> None:
     checkpoints = open_storage(storage)
-    one = save(checkpoints, place)
+    one = save(checkpoints, folders)
     checkpoints.close()
     assert whole(storage, [one])
     (cached,) = (tmp_path / "caches").rglob("packs/*")
@@ -321,15 +323,15 @@ def test_the_local_cache_of_indexes_may_be_damaged(
         assert len(cached.read_bytes()) > len(damaged)
 
 
-def test_a_store_keeps_checkpoints_in_the_same_way(place: SandboxFolders, tmp_path: Path) -> None:
-    """The same depot over a treering store; equal files have the hash that they have in a bucket."""
+def test_a_store_keeps_checkpoints_in_the_same_way(folders: SandboxFolders, tmp_path: Path) -> None:
+    """The same interface over a treering store, with the same hashes as in a bucket."""
     bucket = open_storage(StorageConfig(tmp_path / "bucket"))
     with treering.open(tmp_path / "store") as store:
         checkpoints = treering.sandbox.storage_in(store)
-        one = save(checkpoints, place)
-        assert one.hash == save(bucket, place).hash
-        (place.workspace / "report.txt").write_text("later")
-        two = save(checkpoints, place, tag="s-2", parent=one)
+        one = save(checkpoints, folders)
+        assert one.hash == save(bucket, folders).hash
+        (folders.workspace / "report.txt").write_text("later")
+        two = save(checkpoints, folders, tag="s-2", parent=one)
         assert checkpoints.list() == [two, one]
         assert checkpoints.list(tag="s-1") == [one]
         assert checkpoints.find("latest") == two
@@ -342,10 +344,10 @@ def test_a_store_keeps_checkpoints_in_the_same_way(place: SandboxFolders, tmp_pa
             checkpoints.find("ckpt_01")
 
 
-def test_a_check_names_what_cannot_be_restored(place: SandboxFolders, tmp_path: Path) -> None:
-    (place.workspace / "big.bin").write_bytes(random.Random(6).randbytes(400_000))
+def test_a_check_names_what_cannot_be_restored(folders: SandboxFolders, tmp_path: Path) -> None:
+    (folders.workspace / "big.bin").write_bytes(random.Random(6).randbytes(400_000))
     checkpoints = open_storage(StorageConfig(tmp_path / "bucket"))
-    one = save(checkpoints, place)
+    one = save(checkpoints, folders)
     whole = checkpoints.check(one)
     assert (whole.ok, whole.files, whole.size_bytes) == (True, one.files, one.size_bytes)
     (pack,) = (tmp_path / "bucket" / "packs").rglob("*.pack")
@@ -356,13 +358,13 @@ def test_a_check_names_what_cannot_be_restored(place: SandboxFolders, tmp_path: 
     assert [each.path for each in found.problems] == ["workspace/big.bin"]
 
 
-def test_threads_share_a_depot(config: StorageConfig, tmp_path: Path) -> None:
+def test_threads_share_a_storage(config: StorageConfig, tmp_path: Path) -> None:
     checkpoints = open_storage(config)
 
     def work(number: int) -> CheckpointInfo:
-        place = make_place(tmp_path / f"home-{number}")
-        (place.workspace / "report.txt").write_text(f"thread {number}")
-        return save(checkpoints, place, tag=f"t-{number}")
+        folders = make_folders(tmp_path / f"home-{number}")
+        (folders.workspace / "report.txt").write_text(f"thread {number}")
+        return save(checkpoints, folders, tag=f"t-{number}")
 
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(work, range(8)))

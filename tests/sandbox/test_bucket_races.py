@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.storages import grown, held, make_place, save, whole, write
+from tests.sandbox.storages import grown, held, make_folders, save, whole, write
 from treering.blobs.folder import FolderBlobs
 from treering.blobs.retry import RetryingBlobs
 from treering.core.retention import Keep
@@ -59,15 +59,15 @@ def before_next_put(of: str, act: Callable[[], None], monkeypatch: pytest.Monkey
 @pytest.mark.s3
 @pytest.mark.parametrize("moment", ["packs/", STATE])
 def test_a_prune_in_the_middle_of_a_save_costs_the_writer_time_and_nothing_else(
-    bucket: StorageConfig, place: SandboxFolders, moment: str, monkeypatch: pytest.MonkeyPatch
+    bucket: StorageConfig, folders: SandboxFolders, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = open_storage(bucket)
-    write(place, "shared.bin", 1)
-    one = save(checkpoints, place)
-    (place.workspace / "shared.bin").unlink()
-    two = save(checkpoints, place, parent=one)
-    write(place, "shared.bin", 1)  # the writer will count on the pack of the first
-    write(place, "new.bin", 2)
+    write(folders, "shared.bin", 1)
+    one = save(checkpoints, folders)
+    (folders.workspace / "shared.bin").unlink()
+    two = save(checkpoints, folders, parent=one)
+    write(folders, "shared.bin", 1)  # the writer will count on the pack of the first
+    write(folders, "new.bin", 2)
 
     def meanwhile() -> None:
         other = open_storage(bucket)
@@ -76,7 +76,7 @@ def test_a_prune_in_the_middle_of_a_save_costs_the_writer_time_and_nothing_else(
         other.close()
 
     with before_next_put(moment, meanwhile, monkeypatch) as met:
-        three = save(checkpoints, place, parent=two)
+        three = save(checkpoints, folders, parent=two)
     assert met
     checkpoints.close()
     assert [each.id for each in list_checkpoints(bucket)] == [three.id, two.id]
@@ -85,7 +85,7 @@ def test_a_prune_in_the_middle_of_a_save_costs_the_writer_time_and_nothing_else(
 
 
 def test_writers_readers_and_pruners_at_the_same_time(config: StorageConfig, tmp_path: Path) -> None:
-    """Whatever was acknowledged and not forgotten is whole, though every prune has no grace at all."""
+    """Every acknowledged checkpoint is complete, although no prune has a grace period."""
     problems: list[BaseException] = []
     kept: list[CheckpointInfo] = []
 
@@ -99,15 +99,15 @@ def test_writers_readers_and_pruners_at_the_same_time(config: StorageConfig, tmp
         return run
 
     def writer(number: int) -> None:
-        place = make_place(tmp_path / f"home-{number}")
+        folders = make_folders(tmp_path / f"home-{number}")
         checkpoints = open_storage(config)
         rng = random.Random(number)
         for step in range(6):
             for _ in range(2):  # contents that others write and forget as well
-                write(place, f"f{rng.randrange(4)}.bin", rng.randrange(6), 30_000)
+                write(folders, f"f{rng.randrange(4)}.bin", rng.randrange(6), 30_000)
             while True:
                 try:
-                    info = save(checkpoints, place, tag=f"w-{number}")
+                    info = save(checkpoints, folders, tag=f"w-{number}")
                     break
                 except Conflict:  # three prunes in a row came first; try another save
                     pass
@@ -138,15 +138,15 @@ def test_writers_readers_and_pruners_at_the_same_time(config: StorageConfig, tmp
 
 @pytest.mark.parametrize("point", ["prune.copied", "prune.dropped", "prune.deleted"])
 def test_a_pruner_that_dies_leaves_nothing_broken(
-    config: StorageConfig, place: SandboxFolders, point: str
+    config: StorageConfig, folders: SandboxFolders, point: str
 ) -> None:
     checkpoints = open_storage(config)
     for number in range(4):
-        write(place, f"f{number}.bin", 100 + number)
-    made = grown(checkpoints, place, 4)
+        write(folders, f"f{number}.bin", 100 + number)
+    made = grown(checkpoints, folders, 4)
     for number in range(1, 4):
-        (place.workspace / f"f{number}.bin").unlink()
-    last = save(checkpoints, place, parent=made[-1])
+        (folders.workspace / f"f{number}.bin").unlink()
+    last = save(checkpoints, folders, parent=made[-1])
     died = subprocess.run(
         [sys.executable, "-c", PRUNER, json.dumps(options_of(config)), *(each.id for each in made)],
         cwd=REPOSITORY,
@@ -156,8 +156,8 @@ def test_a_pruner_that_dies_leaves_nothing_broken(
         check=False,
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
-    write(place, "f1.bin", 101)  # content of a pack that may be half deleted
-    new = save(checkpoints, place, parent=last)
+    write(folders, "f1.bin", 101)  # content of a pack that may be half deleted
+    new = save(checkpoints, folders, parent=last)
     assert whole(config, [last, new])
     checkpoints.forget(keep=Keep(last=2))
     checkpoints.prune(grace_seconds=0)
@@ -182,10 +182,10 @@ def options_of(config: StorageConfig) -> dict[str, object]:
 
 
 def test_a_writer_that_dies_before_its_checkpoint_leaves_only_garbage(
-    storage: StorageConfig, place: SandboxFolders
+    storage: StorageConfig, folders: SandboxFolders
 ) -> None:
     died = subprocess.run(
-        [sys.executable, "-c", WRITER, json.dumps(options_of(storage)), str(place.home)],
+        [sys.executable, "-c", WRITER, json.dumps(options_of(storage)), str(folders.home)],
         cwd=REPOSITORY,
         env=os.environ | {"TREERING_FAILPOINTS": "bucket.uploaded=kill"},
         capture_output=True,
@@ -196,7 +196,7 @@ def test_a_writer_that_dies_before_its_checkpoint_leaves_only_garbage(
     assert held(storage) > 0
     assert list_checkpoints(storage) == []
     checkpoints = open_storage(storage)
-    one = save(checkpoints, place)
+    one = save(checkpoints, folders)
     assert checkpoints.prune(grace_seconds=0).deleted == 1
     checkpoints.close()
     assert whole(storage, [one])
@@ -215,10 +215,10 @@ open_storage(StorageConfig(**json.loads(sys.argv[1]))).save(folders, CheckpointM
 
 
 def test_of_two_pruners_one_gives_up(
-    storage: StorageConfig, place: SandboxFolders, monkeypatch: pytest.MonkeyPatch
+    storage: StorageConfig, folders: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = open_storage(storage)
-    made = grown(checkpoints, place, 3)
+    made = grown(checkpoints, folders, 3)
     checkpoints.forget(made[0].id)
     with (
         before_next_put(STATE, lambda: prune_storage(storage, grace_seconds=0), monkeypatch) as met,
@@ -231,19 +231,19 @@ def test_of_two_pruners_one_gives_up(
 
 
 def test_a_prune_marks_a_checkpoint_that_is_added_meanwhile(
-    storage: StorageConfig, place: SandboxFolders, monkeypatch: pytest.MonkeyPatch
+    storage: StorageConfig, folders: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new checkpoint needs what only a forgotten one needed."""
     checkpoints = open_storage(storage)
-    write(place, "shared.bin", 1)
-    one = save(checkpoints, place)
-    (place.workspace / "shared.bin").unlink()
-    two = save(checkpoints, place)
-    write(place, "shared.bin", 1)
+    write(folders, "shared.bin", 1)
+    one = save(checkpoints, folders)
+    (folders.workspace / "shared.bin").unlink()
+    two = save(checkpoints, folders)
+    write(folders, "shared.bin", 1)
     checkpoints.forget(one.id)
     added: list[CheckpointInfo] = []
     writer = open_storage(storage)
-    with before_next_put(STATE, lambda: added.append(save(writer, place)), monkeypatch):
+    with before_next_put(STATE, lambda: added.append(save(writer, folders)), monkeypatch):
         checkpoints.prune(grace_seconds=0)
     writer.close()
     checkpoints.close()
@@ -252,11 +252,11 @@ def test_a_prune_marks_a_checkpoint_that_is_added_meanwhile(
 
 
 def test_of_two_writers_both_succeed(
-    storage: StorageConfig, place: SandboxFolders, monkeypatch: pytest.MonkeyPatch
+    storage: StorageConfig, folders: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints, other = open_storage(storage), open_storage(storage)
-    with before_next_put(STATE, lambda: save(other, place), monkeypatch) as met:
-        save(checkpoints, place)
+    with before_next_put(STATE, lambda: save(other, folders), monkeypatch) as met:
+        save(checkpoints, folders)
     assert met
     assert len(checkpoints.list(tag="s-1")) == len(checkpoints.list()) == 2
     checkpoints.close()

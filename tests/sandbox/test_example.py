@@ -9,7 +9,7 @@ from pathlib import Path
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sandbox.py"
 
 
-def test_another_machine_goes_on_with_the_bucket(tmp_path: Path) -> None:
+def test_another_machine_continues_from_the_bucket(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), str(tmp_path / "bucket")],
         capture_output=True,

@@ -39,7 +39,7 @@ def treering(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     return call
 
 
-def test_a_program_is_run_kept_and_restored(work: Path, treering) -> None:
+def test_a_program_is_run_saved_and_restored(work: Path, treering) -> None:
     ran = treering("run", "--workspace", "work", "--comment", "one", "--", "sh", "-c", "echo hi | tee a.txt")
     assert (ran.returncode, ran.stdout) == (0, "hi\n")
     assert (work / "work" / "a.txt").read_text() == "hi\n"
@@ -80,7 +80,7 @@ def test_nothing_that_a_program_started_outlives_its_sandbox(work: Path, treerin
         assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_workspace_that_is_gone_is_told_once(work: Path, treering) -> None:
+def test_a_missing_workspace_is_reported_once(work: Path, treering) -> None:
     ran = treering("run", "--workspace", "work", "--", "sh", "-c", f"rm -r '{work}/work'")
     assert ran.returncode == 0
     assert ran.stderr.count("no checkpoint was taken") == 1
@@ -107,7 +107,7 @@ def test_the_run_is_in_the_timeline(work: Path, treering) -> None:
         assert (info.id, info.status, info.agent) == (told["run_id"], "ok", "program")
 
 
-def test_a_known_agent_is_known_by_its_command(work: Path, treering) -> None:
+def test_a_command_selects_its_agent_profile(work: Path, treering) -> None:
     """A stand-in named codex is taken for Codex: its home holds .codex, and that is kept."""
     (work / "bin").mkdir()
     fake = work / "bin" / "codex"

@@ -208,7 +208,7 @@ def test_the_environment_has_a_home_of_its_own(monkeypatch) -> None:
         assert "for the agent" in sandbox.run("env SOME_API_KEY").output
 
 
-def test_a_credential_can_be_read_and_neither_changed_nor_kept(
+def test_a_credential_can_be_read_but_not_changed_and_is_not_saved(
     tmp_path: Path, storage: StorageConfig
 ) -> None:
     secret = tmp_path / "user" / ".scribbler" / "auth.json"
@@ -253,7 +253,7 @@ def test_runs_are_in_the_timeline_with_their_tokens(tmp_path: Path) -> None:
         assert store.verify().ok
 
 
-def test_a_program_that_is_not_there_is_named(storage: StorageConfig) -> None:
+def test_a_missing_program_is_named(storage: StorageConfig) -> None:
     with Sandbox("program", storage=storage) as sandbox:
         with pytest.raises(NotFound, match="program 'no-such-agent' not found"):
             sandbox.execute(["no-such-agent"])
@@ -279,13 +279,13 @@ def test_profiles_are_a_table_that_users_extend(tmp_path: Path) -> None:
         Sandbox("theirs")
 
 
-def test_what_a_program_leaves_running_is_not_waited_for(storage: StorageConfig) -> None:
+def test_a_process_left_behind_is_not_waited_for(storage: StorageConfig) -> None:
     with Sandbox("program", storage=storage) as sandbox:
         result = sandbox.execute(["sh", "-c", "sleep 100 & echo through"])
         assert (result.exit_code, result.output) == (0, "through\n")
 
 
-def test_the_same_words_awaited(storage: StorageConfig) -> None:
+def test_the_async_interface(storage: StorageConfig) -> None:
     async def main() -> None:
         async with AsyncSandbox(SCRIBBLER, storage=storage) as sandbox:
             one = await sandbox.run("write report.txt Draft v1", checkpoint_comment="one")
@@ -321,9 +321,9 @@ def test_a_hostile_checkpoint_does_not_lead_out_of_the_home(tmp_path: Path, stor
     (evil / ".scribbler" / "fine").symlink_to("deep")
     (evil / "workspace").mkdir()
     checkpoints = open_storage(storage)
-    place = SandboxFolders(home=evil, workspace=evil / "workspace", settings=(".scribbler",))
+    folders = SandboxFolders(home=evil, workspace=evil / "workspace", settings=(".scribbler",))
     label = CheckpointMetadata(tag="evil", agent_type="scribbler", workspace_mode="knowledge")
-    bad = checkpoints.save(place, label)
+    bad = checkpoints.save(folders, label)
     profile = msgspec.structs.replace(SCRIBBLER, rebuilt=(".scribbler/**/state_*.db",))
     with Sandbox(profile, storage=storage) as sandbox:
         sandbox.execute(["true"], from_=bad.id)

@@ -31,7 +31,7 @@ def until(path: Path) -> None:
         time.sleep(0.005)
 
 
-def test_a_session_can_be_taken_up_again(storage: StorageConfig) -> None:
+def test_a_session_can_be_continued(storage: StorageConfig) -> None:
     first = Sandbox(SCRIBBLER, storage=storage, session_tag_prefix="my-project")
     made = first.run("write a.txt 1")
     tag, session = first.get_session_tag(), first.get_session()
@@ -49,7 +49,7 @@ def test_a_session_can_be_taken_up_again(storage: StorageConfig) -> None:
     again.close()
 
 
-def test_a_session_that_is_gone_is_named_once() -> None:
+def test_a_missing_session_is_reported_once() -> None:
     with (
         pytest.raises(NotFound, match="not found on this machine"),
         Sandbox(SCRIBBLER, session=f"sbx_{'0' * 26}") as sandbox,

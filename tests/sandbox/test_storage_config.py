@@ -57,7 +57,7 @@ def test_a_folder_needs_nothing_else(tmp_path: Path) -> None:
             open_bucket(StorageConfig(tmp_path, **wrong))
 
 
-def test_the_url_form_and_the_explicit_form_are_one_place(s3: S3Bucket) -> None:
+def test_the_url_form_and_the_explicit_form_are_equal(s3: S3Bucket) -> None:
     keys = {"accessKeyId": s3.access_key, "secretAccessKey": s3.secret_key}  # as the seed spells them
     open_bucket(StorageConfig(f"{s3.endpoint}/{s3.bucket}/p", credentials=keys)).put("one", b"1")
     again = StorageConfig(bucket=s3.bucket, prefix="p", endpoint=s3.endpoint, credentials=keys)

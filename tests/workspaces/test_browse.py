@@ -1,4 +1,4 @@
-"""Looking into snapshots without restoring them."""
+"""List, read, select and verify snapshots without restoring them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_download_takes_paths_folders_and_patterns(store: Store, folder: Path, t
             store.workspace.download(snapshot, missing, tmp_path / "x")
 
 
-def test_download_does_not_overwrite_unless_told(store: Store, folder: Path, tmp_path: Path) -> None:
+def test_download_only_overwrites_on_request(store: Store, folder: Path, tmp_path: Path) -> None:
     snapshot = store.workspace.snapshot(folder)
     out = tmp_path / "out"
     out.mkdir()

@@ -1,4 +1,4 @@
-"""Files and conversation as one checkpoint."""
+"""Files and conversation in one checkpoint."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_checkpoint_says_what_its_files_lack(store: Store, folder: Path) -> No
     assert "src" not in {each.path for each in store.workspace.ls(checkpoint.snapshot)}
 
 
-def test_the_same_words_awaited(tmp_path: Path, folder: Path) -> None:
+def test_the_async_interface(tmp_path: Path, folder: Path) -> None:
     async def work() -> None:
         async with treering.open_async(tmp_path / "store") as store:
             thread = store.thread("t")

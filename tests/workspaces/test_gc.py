@@ -1,4 +1,4 @@
-"""Snapshots beside forgetting and collecting: what is committed is whole."""
+"""Snapshots during garbage collection and forgetting: every committed snapshot is complete."""
 
 from __future__ import annotations
 

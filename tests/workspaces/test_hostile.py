@@ -107,7 +107,7 @@ def test_a_link_in_the_target_where_a_folder_should_be(store: Store, target: Pat
 
 
 @pytest.mark.parametrize("name", [".git", ".ssh", ".treering"])
-def test_entries_that_the_rules_leave_out_are_not_smuggled_in(store: Store, target: Path, name: str) -> None:
+def test_entries_that_the_rules_exclude_are_not_restored(store: Store, target: Path, name: str) -> None:
     hooks = store_tree(store, store_file(store, "pre-commit", mode=0o755))
     inner = store_tree(store, FolderEntry(name=name, mode=0o755, tree=hooks))
     root = store_tree(store, FolderEntry(name="sub", mode=0o755, tree=inner))
@@ -195,7 +195,7 @@ def test_sizes_that_add_up_and_lie_all_the_same(store: Store) -> None:
     assert [each.path for each in store.workspace.check(root).problems] == ["a", "b", "c"]
 
 
-def test_content_that_is_not_there(store: Store, target: Path) -> None:
+def test_missing_content(store: Store, target: Path) -> None:
     missing = FileEntry(name="gone", mode=0o644, size=3, content=(object_name("bytes", b"???"),))
     root = store_tree(store, missing)
     with pytest.raises((NotFound, Corrupt), match=missing.content[0][:12]):
@@ -297,7 +297,7 @@ def test_names_that_differ_only_by_case(store: Store, target: Path, monkeypatch:
     assert picture(target) == {}
 
 
-def test_a_link_swapped_in_between_looking_and_writing(
+def test_a_link_swapped_in_between_scan_and_write(
     store: Store, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner = store_tree(store, store_file(store, "file", b"would overwrite"))
@@ -315,7 +315,7 @@ def test_a_link_swapped_in_between_looking_and_writing(
         store.workspace.restore(root, target)
 
 
-def test_links_swapped_in_all_the_time(store: Store, target: Path) -> None:
+def test_links_swapped_in_continuously(store: Store, target: Path) -> None:
     """A thread swaps a folder for a link to the neighbour and back while restores run."""
     inner = store_tree(store, store_file(store, "file", b"would overwrite"))
     deeper = store_tree(store, FolderEntry(name="y", mode=0o755, tree=inner))
@@ -348,5 +348,5 @@ def test_links_swapped_in_all_the_time(store: Store, target: Path) -> None:
     finally:
         stop.set()
         swapper.join()
-    assert outcomes  # what matters is the fixture's promise: the neighbour is as it was
+    assert outcomes
     assert (target.parent / "neighbour" / "file").read_text() == "of the host"

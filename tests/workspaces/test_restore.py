@@ -1,4 +1,4 @@
-"""Restoring: only what differs, never what was left out, and a way back."""
+"""Restore: only what differs, never what was excluded, and with undo."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_dry_run_says_what_would_happen_and_does_nothing(store: Store, folder:
     assert len(list(store.workspace.snapshots())) == 1
 
 
-def test_a_dry_run_into_a_folder_that_is_not_there(store: Store, folder: Path, tmp_path: Path) -> None:
+def test_a_dry_run_into_a_missing_folder(store: Store, folder: Path, tmp_path: Path) -> None:
     snapshot = store.workspace.snapshot(folder)
     told = store.workspace.restore(snapshot, tmp_path / "new", dry_run=True)
     assert not (tmp_path / "new").exists()
@@ -141,7 +141,7 @@ def test_a_target_that_is_a_file_is_refused(store: Store, folder: Path) -> None:
         store.workspace.download(snapshot, "src", folder / "README.md")
 
 
-def test_without_keeping_what_was_there(store: Store, folder: Path) -> None:
+def test_a_restore_without_a_snapshot_of_the_previous_content(store: Store, folder: Path) -> None:
     snapshot = store.workspace.snapshot(folder)
     (folder / "README.md").write_text("lost")
     (folder / "extra").write_text("stays")
@@ -152,7 +152,7 @@ def test_without_keeping_what_was_there(store: Store, folder: Path) -> None:
     assert store.workspace.cat(again, "extra") == b"stays"
 
 
-def test_litter_goes_also_where_nothing_is_kept(store: Store, folder: Path) -> None:
+def test_stale_temporaries_are_removed_without_a_snapshot_as_well(store: Store, folder: Path) -> None:
     snapshot = store.workspace.snapshot(folder)
     (folder / f"{TEMPORARY}file").write_text("half")
     (folder / f"{TEMPORARY}folder").mkdir()
@@ -164,7 +164,7 @@ def test_litter_goes_also_where_nothing_is_kept(store: Store, folder: Path) -> N
 
 
 @pytest.mark.parametrize("point", ["restore.file_written", "restore.file_placed"])
-def test_what_fails_in_the_middle_leaves_whole_files_and_no_litter(
+def test_a_failed_restore_leaves_whole_files_and_no_temporaries(
     store: Store, tmp_path: Path, point: str
 ) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
@@ -191,7 +191,7 @@ def test_what_fails_in_the_middle_leaves_whole_files_and_no_litter(
     assert picture(target) == whole
 
 
-def test_progress_is_told_in_order(store: Store, folder: Path, tmp_path: Path) -> None:
+def test_progress_is_reported_in_order(store: Store, folder: Path, tmp_path: Path) -> None:
     snapshot = store.workspace.snapshot(folder)
     told: list[FileProgress] = []
     done = store.workspace.restore(snapshot, tmp_path / "new", on_progress=told.append)
@@ -281,7 +281,7 @@ def test_a_full_disk_is_found_out_before_anything_is_written(
     assert picture(tmp_path / "new") == {}
 
 
-def test_unknown_snapshots_and_forbidden_places(
+def test_unknown_snapshots_and_forbidden_targets(
     store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = store.workspace.snapshot(folder)

@@ -1,4 +1,4 @@
-"""Taking snapshots: what is kept, what is read, what is left out."""
+"""Taking snapshots: what is stored, what is read, what is excluded."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_credentials_are_never_archived(store: Store, folder: Path, pattern: str
         assert not file.is_file() or secret.encode() not in file.read_bytes()
 
 
-def test_what_was_read_before_a_list_grew_is_read_again(
+def test_a_stat_cache_of_other_exclusion_lists_is_not_used(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "kaggle.json").write_text("canary-7f3a")
@@ -145,7 +145,7 @@ def test_the_ignore_file_and_patterns_of_the_caller(store: Store, folder: Path) 
     assert not any(each.startswith("src") for each in kept)
 
 
-def test_patterns_that_make_no_sense_are_refused(store: Store, folder: Path) -> None:
+def test_invalid_patterns_are_refused(store: Store, folder: Path) -> None:
     with pytest.raises(InvalidInput, match="list of patterns"):
         store.workspace.snapshot(folder, exclude="*.log")
     with pytest.raises(InvalidInput, match="pattern"):
@@ -189,7 +189,7 @@ def test_a_folder_in_which_only_names_can_be_read(
 
 
 @pytest.mark.parametrize("becomes", ["nothing", "a file"])
-def test_a_link_that_goes_while_it_is_looked_at(
+def test_a_link_that_disappears_during_the_scan(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch, becomes: str
 ) -> None:
     real = os.readlink
@@ -280,7 +280,7 @@ def test_the_whole_machine_and_a_home_are_refused(
         store.workspace.snapshot(folder / "missing")
 
 
-def test_limits_are_kept(store: Store, folder: Path) -> None:
+def test_limits_are_enforced(store: Store, folder: Path) -> None:
     with pytest.raises(InvalidInput, match="entries"):
         store.workspace.snapshot(folder, limits=Limits(entries=3))
     with pytest.raises(InvalidInput, match="bytes"):

@@ -1,4 +1,4 @@
-"""Sparse files: holes are not read, and come back as holes."""
+"""Sparse files: holes are not read, and are restored as holes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_sparse_files_keep_their_holes(store: Store, folder: Path, tmp_path: Pat
     assert restored.stat().st_blocks * 512 < 8 * 1024 * 1024
 
 
-def test_a_sparse_end_is_kept(store: Store, folder: Path, tmp_path: Path) -> None:
+def test_a_sparse_end_is_restored(store: Store, folder: Path, tmp_path: Path) -> None:
     with (folder / "disk.img").open("wb") as file:
         file.write(b"head")
         file.truncate(20 * 1024 * 1024)

@@ -99,7 +99,7 @@ def blobs_of(s3: S3Bucket) -> S3Blobs:
     )
 
 
-def test_what_is_known_belongs_to_one_store(folder: Path, tmp_path: Path) -> None:
+def test_a_stat_cache_belongs_to_one_store(folder: Path, tmp_path: Path) -> None:
     """Two stores on one folder do not take each other's content for their own."""
     with treering.open(tmp_path / "one") as one, treering.open(tmp_path / "two") as two:
         snapshot = one.workspace.snapshot(folder)

@@ -1,4 +1,4 @@
-"""Files for an agent: what the verbs do, and that no path leaves the virtual root."""
+"""The virtual file system: what its methods do, and that no path leaves the root."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_verbs(make_files: MakeFiles, root: Path) -> None:
     assert sorted(path.name for path in root.iterdir()) == ["src"]
 
 
-def test_edits_that_are_not_clear_are_refused(make_files: MakeFiles, root: Path) -> None:
+def test_ambiguous_edits_are_refused(make_files: MakeFiles, root: Path) -> None:
     files = make_files(root)
     with pytest.raises(NotFound, match="does not contain"):
         files.edit("/a.txt", "four", "4")
@@ -237,7 +237,7 @@ def test_a_sparse_file_does_not_fill_the_memory(make_files: MakeFiles, root: Pat
     files = make_files(root)
     with pytest.raises(InvalidInput, match="by lines"):
         files.read("/huge")
-    assert not files.grep("x")  # a binary file is passed over at its first piece
+    assert not files.grep("x")  # a binary file is skipped after its first chunk
 
 
 def test_long_files_are_read_by_lines(make_files: MakeFiles, root: Path) -> None:
@@ -274,7 +274,7 @@ def test_globs(pattern: str, path: str, *, matches: bool) -> None:
 
 @pytest.mark.parametrize("part", ["*a", "**a", "*?a", "*[ab]"])
 def test_no_pattern_takes_for_ever(part: str) -> None:
-    """Tried one after the other, the ways to place so many stars would outlast us."""
+    """Backtracking over so many stars would take practically for ever."""
     pattern = part * 20 + "*b"
     assert not glob_pattern(pattern).fullmatch("a" * 200)
     assert glob_pattern(pattern).fullmatch("a" * 200 + "b")
@@ -336,7 +336,7 @@ def test_no_race_leads_out_in_400_000_tries(make_files: MakeFiles, root: Path, t
     assert (tmp_path / "outside" / "file").read_text() == "of the host"
 
 
-def test_what_is_no_text_and_no_mount_is_refused(tmp_path: Path) -> None:
+def test_arguments_of_the_wrong_type_are_refused(tmp_path: Path) -> None:
     with VirtualFiles(tmp_path) as files:
         for call in (lambda: files.read(5), lambda: files.write("/a", 5), lambda: files.ls(None)):
             with pytest.raises(InvalidInput, match="str"):

@@ -110,7 +110,7 @@ def test_without_waiting_another_process_records(tmp_path, monkeypatch, capsys):
     [b"", b"nonsense", b"[]", b'{"hook_event_name": "Stop"}', json.dumps(CALL).encode()],
     ids=["nothing", "no JSON", "a list", "no transcript", "a store that cannot be"],
 )
-def test_whatever_goes_wrong_the_agent_does_not_notice(tmp_path, monkeypatch, capsys, log, given):
+def test_errors_are_hidden_from_the_agent(tmp_path, monkeypatch, capsys, log, given):
     (tmp_path / "file").write_text("no folder")
     assert called(monkeypatch, capsys, given, "--store", str(tmp_path / "file" / "store"), "--wait") == ""
     assert "Error" in log.read_text("utf-8") or "Unreachable" in log.read_text("utf-8")
@@ -179,7 +179,7 @@ def test_installing_leaves_everything_else_as_it_is(tmp_path):
     assert [each.name for each in path.parent.iterdir()] == ["settings.json"]
 
 
-def test_settings_that_are_not_there_are_made_and_broken_ones_left_alone(tmp_path):
+def test_missing_settings_are_created_and_invalid_ones_left_alone(tmp_path):
     path = tmp_path / "new" / "settings.json"
     assert install(path, "treering hook claude-code")
     assert set(json.loads(path.read_text("utf-8"))["hooks"]) == set(EVENTS)

@@ -40,11 +40,11 @@ from treering.server.settings import Settings
 
 
 def test_forgotten_checkpoints_are_gone_and_a_prune_frees_their_files(
-    config: StorageConfig, place: SandboxFolders, tmp_path: Path
+    config: StorageConfig, folders: SandboxFolders, tmp_path: Path
 ) -> None:
     checkpoints = open_storage(config)
-    made = grown(checkpoints, place, 5)
-    was = picture(place.home)
+    made = grown(checkpoints, folders, 5)
+    was = picture(folders.home)
     before = held(config)
 
     plan = checkpoints.forget(keep=Keep(last=1), dry_run=True)
@@ -73,35 +73,35 @@ def test_forgotten_checkpoints_are_gone_and_a_prune_frees_their_files(
     checkpoints.close()
 
 
-def test_a_machine_continues_after_a_prune_by_another(config: StorageConfig, place: SandboxFolders) -> None:
-    """What it knew of its folder may lie in packs that are gone; then it is sent again."""
+def test_a_machine_continues_after_a_prune_by_another(config: StorageConfig, folders: SandboxFolders) -> None:
+    """Its stat cache may rely on packs that were deleted; then the files are uploaded again."""
     checkpoints = open_storage(config)
-    write(place, "old.bin", 1)
-    one = save(checkpoints, place)
-    (place.workspace / "old.bin").unlink()
-    two = save(checkpoints, place, parent=one)
+    write(folders, "old.bin", 1)
+    one = save(checkpoints, folders)
+    (folders.workspace / "old.bin").unlink()
+    two = save(checkpoints, folders, parent=one)
     forget_checkpoints(config, one.id)
     prune_storage(config, grace_seconds=0)
-    write(place, "old.bin", 1)  # the content that was just deleted
-    three = save(checkpoints, place, parent=two)
+    write(folders, "old.bin", 1)  # the content that was just deleted
+    three = save(checkpoints, folders, parent=two)
     checkpoints.close()
     assert whole(config, [two, three])
     other = open_storage(config)
-    four = save(other, place, parent=three)  # by what this machine wrote down of the folder
+    four = save(other, folders, parent=three)  # by what this machine wrote down of the folder
     other.close()
     assert four.hash == three.hash
     assert whole(config, [four])
 
 
 def test_a_root_that_outlives_its_files_is_not_trusted(
-    storage: StorageConfig, place: SandboxFolders, monkeypatch: pytest.MonkeyPatch
+    storage: StorageConfig, folders: SandboxFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stat cache names a tree that is stored in some pack, and files of it that are not."""
     monkeypatch.setattr("treering.workspaces.scan._TICK_NS", -(10**12))  # no file counts as changed just now
     checkpoints = open_storage(storage)
-    base = save(checkpoints, place)
-    write(place, "gone.bin", 2)
-    gone = save(checkpoints, place, tag="s-2", parent=base)
+    base = save(checkpoints, folders)
+    write(folders, "gone.bin", 2)
+    gone = save(checkpoints, folders, tag="s-2", parent=base)
     checkpoints.close()
     objects = BucketObjects(open_bucket(storage))
     (root,) = objects.get("default", [object_address(gone.hash)])
@@ -113,17 +113,17 @@ def test_a_root_that_outlives_its_files_is_not_trusted(
     change_state(storage, packs=objects.upload())
     objects.close()
     again = open_storage(storage)
-    back = save(again, place, parent=base)
+    back = save(again, folders, parent=base)
     again.close()
     assert back.hash == gone.hash
     assert whole(storage, [base, back])
 
 
 def test_packs_are_dropped_first_and_deleted_after_the_grace(
-    storage: StorageConfig, place: SandboxFolders, tmp_path: Path
+    storage: StorageConfig, folders: SandboxFolders, tmp_path: Path
 ) -> None:
     checkpoints = open_storage(storage)
-    made = grown(checkpoints, place, 4)
+    made = grown(checkpoints, folders, 4)
     checkpoints.forget(made[0].id, made[1].id)
     before = held(storage)
     first = checkpoints.prune()
@@ -142,11 +142,11 @@ def test_packs_are_dropped_first_and_deleted_after_the_grace(
 
 
 def test_packs_that_nothing_names_are_deleted_after_the_grace(
-    storage: StorageConfig, place: SandboxFolders, tmp_path: Path
+    storage: StorageConfig, folders: SandboxFolders, tmp_path: Path
 ) -> None:
     """They are of a writer that died, or of one that is not done yet."""
     checkpoints = open_storage(storage)
-    (one,) = grown(checkpoints, place, 1)
+    (one,) = grown(checkpoints, folders, 1)
     dead = BucketObjects(open_bucket(storage))
     dead.begin()
     dead.stage("default", [Content("bytes", b"x" * 9000)])
@@ -162,12 +162,12 @@ def test_packs_that_nothing_names_are_deleted_after_the_grace(
     assert whole(storage, [one])
 
 
-def test_many_small_packs_are_merged_by_a_prune(storage: StorageConfig, place: SandboxFolders) -> None:
+def test_many_small_packs_are_merged_by_a_prune(storage: StorageConfig, folders: SandboxFolders) -> None:
     checkpoints = open_storage(storage)
     made: list[CheckpointInfo] = []
     for number in range(_MANY_SMALL_PACKS):
-        write(place, f"f{number}.bin", number, 500)
-        made.append(save(checkpoints, place))
+        write(folders, f"f{number}.bin", number, 500)
+        made.append(save(checkpoints, folders))
     assert len(read_state(storage).packs) == _MANY_SMALL_PACKS
     assert checkpoints.prune(grace_seconds=0).copied_bytes > 0
     checkpoints.close()
@@ -197,14 +197,14 @@ def change_state(config: StorageConfig, **changes: dict[str, int]) -> None:
     _update(open_bucket(config), change)
 
 
-def test_a_pack_that_is_mostly_garbage_is_replaced(config: StorageConfig, place: SandboxFolders) -> None:
+def test_a_pack_that_is_mostly_garbage_is_replaced(config: StorageConfig, folders: SandboxFolders) -> None:
     for number in range(8):
-        write(place, f"f{number}.bin", number)
+        write(folders, f"f{number}.bin", number)
     checkpoints = open_storage(config)
-    one = save(checkpoints, place)
+    one = save(checkpoints, folders)
     for number in range(1, 8):
-        (place.workspace / f"f{number}.bin").unlink()
-    two = save(checkpoints, place)
+        (folders.workspace / f"f{number}.bin").unlink()
+    two = save(checkpoints, folders)
     checkpoints.forget(one.id)
     pruned = checkpoints.prune(grace_seconds=0)
     assert 60_000 < pruned.copied_bytes < 120_000
@@ -213,22 +213,22 @@ def test_a_pack_that_is_mostly_garbage_is_replaced(config: StorageConfig, place:
     assert whole(config, [two])
 
 
-def test_a_pack_that_is_mostly_needed_stays(storage: StorageConfig, place: SandboxFolders) -> None:
+def test_a_pack_that_is_mostly_needed_stays(storage: StorageConfig, folders: SandboxFolders) -> None:
     for number in range(8):
-        write(place, f"f{number}.bin", number)
+        write(folders, f"f{number}.bin", number)
     checkpoints = open_storage(storage)
-    one = save(checkpoints, place)
-    (place.workspace / "f0.bin").unlink()
-    two = save(checkpoints, place)
+    one = save(checkpoints, folders)
+    (folders.workspace / "f0.bin").unlink()
+    two = save(checkpoints, folders)
     checkpoints.forget(one.id)
     assert checkpoints.prune(grace_seconds=0).copied_bytes == 0
     checkpoints.close()
     assert whole(storage, [two])
 
 
-def test_forgetting_twice_changes_nothing(storage: StorageConfig, place: SandboxFolders) -> None:
+def test_forgetting_twice_changes_nothing(storage: StorageConfig, folders: SandboxFolders) -> None:
     checkpoints = open_storage(storage)
-    one, two = grown(checkpoints, place, 2)
+    one, two = grown(checkpoints, folders, 2)
     backend = BucketStorage(open_bucket(storage), cache=None)
     backend.forget([one])
     backend.forget([one])
@@ -242,12 +242,13 @@ def test_forgetting_twice_changes_nothing(storage: StorageConfig, place: Sandbox
 
 
 def test_policies_count_all_checkpoints_or_those_of_each_session(
-    storage: StorageConfig, place: SandboxFolders
+    storage: StorageConfig, folders: SandboxFolders
 ) -> None:
     checkpoints = open_storage(storage)
     tags = ["a-0", "a-1", "a-0", "a-1", "b-0", "b-1"]
     made = [
-        save(checkpoints, place, tag=tag, comment="release" if n == 1 else None) for n, tag in enumerate(tags)
+        save(checkpoints, folders, tag=tag, comment="release" if n == 1 else None)
+        for n, tag in enumerate(tags)
     ]
     ids = [each.id for each in made]
 
@@ -275,15 +276,15 @@ def test_policies_count_all_checkpoints_or_those_of_each_session(
 
 
 def test_the_policy_of_a_store_counts_the_checkpoints_of_its_sandboxes(
-    tmp_path: Path, place: SandboxFolders
+    tmp_path: Path, folders: SandboxFolders
 ) -> None:
     with treering.open(str(tmp_path / "agents")) as store:
         checkpoints = storage_in(store)
         tags = ["a-0", "a-1", "a-2", "b-0", "b-1"]
         made = []
         for number, tag in enumerate(tags):
-            write(place, "data.bin", number)
-            made.append(save(checkpoints, place, tag=tag, comment="release" if number == 1 else None))
+            write(folders, "data.bin", number)
+            made.append(save(checkpoints, folders, tag=tag, comment="release" if number == 1 else None))
         store.thread("t").checkpoint([{"role": "user", "content": "hi"}])
         before = store.stats().total_bytes
         done = store.gc(keep=Keep(last=2, tagged=("release",)), grace_seconds=0)
@@ -297,10 +298,10 @@ def test_the_policy_of_a_store_counts_the_checkpoints_of_its_sandboxes(
 
 
 def test_nothing_is_deleted_while_a_checkpoint_is_incomplete(
-    storage: StorageConfig, place: SandboxFolders, tmp_path: Path
+    storage: StorageConfig, folders: SandboxFolders, tmp_path: Path
 ) -> None:
     checkpoints = open_storage(storage)
-    made = grown(checkpoints, place, 3)
+    made = grown(checkpoints, folders, 3)
     checkpoints.forget(made[0].id)
     newest = max((tmp_path / "bucket" / "packs").rglob("*.pack"), key=lambda each: each.stat().st_mtime_ns)
     newest.rename(tmp_path / "away")
@@ -314,10 +315,10 @@ def test_nothing_is_deleted_while_a_checkpoint_is_incomplete(
     assert whole(storage, made[1:])
 
 
-def test_a_store_forgets_checkpoints_in_the_same_way(place: SandboxFolders, tmp_path: Path) -> None:
+def test_a_store_forgets_checkpoints_in_the_same_way(folders: SandboxFolders, tmp_path: Path) -> None:
     with treering.open(tmp_path / "store") as store:
         checkpoints = storage_in(store)
-        made = grown(checkpoints, place, 4)
+        made = grown(checkpoints, folders, 4)
         assert len(checkpoints.forget(keep=Keep(last=2), dry_run=True).dropped) == 2
         assert checkpoints.list() == made[::-1]
         done = checkpoints.forget(keep=Keep(last=2))
@@ -333,13 +334,13 @@ def test_a_store_forgets_checkpoints_in_the_same_way(place: SandboxFolders, tmp_
 
 
 def test_a_server_forgets_checkpoints_in_the_same_way(
-    place: SandboxFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: SandboxFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(treering.open(tmp_path / "served"), Settings(api_key="tr-key", project="default")) as url:
         monkeypatch.setenv("TREERING_URL", url)
         monkeypatch.setenv("TREERING_API_KEY", "tr-key")
         checkpoints = open_storage(StorageConfig())
-        made = grown(checkpoints, place, 3)
+        made = grown(checkpoints, folders, 3)
         checkpoints.close()
         done = forget_checkpoints(None, keep=Keep(last=1))
         assert done.dropped == (made[1], made[0])

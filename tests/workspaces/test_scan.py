@@ -1,4 +1,4 @@
-"""What a snapshot reads and what it takes unread, of files that stay as they are and of those that do not."""
+"""Which files a scan reads, and which it takes from the stat cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_did_not_change_is_not_read(store: Store, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("later")
-def test_another_process_knows_what_was_seen(tmp_path: Path, folder: Path) -> None:
+def test_another_process_uses_the_stat_cache(tmp_path: Path, folder: Path) -> None:
     import treering
 
     for reads in (5, 0):
@@ -88,7 +88,7 @@ def test_a_file_that_changed_just_now_is_read_last_and_then_trusted(
     assert infos[0].read_files == 0
 
 
-def test_a_file_that_was_put_off_is_not_read_through_a_link(
+def test_a_postponed_file_is_not_read_through_a_link(
     store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "outside").mkdir()
@@ -118,7 +118,7 @@ def test_stamps_are_trusted_only_past_the_tick() -> None:
     assert scan.trusted_stamp(whole_seconds, read_at_ns=8_000_000_000) == whole_seconds
 
 
-def test_a_file_that_will_not_hold_still_is_kept_and_named(
+def test_a_file_that_keeps_changing_is_stored_and_listed(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something is appended behind every read of it, as to a log."""

@@ -1,4 +1,4 @@
-"""What the page and the example say is so."""
+"""The documentation page and the example are correct."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treering.workspaces.ignore import CREDENTIALS, DEFAULT_EXCLUDES
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_page_lists_all_that_is_left_out_and_nothing_else() -> None:
+def test_the_page_lists_exactly_what_is_excluded() -> None:
     page = (ROOT / "docs" / "workspaces.md").read_text(encoding="utf-8")
     table, _, rest = page.partition("## What is left out")[2].partition("**Credentials are never archived**")
     listed = re.findall(r"`([^`]+)`", rest.partition("Each one that")[0])
@@ -21,7 +21,7 @@ def test_the_page_lists_all_that_is_left_out_and_nothing_else() -> None:
     assert sorted(re.findall(r"`([^`]+)`", " ".join(rows))) == sorted(DEFAULT_EXCLUDES)
 
 
-def test_the_example_brings_both_back() -> None:
+def test_the_example_restores_files_and_conversation() -> None:
     command = [sys.executable, str(ROOT / "examples" / "workspace.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
