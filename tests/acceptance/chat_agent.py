@@ -1,4 +1,4 @@
-"""A chat agent as 004 describes it: LangGraph behind, chats in front, everything in a treering store.
+"""A chat agent as in CianaParrot: LangGraph behind, chats in front, everything in a treering store.
 
 python -m tests.acceptance.chat_agent STORE
 

@@ -1,4 +1,4 @@
-"""004, Scheduled Tasks: row E5."""
+"""CianaParrot: scheduled tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""004, Thread ID Format and Session Counters: rows E2 and E4."""
+"""CianaParrot: thread ids and session counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""000, Checkpoint and Cleaning: rows A4 to A7 (A8 is in test_000_moderator, budgets in test_000_budgets)."""
+"""Agentry Lab: checkpoints and cleaning (moderator actions and budgets are in files of their own)."""
 
 from __future__ import annotations
 

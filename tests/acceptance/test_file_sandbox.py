@@ -1,4 +1,4 @@
-"""004, row E8: sandboxed file operations in a virtual root with read-only and read-write mounts."""
+"""CianaParrot: sandboxed file operations in a virtual root with read-only and read-write mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""003, "Observability" and "CheckpointInfo": session logs and checkpoint metadata come over (D10, D12)."""
+"""Evolve: session logs and checkpoint metadata are imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""001, "JSONL Log Import": the document's two commands, and what its loader is said to extract (B9)."""
+"""Orchestrator: the import of JSON Lines logs, with the two commands of its documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seed 002, row C15: interrupts are saved, answered once and only for what was asked; forks keep them."""
+"""agent-sdk: interrupts are saved, answered once and only for what was asked; forks keep them."""
 
 from __future__ import annotations
 

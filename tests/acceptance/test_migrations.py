@@ -1,4 +1,4 @@
-"""Seed 001, row B8: migrations are managed through Alembic.
+"""Orchestrator: migrations are managed through Alembic.
 
 ``alembic upgrade head`` from any released version and ``alembic revision --autogenerate`` work from a
 checkout; autogenerate on head is empty; a fresh schema equals a migrated one. (The corners are in

@@ -1,4 +1,4 @@
-"""Seed 001, rows B1 and B2: typed entities, read with ``select`` on SQLite and PostgreSQL."""
+"""Orchestrator: typed entities, read with ``select`` on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 

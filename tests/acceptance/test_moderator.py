@@ -1,4 +1,4 @@
-"""000, what a moderator may ask for: row A8."""
+"""Agentry Lab: the actions of a moderator."""
 
 from __future__ import annotations
 

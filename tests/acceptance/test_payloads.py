@@ -1,4 +1,4 @@
-"""001, "Content Storage Strategy" (row B2's storage): payloads by reference, deduplicated by SHA-256.
+"""Orchestrator: payloads by reference, deduplicated by SHA-256.
 
 The document keeps every payload in one table of blobs and only references in the rows. treering keeps a
 payload of 4 KB and more as an object of its own, named by its hash, and packs smaller ones together into

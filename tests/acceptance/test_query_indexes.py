@@ -1,4 +1,4 @@
-"""Seed 001, row B10: every query of the endpoints, the services and the entities is served by an index."""
+"""Orchestrator: every query of the endpoints, the services and the entities uses an index."""
 
 from __future__ import annotations
 

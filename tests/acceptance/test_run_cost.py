@@ -1,4 +1,4 @@
-"""Seed 001, row B5: tokens and euros of a run, by agent and in all."""
+"""Orchestrator: tokens and euros of a run, by agent and in total."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""001, "Orchestrator Hooks": an agent's loop tracks itself, without a call of a service in it (B6).
+"""Orchestrator: an agent loop is tracked without calling a service in it.
 
 The document wraps the overall execution in a top-level span, tool calls in spans of their own, tracks
 messages with tokens and cost, and links tool results to their calls. Here one loop is tracked three ways.
@@ -38,7 +38,7 @@ def store():
 
 
 def told(store, run_id):
-    """What 001's own functions say of the run."""
+    """Return what Orchestrator's own functions return for the run."""
     store.flush()
     use(store)
     events = [event for event in get_run_timeline(run_id)["events"] if event["label"] != "user message"]

@@ -1,4 +1,4 @@
-"""003, rows D1 to D14 that have to do with sandboxes, walking through the document's own example.
+"""Evolve: sandboxes, following the example of its documentation.
 
 The agent is a stand-in for ``claude`` that understands the document's prompts and tells what it does as
 Claude Code does (`tests.sandbox.scribbler`); `tests.sandbox.test_agents` has the real ones.

@@ -1,4 +1,4 @@
-"""Seed 001, rows B2 and B3: the service layer, walked through as the document shows it."""
+"""Orchestrator: the service layer, following the example of its documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The services of seed 001, awaited: the same functions, sessions, and no blocked loop."""
+"""Orchestrator: the async services have the same functions and sessions, and block no event loop."""
 
 from __future__ import annotations
 

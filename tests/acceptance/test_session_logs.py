@@ -1,4 +1,4 @@
-"""Seed 004, row E3: session logs of a chat, one JSON line a message."""
+"""CianaParrot: session logs of a chat, one JSON line per message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""003, rows D1, D3, D10, D11 and D14: what is checkpointed, deduplicated, named, left out, and read back."""
+"""Evolve: what snapshots contain, deduplicate, name and leave out, and how they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seed 001, row B4: the timeline of a run, as the document's response shows it."""
+"""Orchestrator: the timeline of a run, as in the response of its documentation."""
 
 from __future__ import annotations
 

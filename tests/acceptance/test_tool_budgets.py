@@ -1,4 +1,4 @@
-"""Seed 000, row A8: tool-call budgets per run and per iteration, in all and per tool."""
+"""Agentry Lab: tool-call budgets per run and per iteration, in total and per tool."""
 
 from __future__ import annotations
 

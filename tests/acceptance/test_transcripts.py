@@ -1,4 +1,4 @@
-"""Seed 000, rows A1 to A3: the append-only transcript of a thread."""
+"""Agentry Lab: the append-only transcript of a thread."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
 
 
 def understood(prompt: str) -> str:
-    """The sentences of seed 003, as what they mean."""
+    """The prompts of Evolve's documentation, by what they ask for."""
     sentences = {
         r"Create a file called (\S+) with '(.*)'": r"write \1 \2",
         r"Append '(.*)' to (\S+)": r"append \2 \1",

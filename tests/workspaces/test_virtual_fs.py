@@ -93,7 +93,7 @@ def test_ambiguous_edits_are_refused(make_files: MakeFiles, root: Path) -> None:
 
 
 def test_mounts(make_files: MakeFiles, root: Path, tmp_path: Path) -> None:
-    """004's layout: documents to read, projects to work on, both below host/."""
+    """CianaParrot's layout: read-only documents and writable projects, both below host/."""
     (tmp_path / "Documents").mkdir()
     (tmp_path / "Documents" / "report.pdf").write_text("pdf two")
     (tmp_path / "Projects").mkdir()

@@ -1,4 +1,4 @@
-"""Pages of the journal are one range of an index, however long it is (row B10 of the seeds)."""
+"""Pages of the journal are one range of an index, however long it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entities of seed 001, to be read with ``select``: runs, spans, messages, tools, payloads.
+"""Orchestrator's entities, to be read with ``select``: runs, spans, messages, tools, payloads.
 
 They are SQL views over the journal, on SQLite and PostgreSQL, one per table of the document and with its
 columns. Reading is all that they are for; writing goes through `treering.compat.services` and `store.run`.
