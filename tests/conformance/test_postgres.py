@@ -12,7 +12,7 @@ from treering.testing.machine import engine_machine
 
 
 class TestPostgres(EngineSuite):
-    skips = frozenset({"test_18_a_snapshot_is_a_consistent_store"})
+    skips = frozenset({"test_a_snapshot_is_a_consistent_store"})
 
     @pytest.fixture
     def make_engine(self, postgres_url):

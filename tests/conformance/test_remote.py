@@ -45,7 +45,7 @@ def memory_url():
 
 
 class TestRemote(EngineSuite):
-    skips = frozenset({"test_18_a_snapshot_is_a_consistent_store"})
+    skips = frozenset({"test_a_snapshot_is_a_consistent_store"})
 
     @pytest.fixture
     def storage(self, folder):
@@ -60,7 +60,7 @@ class TestRemote(EngineSuite):
 class TestRemotePostgres(EngineSuite):
     """The same calls as above with another engine behind the server: a minute that `make soak` takes."""
 
-    skips = frozenset({"test_18_a_snapshot_is_a_consistent_store"})
+    skips = frozenset({"test_a_snapshot_is_a_consistent_store"})
 
     @pytest.fixture
     def make_engine(self, postgres_backed_url):
@@ -71,11 +71,11 @@ class TestRemoteMemory(EngineSuite):
     skips = frozenset(
         {
             # Nothing survives the server.
-            "test_02_what_was_acknowledged_is_there_after_reopening",
-            "test_02_what_was_submitted_is_finished_by_close",
-            "test_03_a_replay_after_reopening_is_a_replay",
-            "test_05_numbers_go_on_after_reopening",
-            "test_18_a_snapshot_is_a_consistent_store",
+            "test_acknowledged_commits_survive_reopening",
+            "test_close_finishes_submitted_batches",
+            "test_a_replay_after_reopening_is_a_replay",
+            "test_sequence_numbers_continue_after_reopening",
+            "test_a_snapshot_is_a_consistent_store",
         }
     )
 

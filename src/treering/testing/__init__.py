@@ -1,1 +1,1 @@
-"""The public test kit: for authors of engines and stores, and for whoever wants to see a promise kept."""
+"""The public test kit for authors of engines and blob stores. Start with `engine_suite` or `blobs_suite`."""

@@ -1,7 +1,6 @@
-"""Examples: small contents, events and batches for tests.
+"""Small contents, events and batches for tests.
 
-All of them are exact: equal arguments give equal values, except that batches and events without an id
-get a new one.
+Equal arguments return equal values, except that batches and events without an id get a new one.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ SCOPE: Final = "/thread/t1"
 OTHER_SCOPE: Final = "/thread/t2"
 
 NOON_US: Final = 20_000 * DAY_US + DAY_US // 2
-"""Noon of some day: events a few hours apart stay on it."""
+"""Noon: events a few hours apart stay on the same day."""
 
 EVERYTHING: Final = EventQuery()
 
 
 def words(text: str) -> Content:
-    """Text content."""
+    """Return text content."""
     return Content("text", text.encode())
 
 
 def noise(size: int, seed: int = 0) -> Content:
-    """Bytes that no compressor makes shorter, the same for the same seed."""
+    """Return incompressible bytes, the same for the same seed."""
     return Content("bytes", random.Random(seed).randbytes(size))
 
 
 def event(kind: str = "note", *, id: str | None = None, scope: str = SCOPE, **fields: Any) -> Event:
-    """An event at noon, unless said otherwise."""
+    """Return an event, at noon by default."""
     fields.setdefault("ts_us", NOON_US)
     return Event(id=id or new_id(), kind=kind, scope=scope, **fields)
 
 
 def call(*, id: str | None = None, **fields: Any) -> Event:
-    """An event that costs something."""
+    """Return an event with usage and cost."""
     priced: dict[str, Any] = {
         "run": "run-1",
         "thread": "t1",
@@ -60,7 +59,7 @@ def call(*, id: str | None = None, **fields: Any) -> Event:
 
 
 def events(space: str, *all_events: Event, id: str | None = None) -> Batch:
-    """A batch of events only."""
+    """Return a batch of events."""
     return Batch(id=id or new_id(), space=space, events=all_events)
 
 
@@ -74,7 +73,7 @@ def set_ref(
     scope: str = SCOPE,
     id: str | None = None,
 ) -> Batch:
-    """A batch that moves one ref."""
+    """Return a batch that updates one ref."""
     change = RefChange(name=name, scope=scope, change=Set(value=value, links=links), expect=expect)
     return Batch(id=id or new_id(), space=space, refs=(change,))
 
@@ -88,14 +87,14 @@ def append(
     scope: str = SCOPE,
     id: str | None = None,
 ) -> Batch:
-    """A batch that appends to one list; a plain str is text."""
+    """Return a batch that appends to one list; a str becomes text."""
     contents = tuple(words(item) if isinstance(item, str) else item for item in items)
     grown = Append(list=list_id, scope=scope, at=at, items=contents, parent=parent)
     return Batch(id=id or new_id(), space=space, lists=(grown,))
 
 
 def index_text(space: str, name: str, text: str, *, scope: str = SCOPE, **fields: Any) -> Batch:
-    """A batch that stores a text, links it from a ref of the same name and indexes it."""
+    """Return a batch that stores a text, links it from a ref of the same name and indexes it."""
     draft = Draft(space)
     source = draft.put(words(text), scope=scope)
     draft.set_ref(name, b"", scope=scope, links=(source,))
@@ -105,7 +104,7 @@ def index_text(space: str, name: str, text: str, *, scope: str = SCOPE, **fields
 
 
 def fenced(batch: Batch, lease: str, token: int) -> Batch:
-    """The same batch, behind a fence."""
+    """Return the batch with a fence."""
     return Batch(
         id=batch.id,
         space=batch.space,
@@ -117,7 +116,7 @@ def fenced(batch: Batch, lease: str, token: int) -> Batch:
 
 
 def full_load(draft: Draft, *, key: str = "full", scope: str = SCOPE) -> list[Address]:
-    """Put one of everything into a draft: what a batch can bring, all of it linked."""
+    """Add one of everything that a batch can contain to a draft, all of it linked."""
     small = draft.put(words(f"a small note about {key}"), scope=scope)
     large = draft.put(noise(5000, seed=len(key)), scope=scope)
     draft.append(f"{key}/list", words(f"first of {key}"), small, large, scope=scope, at=0)

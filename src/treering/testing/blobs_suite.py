@@ -1,15 +1,15 @@
-"""What every blob store must do, as tests that its author inherits.
+"""The blob store suite: what every blob store must do, as tests to inherit.
 
-A store joins with a subclass that says how to make one::
+To join, subclass it and provide the fixture `blobs`::
 
     class TestMyBlobs(BlobsSuite):
         @pytest.fixture
         def blobs(self, tmp_path):
             return MyBlobs(tmp_path)
 
-`blobs` gives a store that is empty when a test begins. A store whose `conditional` is False passes as well:
-the tests of conditional writes are skipped for it, and `test_conditions_hold_or_are_refused` makes sure
-that it then refuses them, instead of accepting a condition that it does not keep.
+`blobs` returns an empty store. A store whose `conditional` is False can pass too: the tests of conditional
+writes are skipped, and `test_conditions_hold_or_are_rejected` checks that it rejects them instead of ignoring
+the condition.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class BlobsSuite:
     """Override the fixture `blobs`."""
 
     rounds: ClassVar[int] = 5
-    """How often a race is run; some servers take seconds to settle one."""
+    """How often a race is repeated; some servers take seconds for one."""
 
     @pytest.fixture
     def blobs(self) -> Blobs:
@@ -84,13 +84,13 @@ class BlobsSuite:
 
     @pytest.fixture
     def conditional(self, blobs: Blobs) -> Blobs:
-        """The same store, where it honours conditions."""
+        """The same store, if it supports conditional writes."""
         if not blobs.conditional:
-            pytest.skip("this store does not honour conditional writes, and says so")
+            pytest.skip("this store does not support conditional writes")
         return blobs
 
     @pytest.mark.parametrize("size", [0, 1, 4096, MIB + 1, 10 * MIB, 34 * MIB])
-    def test_what_was_put_is_what_is_got(self, blobs: Blobs, size: int) -> None:
+    def test_get_returns_what_was_put(self, blobs: Blobs, size: int) -> None:
         data = _bytes(size)
         blobs.put("packs/ab/one", data)
         assert blobs.get("packs/ab/one") == data
@@ -104,7 +104,7 @@ class BlobsSuite:
         assert blobs.get("one") == b"some bytes"
 
     @pytest.mark.parametrize("size", [0, 1, MIB // 2, 12 * MIB])
-    def test_pieces_lie_one_behind_the_other(self, blobs: Blobs, size: int) -> None:
+    def test_pieces_are_concatenated(self, blobs: Blobs, size: int) -> None:
         pieces = (b"head", _bytes(size), b"", _bytes(size)[::-1], *[b"x"] * 1500, _bytes(size))
         blobs.put("one", pieces)
         assert blobs.get("one") == b"".join(pieces)
@@ -116,18 +116,18 @@ class BlobsSuite:
         blobs.put("from/file", file)
         assert sha256(blobs.get("from/file")).digest() == sha256(file.read_bytes()).digest()
 
-    def test_a_file_that_is_not_there_is_the_callers_mistake(self, blobs: Blobs, tmp_path: Path) -> None:
+    def test_a_missing_file_is_invalid_input(self, blobs: Blobs, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="missing-source"):
             blobs.put("one", tmp_path / "missing-source")
         assert blobs.stat("one") is None
 
-    def test_a_put_replaces_what_was_there(self, blobs: Blobs) -> None:
+    def test_put_replaces_an_existing_blob(self, blobs: Blobs) -> None:
         blobs.put("one", b"longer than the second")
         blobs.put("one", b"second")
         assert blobs.get("one") == b"second"
         assert [info.size for info in blobs.list()] == [6]
 
-    def test_a_range_is_cut_like_a_slice(self, blobs: Blobs) -> None:
+    def test_a_range_behaves_like_a_slice(self, blobs: Blobs) -> None:
         data = _bytes(100)
         blobs.put("one", data)
         for start in (0, 1, 50, 99, 100, 101, 5000):
@@ -139,14 +139,14 @@ class BlobsSuite:
         assert blobs.get("none", start=0, stop=10) == b""
         assert blobs.get("none", start=3) == b""
 
-    def test_a_range_does_not_count_from_the_end(self, blobs: Blobs) -> None:
+    def test_a_range_cannot_be_negative(self, blobs: Blobs) -> None:
         blobs.put("one", b"some bytes")
         with pytest.raises(InvalidInput):
             blobs.get("one", start=-3)
         with pytest.raises(InvalidInput):
             blobs.get("one", stop=-3)
 
-    def test_what_is_missing_is_told_apart_from_what_is_empty(self, blobs: Blobs) -> None:
+    def test_missing_and_empty_blobs_are_distinguished(self, blobs: Blobs) -> None:
         blobs.put("here", b"")
         assert blobs.stat("gone") is None
         assert blobs.read("gone") is None
@@ -155,7 +155,7 @@ class BlobsSuite:
             with pytest.raises(NotFound, match="gone"):
                 blobs.get("gone", start=start, stop=stop)
 
-    def test_stat_tells_size_and_time(self, blobs: Blobs) -> None:
+    def test_stat_returns_size_and_time(self, blobs: Blobs) -> None:
         blobs.put("folder/one", b"12345")
         info = blobs.stat("folder/one")
         assert info is not None
@@ -170,7 +170,7 @@ class BlobsSuite:
         blobs.delete(["folder"])
         assert blobs.get("folder/one") == b"1"
 
-    def test_readers_never_see_a_part_of_a_write(self, blobs: Blobs) -> None:
+    def test_readers_never_see_a_partial_write(self, blobs: Blobs) -> None:
         blobs.put("one", b"0" * MIB)
         done = Event()
 
@@ -201,7 +201,7 @@ class BlobsSuite:
         with ThreadPoolExecutor(RACERS) as pool:
             assert all(pool.map(piece, range(0, MIB, 8192)))
 
-    def test_odd_names_are_kept_exactly(self, blobs: Blobs) -> None:
+    def test_unusual_names_are_kept_exactly(self, blobs: Blobs) -> None:
         for name in ODD_NAMES:
             blobs.put(name, name.encode())
         assert sorted(info.name for info in blobs.list()) == sorted(ODD_NAMES)
@@ -211,7 +211,7 @@ class BlobsSuite:
         assert blobs.list() == []
 
     @pytest.mark.parametrize("name", BAD_NAMES)
-    def test_names_that_some_store_would_change_are_refused(self, blobs: Blobs, name: str) -> None:
+    def test_names_that_some_store_would_change_are_rejected(self, blobs: Blobs, name: str) -> None:
         calls: Sequence[Callable[[], object]] = (
             lambda: blobs.put(name, b""),
             lambda: blobs.put(name, b"", if_absent=True),
@@ -225,12 +225,12 @@ class BlobsSuite:
             with pytest.raises(InvalidInput):
                 call()
 
-    def test_within_a_folder_names_come_in_order(self, blobs: Blobs) -> None:
+    def test_names_within_a_folder_are_sorted(self, blobs: Blobs) -> None:
         names = ["A", "Z", "_", "a", "a-b", "a.b", "a0", "aa", "b", "z", "é", "日", "😀"]
         self._put_all(blobs, [f"folder/{name}" for name in random.Random(1).sample(names, len(names))])
         assert [info.name for info in blobs.list("folder")] == [f"folder/{name}" for name in names]
 
-    def test_a_folder_lists_all_below_it_and_nothing_beside_it(self, blobs: Blobs) -> None:
+    def test_a_folder_lists_only_what_is_below_it(self, blobs: Blobs) -> None:
         self._put_all(blobs, ["a/1", "a/b/2", "a/b/c/3", "ab/4", "a-b/5", "6"])
         assert sorted(info.name for info in blobs.list("a")) == ["a/1", "a/b/2", "a/b/c/3"]
         assert blobs.list("a/") == blobs.list("a")
@@ -240,7 +240,7 @@ class BlobsSuite:
 
     @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
     def test_pages_hold_every_name_once(self, blobs: Blobs, limit: int) -> None:
-        # Folders whose names are one another's beginnings: stores disagree about what comes first.
+        # Folders whose names are prefixes of each other: stores sort them differently.
         names = [
             f"{top}/{leaf}" for top in ("ws", "ws-2", "ws.old", "ws0", "w", "W") for leaf in ("x", "y/z")
         ]
@@ -249,7 +249,7 @@ class BlobsSuite:
         assert sorted(listed) == sorted(names)
         assert listed == [info.name for info in blobs.list()]
 
-    def test_a_listing_goes_on_past_a_thousand(self, blobs: Blobs) -> None:
+    def test_a_listing_can_exceed_a_thousand_names(self, blobs: Blobs) -> None:
         names = [f"many/{number:05}" for number in range(1203)]
         self._put_all(blobs, names)
         assert [info.name for info in _all_pages(blobs, 1000)] == names
@@ -283,7 +283,7 @@ class BlobsSuite:
         blobs.put("b", b"again")
         assert blobs.get("b") == b"again"
 
-    def test_conditions_hold_or_are_refused(self, blobs: Blobs) -> None:
+    def test_conditions_hold_or_are_rejected(self, blobs: Blobs) -> None:
         blobs.put("one", b"first")
         refusal = Conflict if blobs.conditional else Unsupported
         for attempt in (
@@ -304,7 +304,7 @@ class BlobsSuite:
             conditional.put("new/one", b"other", if_absent=True)
         assert conditional.get("new/one") == _bytes(size)
 
-    def test_of_many_who_create_one_wins(self, conditional: Blobs) -> None:
+    def test_one_of_many_creators_wins(self, conditional: Blobs) -> None:
         def create(racer: int) -> bool:
             return _succeeds(lambda: conditional.put("race/one", f"racer {racer}".encode(), if_absent=True))
 
@@ -314,7 +314,7 @@ class BlobsSuite:
             assert won.count(True) == 1, (turn, won)
             assert conditional.get("race/one") == f"racer {won.index(True)}".encode()
 
-    def test_a_blob_moves_from_stamp_to_stamp(self, conditional: Blobs) -> None:
+    def test_an_etag_changes_with_each_write(self, conditional: Blobs) -> None:
         first = conditional.put_if("refs/main", b"1", expect=None)
         second = conditional.put_if("refs/main", b"2", expect=first)
         with pytest.raises(Conflict):
@@ -326,14 +326,14 @@ class BlobsSuite:
         with pytest.raises(Conflict):
             conditional.put_if("refs/main", b"3", expect=second)
 
-    def test_a_stamp_of_what_was_deleted_is_stale(self, conditional: Blobs) -> None:
+    def test_the_etag_of_a_deleted_blob_is_stale(self, conditional: Blobs) -> None:
         etag = conditional.put_if("refs/main", b"1", expect=None)
         conditional.delete(["refs/main"])
         with pytest.raises(Conflict):
             conditional.put_if("refs/main", b"2", expect=etag)
         assert conditional.read("refs/main") is None
 
-    def test_of_many_who_swap_one_wins(self, conditional: Blobs) -> None:
+    def test_one_of_many_swaps_wins(self, conditional: Blobs) -> None:
         etag = conditional.put_if("refs/main", b"start", expect=None)
 
         def swap(racer: int) -> bool:

@@ -1,4 +1,4 @@
-"""Failpoints for test authors: let something go wrong at a named place (see `treering.core.failpoints`)."""
+"""Failpoints for test authors: inject failures at named places (see `treering.core.failpoints`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ENVIRONMENT", "EXIT_CODE", "Injected", "arm", "armed", "declared", "
 
 @contextmanager
 def armed(name: str, action: str) -> Generator[None]:
-    """Let ``action`` happen at a failpoint inside the block, and nowhere after it."""
+    """Arm a failpoint inside the block."""
     arm(name, action)
     try:
         yield

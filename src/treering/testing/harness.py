@@ -1,7 +1,7 @@
-"""What every test of the engine suite stands on: an engine to test, opened and closed for it.
+"""Fixtures of the engine suite: an engine to test, opened and closed for each test.
 
-An engine's own test class provides `make_engine`; the rest follows. A test that needs a capability says
-so with `needs`, and the suite checks that an engine skips exactly the tests that its ``caps`` deny.
+The test class of an engine provides `make_engine`. A test that needs a capability is marked with `needs`, and
+the suite checks that an engine skips exactly the tests that its ``caps`` denies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEEDS = "treering_needs"
 
 
 def needs(*capabilities: Capability) -> Callable[[Test], Test]:
-    """Mark a test as one that only engines with these capabilities can pass."""
+    """Mark a test as requiring these capabilities."""
 
     def mark(test: Test) -> Test:
         setattr(test, _NEEDS, frozenset(capabilities))
@@ -42,33 +42,33 @@ def needs(*capabilities: Capability) -> Callable[[Test], Test]:
 
 
 def needs_of(test: Any) -> frozenset[str]:
-    """The capabilities that a test needs."""
+    """Return the capabilities that a test requires."""
     return getattr(test, _NEEDS, frozenset())
 
 
 class EngineHarness:
-    """Fixtures of the suite. Override `make_engine`, and `storage` where the bytes lie in a folder."""
+    """Fixtures of the suite. Override `make_engine`, and `storage` if the bytes are in a folder."""
 
     skips: ClassVar[frozenset[str]] = frozenset()
-    """The tests that the engine cannot honour: exactly those that its ``caps`` deny."""
+    """The tests that the engine cannot pass: exactly those that its ``caps`` denies."""
 
     @pytest.fixture
     def make_engine(self) -> OpenEngine:
-        """A function that opens a new engine object, on the same storage whenever one test calls it."""
+        """Return a function that opens a new engine object, on the same storage within one test."""
         raise NotImplementedError("override the fixture make_engine in your test class")
 
     @pytest.fixture
     def storage(self) -> Path | None:
-        """The folder in which the engine keeps its bytes, if it does: erased ones are looked for there."""
+        """The folder with the bytes of the engine, if it has one: erased bytes are searched there."""
         return None
 
     def open_snapshot(self, folder: Path) -> Engine:
-        """Open what `snapshot_to` wrote. Only engines with ``caps.backup`` need it."""
+        """Open what `snapshot_to` wrote. Required only with ``caps.backup``."""
         raise NotImplementedError(f"override open_snapshot to open {folder}")
 
     @pytest.fixture
     def open_engine(self, make_engine: OpenEngine) -> Iterator[OpenEngine]:
-        """`make_engine`, with everything closed again after the test."""
+        """Wrap `make_engine` so that engines are closed after the test."""
         opened: list[Engine] = []
 
         def open_one() -> Engine:
@@ -86,7 +86,7 @@ class EngineHarness:
 
     @pytest.fixture
     def space(self) -> str:
-        """A space of the test's own."""
+        """A unique space for the test."""
         return f"space-{new_id()}"
 
     @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ class EngineHarness:
 
 
 def at_once(*actions: Callable[[], T]) -> list[T | Exception]:
-    """Run actions in threads that start together; what each gave back or raised, in order."""
+    """Run actions in threads that start together; return their results or exceptions in order."""
     start = threading.Barrier(len(actions))
 
     def run(action: Callable[[], T]) -> T | Exception:

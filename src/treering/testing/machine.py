@@ -1,15 +1,15 @@
-"""Random histories: any engine is driven side by side with the memory engine, and must never differ.
+"""Random histories: run an engine side by side with the memory engine, and compare them after each step.
 
-Hypothesis makes up commits (right ones and wrong ones), forks, replays, staging, sweeps, erasures,
-reindexing and reopening; after each step everything that can be read is compared. A failure shrinks to
-the shortest history that shows it. Times differ between two engines and are left out; ages are not
-used either (a sweep has no grace at all, or an endless one).
+Hypothesis generates commits (valid and invalid ones), forks, replays, staging, sweeps, erasures, reindexing
+and reopening; after each step everything readable is compared. A failure shrinks to the shortest history that
+shows it. Times differ between two engines and are ignored, and ages are not used (a sweep has either no grace
+period or an infinite one).
 
-    @pytest.mark.timeout(600)  # a failure takes its time to shrink
+    @pytest.mark.timeout(600)  # shrinking a failure takes a while
     def test_random_histories(tmp_path):
         run_state_machine_as_test(engine_machine(lambda: MyEngine(tmp_path)))
 
-Every history has spaces of its own, so one store serves them all.
+Every history has its own spaces, so all of them share one store.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _NOWHERE: Final = object_address("0" * 64)
 _ENDLESS: Final = 1e9
 
 _FLAWS: Final = ["expect", "at", "missing object", "missing list", "missing slot", "ceiling"]
-"""What may be wrong with a commit."""
+"""How a commit may be invalid."""
 
-# Few different contents, so that the same ones come again: tiny, compressible, and large enough for objects.
+# Few different contents, so that they repeat: tiny, compressible, and large enough for objects.
 _large: Final = st.sampled_from([batches.noise(5000, seed=seed) for seed in range(4)])
 _contents: Final = st.one_of(
     st.sampled_from([batches.words(f"{one} and {other}") for one in _WORDS for other in _WORDS]),
@@ -59,7 +59,7 @@ _contents: Final = st.one_of(
 
 
 def engine_machine(make_engine: Callable[[], Engine], **options: Any) -> type[RuleBasedStateMachine]:
-    """A state machine for the engines that ``make_engine`` opens, all on the same storage.
+    """Return a state machine for the engines opened by ``make_engine``, all on the same storage.
 
     ``options`` go to Hypothesis (`max_examples`, `stateful_step_count`, ...). Use it with
     `hypothesis.stateful.run_state_machine_as_test`.
@@ -80,7 +80,7 @@ def engine_machine(make_engine: Callable[[], Engine], **options: Any) -> type[Ru
 
 
 class _Machine(RuleBasedStateMachine):
-    """The engine under test beside the model."""
+    """The engine under test next to the model."""
 
     steps = 0
 
@@ -111,8 +111,8 @@ class _Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.steps > 0)
     @rule(data=st.data())
-    def look_after(self, data: st.DataObject) -> None:
-        """Everything but commits, in one rule: histories should be mostly commits."""
+    def maintain(self, data: st.DataObject) -> None:
+        """All operations except commits in one rule, so that histories are mostly commits."""
         space = self._space(data)
         actions = [self._erase, self._sweep, self._replay, self._stage, self._reindex, self._reopen]
         data.draw(st.sampled_from(actions), "what")(data, space)
@@ -126,7 +126,7 @@ class _Machine(RuleBasedStateMachine):
             self._search(data, space, " ".join(text))
 
     def _space(self, data: st.DataObject) -> str:
-        """Mostly the first: the second is there to see that nothing gets across."""
+        """Choose a space, mostly the first: the second one shows that nothing leaks between them."""
         return self.spaces[data.draw(st.integers(0, 5), "space") == 5]
 
     def _commit(self, batch: Batch) -> None:
@@ -142,7 +142,7 @@ class _Machine(RuleBasedStateMachine):
     def _replay(self, data: st.DataObject, _space: str) -> None:
         number = data.draw(st.integers(0, len(self.committed) - 1), "which")
         again = self.engine.commit(self.committed[number])
-        if self.erased:  # an erasure takes names out of receipts
+        if self.erased:  # an erasure removes names from receipts
             assert again.first_seq == self.receipts[number].first_seq
         else:
             assert again == self.receipts[number]
@@ -200,7 +200,7 @@ class _Machine(RuleBasedStateMachine):
         )
         _same("read_list", actual, expected)
         _same("lineage", self.engine.lineage(space, list_id), self.model.lineage(space, list_id))
-        # A scope that nothing is stored under any more may be listed until the next sweep.
+        # A scope that is no longer used may be listed until the next sweep.
         missing = set(self.model.scan_scopes(space, "/thread")) - set(
             self.engine.scan_scopes(space, "/thread")
         )
@@ -237,7 +237,7 @@ class _Machine(RuleBasedStateMachine):
 
 
 class _Writer:
-    """Makes up one batch that fits what the model holds, but for one flaw."""
+    """Generates a batch that is valid for the model, except for one flaw."""
 
     def __init__(self, data: st.DataObject, model: MemoryEngine, draft: Draft) -> None:
         self._data = data
@@ -349,7 +349,7 @@ class _Writer:
 
 
 def _addresses(model: MemoryEngine, space: str) -> list[Address]:
-    """Everything that a batch may point at."""
+    """Return every address that a batch may refer to."""
     found: list[Address] = []
     for part in model.export(space):
         found += [object_address(content.name) for content in part.objects]
@@ -361,7 +361,7 @@ def _addresses(model: MemoryEngine, space: str) -> list[Address]:
 
 
 def _outcome(action: Callable[[], Any]) -> Any:
-    """What an action gave back, or the class of what it raised."""
+    """Return the result of an action, or the class of its exception."""
     try:
         return action()
     except TreeringError as error:

@@ -1,7 +1,7 @@
-"""A portrait of a space: everything that can be read of it, as plain values that can be compared.
+"""A portrait of a space: everything readable in it, as plain values to compare.
 
-Two engines that were told the same have equal portraits (with ``times=False``, because their clocks
-differ), and so has one engine before and after something that must not change anything.
+Two engines with the same history have equal portraits (with ``times=False``, because their clocks differ),
+and so does one engine before and after an operation that must not change anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PAGE: Final = 7
 
 
 def portrait(engine: Engine, space: str, *, times: bool = True) -> Portrait:
-    """Everything in a space, by what it is."""
+    """Return everything in a space, by kind."""
     slices = list(engine.export(space))
     infos = {row.info.list: row.info for part in slices for row in part.lists}
     return {
@@ -49,7 +49,7 @@ def portrait(engine: Engine, space: str, *, times: bool = True) -> Portrait:
 def all_records(
     engine: Engine, space: str, query: EventQuery | None = None, *, limit: int = _PAGE
 ) -> list[Record]:
-    """Every record that a query finds, by pages."""
+    """Return all matching records, reading in pages."""
     query = query or EventQuery()
     found: list[Record] = []
     page = engine.scan(space, query, limit=limit)
@@ -61,7 +61,7 @@ def all_records(
 
 
 def all_refs(engine: Engine, space: str, prefix: str = "", *, limit: int = _PAGE) -> list[Ref]:
-    """Every ref below a prefix, by pages."""
+    """Return all refs with a prefix, reading in pages."""
     found: list[Ref] = []
     while page := engine.scan_refs(space, prefix, after=found[-1].name if found else None, limit=limit):
         found += page
@@ -69,22 +69,22 @@ def all_refs(engine: Engine, space: str, prefix: str = "", *, limit: int = _PAGE
 
 
 def cursor_behind(record: Record) -> str:
-    """Where a follower goes on reading in commit order."""
+    """Return the cursor after a record in commit order."""
     return encode_cursor(EventQuery(), record.event.ts_us, record.seq)
 
 
 def problems(engine: Engine, space: str) -> list[Problem]:
-    """What `check` finds wrong."""
+    """Return the problems found by `check`."""
     return [found for found in engine.check(space) if isinstance(found, Problem)]
 
 
 def same_receipt(one: Receipt, other: Receipt) -> bool:
-    """Whether two receipts are equal but for the time."""
+    """Whether two receipts are equal except for their times."""
     return _untimed(one) == _untimed(other)
 
 
 def _ref_rows(slices: list[Slice]) -> Iterator[RefRow]:
-    # A deletion of what never was may leave a row at version 0, or none; it means nothing either way.
+    # Deleting a ref that never existed may leave a row at version 0, or none.
     return (row for part in slices for row in part.refs if row.ref.version)
 
 
@@ -105,7 +105,7 @@ def _ref(ref: Ref, *, times: bool) -> Ref:
 
 
 def _ref_row(row: RefRow, *, times: bool) -> tuple[Ref, bool]:
-    # What a deleted ref held last may be kept or not; nobody can read it.
+    # The last value of a deleted ref may be kept or not; nobody can read it.
     ref = msgspec.structs.replace(row.ref, value=b"", links=()) if row.deleted else row.ref
     return _ref(ref, times=times), row.deleted
 

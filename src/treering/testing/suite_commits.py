@@ -1,4 +1,4 @@
-"""Commits: all or nothing, durable, idempotent, and harmless to their neighbours (invariants 1 to 4)."""
+"""Commits: all or nothing, durable, idempotent, and harmless to their neighbours."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ FAILURES: dict[str, tuple[Callable[[Draft], None], type[TreeringError]]] = {
 
 
 class CommitTests(EngineHarness):
-    """What one commit promises."""
+    """Atomicity, durability and idempotency of commits."""
 
-    def test_01_a_commit_brings_everything_at_once(self, engine: Engine, space: str) -> None:
+    def test_a_commit_applies_everything_at_once(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         small, large, list_at = batches.full_load(draft)
         receipt = engine.commit(draft.batch())
@@ -108,9 +108,7 @@ class CommitTests(EngineHarness):
             assert len(engine.search(space, SearchQuery(collection="notes", text="small")).hits) == 1
         assert not problems(engine, space)
 
-    def test_01_a_commit_that_breaks_off_is_there_whole_or_not_at_all(
-        self, engine: Engine, space: str
-    ) -> None:
+    def test_an_interrupted_commit_is_complete_or_absent(self, engine: Engine, space: str) -> None:
         """Every declared failpoint of a commit raises once. The same is done with SIGKILL in tests/faults."""
         engine.commit(Batch(id=new_id(), space=space))
         for number, name in enumerate(sorted(name for name in declared() if name.startswith("commit."))):
@@ -129,7 +127,7 @@ class CommitTests(EngineHarness):
             assert len(engine.read_list(space, f"f{number}/list", 0, 9)) == 3, name
             assert not problems(engine, space), name
 
-    def test_01_a_reader_never_sees_half_a_commit(self, engine: Engine, space: str) -> None:
+    def test_a_reader_never_sees_half_a_commit(self, engine: Engine, space: str) -> None:
         stop = threading.Event()
 
         def write() -> None:
@@ -153,7 +151,7 @@ class CommitTests(EngineHarness):
         assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
 
     @needs("durable")
-    def test_02_what_was_acknowledged_is_there_after_reopening(
+    def test_acknowledged_commits_survive_reopening(
         self, engine: Engine, space: str, open_engine: OpenEngine
     ) -> None:
         for number in range(5):
@@ -167,7 +165,7 @@ class CommitTests(EngineHarness):
         assert not problems(again, space)
 
     @needs("durable")
-    def test_02_what_was_submitted_is_finished_by_close(
+    def test_close_finishes_submitted_batches(
         self, engine: Engine, space: str, open_engine: OpenEngine
     ) -> None:
         futures = [engine.submit(batches.set_ref(space, f"r{number:03}")) for number in range(100)]
@@ -175,7 +173,7 @@ class CommitTests(EngineHarness):
         assert all(future.result(timeout=60).versions for future in futures)
         assert len(open_engine().scan_refs(space, "r")) == 100
 
-    def test_02_a_closed_engine_says_so(self, engine: Engine, space: str) -> None:
+    def test_a_closed_engine_raises_closed(self, engine: Engine, space: str) -> None:
         engine.commit(batches.set_ref(space, "r"))
         engine.close()
         engine.close()
@@ -184,9 +182,7 @@ class CommitTests(EngineHarness):
         with pytest.raises(Closed):
             engine.refs(space, ["r"])
 
-    def test_03_a_replay_changes_nothing_and_returns_the_first_receipt(
-        self, engine: Engine, space: str
-    ) -> None:
+    def test_a_replay_changes_nothing_and_returns_the_first_receipt(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         batches.full_load(draft)
         draft.add_to_ref("total", Add(delta=5), scope=batches.SCOPE)
@@ -196,7 +192,7 @@ class CommitTests(EngineHarness):
         assert engine.submit(draft.batch()).result(timeout=60) == first
         assert portrait(engine, space) == before
 
-    def test_03_a_replay_is_answered_before_any_precondition(self, engine: Engine, space: str) -> None:
+    def test_a_replay_is_answered_before_any_precondition(self, engine: Engine, space: str) -> None:
         """Even one that no longer holds, and even when the batch was changed in between."""
         batch = batches.set_ref(space, "head", b"1", expect=ABSENT)
         first = engine.commit(batch)
@@ -207,7 +203,7 @@ class CommitTests(EngineHarness):
         assert engine.refs(space, ["head"])["head"].value == b"2"
         assert not all_records(engine, space)
 
-    def test_03_of_concurrent_replays_one_commits(self, engine: Engine, space: str) -> None:
+    def test_one_of_concurrent_replays_commits(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         batches.full_load(draft)
         batch = draft.batch()
@@ -217,7 +213,7 @@ class CommitTests(EngineHarness):
         assert [record.seq for record in all_records(engine, space)] == [1, 2]
 
     @needs("durable")
-    def test_03_a_replay_after_reopening_is_a_replay(
+    def test_a_replay_after_reopening_is_a_replay(
         self, engine: Engine, space: str, open_engine: OpenEngine
     ) -> None:
         draft = Draft(space)
@@ -227,7 +223,7 @@ class CommitTests(EngineHarness):
         engine.close()
         assert open_engine().commit(draft.batch()) == first
 
-    def test_03_a_repeated_event_is_left_out(self, engine: Engine, space: str) -> None:
+    def test_a_repeated_event_is_skipped(self, engine: Engine, space: str) -> None:
         """Its sequence number is taken all the same. On another day the same id is another event."""
         engine.commit(batches.events(space, batches.call(id="a", name="first")))
         receipt = engine.commit(
@@ -245,7 +241,7 @@ class CommitTests(EngineHarness):
         assert engine.stats(space).events == 3
 
     @pytest.mark.parametrize("failure", FAILURES)
-    def test_04_a_failed_precondition_leaves_no_trace(self, engine: Engine, space: str, failure: str) -> None:
+    def test_a_failed_precondition_leaves_no_trace(self, engine: Engine, space: str, failure: str) -> None:
         engine.commit(batches.set_ref(space, "taken"))
         engine.commit(batches.append(space, "grown", "x", "y", at=0))
         before = portrait(engine, space)
@@ -262,14 +258,14 @@ class CommitTests(EngineHarness):
         batches.full_load(draft)
         assert engine.commit(draft.batch()).first_seq == 3
 
-    def test_04_a_failed_first_commit_does_not_make_a_space(self, engine: Engine, space: str) -> None:
+    def test_a_failed_first_commit_does_not_make_a_space(self, engine: Engine, space: str) -> None:
         with pytest.raises(Conflict):
             engine.commit(batches.set_ref(space, "head", expect=1))
         assert space not in engine.spaces()
         engine.commit(batches.set_ref(space, "head", expect=ABSENT))
         assert space in engine.spaces()
 
-    def test_04_a_failed_batch_does_not_touch_its_neighbours(self, engine: Engine, space: str) -> None:
+    def test_a_failed_batch_does_not_touch_its_neighbours(self, engine: Engine, space: str) -> None:
         """Those that happen to share a group commit with it."""
         engine.commit(batches.set_ref(space, "taken"))
         good: list[Batch] = []
@@ -290,7 +286,7 @@ class CommitTests(EngineHarness):
         assert not engine.scan_refs(space, "b")
         assert not problems(engine, space)
 
-    def test_04_batches_in_flight_see_the_ones_before_them(self, engine: Engine, space: str) -> None:
+    def test_batches_in_flight_see_the_ones_before_them(self, engine: Engine, space: str) -> None:
         """Also when they are written together: order of submission is order of commit."""
         futures = [
             engine.submit(batches.append(space, "list", f"item {number}", at=number)) for number in range(30)
@@ -321,7 +317,7 @@ class CommitTests(EngineHarness):
             "own slot missing",
         ],
     )
-    def test_04_what_cannot_be_stored_is_refused(self, engine: Engine, spoilt: Batch) -> None:
+    def test_invalid_batches_are_rejected(self, engine: Engine, spoilt: Batch) -> None:
         with pytest.raises(InvalidInput):
             engine.commit(spoilt)
         assert "s" not in engine.spaces()
@@ -329,7 +325,7 @@ class CommitTests(EngineHarness):
     @pytest.mark.parametrize(
         "text", ["plain", "with space", "a/b%c_d\\e", "ünï¢ødé", "👩‍👩‍👧", "'; DROP TABLE ref;--", "x" * 200]
     )
-    def test_04_any_readable_id_can_be_used_anywhere(self, engine: Engine, space: str, text: str) -> None:
+    def test_any_printable_id_can_be_used_anywhere(self, engine: Engine, space: str, text: str) -> None:
         draft = Draft(space, id=text)
         small = draft.put(batches.words("small"), scope=text)
         draft.append(text, batches.words("inline"), small, scope=text, at=0)
@@ -347,16 +343,16 @@ class CommitTests(EngineHarness):
         assert [ref.name for ref in engine.scan_refs(space, text)] == [text]
         assert not problems(engine, space)
 
-    def test_04_an_empty_batch_takes_one_number(self, engine: Engine, space: str) -> None:
+    def test_an_empty_batch_takes_one_number(self, engine: Engine, space: str) -> None:
         assert engine.commit(Batch(id="a", space=space)).last_seq == 1
         assert engine.commit(Batch(id="b", space=space)).first_seq == 2
 
-    def test_04_commit_times_grow(self, engine: Engine, space: str) -> None:
+    def test_commit_times_grow(self, engine: Engine, space: str) -> None:
         receipts = [engine.commit(Batch(id=new_id(), space=space)) for _ in range(20)]
         times = [receipt.committed_at_us for receipt in receipts]
         assert times == sorted(set(times))
 
-    def test_04_a_large_batch_is_one_commit(self, engine: Engine, space: str) -> None:
+    def test_a_large_batch_is_one_commit(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         for number in range(2000):
             body = draft.put(batches.words(f"body {number}"), scope=f"/run/{number % 7}")

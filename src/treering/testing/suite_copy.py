@@ -1,4 +1,4 @@
-"""Copies: an export loads into an equal space, and reading one holds up nobody (invariant 18)."""
+"""Copies: an export loads into an equal space, and reading one holds up nobody."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class CopyTests(EngineHarness):
-    """What export, load and snapshots promise."""
+    """The promises of export, load and snapshots."""
 
-    def test_18_an_export_loads_into_an_equal_space(self, engine: Engine, space: str) -> None:
+    def test_an_export_loads_into_an_equal_space(self, engine: Engine, space: str) -> None:
         """Sequence numbers, versions, times, tombstones and receipts included."""
         batch = _history(engine, space)
         copy = f"{space}-copy"
@@ -40,7 +40,7 @@ class CopyTests(EngineHarness):
         news = batches.set_ref(space, "gone")
         assert engine.commit(news).versions == engine.commit(_in(copy, news)).versions == {"gone": 3}
 
-    def test_18_loading_twice_changes_nothing(self, engine: Engine, space: str) -> None:
+    def test_loading_twice_changes_nothing(self, engine: Engine, space: str) -> None:
         _history(engine, space)
         copy = f"{space}-copy"
         slices = list(engine.export(space))
@@ -52,7 +52,7 @@ class CopyTests(EngineHarness):
         engine.reindex(copy)
         assert portrait(engine, copy) == portrait(engine, space)
 
-    def test_18_other_engines_load_it_and_are_loaded_from(self, engine: Engine, space: str) -> None:
+    def test_other_engines_load_it_and_are_loaded_from(self, engine: Engine, space: str) -> None:
         _history(engine, space)
         other = MemoryEngine()
         for part in engine.export(space):
@@ -67,21 +67,21 @@ class CopyTests(EngineHarness):
         assert portrait(engine, back) == portrait(engine, space)
         assert not problems(engine, back)
 
-    def test_18_an_export_continues_behind_any_position(self, engine: Engine, space: str) -> None:
+    def test_an_export_continues_behind_any_position(self, engine: Engine, space: str) -> None:
         _history(engine, space, size=700)
         slices = list(engine.export(space))
         assert len(slices) > 1
         for number, part in enumerate(slices):
             assert list(engine.export(space, after=part.position)) == slices[number + 1 :]
 
-    def test_18_an_export_is_in_loadable_order(self, engine: Engine, space: str) -> None:
+    def test_an_export_is_in_loadable_order(self, engine: Engine, space: str) -> None:
         _history(engine, space, size=50)
         known: set[str] = set()
         for part in engine.export(space):
             known |= _brings(part)
             assert _points_at(part) <= known
 
-    def test_18_no_iterator_holds_up_the_store(self, engine: Engine, space: str) -> None:
+    def test_no_iterator_blocks_the_store(self, engine: Engine, space: str) -> None:
         """Readers stop half-way; writers, a sweep and an erasure go on; then the readers finish."""
         _history(engine, space, size=600)
         export = engine.export(space)
@@ -98,7 +98,7 @@ class CopyTests(EngineHarness):
         list(check)
         assert engine.scan(space, EventQuery(), after=page.cursor, limit=10).records
 
-    def test_18_an_iterator_may_be_left_unfinished(self, engine: Engine, space: str) -> None:
+    def test_an_iterator_may_be_left_unfinished(self, engine: Engine, space: str) -> None:
         _history(engine, space, size=100)
         for _ in range(20):
             next(engine.export(space))
@@ -106,7 +106,7 @@ class CopyTests(EngineHarness):
         engine.commit(batches.set_ref(space, "after"))
         assert not problems(engine, space)
 
-    def test_18_stats_say_what_is_there(self, engine: Engine, space: str) -> None:
+    def test_stats_count_what_is_stored(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         batches.full_load(draft)
         receipt = engine.commit(draft.batch())
@@ -119,7 +119,7 @@ class CopyTests(EngineHarness):
         assert list(stats.growth_bytes) == [receipt.committed_at_us // 86_400_000_000]
 
     @needs("backup")
-    def test_18_a_snapshot_is_a_consistent_store(self, engine: Engine, space: str, tmp_path: Path) -> None:
+    def test_a_snapshot_is_a_consistent_store(self, engine: Engine, space: str, tmp_path: Path) -> None:
         _history(engine, space)
         before = portrait(engine, space)
         engine.snapshot_to(tmp_path / "snapshot")
@@ -133,7 +133,7 @@ class CopyTests(EngineHarness):
             copy.close()
         assert not engine.refs(space, ["in the snapshot"])
 
-    def test_20_without_backup_a_snapshot_is_unsupported(self, engine: Engine, tmp_path: Path) -> None:
+    def test_without_backup_a_snapshot_is_unsupported(self, engine: Engine, tmp_path: Path) -> None:
         if not engine.caps.backup:
             with pytest.raises(Unsupported):
                 engine.snapshot_to(tmp_path / "snapshot")

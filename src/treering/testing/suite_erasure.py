@@ -1,4 +1,4 @@
-"""Erasure: what was forgotten is gone, and what had to stay is named (invariant 16)."""
+"""Erasure: what was forgotten is gone, and what had to stay is named."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ A, B, C = "/thread/a", "/thread/b", "/thread/c"
 
 
 class ErasureTests(EngineHarness):
-    """What `erase` promises."""
+    """The promises of `erase`."""
 
-    def test_16_a_scope_goes_with_all_that_is_its_own(self, engine: Engine, space: str) -> None:
+    def test_erasing_a_scope_removes_all_its_data(self, engine: Engine, space: str) -> None:
         addresses = {scope: _fill(engine, space, scope) for scope in (A, B)}
         untouched = _of_scope(engine, space, B)
         erased = engine.erase(space, Erasure(scopes=(A,)))
@@ -45,7 +45,7 @@ class ErasureTests(EngineHarness):
         assert not problems(engine, space)
         assert engine.erase(space, Erasure(scopes=(A,))) == Erased(proof=erased.proof)
 
-    def test_16_nothing_of_it_is_read_anywhere(self, engine: Engine, space: str) -> None:
+    def test_erased_data_cannot_be_read_anywhere(self, engine: Engine, space: str) -> None:
         """Also not in an export, and not of a ref that was deleted before."""
         canary = f"canary{random.Random(16).randrange(10**12)}"
         scope = _fill_with(engine, space, canary)
@@ -59,7 +59,7 @@ class ErasureTests(EngineHarness):
             assert not engine.search(space, SearchQuery(collection="notes", text=canary)).hits
         assert not problems(engine, space)
 
-    def test_16_no_byte_of_it_is_left_in_storage(
+    def test_no_erased_byte_is_left_in_storage(
         self, engine: Engine, space: str, storage: Path | None
     ) -> None:
         """For engines that say where their bytes lie; the others prove it by query, and say so."""
@@ -75,7 +75,7 @@ class ErasureTests(EngineHarness):
             assert not _bytes_found(storage, canary)
         assert not problems(engine, space)
 
-    def test_16_shared_objects_stay_and_are_named(self, engine: Engine, space: str) -> None:
+    def test_shared_objects_are_kept_and_listed(self, engine: Engine, space: str) -> None:
         shared, own = batches.noise(5000, seed=1), batches.noise(5000, seed=2)
         for scope, contents in ((A, [shared, own]), (B, [shared])):
             draft = Draft(space)
@@ -91,7 +91,7 @@ class ErasureTests(EngineHarness):
         assert (erased.objects, erased.kept) == (1, {})
         assert engine.stats(space).objects == 0
 
-    def test_16_a_slot_that_another_scope_links_stays_and_is_named(self, engine: Engine, space: str) -> None:
+    def test_a_slot_linked_by_another_scope_is_kept_and_listed(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         slots = [draft.put(batches.words(f"{number}"), scope=A) for number in range(2)]
         draft.set_ref("a", b"", scope=A, links=tuple(slots))
@@ -104,7 +104,7 @@ class ErasureTests(EngineHarness):
         assert engine.get(space, [slots[1]]) == [batches.words("1")]
         assert not problems(engine, space)
 
-    def test_16_one_commit_may_hold_several_scopes(self, engine: Engine, space: str) -> None:
+    def test_one_commit_may_hold_several_scopes(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         addresses = {scope: draft.put(batches.words(scope), scope=scope) for scope in (A, B, C)}
         for scope, address in addresses.items():
@@ -114,14 +114,14 @@ class ErasureTests(EngineHarness):
         assert (erased.events, erased.bodies) == (2, 2)
         assert engine.get(space, [addresses[B]]) == [batches.words(B)]
 
-    def test_16_what_is_young_and_unshared_goes_at_once(self, engine: Engine, space: str) -> None:
+    def test_recent_unshared_content_is_erased_immediately(self, engine: Engine, space: str) -> None:
         """An erasure does not wait for any grace period."""
         _fill(engine, space, A)
         engine.erase(space, Erasure(scopes=(A,)))
         stats = engine.stats(space)
         assert (stats.objects, stats.lists, stats.events, stats.refs, stats.texts) == (0, 0, 0, 0, 0)
 
-    def test_16_a_fork_of_an_erased_list_needs_cascade(self, engine: Engine, space: str) -> None:
+    def test_a_fork_of_an_erased_list_needs_cascade(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l", "a", "b", at=0, scope=A))
         engine.commit(batches.append(space, "fork", "x", at=1, parent="l", scope=B))
         engine.commit(batches.append(space, "fork of fork", "y", at=2, parent="fork", scope=C))
@@ -135,14 +135,14 @@ class ErasureTests(EngineHarness):
         assert (erased.lists, erased.refs) == (3, 1)
         assert not problems(engine, space)
 
-    def test_16_a_fork_can_be_erased_alone(self, engine: Engine, space: str) -> None:
+    def test_a_fork_can_be_erased_alone(self, engine: Engine, space: str) -> None:
         shared = batches.noise(5000)
         engine.commit(batches.append(space, "l", "a", shared, at=0, scope=A))
         engine.commit(batches.append(space, "fork", "x", at=2, parent="l", scope=B))
         assert engine.erase(space, Erasure(scopes=(B,))).lists == 1
         assert engine.read_list(space, "l", 0, 9) == [batches.words("a"), shared]
 
-    def test_16_a_record_that_holds_an_erased_list_needs_cascade(self, engine: Engine, space: str) -> None:
+    def test_a_record_that_holds_an_erased_list_needs_cascade(self, engine: Engine, space: str) -> None:
         """A fork may also be no more than a ref (or an event) of another scope that links the list."""
         engine.commit(batches.append(space, "l", "a", at=0, scope=A))
         engine.commit(batches.set_ref(space, "b", scope=B, links=(list_address("l"),)))
@@ -154,7 +154,7 @@ class ErasureTests(EngineHarness):
         erased = engine.erase(space, Erasure(scopes=(A,), cascade=True))
         assert (erased.lists, erased.refs, erased.events) == (1, 1, 1)
 
-    def test_16_single_events_go_with_the_content_behind_them(self, engine: Engine, space: str) -> None:
+    def test_single_events_go_with_the_content_behind_them(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         shared = draft.put(batches.noise(5000, seed=1), scope=A)
         lone = draft.put(batches.noise(5000, seed=2), scope=A)
@@ -168,7 +168,7 @@ class ErasureTests(EngineHarness):
         assert not problems(engine, space)
         assert engine.commit(batches.events(space, batches.event(id="one"))).new_events == 1
 
-    def test_16_single_refs_and_lists_go(self, engine: Engine, space: str) -> None:
+    def test_single_refs_and_lists_can_be_erased(self, engine: Engine, space: str) -> None:
         large = batches.noise(5000)
         engine.commit(batches.append(space, "l", "a", at=0, scope=A))
         engine.commit(batches.append(space, "m", "a", at=0, scope=A))
@@ -184,7 +184,7 @@ class ErasureTests(EngineHarness):
         assert engine.list_info(space, "m") is not None
         assert not problems(engine, space)
 
-    def test_16_a_list_that_something_holds_is_not_erased_from_under_it(
+    def test_a_list_that_something_holds_is_not_erased_from_under_it(
         self, engine: Engine, space: str
     ) -> None:
         engine.commit(batches.append(space, "l", "a", at=0, scope=A))
@@ -193,14 +193,14 @@ class ErasureTests(EngineHarness):
             engine.erase(space, Erasure(lists=("l",)))
         assert engine.erase(space, Erasure(lists=("l",), refs=("r",))).lists == 1
 
-    def test_16_an_erased_ref_was_never_there(self, engine: Engine, space: str) -> None:
+    def test_an_erased_ref_was_never_there(self, engine: Engine, space: str) -> None:
         """Its name may be what had to be forgotten, so no tombstone stays and versions begin again."""
         engine.commit(batches.set_ref(space, "head", scope=A))
         engine.commit(batches.set_ref(space, "head", scope=A))
         engine.erase(space, Erasure(scopes=(A,)))
         assert engine.commit(batches.set_ref(space, "head", expect=ABSENT)).versions == {"head": 1}
 
-    def test_16_a_replay_does_not_bring_it_back(self, engine: Engine, space: str) -> None:
+    def test_a_replay_does_not_restore_erased_data(self, engine: Engine, space: str) -> None:
         """The batch is still known, but its receipt no longer names what was erased."""
         draft = Draft(space)
         batches.full_load(draft, scope=A)
@@ -216,7 +216,7 @@ class ErasureTests(EngineHarness):
         assert not all_records(engine, space)
         assert not engine.scan_refs(space, "")
 
-    def test_16_an_erasure_is_not_seen_by_followers(self, engine: Engine, space: str) -> None:
+    def test_an_erasure_is_not_seen_by_followers(self, engine: Engine, space: str) -> None:
         for number in range(6):
             engine.commit(batches.events(space, batches.event(id=f"{number}", scope=(A, B)[number % 2])))
         engine.erase(space, Erasure(scopes=(A,)))
@@ -226,7 +226,7 @@ class ErasureTests(EngineHarness):
             (6, "5"),
         ]
 
-    def test_16_what_has_a_new_one_of_its_name_stays(self, engine: Engine, space: str) -> None:
+    def test_data_is_kept_if_its_name_exists_again(self, engine: Engine, space: str) -> None:
         _fill(engine, space, A)
         before = portrait(engine, space)
         plan = Erasure(scopes=(A,), absent=("nobody", f"{A}/head"))
@@ -238,7 +238,7 @@ class ErasureTests(EngineHarness):
         assert engine.erase(space, plan).lists == 1
         assert not engine.scan_scopes(space, A)
 
-    def test_16_erasing_nothing_changes_nothing(self, engine: Engine, space: str) -> None:
+    def test_erasing_nothing_changes_nothing(self, engine: Engine, space: str) -> None:
         _fill(engine, space, A)
         before = portrait(engine, space)
         for plan in (
@@ -251,7 +251,7 @@ class ErasureTests(EngineHarness):
         assert portrait(engine, space) == before
 
     @needs("search")
-    def test_16_other_texts_are_still_found(self, engine: Engine, space: str) -> None:
+    def test_other_texts_are_still_found(self, engine: Engine, space: str) -> None:
         engine.commit(batches.index_text(space, "a", "a quiet forest", scope=A))
         engine.commit(batches.index_text(space, "b", "a loud forest", scope=B))
         assert engine.erase(space, Erasure(scopes=(A,), secure=True)).texts == 1

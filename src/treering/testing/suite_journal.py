@@ -1,4 +1,4 @@
-"""The journal: growing numbers, followers that miss nothing, pages that hold still (invariants 5 and 17)."""
+"""The journal: growing numbers, followers that miss nothing, pages that hold still."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ORDERS = [
 class JournalTests(EngineHarness):
     """What the journal promises."""
 
-    def test_05_an_event_reads_back_as_it_was_written(self, engine: Engine, space: str) -> None:
+    def test_an_event_reads_back_as_it_was_written(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         body = draft.put(batches.words("body"), scope="/run/r")
         large = draft.put(batches.noise(5000), scope="/run/r")
@@ -58,7 +58,7 @@ class JournalTests(EngineHarness):
             (draft.id, receipt.committed_at_us)
         }
 
-    def test_05_sequence_numbers_grow_and_are_never_reused(self, engine: Engine, space: str) -> None:
+    def test_sequence_numbers_grow_and_are_never_reused(self, engine: Engine, space: str) -> None:
         """Not after an erasure of the newest rows, either."""
         sizes = (1, 3, 0, 2, 0, 1)
         expected = 1
@@ -72,7 +72,7 @@ class JournalTests(EngineHarness):
         assert engine.commit(batches.events(space, batches.event())).first_seq == expected
 
     @needs("durable")
-    def test_05_numbers_go_on_after_reopening(
+    def test_sequence_numbers_continue_after_reopening(
         self, engine: Engine, space: str, open_engine: OpenEngine
     ) -> None:
         engine.commit(batches.events(space, batches.event(), batches.event()))
@@ -81,7 +81,7 @@ class JournalTests(EngineHarness):
         assert open_engine().commit(batches.events(space, batches.event())).first_seq == 3
 
     @needs("follow")
-    def test_05_a_follower_sees_every_event_once_and_in_order(self, engine: Engine, space: str) -> None:
+    def test_a_follower_sees_every_event_once_and_in_order(self, engine: Engine, space: str) -> None:
         """With concurrent writers: what a follower has passed is never filled in behind it."""
         writers, commits = 4, 25
         followed: list[Record] = []
@@ -119,7 +119,7 @@ class JournalTests(EngineHarness):
         assert followed == all_records(engine, space, limit=1000)
 
     @needs("follow")
-    def test_05_waiting_ends_with_news_or_with_time(self, engine: Engine, space: str) -> None:
+    def test_waiting_ends_with_news_or_with_time(self, engine: Engine, space: str) -> None:
         assert engine.wait(space, 0, seconds=0) == 0
         started = time.monotonic()
         assert engine.wait(space, 0, seconds=0.2) == 0
@@ -136,7 +136,7 @@ class JournalTests(EngineHarness):
         assert time.monotonic() - started < 10
 
     @needs("follow", "shared_writers")
-    def test_05_a_follower_hears_of_another_engine(
+    def test_a_follower_sees_commits_of_another_engine(
         self, engine: Engine, space: str, open_engine: OpenEngine
     ) -> None:
         other = open_engine()
@@ -150,7 +150,7 @@ class JournalTests(EngineHarness):
         assert time.monotonic() - started < 10
 
     @pytest.mark.parametrize("query", ORDERS, ids=["seq", "newest seq", "time", "newest time"])
-    def test_17_pages_join_to_the_whole_in_order(self, engine: Engine, space: str, query: EventQuery) -> None:
+    def test_pages_join_to_the_whole_in_order(self, engine: Engine, space: str, query: EventQuery) -> None:
         _some_events(engine, space)
         found = all_records(engine, space, query, limit=10_000)
         assert len(found) == 40
@@ -161,7 +161,7 @@ class JournalTests(EngineHarness):
         assert engine.scan(space, query, limit=41).cursor is None
 
     @pytest.mark.parametrize("query", ORDERS, ids=["seq", "newest seq", "time", "newest time"])
-    def test_17_paging_under_inserts_neither_repeats_nor_skips(
+    def test_paging_under_inserts_neither_repeats_nor_skips(
         self, engine: Engine, space: str, query: EventQuery
     ) -> None:
         _some_events(engine, space)
@@ -185,7 +185,7 @@ class JournalTests(EngineHarness):
         assert existed <= set(seen)
 
     @pytest.mark.parametrize("order", ["seq", "time"])
-    def test_17_events_are_found_by_what_they_are(self, engine: Engine, space: str, order: Any) -> None:
+    def test_events_are_found_by_what_they_are(self, engine: Engine, space: str, order: Any) -> None:
         events = _some_events(engine, space)
         queries: dict[str, dict[str, Any]] = {
             "kinds": {"kinds": ("call", "note")},
@@ -215,7 +215,7 @@ class JournalTests(EngineHarness):
                 assert found == (expected[::-1] if newest_first else expected), name
 
     @pytest.mark.parametrize("order", ORDERS, ids=["seq", "newest seq", "time", "newest time"])
-    def test_17_a_brief_page_has_the_same_events_and_their_data(
+    def test_a_brief_page_has_the_same_events_and_their_data(
         self, engine: Engine, space: str, order: EventQuery
     ) -> None:
         _some_events(engine, space)
@@ -234,12 +234,12 @@ class JournalTests(EngineHarness):
         found = all_records(engine, space, EventQuery(scope=scope, brief=True))
         assert [record.event.body for record in found if record.event.data is None] == [apart]
 
-    def test_17_a_time_range_has_its_start_and_not_its_end(self, engine: Engine, space: str) -> None:
+    def test_a_time_range_has_its_start_and_not_its_end(self, engine: Engine, space: str) -> None:
         engine.commit(batches.events(space, *[batches.event(id=f"{ts}", ts_us=ts) for ts in (1, 2, 3)]))
         found = engine.scan(space, EventQuery(since_us=1, until_us=3)).records
         assert [record.event.id for record in found] == ["1", "2"]
 
-    def test_17_a_follower_continues_behind_a_record(self, engine: Engine, space: str) -> None:
+    def test_a_follower_continues_behind_a_record(self, engine: Engine, space: str) -> None:
         _some_events(engine, space)
         found = all_records(engine, space, limit=1000)
         page = engine.scan(space, EventQuery(), after=cursor_behind(found[-1]))
@@ -248,14 +248,14 @@ class JournalTests(EngineHarness):
         page = engine.scan(space, EventQuery(), after=cursor_behind(found[-1]))
         assert [record.event.id for record in page.records] == ["news"]
 
-    def test_17_a_cursor_of_another_order_is_refused(self, engine: Engine, space: str) -> None:
+    def test_a_cursor_of_another_order_is_refused(self, engine: Engine, space: str) -> None:
         engine.commit(batches.events(space, batches.event()))
         for order, cursor in (("seq", "abc"), ("seq", "1.2"), ("time", "x.y"), ("time", "")):
             with pytest.raises(InvalidInput, match="cursor"):
                 engine.scan(space, EventQuery(order=order), after=cursor)  # pyright: ignore[reportArgumentType]
 
     @pytest.mark.parametrize("limit", [0, -1, 10_001])
-    def test_17_a_page_has_a_sensible_size(self, engine: Engine, space: str, limit: int) -> None:
+    def test_a_page_has_a_sensible_size(self, engine: Engine, space: str, limit: int) -> None:
         with pytest.raises(InvalidInput, match="limit"):
             engine.scan(space, EventQuery(), limit=limit)
 

@@ -1,4 +1,4 @@
-"""Lists: append-only, with parents, so that a fork shares its past (invariants 11 and 12)."""
+"""Lists: append-only, with parents, so that a fork shares its past."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ListTests(EngineHarness):
     """What a list promises."""
 
-    def test_11_a_list_reads_back_in_order(self, engine: Engine, space: str) -> None:
+    def test_a_list_reads_back_in_order(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l", "a", "b", at=0))
         engine.commit(batches.append(space, "l", "c", at=2))
         assert _read(engine, space, "l") == ["a", "b", "c"]
@@ -36,13 +36,13 @@ class ListTests(EngineHarness):
             list="l", scope=batches.SCOPE, parent=None, start=0, length=3, depth=0
         )
 
-    def test_11_a_list_that_is_not_there(self, engine: Engine, space: str) -> None:
+    def test_a_list_that_is_not_there(self, engine: Engine, space: str) -> None:
         assert engine.list_info(space, "l") is None
         assert engine.lineage(space, "l") == []
         with pytest.raises(NotFound, match="'l'"):
             engine.read_list(space, "l", 0, 1)
 
-    def test_11_items_are_content_of_any_kind_or_addresses(self, engine: Engine, space: str) -> None:
+    def test_items_are_content_of_any_kind_or_addresses(self, engine: Engine, space: str) -> None:
         kept = batches.noise(6000)
         engine.stage(space, [kept])
         draft = Draft(space)
@@ -55,7 +55,7 @@ class ListTests(EngineHarness):
         expected = [batches.words(""), batches.words("slot"), kept, large]
         assert engine.read_list(space, "l", 0, 9) == expected
 
-    def test_11_appending_at_another_length_is_a_conflict(self, engine: Engine, space: str) -> None:
+    def test_appending_at_another_length_is_a_conflict(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l", "a", "b", at=0))
         for at in (0, 1, 3):
             with pytest.raises(ListMoved, match="'l'"):
@@ -64,7 +64,7 @@ class ListTests(EngineHarness):
             engine.commit(batches.append(space, "new", "x", at=2))
         assert _read(engine, space, "l") == ["a", "b"]
 
-    def test_11_of_racing_appends_one_wins(self, engine: Engine, space: str) -> None:
+    def test_of_racing_appends_one_wins(self, engine: Engine, space: str) -> None:
         for length in range(6):
             racing = [batches.append(space, "l", f"{racer}", at=length) for racer in range(5)]
             outcomes = at_once(*[lambda batch=batch: engine.commit(batch) for batch in racing])
@@ -72,7 +72,7 @@ class ListTests(EngineHarness):
             assert len(winners) == 1
             assert _read(engine, space, "l", length, length + 9) == winners
 
-    def test_11_a_fork_shares_its_past_and_goes_its_own_way(self, engine: Engine, space: str) -> None:
+    def test_a_fork_shares_its_past_and_goes_its_own_way(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l", "a", "b", "c", at=0))
         engine.commit(batches.append(space, "fork", "x", at=2, parent="l"))
         engine.commit(batches.append(space, "l", "d", at=3))
@@ -84,14 +84,14 @@ class ListTests(EngineHarness):
             ListInfo(list="l", scope=batches.SCOPE, parent=None, start=0, length=4, depth=0),
         ]
 
-    def test_11_a_fork_may_begin_empty(self, engine: Engine, space: str) -> None:
+    def test_a_fork_may_begin_empty(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l", "a", "b", at=0))
         engine.commit(batches.append(space, "fork", at=1, parent="l"))
         assert _read(engine, space, "fork") == ["a"]
         engine.commit(batches.append(space, "fork", "x", at=1, parent="l"))
         assert _read(engine, space, "fork") == ["a", "x"]
 
-    def test_11_what_was_read_at_a_length_never_changes(self, engine: Engine, space: str) -> None:
+    def test_what_was_read_at_a_length_never_changes(self, engine: Engine, space: str) -> None:
         """Forks, appends and sweeps happen; every range that was ever there reads the same."""
         chance = random.Random(11)
         model: dict[str, list[str]] = {"l0": []}
@@ -119,7 +119,7 @@ class ListTests(EngineHarness):
             assert _read(engine, space, name, start, stop) == items[start:stop]
         assert not problems(engine, space)
 
-    def test_11_a_batch_may_append_twice_and_fork_what_it_made(self, engine: Engine, space: str) -> None:
+    def test_a_batch_may_append_twice_and_fork_what_it_made(self, engine: Engine, space: str) -> None:
         def grow(list_id: str, *items: str, at: int, parent: str | None = None) -> Append:
             contents = tuple(map(batches.words, items))
             return Append(list=list_id, scope=batches.SCOPE, at=at, items=contents, parent=parent)
@@ -132,7 +132,7 @@ class ListTests(EngineHarness):
         with pytest.raises(InvalidInput, match="'l'"):
             engine.commit(Batch(id=new_id(), space=space, lists=out_of_order))
 
-    def test_11_a_fork_has_a_parent_that_is_long_enough(self, engine: Engine, space: str) -> None:
+    def test_a_fork_has_a_parent_that_is_long_enough(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l", "a", "b", at=0))
         with pytest.raises(Conflict, match="'l'"):
             engine.commit(batches.append(space, "fork", "x", at=3, parent="l"))
@@ -140,7 +140,7 @@ class ListTests(EngineHarness):
             engine.commit(batches.append(space, "fork", "x", at=1, parent="nothing"))
         assert engine.list_info(space, "fork") is None
 
-    def test_11_a_list_keeps_its_parent(self, engine: Engine, space: str) -> None:
+    def test_a_list_keeps_its_parent(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l", "a", "b", at=0))
         engine.commit(batches.append(space, "m", "a", "b", at=0))
         engine.commit(batches.append(space, "fork", "x", at=1, parent="l"))
@@ -149,7 +149,7 @@ class ListTests(EngineHarness):
                 engine.commit(batches.append(space, wrong[0], "y", at=wrong[2], parent=wrong[1]))
         engine.commit(batches.append(space, "fork", "y", at=2, parent="l"))
 
-    def test_11_a_list_keeps_its_scope(self, engine: Engine, space: str) -> None:
+    def test_a_list_keeps_its_scope(self, engine: Engine, space: str) -> None:
         """What is appended is erased with the list, so it must not belong to another scope."""
         engine.commit(batches.append(space, "l", "a", at=0))
         with pytest.raises(Conflict, match="scope"):
@@ -159,7 +159,7 @@ class ListTests(EngineHarness):
         assert info is not None
         assert info.scope == batches.OTHER_SCOPE
 
-    def test_11_a_lineage_is_not_endless(self, engine: Engine, space: str) -> None:
+    def test_a_lineage_is_not_endless(self, engine: Engine, space: str) -> None:
         engine.commit(batches.append(space, "l0", "a", at=0))
         for depth in range(1, MAX_DEPTH + 1):
             engine.commit(batches.append(space, f"l{depth}", f"{depth}", at=depth, parent=f"l{depth - 1}"))
@@ -169,7 +169,7 @@ class ListTests(EngineHarness):
         with pytest.raises(InvalidInput, match="flatten"):
             engine.commit(batches.append(space, "too deep", "x", at=1, parent=deepest))
 
-    def test_12_a_fork_and_a_rewind_write_the_same_few_bytes_however_long_the_past(
+    def test_a_fork_and_a_rewind_write_the_same_few_bytes_however_long_the_past(
         self, engine: Engine, space: str
     ) -> None:
         costs: list[int] = []

@@ -1,4 +1,4 @@
-"""Objects and slots: every address that a store hands out resolves and verifies (invariants 8 and 10)."""
+"""Objects and slots: every address that a store hands out resolves and verifies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class ObjectTests(EngineHarness):
     """What content promises."""
 
-    def test_08_content_reads_back_as_it_was_put(self, engine: Engine, space: str) -> None:
+    def test_content_reads_back_as_it_was_put(self, engine: Engine, space: str) -> None:
         """Any kind, any size, in the order asked for, and as often as asked for."""
         draft = Draft(space)
         contents = [
@@ -51,7 +51,7 @@ class ObjectTests(EngineHarness):
         assert not problems(engine, space)
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_08_equal_bytes_of_different_kinds_are_different_objects(
+    def test_equal_bytes_of_different_kinds_are_different_objects(
         self, engine: Engine, space: str, kind: str
     ) -> None:
         """Trees are read back as they are, too; an empty one is ``[1, []]`` in MessagePack."""
@@ -64,13 +64,13 @@ class ObjectTests(EngineHarness):
     @pytest.mark.parametrize(
         "address", [object_address("a" * 64), slot_address("nobody", 0, 0)], ids=["object", "slot"]
     )
-    def test_08_what_is_not_there_is_not_found(self, engine: Engine, space: str, address: Address) -> None:
+    def test_what_is_not_there_is_not_found(self, engine: Engine, space: str, address: Address) -> None:
         engine.commit(batches.set_ref(space, "r"))
         with pytest.raises(NotFound) as caught:
             engine.get(space, [address])
         assert address[:20] in str(caught.value)
 
-    def test_08_a_slot_past_the_end_is_not_found(self, engine: Engine, space: str) -> None:
+    def test_a_slot_past_the_end_is_not_found(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         address = draft.put(batches.words("x"), scope="s")
         engine.commit(draft.batch())
@@ -82,14 +82,12 @@ class ObjectTests(EngineHarness):
     @pytest.mark.parametrize(
         "address", ["", "o:short", "o:" + "G" * 64, "s:x", "s:x:1", "x:y", list_address("l")]
     )
-    def test_08_what_is_no_address_of_content_is_refused(
-        self, engine: Engine, space: str, address: str
-    ) -> None:
+    def test_what_is_no_address_of_content_is_refused(self, engine: Engine, space: str, address: str) -> None:
         engine.commit(batches.set_ref(space, "r"))
         with pytest.raises(InvalidInput):
             engine.get(space, [Address(address)])
 
-    def test_08_many_contents_are_read_at_once(self, engine: Engine, space: str) -> None:
+    def test_many_contents_are_read_at_once(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         contents = [batches.words(f"content {number}") for number in range(1500)]
         contents += [batches.noise(4200, seed=number) for number in range(50)]
@@ -97,7 +95,7 @@ class ObjectTests(EngineHarness):
         engine.commit(draft.batch())
         assert engine.get(space, addresses) == contents
 
-    def test_08_equal_content_is_stored_once(self, engine: Engine, space: str) -> None:
+    def test_equal_content_is_stored_once(self, engine: Engine, space: str) -> None:
         content = batches.noise(50_000)
         for number in range(3):
             draft = Draft(space)
@@ -106,7 +104,7 @@ class ObjectTests(EngineHarness):
         engine.stage(space, [content])
         assert engine.stats(space).objects == 1
 
-    def test_08_a_commit_names_all_objects_that_it_misses(self, engine: Engine, space: str) -> None:
+    def test_a_commit_names_all_objects_that_it_misses(self, engine: Engine, space: str) -> None:
         here, missing = (
             batches.noise(5000, seed=1),
             [batches.noise(5000, seed=2), batches.noise(5000, seed=3)],
@@ -125,7 +123,7 @@ class ObjectTests(EngineHarness):
         engine.stage(space, missing)
         assert engine.commit(batch).versions == {"r": 1}
 
-    def test_08_a_batch_may_point_at_what_it_brings(self, engine: Engine, space: str) -> None:
+    def test_a_batch_may_point_at_what_it_brings(self, engine: Engine, space: str) -> None:
         content = batches.noise(5000)
         draft = Draft(space)
         draft.put(content, scope="s")
@@ -135,7 +133,7 @@ class ObjectTests(EngineHarness):
         engine.commit(draft.batch())
         assert engine.read_list(space, "l", 0, 1) == [content]
 
-    def test_08_slots_of_earlier_commits_can_be_linked(self, engine: Engine, space: str) -> None:
+    def test_slots_of_earlier_commits_can_be_linked(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         address = draft.put(batches.words("x"), scope="s")
         draft.event(batches.event(body=address))
@@ -145,7 +143,7 @@ class ObjectTests(EngineHarness):
             engine.commit(batches.set_ref(space, "r", links=(slot_address("nobody", 0, 0),)))
         assert engine.refs(space, ["r"])["r"].links == (address,)
 
-    def test_10_staging_takes_an_iterator_and_gives_names_in_order(self, engine: Engine, space: str) -> None:
+    def test_staging_takes_an_iterator_and_gives_names_in_order(self, engine: Engine, space: str) -> None:
         contents = [batches.noise(20_000, seed=number) for number in range(40)]
         taken: list[int] = []
 
@@ -163,12 +161,12 @@ class ObjectTests(EngineHarness):
         assert engine.stage(space, contents) == names
         assert engine.stage(space, []) == []
 
-    def test_10_what_is_staged_is_in_no_list_ref_or_journal(self, engine: Engine, space: str) -> None:
+    def test_what_is_staged_is_in_no_list_ref_or_journal(self, engine: Engine, space: str) -> None:
         engine.stage(space, [batches.noise(5000)])
         stats = engine.stats(space)
         assert (stats.objects, stats.events, stats.refs, stats.lists, stats.commits) == (1, 0, 0, 0, 0)
 
-    def test_08_a_check_reads_everything_and_says_how_much(self, engine: Engine, space: str) -> None:
+    def test_a_check_reads_everything_and_says_how_much(self, engine: Engine, space: str) -> None:
         for number in range(5):
             draft = Draft(space)
             batches.full_load(draft, key=f"k{number}" + "x" * number)
@@ -183,6 +181,6 @@ class ObjectTests(EngineHarness):
         assert isinstance(quick, Checked)
         assert (quick.events, quick.refs) == (10, 5)
 
-    def test_08_an_empty_space_checks_clean(self, engine: Engine, space: str) -> None:
+    def test_an_empty_space_checks_clean(self, engine: Engine, space: str) -> None:
         engine.commit(Batch(id=new_id(), space=space))
         assert list(engine.check(space))[-1] == Checked()

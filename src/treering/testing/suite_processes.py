@@ -1,4 +1,9 @@
-"""Processes: an acknowledged write is read anywhere, and a fork harms nobody (invariants 6 and 19)."""
+"""Processes and leases: what several processes that share a store may rely on.
+
+An acknowledged write is read everywhere, and a fork harms neither parent nor child. A lease has one holder,
+its tokens grow, and a fence stops a holder that lost it. The clock of a lease is the store's, so the tests of
+leases wait in real time, with margins.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,8 @@ from treering.core.batch import ABSENT, Add, Batch, Draft, RefChange
 from treering.core.content import list_address
 from treering.core.ids import new_id
 from treering.core.query import EventQuery
-from treering.errors import Conflict
+from treering.core.records import Lease
+from treering.errors import Conflict, Fenced
 from treering.testing import batches
 from treering.testing.harness import EngineHarness, at_once, needs
 from treering.testing.portrait import all_records, portrait, problems
@@ -27,19 +33,138 @@ if TYPE_CHECKING:
     from treering.core.engine import Engine
     from treering.testing.harness import OpenEngine
 
+
+class LeaseTests(EngineHarness):
+    """The promises of leases."""
+
+    @needs("claim")
+    def test_a_claim_has_one_holder(self, engine: Engine, space: str) -> None:
+        lease = engine.claim(space, "job", holder="a", seconds=60)
+        assert lease is not None
+        assert (lease.space, lease.name, lease.holder) == (space, "job", "a")
+        assert engine.claim(space, "job", holder="b", seconds=60) is None
+        assert engine.claim(space, "other job", holder="b", seconds=60) is not None
+
+    @needs("claim")
+    def test_the_holder_renews_under_the_same_token(self, engine: Engine, space: str) -> None:
+        lease = _claim(engine, space, "a", seconds=10)
+        again = _claim(engine, space, "a", seconds=60)
+        assert again.token == lease.token
+        assert again.expires_at_us > lease.expires_at_us
+        longer = engine.heartbeat(lease, seconds=120)
+        assert longer is not None
+        assert longer.token == lease.token
+        assert longer.expires_at_us > again.expires_at_us
+
+    @needs("claim")
+    def test_the_token_grows_with_every_change_of_holder(self, engine: Engine, space: str) -> None:
+        tokens: list[int] = []
+        for holder in ("a", "b", "b", "a"):
+            lease = _claim(engine, space, holder, seconds=60)
+            tokens.append(lease.token)
+            engine.release(lease)
+        assert tokens == sorted(set(tokens))
+
+    @needs("claim")
+    def test_an_expired_lease_can_be_claimed_and_is_lost(self, engine: Engine, space: str) -> None:
+        lease = _claim(engine, space, "a", seconds=0.1)
+        time.sleep(0.15)
+        assert engine.heartbeat(lease, seconds=60) is None
+        taken = _claim(engine, space, "b", seconds=60)
+        assert taken.token > lease.token
+        assert engine.heartbeat(lease, seconds=60) is None
+        engine.release(lease)
+        assert engine.claim(space, "job", holder="a", seconds=60) is None
+
+    @needs("claim")
+    def test_after_expiry_even_the_same_holder_gets_a_larger_token(self, engine: Engine, space: str) -> None:
+        lease = _claim(engine, space, "a", seconds=0.1)
+        time.sleep(0.15)
+        assert _claim(engine, space, "a", seconds=60).token > lease.token
+
+    @needs("claim")
+    def test_of_racing_claims_one_wins(self, engine: Engine, space: str) -> None:
+        outcomes = at_once(
+            *[
+                lambda holder=f"h{number}": engine.claim(space, "job", holder=holder, seconds=60)
+                for number in range(8)
+            ]
+        )
+        assert sum(isinstance(outcome, Lease) for outcome in outcomes) == 1
+        assert sum(outcome is None for outcome in outcomes) == 7
+
+    @needs("claim", "shared_writers")
+    def test_engines_share_their_leases(self, engine: Engine, space: str, open_engine: OpenEngine) -> None:
+        other = open_engine()
+        lease = _claim(engine, space, "a", seconds=60)
+        assert other.claim(space, "job", holder="b", seconds=60) is None
+        other.commit(batches.fenced(batches.set_ref(space, "r"), "job", lease.token))
+        engine.release(lease)
+        taken = _claim(other, space, "b", seconds=60)
+        with pytest.raises(Fenced):
+            engine.commit(batches.fenced(batches.set_ref(space, "r"), "job", lease.token))
+        assert taken.token > lease.token
+
+    @needs("claim")
+    def test_a_fence_lets_the_holder_through(self, engine: Engine, space: str) -> None:
+        lease = _claim(engine, space, "a", seconds=60)
+        engine.commit(batches.fenced(batches.set_ref(space, "r"), "job", lease.token))
+        engine.commit(batches.fenced(batches.set_ref(space, "r"), "job", lease.token))
+        assert engine.refs(space, ["r"])["r"].version == 2
+
+    @needs("claim")
+    def test_a_stale_token_never_commits(self, engine: Engine, space: str) -> None:
+        """Not when the lease is someone else's, not when it was released, not when it ran out."""
+        stale = _claim(engine, space, "a", seconds=60)
+        engine.release(stale)
+        with pytest.raises(Fenced, match="job"):
+            engine.commit(batches.fenced(batches.set_ref(space, "r"), "job", stale.token))
+        brief = _claim(engine, space, "b", seconds=0.1)
+        with pytest.raises(Fenced, match="job"):
+            engine.commit(batches.fenced(batches.set_ref(space, "r"), "job", stale.token))
+        time.sleep(0.15)
+        with pytest.raises(Fenced, match="job"):
+            engine.commit(batches.fenced(batches.set_ref(space, "r"), "job", brief.token))
+        _claim(engine, space, "c", seconds=60)
+        with pytest.raises(Fenced, match="job"):
+            engine.commit(batches.fenced(batches.set_ref(space, "r"), "job", brief.token))
+        assert not engine.refs(space, ["r"])
+
+    @needs("claim")
+    def test_a_fence_is_looked_at_before_other_preconditions(self, engine: Engine, space: str) -> None:
+        """Who lost the lease must learn that, not which ref the new holder has moved."""
+        with pytest.raises(Conflict) as caught:
+            engine.commit(batches.fenced(batches.set_ref(space, "r", expect=9), "job", 1))
+        assert type(caught.value) is Fenced
+
+    @needs("claim")
+    def test_leases_are_not_in_the_journal(self, engine: Engine, space: str) -> None:
+        lease = _claim(engine, space, "a", seconds=60)
+        engine.heartbeat(lease, seconds=60)
+        engine.release(lease)
+        assert engine.wait(space, 0, seconds=0) == 0 if engine.caps.follow else True
+        assert engine.commit(batches.set_ref(space, "r")).first_seq == 1
+
+
+def _claim(engine: Engine, space: str, holder: str, *, seconds: float) -> Lease:
+    lease = engine.claim(space, "job", holder=holder, seconds=seconds)
+    assert lease is not None
+    return lease
+
+
 _CHILD_SECONDS = 60
 
 
 class ProcessTests(EngineHarness):
-    """What several processes may rely on."""
+    """The promises to several processes."""
 
-    def test_06_a_write_is_read_at_once(self, engine: Engine, space: str) -> None:
+    def test_a_write_is_read_at_once(self, engine: Engine, space: str) -> None:
         for number in range(30):
             engine.commit(batches.set_ref(space, "r", b"%d" % number))
             assert engine.refs(space, ["r"])["r"].value == b"%d" % number
 
     @needs("shared_writers")
-    def test_06_a_write_is_read_at_once_by_another_engine(
+    def test_a_write_is_read_at_once_by_another_engine(
         self, engine: Engine, space: str, open_engine: OpenEngine
     ) -> None:
         other = open_engine()
@@ -53,7 +178,7 @@ class ProcessTests(EngineHarness):
         assert portrait(engine, space) == portrait(other, space)
 
     @needs("shared_writers")
-    def test_06_a_write_of_another_process_is_read_at_once(
+    def test_a_write_of_another_process_is_read_at_once(
         self, engine: Engine, space: str, make_engine: OpenEngine
     ) -> None:
         engine.commit(batches.set_ref(space, "parent"))
@@ -72,9 +197,7 @@ class ProcessTests(EngineHarness):
         assert not problems(engine, space)
 
     @needs("shared_writers")
-    def test_06_many_processes_lose_nothing(
-        self, engine: Engine, space: str, make_engine: OpenEngine
-    ) -> None:
+    def test_many_processes_lose_nothing(self, engine: Engine, space: str, make_engine: OpenEngine) -> None:
         """Sums add up, compare-and-swap loses no update, sequence numbers have no gaps."""
         children, commits = 3, 20
         engine.commit(batches.set_ref(space, "swapped", b"0"))
@@ -107,7 +230,7 @@ class ProcessTests(EngineHarness):
         assert not problems(engine, space)
 
     @needs("shared_writers")
-    def test_19_a_forked_child_can_use_the_engine_and_the_parent_is_unharmed(
+    def test_a_forked_child_can_use_the_engine_without_affecting_the_parent(
         self, engine: Engine, space: str
     ) -> None:
         draft = Draft(space)
@@ -133,7 +256,7 @@ class ProcessTests(EngineHarness):
         assert not problems(engine, space)
 
     @needs("shared_writers")
-    def test_19_a_fork_of_a_fork_and_a_crash_do_no_harm(self, engine: Engine, space: str) -> None:
+    def test_nested_forks_and_crashes_are_harmless(self, engine: Engine, space: str) -> None:
         engine.commit(batches.set_ref(space, "r", expect=ABSENT))
 
         def grandchild() -> None:

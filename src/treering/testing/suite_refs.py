@@ -1,4 +1,4 @@
-"""Refs: compare-and-swap on versions that only grow (invariant 7)."""
+"""Refs: compare-and-swap on versions that only grow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class RefTests(EngineHarness):
     """What a ref promises."""
 
-    def test_07_a_version_grows_by_one_with_every_change_and_across_deletes(
+    def test_a_version_grows_by_one_with_every_change_and_across_deletes(
         self, engine: Engine, space: str
     ) -> None:
         versions = [
@@ -37,7 +37,7 @@ class RefTests(EngineHarness):
         ]
         assert versions == [1, 2, 3, 4, 5]
 
-    def test_07_a_ref_reads_back_as_it_was_set(self, engine: Engine, space: str) -> None:
+    def test_a_ref_reads_back_as_it_was_set(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         small = draft.put(batches.words("x"), scope="/thread/t9")
         draft.set_ref("head", b"\x00\xff", scope="/thread/t9", links=(small,))
@@ -53,7 +53,7 @@ class RefTests(EngineHarness):
         ref = engine.refs(space, ["head"])["head"]
         assert (ref.scope, ref.version, ref.value, ref.links) == ("/thread/t10", 2, b"", ())
 
-    def test_07_a_ref_moves_only_from_the_version_that_is_expected(self, engine: Engine, space: str) -> None:
+    def test_a_ref_moves_only_from_the_version_that_is_expected(self, engine: Engine, space: str) -> None:
         engine.commit(batches.set_ref(space, "head", b"a", expect=ABSENT))
         for expect in (ABSENT, 2):
             with pytest.raises(RefMoved, match="head"):
@@ -66,7 +66,7 @@ class RefTests(EngineHarness):
         assert not engine.refs(space, ["head"])
         assert engine.commit(batches.set_ref(space, "head", b"c", expect=ABSENT)).versions == {"head": 4}
 
-    def test_07_deleting_what_is_absent_is_no_change(self, engine: Engine, space: str) -> None:
+    def test_deleting_what_is_absent_is_no_change(self, engine: Engine, space: str) -> None:
         """The version stays: 0 for a ref that never was, its last one for a deleted one."""
         assert engine.commit(_delete(space, "head")).versions == {"head": 0}
         assert engine.commit(batches.set_ref(space, "head")).versions == {"head": 1}
@@ -74,7 +74,7 @@ class RefTests(EngineHarness):
         assert engine.commit(_delete(space, "head", expect=ABSENT)).versions == {"head": 2}
         assert engine.commit(batches.set_ref(space, "head")).versions == {"head": 3}
 
-    def test_07_of_racing_equal_expectations_one_wins(self, engine: Engine, space: str) -> None:
+    def test_of_racing_equal_expectations_one_wins(self, engine: Engine, space: str) -> None:
         expect: Expect = ABSENT
         for version in range(1, 9):
             racing = [batches.set_ref(space, "head", b"%d" % racer, expect=expect) for racer in range(6)]
@@ -87,7 +87,7 @@ class RefTests(EngineHarness):
             expect = version
 
     @needs("shared_writers")
-    def test_07_of_racing_engines_one_wins(self, engine: Engine, space: str, open_engine: OpenEngine) -> None:
+    def test_one_of_racing_engines_wins(self, engine: Engine, space: str, open_engine: OpenEngine) -> None:
         engines = [engine, open_engine(), open_engine()]
         expect: Expect = ABSENT
         for version in range(1, 6):
@@ -101,7 +101,7 @@ class RefTests(EngineHarness):
             assert {each.refs(space, ["head"])["head"].version for each in engines} == {version}
             expect = version
 
-    def test_07_a_ref_counts(self, engine: Engine, space: str) -> None:
+    def test_a_ref_counts(self, engine: Engine, space: str) -> None:
         assert engine.commit(_add(space, "total", 5)).sums == {"total": 5}
         assert engine.commit(_add(space, "total", -7)).sums == {"total": -2}
         receipt = engine.commit(_add(space, "total", 10, ceiling=8, expect=2))
@@ -111,19 +111,19 @@ class RefTests(EngineHarness):
             engine.commit(_add(space, "total", 1, ceiling=8))
         assert engine.refs(space, ["total"])["total"].version == 3
 
-    def test_07_a_deleted_count_starts_at_zero(self, engine: Engine, space: str) -> None:
+    def test_a_deleted_count_starts_at_zero(self, engine: Engine, space: str) -> None:
         engine.commit(_add(space, "total", 5))
         engine.commit(_delete(space, "total"))
         assert engine.commit(_add(space, "total", 2)).sums == {"total": 2}
 
-    def test_07_nothing_can_be_added_to_what_is_no_number(self, engine: Engine, space: str) -> None:
+    def test_nothing_can_be_added_to_what_is_no_number(self, engine: Engine, space: str) -> None:
         engine.commit(batches.set_ref(space, "head", b"abc"))
         with pytest.raises(Conflict, match="head"):
             engine.commit(_add(space, "head", 1))
         engine.commit(batches.set_ref(space, "head", b"41"))
         assert engine.commit(_add(space, "head", 1)).sums == {"head": 42}
 
-    def test_07_a_total_that_no_receipt_could_hold_is_refused(self, engine: Engine, space: str) -> None:
+    def test_a_total_that_no_receipt_could_hold_is_refused(self, engine: Engine, space: str) -> None:
         for value, delta in ((b"%d" % 2**63, 0), (b"%d" % (2**63 - 1), 1), (b"%d" % -(2**70), 1)):
             engine.commit(batches.set_ref(space, "head", value))
             with pytest.raises(Conflict, match="bits"):
@@ -132,9 +132,7 @@ class RefTests(EngineHarness):
         engine.commit(batches.set_ref(space, "head", b"%d" % (2**63 - 2)))
         assert engine.commit(_add(space, "head", 1)).sums == {"head": 2**63 - 1}
 
-    def test_07_concurrent_adds_all_count_and_none_passes_the_ceiling(
-        self, engine: Engine, space: str
-    ) -> None:
+    def test_concurrent_adds_all_count_and_none_passes_the_ceiling(self, engine: Engine, space: str) -> None:
         def add() -> int:
             won = 0
             for _ in range(10):
@@ -148,14 +146,14 @@ class RefTests(EngineHarness):
         assert sum(outcome for outcome in at_once(*[add] * 6) if isinstance(outcome, int)) == 33
         assert engine.refs(space, ["total"])["total"].value == b"99"
 
-    def test_07_one_batch_moves_a_ref_once(self, engine: Engine, space: str) -> None:
+    def test_one_batch_moves_a_ref_once(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         draft.set_ref("head", b"a", scope="s")
         draft.set_ref("head", b"b", scope="s")
         with pytest.raises(InvalidInput, match="head"):
             engine.commit(draft.batch())
 
-    def test_07_refs_scan_in_code_point_order(self, engine: Engine, space: str) -> None:
+    def test_refs_scan_in_code_point_order(self, engine: Engine, space: str) -> None:
         names = [
             "Z",
             "a",
@@ -192,7 +190,7 @@ class RefTests(EngineHarness):
             "ab",
         ]
 
-    def test_07_deleted_refs_are_not_scanned(self, engine: Engine, space: str) -> None:
+    def test_deleted_refs_are_not_scanned(self, engine: Engine, space: str) -> None:
         for number in range(9):
             engine.commit(batches.set_ref(space, f"r{number}"))
         for number in range(0, 9, 2):
@@ -200,7 +198,7 @@ class RefTests(EngineHarness):
         assert [ref.name for ref in all_refs(engine, space, limit=2)] == ["r1", "r3", "r5", "r7"]
         assert engine.stats(space).refs == 4
 
-    def test_07_many_refs_are_read_at_once(self, engine: Engine, space: str) -> None:
+    def test_many_refs_are_read_at_once(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         for number in range(1500):
             draft.set_ref(f"r{number}", b"%d" % number, scope="s")
@@ -212,7 +210,7 @@ class RefTests(EngineHarness):
         assert engine.refs(space, []) == {}
 
     @pytest.mark.parametrize("limit", [0, -1, 10_001])
-    def test_07_a_page_has_a_sensible_size(self, engine: Engine, space: str, limit: int) -> None:
+    def test_a_page_of_refs_has_a_valid_size(self, engine: Engine, space: str, limit: int) -> None:
         engine.commit(batches.set_ref(space, "r"))
         with pytest.raises(InvalidInput, match="limit"):
             engine.scan_refs(space, "", limit=limit)

@@ -1,4 +1,4 @@
-"""Spaces: no operation in one reads, detects or changes another (invariant 15)."""
+"""Spaces: no operation in one reads, detects or changes another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class SpaceTests(EngineHarness):
     """What a space promises."""
 
-    def test_15_the_same_names_mean_other_things_in_another_space(self, engine: Engine, space: str) -> None:
+    def test_the_same_names_mean_other_things_in_another_space(self, engine: Engine, space: str) -> None:
         """Names that differ only in case or by a suffix are different spaces, too."""
         spaces = [space, space.upper(), f"{space}.b", f"{space}-b"]
         for number, each in enumerate(spaces):
@@ -44,7 +44,7 @@ class SpaceTests(EngineHarness):
         assert set(spaces) <= set(engine.spaces())
         assert engine.spaces() == sorted(engine.spaces())
 
-    def test_15_content_of_another_space_cannot_be_read_or_detected(self, engine: Engine, space: str) -> None:
+    def test_content_of_another_space_cannot_be_read_or_detected(self, engine: Engine, space: str) -> None:
         other = f"{space}-other"
         content = batches.noise(5000)
         draft = Draft(space)
@@ -67,7 +67,7 @@ class SpaceTests(EngineHarness):
             engine.commit(batches.append(other, "fork", "x", at=1, parent="l"))
         assert other not in engine.spaces()
 
-    def test_15_equal_content_is_stored_once_per_space(self, engine: Engine, space: str) -> None:
+    def test_equal_content_is_stored_once_per_space(self, engine: Engine, space: str) -> None:
         """And goes from one without going from the other."""
         other = f"{space}-other"
         content = batches.noise(5000)
@@ -76,7 +76,7 @@ class SpaceTests(EngineHarness):
         assert engine.sweep(space, grace_seconds=0).objects == 1
         assert engine.get(other, [object_address(content.name)]) == [content]
 
-    def test_15_looking_after_one_space_does_not_touch_another(self, engine: Engine, space: str) -> None:
+    def test_looking_after_one_space_does_not_touch_another(self, engine: Engine, space: str) -> None:
         other = f"{space}-other"
         for each in (space, other):
             draft = Draft(each)
@@ -94,7 +94,7 @@ class SpaceTests(EngineHarness):
         assert engine.stats(space).events == 0
 
     @needs("claim")
-    def test_15_leases_are_of_one_space(self, engine: Engine, space: str) -> None:
+    def test_leases_are_of_one_space(self, engine: Engine, space: str) -> None:
         other = f"{space}-other"
         lease = engine.claim(space, "job", holder="a", seconds=60)
         assert lease is not None
@@ -102,7 +102,7 @@ class SpaceTests(EngineHarness):
         engine.commit(batches.fenced(batches.set_ref(space, "r"), "job", lease.token))
 
     @needs("search", "sums", "follow")
-    def test_15_what_is_derived_is_of_one_space(self, engine: Engine, space: str) -> None:
+    def test_what_is_derived_is_of_one_space(self, engine: Engine, space: str) -> None:
         other = f"{space}-other"
         draft = Draft(space)
         batches.full_load(draft)
@@ -112,9 +112,7 @@ class SpaceTests(EngineHarness):
         assert engine.sums(other, SumQuery(grain="day")) == []
         assert engine.wait(other, 0, seconds=0) == 1
 
-    def test_15_an_unknown_space_is_empty_and_reading_does_not_make_it(
-        self, engine: Engine, space: str
-    ) -> None:
+    def test_an_unknown_space_is_empty_and_reading_does_not_make_it(self, engine: Engine, space: str) -> None:
         assert engine.refs(space, ["r"]) == {}
         assert engine.scan_refs(space, "") == []
         assert engine.scan(space, EventQuery()).records == ()
@@ -124,7 +122,7 @@ class SpaceTests(EngineHarness):
         assert engine.scan_scopes(space, "") == []
         assert space not in engine.spaces()
 
-    def test_15_an_unknown_space_cannot_be_looked_after(self, engine: Engine, space: str) -> None:
+    def test_an_unknown_space_cannot_be_looked_after(self, engine: Engine, space: str) -> None:
         """Whoever asks for that has misspelt its name."""
         uses: dict[str, Callable[[], object]] = {
             "erase": lambda: engine.erase(space, Erasure(scopes=("s",))),
@@ -138,7 +136,7 @@ class SpaceTests(EngineHarness):
             with pytest.raises(NotFound, match=space):
                 use()
 
-    def test_15_scopes_can_be_listed(self, engine: Engine, space: str) -> None:
+    def test_scopes_can_be_listed(self, engine: Engine, space: str) -> None:
         """Those that anything is stored under, in code point order, below a prefix."""
         names = [
             f"{user}/{kind}/{number}"
@@ -169,7 +167,7 @@ class SpaceTests(EngineHarness):
             engine.scan_scopes(space, "", limit=0)
 
     @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "ü", "x" * 121, "nul\0"])
-    def test_15_a_space_has_a_plain_name(self, engine: Engine, name: str) -> None:
+    def test_a_space_has_a_plain_name(self, engine: Engine, name: str) -> None:
         with pytest.raises(InvalidInput, match="space"):
             engine.commit(batches.set_ref(name, "r"))
         with pytest.raises(InvalidInput, match="space"):

@@ -1,20 +1,150 @@
-"""Search: what was indexed is found, and a reindex finds the same (invariant 14)."""
+"""Derived data: sums equal a recount, and search finds what was indexed, before and after a reindex."""
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from treering.core.batch import Draft, Text
+from treering.core.batch import Draft, Event, Text, Usage
+from treering.core.clock import DAY_US, day_of
 from treering.core.content import Content
-from treering.core.query import Erasure, SearchQuery
+from treering.core.query import Erasure, SearchQuery, SumQuery
+from treering.core.records import Sum
+from treering.core.rollups import deltas, summarise
 from treering.testing import batches
 from treering.testing.harness import EngineHarness, needs
-from treering.testing.portrait import problems
+from treering.testing.portrait import all_records, problems
 
 if TYPE_CHECKING:
     from treering.core.engine import Engine
+
+QUERIES = [
+    SumQuery(grain="day"),
+    SumQuery(grain="day", by=("day",)),
+    SumQuery(grain="day", by=("agent", "model")),
+    SumQuery(grain="day", by=("model", "agent"), top=2),
+    SumQuery(grain="day", by=("kind", "currency")),
+    SumQuery(grain="day", by=("day", "kind"), since_day=20_001, until_day=20_002),
+    SumQuery(grain="day", agent="planner", kind="call"),
+    SumQuery(grain="day", model="model-b", by=("agent",)),
+    SumQuery(grain="run", by=("key",)),
+    SumQuery(grain="run", by=("key",), top=3),
+    SumQuery(grain="run", key="run-2", by=("model",)),
+    SumQuery(grain="run", key="nothing"),
+    SumQuery(grain="thread", by=("key", "day")),
+    SumQuery(grain="thread", key="t1"),
+]
+
+
+class SumTests(EngineHarness):
+    """What roll-ups promise."""
+
+    @needs("sums")
+    def test_sums_add_up_what_events_say(self, engine: Engine, space: str) -> None:
+        engine.commit(
+            batches.events(
+                space,
+                batches.call(),
+                batches.call(cost_nanos=None, status="error"),
+                batches.event(thread="t1", run="run-1"),
+            )
+        )
+        usage = Usage(input=200, cache_read=20, output=100, reasoning=10)
+        assert engine.sums(space, SumQuery(grain="run", key="run-1")) == [
+            Sum(
+                group=(),
+                events=3,
+                errors=1,
+                usage=usage,
+                cost_nanos=1_250_000,
+                duration_us=3_000,
+                unpriced_events=1,
+                unpriced_tokens=160,
+            )
+        ]
+        by_kind = engine.sums(space, SumQuery(grain="day", by=("day", "kind")))
+        day = day_of(batches.NOON_US)
+        assert [(each.group, each.events) for each in by_kind] == [((day, "call"), 2), ((day, "note"), 1)]
+
+    @needs("sums")
+    def test_no_events_have_no_sum(self, engine: Engine, space: str) -> None:
+        """An empty total is no group at all, also when nothing is grouped."""
+        assert engine.sums(space, SumQuery(grain="day")) == []
+        engine.commit(batches.events(space, batches.event()))
+        assert engine.sums(space, SumQuery(grain="run")) == []
+
+    @needs("sums")
+    @pytest.mark.parametrize("seed", range(3))
+    def test_sums_equal_a_recount_and_a_reindex_changes_nothing(
+        self, engine: Engine, space: str, seed: int
+    ) -> None:
+        chance = random.Random(seed)
+        for _ in range(12):
+            engine.commit(
+                batches.events(space, *[_random_event(chance) for _ in range(chance.randint(1, 8))])
+            )
+        self._compare(engine, space)
+        before = [engine.sums(space, query) for query in QUERIES]
+        engine.reindex(space)
+        assert [engine.sums(space, query) for query in QUERIES] == before
+        assert not problems(engine, space)
+
+    @needs("sums")
+    def test_erased_events_leave_the_sums(self, engine: Engine, space: str) -> None:
+        chance = random.Random(5)
+        for _ in range(10):
+            engine.commit(batches.events(space, *[_random_event(chance) for _ in range(5)]))
+        engine.erase(space, Erasure(scopes=("/run/1",), event_seqs=(2, 3, 5)))
+        self._compare(engine, space)
+        engine.erase(space, Erasure(scopes=("/run/0", "/run/2")))
+        assert engine.sums(space, SumQuery(grain="day")) == []
+        assert not problems(engine, space)
+
+    @needs("sums")
+    def test_a_repeated_event_is_not_counted(self, engine: Engine, space: str) -> None:
+        batch = batches.events(space, batches.call(id="a"), batches.call(id="a"))
+        engine.commit(batch)
+        engine.commit(batch)
+        engine.commit(batches.events(space, batches.call(id="a", cost_nanos=5)))
+        (total,) = engine.sums(space, SumQuery(grain="day"))
+        assert (total.events, total.cost_nanos) == (1, 1_250_000)
+
+    @needs("sums")
+    def test_large_numbers_stay_exact(self, engine: Engine, space: str) -> None:
+        most = (1 << 53) - 1
+        engine.commit(
+            batches.events(space, *[batches.call(cost_nanos=most, duration_us=most) for _ in range(100)])
+        )
+        (total,) = engine.sums(space, SumQuery(grain="day"))
+        assert (total.cost_nanos, total.duration_us) == (100 * most, 100 * most)
+
+    def _compare(self, engine: Engine, space: str) -> None:
+        recount = deltas(record.event for record in all_records(engine, space, limit=1000))
+        for query in QUERIES:
+            assert engine.sums(space, query) == summarise(recount, query), query
+
+
+def _random_event(chance: random.Random) -> Event:
+    fields: dict[str, Any] = {
+        "id": f"e{chance.randint(0, 60)}",
+        "ts_us": batches.NOON_US + chance.randint(0, 3) * DAY_US,
+        "scope": f"/run/{chance.randint(0, 2)}",
+        "run": chance.choice([None, "run-1", "run-2"]),
+        "thread": chance.choice([None, "t1", "t2"]),
+        "agent": chance.choice([None, "planner", "writer"]),
+        "model": chance.choice([None, "model-a", "model-b"]),
+        "status": chance.choice([None, "ok", "error"]),
+        "duration_us": chance.choice([None, chance.randint(0, 10**9)]),
+    }
+    if chance.random() < 0.7:
+        fields["usage"] = Usage(input=chance.randint(0, 10**6), output=chance.randint(0, 10**5))
+        # Distinct costs: the order of equally expensive groups is nobody's promise.
+        fields["cost_nanos"] = chance.choice([None, chance.randint(1, 10**12)])
+        fields["currency"] = chance.choice([None, "USD", "EUR"])
+    return batches.event(chance.choice(["call", "tool"]), **fields)
+
 
 NOTES = {
     "beech": "The beech drops its leaves late; the forest floor is copper.",
@@ -25,10 +155,10 @@ NOTES = {
 
 
 class SearchTests(EngineHarness):
-    """What the search index promises."""
+    """The promises of the search index."""
 
     @needs("search")
-    def test_14_texts_are_found_by_any_of_their_words(self, engine: Engine, space: str) -> None:
+    def test_texts_are_found_by_any_of_their_words(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         assert self._found(engine, space, "acorns") == ["oak"]
         assert sorted(self._found(engine, space, "forest")) == ["beech", "pine"]
@@ -36,7 +166,7 @@ class SearchTests(EngineHarness):
         assert self._found(engine, space, "elephant") == []
 
     @needs("search")
-    def test_14_more_of_the_words_is_better(self, engine: Engine, space: str) -> None:
+    def test_more_of_the_words_is_better(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         assert self._found(engine, space, "forest copper leaves")[0] == "beech"
         assert self._found(engine, space, "forest resin needles")[0] == "pine"
@@ -44,13 +174,13 @@ class SearchTests(EngineHarness):
         assert result.hits[0].score > result.hits[1].score
 
     @needs("search")
-    def test_14_case_and_ending_do_not_matter(self, engine: Engine, space: str) -> None:
+    def test_case_and_ending_do_not_matter(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         for question in ("ring", "Rings", "RING", "counted", "count"):
             assert self._found(engine, space, question) == ["ring"], question
 
     @needs("search")
-    def test_14_a_hit_says_where_the_text_is(self, engine: Engine, space: str) -> None:
+    def test_a_hit_says_where_the_text_is(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         result = engine.search(space, SearchQuery(collection="notes", text="acorns"))
         (hit,) = result.hits
@@ -59,7 +189,7 @@ class SearchTests(EngineHarness):
         assert result.indexed_through == engine.commit(batches.set_ref(space, "x")).first_seq - 1
 
     @needs("search")
-    def test_14_a_search_stays_in_its_collection_and_namespace(self, engine: Engine, space: str) -> None:
+    def test_a_search_stays_in_its_collection_and_namespace(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         engine.commit(batches.index_text(space, "elsewhere", "a forest", collection="other"))
         engine.commit(batches.index_text(space, "user", "a forest", namespace="user/1"))
@@ -73,7 +203,7 @@ class SearchTests(EngineHarness):
         assert self._found(engine, space, "forest", collection="nothing") == []
 
     @needs("search")
-    def test_14_a_new_text_replaces_the_one_of_the_same_name(self, engine: Engine, space: str) -> None:
+    def test_a_new_text_replaces_the_one_of_the_same_name(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         engine.commit(batches.index_text(space, "oak", "now about mushrooms", namespace="fungi"))
         assert self._found(engine, space, "acorns") == []
@@ -82,7 +212,7 @@ class SearchTests(EngineHarness):
         assert engine.stats(space).texts == 4
 
     @needs("search")
-    def test_14_a_text_can_be_taken_out(self, engine: Engine, space: str) -> None:
+    def test_a_text_can_be_taken_out(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         draft = Draft(space)
         draft.text(Text(collection="notes", name="oak", scope=batches.SCOPE, source=None))
@@ -92,9 +222,7 @@ class SearchTests(EngineHarness):
         assert engine.stats(space).texts == 3
 
     @needs("search")
-    def test_14_json_is_searched_by_its_strings_and_large_content_too(
-        self, engine: Engine, space: str
-    ) -> None:
+    def test_json_is_searched_by_its_strings_and_large_content_too(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         message = draft.put(
             Content("json", b'{"role":"user","content":[{"text":"plant a willow"}]}'), scope="s"
@@ -108,7 +236,7 @@ class SearchTests(EngineHarness):
         assert self._found(engine, space, "hornbeam") == ["large"]
 
     @needs("search")
-    def test_14_a_text_may_hold_any_bytes(self, engine: Engine, space: str) -> None:
+    def test_a_text_may_hold_any_bytes(self, engine: Engine, space: str) -> None:
         """NUL, control characters, broken UTF-8, JSON that does not parse: whatever is a word is found."""
         draft = Draft(space)
         odd = draft.put(Content("text", b"nul \x00 bell \x07 broken \xff\xfe hazel"), scope="s")
@@ -122,7 +250,7 @@ class SearchTests(EngineHarness):
             engine.reindex(space)
 
     @needs("search")
-    def test_14_stored_content_can_be_indexed_later(self, engine: Engine, space: str) -> None:
+    def test_stored_content_can_be_indexed_later(self, engine: Engine, space: str) -> None:
         draft = Draft(space)
         source = draft.put(batches.words("a rowan with berries"), scope="s")
         draft.set_ref("r", b"", scope="s", links=(source,))
@@ -133,7 +261,7 @@ class SearchTests(EngineHarness):
         assert self._found(engine, space, "berries") == ["rowan"]
 
     @needs("search")
-    def test_14_trigrams_find_parts_of_words(self, engine: Engine, space: str) -> None:
+    def test_trigrams_find_parts_of_words(self, engine: Engine, space: str) -> None:
         engine.commit(
             batches.index_text(space, "zh", "森林里的年轮记录时间", collection="zh", tokens="trigrams")
         )
@@ -164,14 +292,14 @@ class SearchTests(EngineHarness):
             "the",
         ],
     )
-    def test_14_any_question_is_a_question(self, engine: Engine, space: str, question: str) -> None:
+    def test_any_question_is_a_question(self, engine: Engine, space: str, question: str) -> None:
         """No character has a meaning of its own; an empty question has no answer."""
         self._index(engine, space)
         found = self._found(engine, space, question)
         assert ("oak" in found) == any(word in question for word in ("acorns", "oak"))
 
     @needs("search")
-    def test_14_the_first_text_decides_how_its_collection_is_cut(self, engine: Engine, space: str) -> None:
+    def test_the_first_text_decides_how_its_collection_is_cut(self, engine: Engine, space: str) -> None:
         engine.commit(batches.index_text(space, "first", "heartwood", collection="cut", tokens="trigrams"))
         engine.commit(batches.index_text(space, "second", "sapwood", collection="cut", tokens="words"))
         assert sorted(self._found(engine, space, "woo", collection="cut")) == ["first", "second"]
@@ -179,7 +307,7 @@ class SearchTests(EngineHarness):
         assert sorted(self._found(engine, space, "woo", collection="cut")) == ["first", "second"]
 
     @needs("search")
-    def test_14_the_best_hits_are_given_when_there_are_many(self, engine: Engine, space: str) -> None:
+    def test_the_best_hits_are_given_when_there_are_many(self, engine: Engine, space: str) -> None:
         for number in range(15):
             engine.commit(batches.index_text(space, f"t{number}", "a plain maple"))
         engine.commit(batches.index_text(space, "best", "a maple with syrup"))
@@ -188,7 +316,7 @@ class SearchTests(EngineHarness):
         assert len(self._found(engine, space, "maple", limit=100)) == 16
 
     @needs("search")
-    def test_14_a_reindex_finds_the_same(self, engine: Engine, space: str) -> None:
+    def test_a_reindex_finds_the_same(self, engine: Engine, space: str) -> None:
         self._index(engine, space)
         engine.commit(batches.index_text(space, "oak", "now about mushrooms"))
         engine.commit(
@@ -201,7 +329,7 @@ class SearchTests(EngineHarness):
         assert self._found(engine, space, "年轮记录", collection="zh") == ["zh"]
 
     @needs("search")
-    def test_14_a_text_keeps_its_source_alive(self, engine: Engine, space: str) -> None:
+    def test_a_text_keeps_its_source_alive(self, engine: Engine, space: str) -> None:
         """A hit that could not be read, or not be indexed again, would be worth nothing."""
         draft = Draft(space)
         large = draft.put(Content("text", b"lonely juniper " * 400), scope=batches.SCOPE)
