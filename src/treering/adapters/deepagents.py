@@ -1,11 +1,11 @@
-"""deepagents' files in a workspace: `TreeringBackend` is a backend for `create_deep_agent`.
+"""A file backend for deepagents: `TreeringBackend`, for `create_deep_agent`.
 
     agent = create_deep_agent(model, backend=TreeringBackend("./work"))
 
-Its tools (``ls read_file write_file edit_file glob grep delete``) work in a virtual root that no path leaves:
-see `treering.workspaces.virtual_fs`. Replies and error texts are those of deepagents' own
-`FilesystemBackend`, whose helpers are used. Links are not followed, so that every file has one path and
-deepagents' permission rules, which go by path, hold. **Invariant:** no tool call raises, and none names a
+Its tools (``ls read_file write_file edit_file glob grep delete``) work in a virtual root that no path escapes
+(see `treering.workspaces.virtual_fs`). Replies and error messages are those of deepagents' own
+`FilesystemBackend`, whose helpers are used. Links are not followed, so every file has exactly one path, and
+deepagents' permission rules, which go by path, hold. **Invariant:** no tool call raises, and none reveals a
 path of the machine.
 """
 
@@ -21,7 +21,7 @@ from treering.core.clock import to_iso
 from treering.errors import InvalidInput, MissingExtra, NotFound, ReadOnly, TreeringError
 from treering.sync_async import Closing
 from treering.workspaces.virtual_fs import MAX_READ_BYTES, MountAccess, VirtualFiles
-from treering.workspaces.virtual_fs import FileInfo as Found
+from treering.workspaces.virtual_fs import FileInfo as WorkspaceFile
 
 try:
     from deepagents.backends.protocol import (
@@ -57,10 +57,10 @@ _BINARY_BYTES: Final = 64 << 20
 
 
 class TreeringBackend(BackendProtocol, Closing):
-    """The files below ``root``, and of folders that are mounted into it.
+    """The files below ``root`` and in folders that are mounted into it.
 
-    ``mounts={"host/documents": (path, "ro")}`` shows a folder under that path, read-only or ("rw") not. The
-    async twins of all verbs are there; they take a thread.
+    ``mounts={"host/documents": (path, "ro")}`` mounts a folder at that path, read-only or writable
+    (``"rw"``). Every method has an async twin, which runs in a thread.
     """
 
     def __init__(
@@ -69,29 +69,29 @@ class TreeringBackend(BackendProtocol, Closing):
         self._files = VirtualFiles(root, mounts=mounts, follow_links=False)
 
     def close(self) -> None:
-        """Let go of the folders."""
+        """Close the open folders."""
         self._files.close()
 
     async def aclose(self) -> None:
-        """As `close`."""
+        """Async twin of `close`."""
         self._files.close()
 
     def ls(self, path: str) -> LsResult:
-        """What a folder holds; folders end with ``/``."""
+        """List a folder; the paths of folders end with ``/``."""
         try:
-            if self._found(path).kind != "folder":
+            if self._stat(path).kind != "folder":
                 return LsResult(error=f"Path '{path}': not_a_directory", entries=None)
             found = self._files.ls(path)
         except NotFound:
             return LsResult(error=f"Path '{path}': path_not_found", entries=None)
         except TreeringError as error:
             return LsResult(error=f"Cannot list '{path}': {error}", entries=None)
-        return LsResult(entries=[_told(each) for each in found if each.kind in ("file", "folder")])
+        return LsResult(entries=[_file_info(each) for each in found if each.kind in ("file", "folder")])
 
     def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
-        """Lines of a text file, or the whole of one that is no text, as base64."""
+        """Read lines of a text file, or the whole of any other file as base64."""
         try:
-            info = self._found(file_path)
+            info = self._stat(file_path)
             if info.kind != "file":
                 return ReadResult(error=f"File '{file_path}' not found")
             is_text = _get_backend_read_file_type(file_path) == "text"
@@ -112,7 +112,7 @@ class TreeringBackend(BackendProtocol, Closing):
         return slice_read_response(FileData(content=text, encoding="utf-8"), offset, limit)
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        """Make a file or replace it, whole or not at all."""
+        """Create or replace a file atomically."""
         try:
             self._files.write(file_path, content.encode("utf-8"))
         except (TreeringError, UnicodeEncodeError) as error:
@@ -126,9 +126,9 @@ class TreeringBackend(BackendProtocol, Closing):
         new_string: str,
         replace_all: bool = False,  # noqa: FBT001, FBT002 - deepagents' signature
     ) -> EditResult:
-        """Replace a text in a file, once or everywhere, whatever its line ends are."""
+        """Replace text in a file, once or everywhere, whatever its line endings."""
         try:
-            if self._found(file_path).kind != "file":
+            if self._stat(file_path).kind != "file":
                 return EditResult(error=f"Error: File '{file_path}' not found")
             text = _with_newlines(self._files.read_bytes(file_path).decode("utf-8"))
             done = perform_string_replacement(
@@ -145,10 +145,10 @@ class TreeringBackend(BackendProtocol, Closing):
         return EditResult(path=file_path, occurrences=count)
 
     def delete(self, file_path: str) -> DeleteResult:
-        """Remove a file, a link, or a folder with all that is in it."""
+        """Delete a file, a link, or a folder with everything in it."""
         try:
             above = file_path.rstrip("/").rpartition("/")[0]
-            if self._found(above).kind != "folder":
+            if self._stat(above).kind != "folder":
                 return DeleteResult(error=f"Error: '{file_path}' not found")
             self._files.delete(file_path, recursive=True)
         except NotFound:
@@ -160,7 +160,7 @@ class TreeringBackend(BackendProtocol, Closing):
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
-        """The lines that hold a text as it is written, in all files or those that a glob chooses."""
+        """Find lines that contain a literal text, in all files or those that match a glob."""
         wanted = None
         try:
             if glob is not None:
@@ -168,7 +168,7 @@ class TreeringBackend(BackendProtocol, Closing):
         except InvalidGlobPatternError as error:
             return GrepResult(error=str(error), matches=None)
         base, result = path or "/", GrepResult(matches=[])
-        assert result.matches is not None  # noqa: S101 - it was just given
+        assert result.matches is not None  # noqa: S101 - it was just set
         deadline = time.monotonic() + _GREP_SECONDS
         try:
             for relative, info in self._files.each(base):
@@ -189,7 +189,7 @@ class TreeringBackend(BackendProtocol, Closing):
         return result
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        """The files whose path from ``path`` matches; a pattern without ``/`` matches names at any depth."""
+        """Find files by their path below ``path``; a pattern without ``/`` matches names at any depth."""
         try:
             wanted = compile_grep_include_glob(pattern)
         except InvalidGlobPatternError as error:
@@ -197,13 +197,13 @@ class TreeringBackend(BackendProtocol, Closing):
         base, found = path or "/", list[FileInfo]()
         deadline = time.monotonic() + _GLOB_SECONDS
         try:
-            if self._found(base).kind != "folder":
+            if self._stat(base).kind != "folder":
                 return GlobResult(matches=[])
             for relative, info in self._files.each(base):
                 if time.monotonic() > deadline:
                     return GlobResult(matches=_sorted(found), truncated=True, truncation_reason="budget")
                 if wanted(relative):
-                    found.append(_told(info))
+                    found.append(_file_info(info))
         except NotFound:
             return GlobResult(matches=[])
         except TreeringError as error:
@@ -211,7 +211,7 @@ class TreeringBackend(BackendProtocol, Closing):
         return GlobResult(matches=_sorted(found))
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Write several files; each says for itself whether that went well."""
+        """Write several files, with a result for each."""
         replies: list[FileUploadResponse] = []
         for path, content in files:
             try:
@@ -223,11 +223,11 @@ class TreeringBackend(BackendProtocol, Closing):
         return replies
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """The bytes of several files; each says for itself whether that went well."""
+        """Read several files, with a result for each."""
         replies: list[FileDownloadResponse] = []
         for path in paths:
             try:
-                if self._found(path).kind == "folder":
+                if self._stat(path).kind == "folder":
                     replies.append(FileDownloadResponse(path=path, error="is_directory"))
                     continue
                 data = self._files.read_bytes(path, max_bytes=_BINARY_BYTES)
@@ -237,26 +237,26 @@ class TreeringBackend(BackendProtocol, Closing):
                 replies.append(FileDownloadResponse(path=path, content=data))
         return replies
 
-    def _found(self, path: str) -> Found:
-        """What is at a path; below a file there is nothing."""
+    def _stat(self, path: str) -> WorkspaceFile:
+        """Describe what is at a path. Raises `NotFound` below a file."""
         try:
             return self._files.stat(path)
         except InvalidInput:
             if self._ends_above(path.rstrip("/").rpartition("/")[0]):
-                raise NotFound(f"there is no {path!r}") from None
+                raise NotFound(f"{path!r} not found") from None
             raise
 
     def _ends_above(self, path: str) -> bool:
-        """Whether a path is a file or below one."""
+        """Whether a path is a file, or below one."""
         try:
-            return bool(path) and self._found(path).kind == "file"
+            return bool(path) and self._stat(path).kind == "file"
         except NotFound:
             return True
         except TreeringError:
             return False
 
     def _read_lines(self, path: str, offset: int, limit: int) -> ReadResult:
-        """Lines of a file that is too large to be read as a whole; how many it has is not counted."""
+        """Read lines of a file that is too large to read whole, without counting all of its lines."""
         if limit <= 0:
             return ReadResult(file_data=FileData(content="", encoding="utf-8"), no_lines_requested=True)
         lines = self._files.read(path, offset=offset, limit=limit + 1).splitlines(keepends=True)
@@ -272,7 +272,7 @@ class TreeringBackend(BackendProtocol, Closing):
         )
 
 
-def _told(info: Found) -> FileInfo:
+def _file_info(info: WorkspaceFile) -> FileInfo:
     is_folder = info.kind == "folder"
     return {
         "path": f"{info.path}/" if is_folder else info.path,
@@ -287,7 +287,7 @@ def _sorted(found: list[FileInfo]) -> list[FileInfo]:
 
 
 def _text(data: bytes) -> str | None:
-    """The text that bytes are, with plain line ends; ``None`` when they are none."""
+    """Decode text, with plain line endings; ``None`` if it is not UTF-8."""
     try:
         return _with_newlines(data.decode("utf-8"))
     except UnicodeDecodeError:

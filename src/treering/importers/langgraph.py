@@ -1,10 +1,11 @@
 """Import from LangGraph's own checkpointers: the whole history of every thread, with what its tasks wrote.
 
-The source is the file of a `SqliteSaver` or the database of a `PostgresSaver`; it is only read. Checkpoints
-are put in the order of their ids, each behind its parent, so their lists share what they have in common: a
-history that took a gigabyte there takes what its messages take here. Afterwards a graph goes on with
-`TreeringSaver` as if nothing had happened. **Invariant:** an import that returns has as many checkpoints
-and writes in the store as the source had; one that was interrupted goes on when it is run again.
+The source is the file of a `SqliteSaver` or the database of a `PostgresSaver`; it is only read, and one that
+has no checkpointer's tables is refused before anything is imported. Checkpoints are saved in the order of
+their ids, each as a child of its parent, so their lists share what they have in common: a history that takes
+a gigabyte there takes what its messages take here. Afterwards a graph continues with `TreeringSaver` as if
+nothing had happened. **Invariant:** after an import the store has as many checkpoints and writes as the
+source; one that was interrupted continues when it is run again.
 """
 
 from __future__ import annotations
@@ -33,21 +34,15 @@ if TYPE_CHECKING:
     from treering.store import Store
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Sources of an import from LangGraph: the file of a `SqliteSaver`, the database of a `PostgresSaver`.
-#
-# **Invariant:** a source is only read; one that is no checkpointer's is refused before anything is imported.
-
-
 _POSTGRES: Final = ("postgresql://", "postgres://")
 _TABLES: Final = ("checkpoint_writes", "checkpoints", "checkpoint_blobs")
 _EMPTY: Final = "empty"
 _NO_PATH: Final = "''"
-"""In place of a column that early versions did not have."""
+"""Replaces a column that early versions of the saver did not have."""
 
 
 def open_source(source: str | Path, codec: ValueCodec) -> Source:
-    """The source that a path or URL stands for."""
+    """Open the source at a path or URL."""
     if isinstance(source, str) and source.startswith(_POSTGRES):
         return _Postgres(source, codec)
     return _Sqlite(Path(source).expanduser(), codec)
@@ -73,29 +68,29 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(ABC):
-    """What an import asks of either of them. They keep the same columns, but for two names."""
+    """A checkpointer's database. Both kinds have the same columns, but for two names."""
 
     _mark: str
-    """How a statement says that a value comes here."""
+    """The placeholder for a value in a statement."""
     _writes: str
     """The table of writes."""
     _write_columns: str
 
     def graphs(self) -> list[tuple[str, str]]:
-        """Every thread and namespace within it."""
+        """Return every thread and checkpoint namespace."""
         return self._rows(
             "SELECT thread_id, checkpoint_ns FROM checkpoints "
             f"UNION SELECT thread_id, checkpoint_ns FROM {self._writes}"
         )
 
     def counts(self) -> tuple[int, int]:
-        """How many checkpoints and writes there are."""
+        """Count the checkpoints and writes."""
         return self._rows(
             f"SELECT (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM {self._writes})"
         )[0]
 
     def checkpoints(self, thread: str, subgraph: str) -> list[Row]:
-        """The checkpoints of one place, oldest first."""
+        """Return the checkpoints of one graph, oldest first."""
         rows = self._rows(
             "SELECT checkpoint_id, parent_checkpoint_id FROM checkpoints "
             f"WHERE thread_id = {self._mark} AND checkpoint_ns = {self._mark} ORDER BY checkpoint_id",
@@ -104,7 +99,7 @@ class Source(ABC):
         return [Row(id=graph_id, parent=parent or None) for graph_id, parent in rows]
 
     def writes(self, thread: str, subgraph: str) -> list[Write]:
-        """All writes of one place."""
+        """Return all writes of one graph."""
         rows = self._rows(
             f"SELECT checkpoint_id, task_id, {self._write_columns} FROM {self._writes} "
             f"WHERE thread_id = {self._mark} AND checkpoint_ns = {self._mark} "
@@ -115,11 +110,11 @@ class Source(ABC):
 
     @abstractmethod
     def content(self, thread: str, subgraph: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A checkpoint as LangGraph knows it, and its metadata."""
+        """Return a checkpoint in LangGraph's form, and its metadata."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
 
     @abstractmethod
     def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]: ...
@@ -133,7 +128,7 @@ class _Sqlite(Source):
 
     def __init__(self, path: Path, codec: ValueCodec) -> None:
         if not path.is_file():
-            raise NotFound(f"there is no file {path}; name the database of a SqliteSaver")
+            raise NotFound(f"file {path} not found; pass the database of a SqliteSaver")
         self._path = path
         self._codec = codec
         try:
@@ -144,14 +139,14 @@ class _Sqlite(Source):
         if not {"checkpoints", "writes"} <= tables:
             self.close()
             raise InvalidInput(
-                f"{path} has no tables of a SqliteSaver (checkpoints, writes); name another file"
+                f"{path} does not have the tables of a SqliteSaver (checkpoints, writes); pass another file"
             )
         columns = {row[1] for row in self._rows("PRAGMA table_info(writes)")}
         task_path = "task_path" if "task_path" in columns else _NO_PATH
         self._write_columns = f"{task_path}, idx, channel, type, value"
 
     def content(self, thread: str, subgraph: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As it lies there in one piece."""
+        """Return a checkpoint, which is stored as one value."""
         form, data, metadata = self._rows(
             "SELECT type, checkpoint, metadata FROM checkpoints "
             "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
@@ -162,7 +157,7 @@ class _Sqlite(Source):
         return checkpoint, _decoded_metadata(self._codec, metadata, what)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
@@ -173,7 +168,7 @@ class _Sqlite(Source):
 
 
 class _Postgres(Source):
-    """The database of a `PostgresSaver`; one transaction that sees it as it was at the start."""
+    """The database of a `PostgresSaver`, read in one transaction that sees it as it was at the start."""
 
     _mark = "%s"
     _writes = "checkpoint_writes"
@@ -196,14 +191,14 @@ class _Postgres(Source):
         if missing:
             self.close()
             raise InvalidInput(
-                f"{self._shown} has no tables of a PostgresSaver ({', '.join(missing)}); name another one"
+                f"{self._shown} lacks tables of a PostgresSaver ({', '.join(missing)}); pass another database"
             )
         columns = self._rows("SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s)", _TABLES[:1])
         task_path = "task_path" if ("task_path",) in columns else _NO_PATH
         self._write_columns = f"{task_path}, idx, channel, type, blob"
 
     def content(self, thread: str, subgraph: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Put together from the blobs of its channels."""
+        """Return a checkpoint, assembled from the blobs of its channels."""
         key = (thread, subgraph, row.id)
         checkpoint, metadata = self._rows(
             "SELECT checkpoint, metadata FROM checkpoints "
@@ -226,7 +221,7 @@ class _Postgres(Source):
         return {**checkpoint, "channel_values": values}, dict(metadata or {})
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
     def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
@@ -252,7 +247,7 @@ def _write(row: tuple[Any, ...]) -> Write:
 
 
 def decoded(codec: ValueCodec, form: str, data: Any, what: str) -> Any:
-    """A value of the source, as its serializer wrote it; `InvalidInput` for a damaged or pickled one."""
+    """Decode a value of the source. Raises `InvalidInput` if it is damaged or pickled."""
     try:
         return codec.serde.loads_typed((form, data))
     except Exception as error:  # whatever a serializer finds in damaged bytes
@@ -262,19 +257,19 @@ def decoded(codec: ValueCodec, form: str, data: Any, what: str) -> Any:
 def _decoded_record(codec: ValueCodec, form: str, data: Any, what: str) -> dict[str, Any]:
     record = decoded(codec, form, data, what)
     if not isinstance(record, dict):
-        raise _damaged(what, form, f"it is no record but {type(record).__name__}")
+        raise _damaged(what, form, f"expected a dict, found {type(record).__name__}")
     return cast("dict[str, Any]", record)
 
 
 def _damaged(what: str, form: str, why: str) -> InvalidInput:
     return InvalidInput(
         f"{what} cannot be decoded as {form!r} ({why}); repair or delete it in the source (a copy will do) "
-        "and run the import again: what came before is there already"
+        "and run the import again: what was imported before is skipped"
     )
 
 
 def _decoded_metadata(codec: ValueCodec, metadata: bytes | str | None, what: str) -> dict[str, Any]:
-    """Metadata is JSON; early versions of the saver wrote it with their serializer."""
+    """Decode metadata: JSON, or in early versions of the saver a value of its serializer."""
     if not metadata:
         return {}
     try:
@@ -283,11 +278,8 @@ def _decoded_metadata(codec: ValueCodec, metadata: bytes | str | None, what: str
         raw = metadata.encode() if isinstance(metadata, str) else metadata
         return _decoded_record(codec, "msgpack", raw, f"the metadata of {what}")
     if not isinstance(read, dict):
-        raise _damaged(f"the metadata of {what}", "json", f"it is no record but {type(read).__name__}")
+        raise _damaged(f"the metadata of {what}", "json", f"expected a dict, found {type(read).__name__}")
     return cast("dict[str, Any]", read)
-
-
-# -----------------------------------------------------------------------------------------------------------
 
 
 def import_langgraph(
@@ -299,11 +291,11 @@ def import_langgraph(
     on_progress: Progress | None = None,
     dry_run: bool = False,
 ) -> ImportReport:
-    """Bring all threads of a LangGraph checkpointer into a store, and count both sides.
+    """Import all threads of a LangGraph checkpointer into a store, and count both sides.
 
     ``source`` is the path of a SqliteSaver's database or the ``postgresql://`` URL of a PostgresSaver's.
-    Types of your own in the state come over as the data that they held, unless ``allow`` names them. What
-    is in the store already is left as it is, so running it again brings only what is new.
+    Types of your own in the state are imported as the data that they held, unless ``allow`` names them. What
+    is in the store already is left as it is, so another run imports only what is new.
     """
     try:
         from treering.adapters.langgraph.reader import Reader
@@ -367,34 +359,34 @@ class _Import:
         from treering.adapters.langgraph.reader import thread_id_of
 
         key = self._graphs.key(thread_id_of(thread), subgraph)
-        there = {step.graph_id for step in self._graphs.steps(key, subgraph=subgraph)}
+        stored = {step.graph_id for step in self._graphs.steps(key, subgraph=subgraph)}
         rows = self._source.checkpoints(thread, subgraph)
         writes: dict[str, list[Write]] = {}
         for write in self._source.writes(thread, subgraph):
             writes.setdefault(write.checkpoint, []).append(write)
         parents: set[str] = set()
         for row in rows:
-            if row.id in there:
+            if row.id in stored:
                 self._known[0] += 1
             else:
                 self._new[0] += 1
                 if not self._dry_run:
                     if row.parent in parents and row.parent in writes:
-                        # A second child of a step: what was written on it before the first was for the first.
+                        # A second child: writes from before the first child were used up by the first.
                         self._put_writes(key, writes[row.parent])
                     self._put(thread, key, row)
             if row.parent is not None:
                 parents.add(row.parent)
-            self._bring(key, writes.get(row.id, []))
+            self._import_writes(key, writes.get(row.id, []))
             self._done += 1
             if self._on_progress is not None:
                 self._on_progress(self._done, total)
         for graph_id in writes.keys() - {row.id for row in rows}:
-            self._bring(key, writes[graph_id])
+            self._import_writes(key, writes[graph_id])
         if not self._dry_run:
             self._verify(key, subgraph, rows, writes)
 
-    def _bring(self, key: GraphKey, writes: list[Write]) -> None:
+    def _import_writes(self, key: GraphKey, writes: list[Write]) -> None:
         if not writes:
             return
         stored = self._stored(key, writes[0].checkpoint)
@@ -436,13 +428,13 @@ class _Import:
         }
 
     def _verify(self, key: GraphKey, subgraph: str, rows: list[Row], writes: dict[str, list[Write]]) -> None:
-        there = {step.graph_id for step in self._graphs.steps(key, subgraph=subgraph)}
-        missing = sum(row.id not in there for row in rows)
+        saved = {step.graph_id for step in self._graphs.steps(key, subgraph=subgraph)}
+        missing = sum(row.id not in saved for row in rows)
         for graph_id, each in writes.items():
             stored = self._stored(key, graph_id)
             missing += sum((write.task, write.index) not in stored for write in each)
         if missing:
             raise Corrupt(
                 f"thread {key.thread!r} lacks {missing} of its {len(rows)} checkpoints and their writes; "
-                "the source is as it was: run the import again"
+                "the source was not changed: run the import again"
             )

@@ -143,7 +143,7 @@ def test_a_postgres_saver_comes_over_whole(empty_postgres_url, tmp_path):
 
 def test_a_database_of_an_early_postgres_saver(empty_postgres_url):
     with treering.open("memory:") as store:
-        with pytest.raises(InvalidInput, match="no tables of a PostgresSaver"):
+        with pytest.raises(InvalidInput, match="lacks tables of a PostgresSaver"):
             import_langgraph(empty_postgres_url, store)
         with PostgresSaver.from_conn_string(empty_postgres_url) as theirs:
             theirs.setup()

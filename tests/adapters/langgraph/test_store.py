@@ -66,7 +66,7 @@ def test_a_query_is_ranked_and_returns_matches_only(opened):
     assert [each.key for each in store.search(("docs",), query="walnut", limit=1, offset=1)] != []
     assert store.search(("docs", "b"), query="walnut") == []
     assert [each.key for each in store.search((), query="walnut", filter={"text": "walnut"})] == ["4"]
-    with pytest.warns(UnrankedWarning, match="no word to look for"):
+    with pytest.warns(UnrankedWarning, match="no words to search for"):
         assert store.search(("docs",), query="???") == []
 
 

@@ -1,6 +1,6 @@
 """LangChain on a treering store: memory for agents (`MemoryMiddleware`) and recording (`TreeringTracer`).
 
-Names are imported on first use: the tracer needs ``langchain-core`` only, which LangGraph brings along.
+Names are imported on first use: the tracer needs only ``langchain-core``, which LangGraph depends on.
 """
 
 from __future__ import annotations

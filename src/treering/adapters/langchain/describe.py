@@ -1,4 +1,4 @@
-"""LangChain's values as a record tells them: messages, documents, tokens, and what things are called."""
+"""How LangChain's values are recorded: messages, documents, token counts, and the names of steps."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from langchain_core.outputs import LLMResult
 
 from treering.core.batch import Usage
 
-_ASKED: Final = ("input", "question", "query", "prompt")
-_PERSONS: Final = frozenset({"user", "human"})
+_INPUT_KEYS: Final = ("input", "question", "query", "prompt")
+_USER_ROLES: Final = frozenset({"user", "human"})
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON tells it; what is none of LangChain's stays as it is."""
+    """Convert messages and documents to plain data, at any depth; leave other values as they are."""
     if isinstance(value, BaseMessage):
-        told: dict[str, Any] = {"role": value.type, "content": value.content}
+        fields: dict[str, Any] = {"role": value.type, "content": value.content}
         for name in ("name", "tool_calls", "tool_call_id", "status"):
             more = getattr(value, name, None)
             if more and not (name == "status" and more == "success"):
-                told[name] = more
-        return told
+                fields[name] = more
+        return fields
     if isinstance(value, Document):
         return {"page_content": value.page_content, "metadata": value.metadata}
     if isinstance(value, Mapping):
@@ -35,31 +35,31 @@ def plain(value: Any) -> Any:
 
 
 def name_of(serialized: Mapping[str, Any] | None, kwargs: Mapping[str, Any], otherwise: str) -> str:
-    """What a step is called."""
-    told = serialized or {}
-    path = cast("list[Any]", told.get("id") or [])
-    return str(kwargs.get("name") or told.get("name") or (path[-1] if path else otherwise))
+    """Return the name of a step."""
+    fields = serialized or {}
+    path = cast("list[Any]", fields.get("id") or [])
+    return str(kwargs.get("name") or fields.get("name") or (path[-1] if path else otherwise))
 
 
 def model_of(messages: Sequence[BaseMessage], response: LLMResult) -> str | None:
-    """The model that answered, if it says so."""
-    for told in (*(message.response_metadata for message in messages), response.llm_output or {}):
-        model = told.get("model_name") or told.get("model")
+    """Return the name of the model that answered, if the response has it."""
+    for fields in (*(message.response_metadata for message in messages), response.llm_output or {}):
+        model = fields.get("model_name") or fields.get("model")
         if isinstance(model, str):
             return model
     return None
 
 
 def usage_of(messages: Sequence[BaseMessage], response: LLMResult) -> Usage | None:
-    """Tokens by disjoint class: LangChain's count of input includes what the cache gave and took."""
+    """Count tokens by disjoint class; LangChain counts cached tokens as input tokens too."""
     counted = [
         message.usage_metadata
         for message in messages
         if isinstance(message, AIMessage) and message.usage_metadata
     ]
     if not counted:
-        told = cast("dict[str, int]", (response.llm_output or {}).get("token_usage") or {})
-        given, made = told.get("prompt_tokens") or 0, told.get("completion_tokens") or 0
+        counts = cast("dict[str, int]", (response.llm_output or {}).get("token_usage") or {})
+        given, made = counts.get("prompt_tokens") or 0, counts.get("completion_tokens") or 0
         return Usage(input=given, output=made) if given or made else None
     sums = dict.fromkeys(Usage.__struct_fields__, 0)
     for usage in counted:
@@ -77,18 +77,18 @@ def usage_of(messages: Sequence[BaseMessage], response: LLMResult) -> Usage | No
     return Usage(**sums)
 
 
-def last_said(inputs: Any) -> Any:
-    """What a person said last, out of the (plain) input of a chain; ``None`` if that does not say."""
+def last_user_message(inputs: Any) -> Any:
+    """Return the user's last message from the (plain) input of a chain; ``None`` if it has none."""
     given: Any = inputs
     if isinstance(inputs, dict):
         fields = cast("dict[str, Any]", inputs)
-        given = fields.get("messages") or next((fields[name] for name in _ASKED if name in fields), None)
+        given = fields.get("messages") or next((fields[name] for name in _INPUT_KEYS if name in fields), None)
     if isinstance(given, str):
         return given
     last: Any = cast("list[Any]", given)[-1] if isinstance(given, list) and given else None
     if isinstance(last, dict):
         message = cast("dict[str, Any]", last)
-        return message.get("content") if message.get("role") in _PERSONS else None
-    if isinstance(last, list) and cast("list[Any]", last)[:1] in [[each] for each in _PERSONS]:
+        return message.get("content") if message.get("role") in _USER_ROLES else None
+    if isinstance(last, list) and cast("list[Any]", last)[:1] in [[each] for each in _USER_ROLES]:
         return cast("list[Any]", last)[-1]
     return None

@@ -1,8 +1,8 @@
-"""LangChain's agents with a memory: `MemoryMiddleware` puts documents into the system message of each call.
+"""Memory for LangChain agents: `MemoryMiddleware` adds documents to the system message of each model call.
 
-They are read anew before each call of the model and are no part of the conversation that is kept, so that an
-edit counts from the next call on and a document whose time is over is no longer shown. `TreeringTracer`
-records what agents and chains do.
+Documents are read again before each call and are not part of the saved conversation, so an edit takes effect
+with the next call, and an expired document is no longer shown. `TreeringTracer` records what agents and
+chains do.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
-        """Call the model with the documents behind its system message."""
+        """Call the model with the documents after its system message."""
         return handler(self._with_memory(request, self._loader.context()))
 
     async def awrap_model_call(
@@ -70,7 +70,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         request: ModelRequest[Any],
         handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> ModelResponse[Any]:
-        """`wrap_model_call`, awaited."""
+        """Async twin of `wrap_model_call`."""
         context = await asyncio.to_thread(self._loader.context)
         return await handler(self._with_memory(request, context))
 

@@ -1,13 +1,13 @@
-"""What LangChain and LangGraph do, recorded as runs: a callback handler.
+"""Record LangChain and LangGraph as runs: `TreeringTracer` is a callback handler.
 
     agent.invoke(question, {"callbacks": [TreeringTracer("./agents")]})
 
-The outermost call becomes a run of the same id (or a span, where a run is being recorded already), everything
-below it a span of the same id: graphs and nodes are agents, models, tools and retrievers are what they are. A
-model's answer is a message below its span, with its tokens and price. The handler only puts notes into the
-recorder's queue, so sync and async code may share it, parallel branches too. **Invariant:** recording never
-breaks what is recorded; the one error that passes through is `BudgetExceeded`, before the call that would be
-too much.
+The outermost call becomes a run with the same id (or a span, if a run is being recorded already), and each
+call below it a span with the same id. Graphs and nodes are recorded as agents, models, tools and retrievers
+as such. A model's answer is a message of its span, with its tokens and price. The handler only adds to the
+recorder's queue, so sync and async code and parallel branches may share it. **Invariant:** recording never
+breaks what is recorded; the only error that passes through is `BudgetExceeded`, before the call that would
+exceed the budget.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ try:
     from langchain_core.messages import BaseMessage
     from langchain_core.outputs import ChatGeneration, LLMResult
 
-    from treering.adapters.langchain.describe import last_said, model_of, name_of, plain, usage_of
+    from treering.adapters.langchain.describe import last_user_message, model_of, name_of, plain, usage_of
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] == "langchain_core":
         raise MissingExtra("treering.adapters.langchain", "langchain") from error
@@ -44,9 +44,10 @@ _NAME_CHARS: Final = 200
 class TreeringTracer(BaseCallbackHandler, Closing):
     """A callback handler that records into a store.
 
-    ``store_or_url`` is an open store, which stays yours, or where one is, which `close` closes. ``agent`` and
-    ``thread`` name every run; without them, they are what the outermost chain and LangGraph's ``thread_id``
-    say. ``inputs`` says whether what goes into models is kept: the whole conversation, for each call.
+    ``store_or_url`` is an open store, or where to open one, which `close` then closes. ``agent`` and
+    ``thread`` name every run; by default they are the name of the outermost chain and LangGraph's
+    ``thread_id``. ``inputs`` says whether to record what is sent to models, which is the whole conversation
+    at each call.
     """
 
     run_inline = True
@@ -70,20 +71,20 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         self._tags = tuple(tags)
         self._inputs = inputs
         self._runs: dict[UUID, Run] = {}
-        self._places: dict[UUID, RunNode] = {}
+        self._nodes: dict[UUID, RunNode] = {}
         self._models: dict[UUID, tuple[str | None, dict[str, Any]]] = {}
 
     def flush(self) -> None:
-        """Return when everything that was recorded so far is durable."""
+        """Wait until everything recorded so far is durable."""
         self._opened.store.flush()
 
     def close(self) -> None:
-        """Make everything durable, and close the store if it was opened here."""
+        """Flush, and close the store if it was opened here."""
         self._opened.store.flush()
         self._opened.close()
 
     async def aclose(self) -> None:
-        """`close`, without blocking the event loop."""
+        """Async twin of `close`."""
         await self._opened.bridge.call(self._opened.store.flush)
         await self._opened.aclose()
 
@@ -99,24 +100,24 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """A chain, a graph or a node begins."""
+        """Start the span of a chain, a graph or a node."""
 
         def begin() -> None:
-            above = self._places.get(parent_run_id) if parent_run_id is not None else None
+            above = self._nodes.get(parent_run_id) if parent_run_id is not None else None
             if above is not None and _HIDDEN in (tags or ()):
-                self._places[run_id] = above
+                self._nodes[run_id] = above
                 return
             name = name_of(serialized, kwargs, "chain")
-            told = metadata or {}
-            agent = told.get("lc_agent_name") or (name if above is None else None)
-            if agent is None and told.get("langgraph_node") == name:
+            given = metadata or {}
+            agent = given.get("lc_agent_name") or (name if above is None else None)
+            if agent is None and given.get("langgraph_node") == name:
                 agent = name
-            place = above or self._root(run_id, self._agent or agent or name, told)
+            node = above or self._root(run_id, self._agent or agent or name, given)
             if above is None:
-                self._asked(place, inputs)
+                self._record_input(node, inputs)
             is_agent = above is None or (agent is not None and agent != above.agent)
             span = self._span(
-                place,
+                node,
                 run_id,
                 str(agent) if is_agent else name,
                 "agent" if is_agent else "chain",
@@ -128,11 +129,11 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         self._safely(begin)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:  # noqa: ARG002
-        """It is done."""
+        """End the span of a chain."""
         self._safely(lambda: self._end(run_id, outputs))
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:  # noqa: ARG002
-        """It failed, or stopped to ask a person."""
+        """End the span of a chain that failed, or was interrupted to ask a person."""
         self._safely(lambda: self._fail(run_id, error))
 
     # Models
@@ -146,7 +147,7 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """A chat model is called."""
+        """Start the span of a chat model."""
         given = plain(messages[0] if len(messages) == 1 else messages)
         self._safely(lambda: self._call_model(serialized, given, run_id, parent_run_id, metadata, kwargs))
 
@@ -160,35 +161,35 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """A model of texts is called."""
+        """Start the span of a text model."""
         given = prompts[0] if len(prompts) == 1 else list(prompts)
         self._safely(lambda: self._call_model(serialized, given, run_id, parent_run_id, metadata, kwargs))
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:  # noqa: ARG002
-        """A piece of the answer."""
-        span = self._places.get(run_id)
+        """Record a streamed chunk."""
+        span = self._nodes.get(run_id)
         if isinstance(span, Span) and isinstance(token, str) and token:
             self._safely(lambda: span.chunk(token))
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:  # noqa: ARG002
-        """The answer is there."""
+        """Record the answer, and end the span."""
 
         def end() -> None:
-            span = self._places.pop(run_id, None)
+            span = self._nodes.pop(run_id, None)
             if not isinstance(span, Span):
                 return
-            said = [each for row in response.generations for each in row]
-            messages = [each.message for each in said if isinstance(each, ChatGeneration)]
-            asked, marks = self._models.pop(run_id, (None, {}))
-            model = model_of(messages, response) or asked
+            generations = [each for row in response.generations for each in row]
+            messages = [each.message for each in generations if isinstance(each, ChatGeneration)]
+            requested, provider_metadata = self._models.pop(run_id, (None, {}))
+            model = model_of(messages, response) or requested
             span.model = model
-            content: Any = [plain(message) for message in messages] or [each.text for each in said]
+            content: Any = [plain(message) for message in messages] or [each.text for each in generations]
             span.message(
                 "assistant",
                 content[0] if len(content) == 1 else content,
                 model=model,
                 usage=usage_of(messages, response),
-                metadata=marks,
+                metadata=provider_metadata,
             )
             span.end()
             self._end_root(run_id)
@@ -196,7 +197,7 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         self._safely(end)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:  # noqa: ARG002
-        """The call failed."""
+        """End the span of a model call that failed."""
         self._safely(lambda: self._fail(run_id, error))
 
     # Tools and retrievers
@@ -211,13 +212,13 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         inputs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """A tool is called."""
+        """Start the span of a tool."""
         call = kwargs.get("tool_call_id")
 
         def begin() -> None:
-            place = self._above(run_id, parent_run_id, name_of(serialized, kwargs, "tool"), metadata)
+            node = self._above(run_id, parent_run_id, name_of(serialized, kwargs, "tool"), metadata)
             self._span(
-                place,
+                node,
                 run_id,
                 name_of(serialized, kwargs, "tool"),
                 "tool",
@@ -228,10 +229,10 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         self._safely(begin)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:  # noqa: ARG002
-        """A tool has answered; a tool that told the model of its error has failed, too."""
+        """End the span of a tool; it has failed, too, if its result is an error message for the model."""
 
         def end() -> None:
-            span = self._places.get(run_id)
+            span = self._nodes.get(run_id)
             if isinstance(span, Span) and getattr(output, "status", None) == "error":
                 span.status = "error"
             self._end(run_id, output)
@@ -239,7 +240,7 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         self._safely(end)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:  # noqa: ARG002
-        """A tool raised."""
+        """End the span of a tool that raised."""
         self._safely(lambda: self._fail(run_id, error))
 
     def on_retriever_start(
@@ -252,34 +253,34 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Documents are looked for."""
+        """Start the span of a retriever."""
 
         def begin() -> None:
             name = name_of(serialized, kwargs, "retriever")
-            place = self._above(run_id, parent_run_id, name, metadata)
-            self._span(place, run_id, name, "retrieval", input=query).start()
+            node = self._above(run_id, parent_run_id, name, metadata)
+            self._span(node, run_id, name, "retrieval", input=query).start()
 
         self._safely(begin)
 
     def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any) -> None:  # noqa: ARG002
-        """Documents were found."""
+        """Record the documents, and end the span."""
         self._safely(lambda: self._end(run_id, list(documents)))
 
     def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:  # noqa: ARG002
-        """The search failed."""
+        """End the span of a retriever that failed."""
         self._safely(lambda: self._fail(run_id, error))
 
-    # How it is done
+    # Spans by the id of their call
     def _safely(self, record: Callable[[], None]) -> None:
         try:
             record()
         except BudgetExceeded:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever is wrong here, the agent goes on
+        except Exception as error:  # noqa: BLE001 - recording must not stop the agent
             warnings.warn(f"a step could not be recorded: {error!r}", RuntimeWarning, stacklevel=4)
 
     def _root(self, run_id: UUID, agent: str, metadata: Mapping[str, Any]) -> RunNode:
-        """What the outermost call is recorded below: the run that is being recorded, or one of its own."""
+        """The parent of the outermost call: the run that is being recorded, or a new one."""
         current = current_node.get()
         if current is not None:
             return current
@@ -297,12 +298,12 @@ class TreeringTracer(BaseCallbackHandler, Closing):
     def _above(
         self, run_id: UUID, parent_run_id: UUID | None, name: str, metadata: Mapping[str, Any] | None
     ) -> RunNode:
-        known = self._places.get(parent_run_id) if parent_run_id is not None else None
+        known = self._nodes.get(parent_run_id) if parent_run_id is not None else None
         return known or self._root(run_id, self._agent or name, metadata or {})
 
     def _span(
         self,
-        place: RunNode,
+        node: RunNode,
         run_id: UUID,
         name: str,
         kind: str,
@@ -313,8 +314,8 @@ class TreeringTracer(BaseCallbackHandler, Closing):
     ) -> Span:
         given = {} if input is None else {"input": input}
         id_ = f"{run_id}.span" if run_id in self._runs else str(run_id)
-        span = place.span(name[:_NAME_CHARS], kind=kind, model=model, id=id_, metadata=metadata, **given)
-        self._places[run_id] = span
+        span = node.span(name[:_NAME_CHARS], kind=kind, model=model, id=id_, metadata=metadata, **given)
+        self._nodes[run_id] = span
         return span
 
     def _call_model(
@@ -326,35 +327,35 @@ class TreeringTracer(BaseCallbackHandler, Closing):
         metadata: Mapping[str, Any] | None,
         kwargs: Mapping[str, Any],
     ) -> None:
-        told = metadata or {}
+        details = metadata or {}
         name = name_of(serialized, kwargs, "model")
         chosen: Any = kwargs.get("invocation_params") or {}
-        model = told.get("ls_model_name") or chosen.get("model") or chosen.get("model_name")
+        model = details.get("ls_model_name") or chosen.get("model") or chosen.get("model_name")
         model = model if isinstance(model, str) else None
-        provider = told.get("ls_provider")
-        marks = {"provider": provider} if isinstance(provider, str) else {}
-        self._models[run_id] = model, marks
-        place = self._above(run_id, parent_run_id, name, metadata)
+        provider = details.get("ls_provider")
+        provider_metadata = {"provider": provider} if isinstance(provider, str) else {}
+        self._models[run_id] = model, provider_metadata
+        node = self._above(run_id, parent_run_id, name, metadata)
         if run_id in self._runs:
-            self._asked(place, given)
+            self._record_input(node, given)
         self._span(
-            place,
+            node,
             run_id,
             name,
             "llm",
             input=given if self._inputs else None,
             model=model,
-            metadata=marks,
+            metadata=provider_metadata,
         ).start()
 
-    def _asked(self, place: RunNode, inputs: Any) -> None:
-        """What a person said, out of what the outermost chain was given."""
-        said = last_said(plain(inputs))
+    def _record_input(self, node: RunNode, inputs: Any) -> None:
+        """Record the user's message that is in the input of the outermost chain."""
+        said = last_user_message(plain(inputs))
         if said is not None:
-            place.message("user", said)
+            node.message("user", said)
 
     def _end(self, run_id: UUID, output: Any) -> None:
-        span = self._places.pop(run_id, None)
+        span = self._nodes.pop(run_id, None)
         if isinstance(span, Span) and span.id in {str(run_id), f"{run_id}.span"}:
             if span.kind != "chain":
                 span.output = plain(output)
@@ -367,7 +368,7 @@ class TreeringTracer(BaseCallbackHandler, Closing):
             run.end()
 
     def _fail(self, run_id: UUID, error: BaseException) -> None:
-        span = self._places.pop(run_id, None)
+        span = self._nodes.pop(run_id, None)
         self._models.pop(run_id, None)
         run = self._runs.pop(run_id, None)
         if type(error).__name__ in _INTERRUPTS:

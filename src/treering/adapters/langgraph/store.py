@@ -521,10 +521,10 @@ class TreeringStore(Closing, BaseStore):
         before: ItemRecord | None,
     ) -> None:
         was_indexed = before is not None and before.indexed
-        was_wide = was_indexed and before is not None and before.needs_trigrams
-        is_now_wide = source is not None and record is not None and record.needs_trigrams
+        had_trigrams = was_indexed and before is not None and before.needs_trigrams
+        has_trigrams = source is not None and record is not None and record.needs_trigrams
         for (collection, tokens), is_in, was_in in zip(
-            _INDEXES, (source is not None, is_now_wide), (was_indexed, was_wide), strict=True
+            _INDEXES, (source is not None, has_trigrams), (was_indexed, had_trigrams), strict=True
         ):
             if is_in or was_in:
                 draft.text(
